@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -90,7 +90,7 @@ func scopeOf(args []string) (advice.Scope, error) {
 	return advice.Scope{}, hint(fmt.Errorf("advise takes nothing, or policy, node or namespace and a name, not %q", strings.Join(args, " ")))
 }
 
-func scopeExists(w world.World, s advice.Scope) error {
+func scopeExists(w cluster.Snapshot, s advice.Scope) error {
 	q := query{policy: s.Policy}
 	if s.Node != "" {
 		q.names = []string{s.Node}
@@ -113,7 +113,7 @@ func (p *Program) seen(ctx context.Context, f *flags, agents *agents, namespace 
 }
 
 // printPolicy prints the policy and what it would change, or that it would change nothing.
-func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w world.World, a advice.Advice) error {
+func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w cluster.Snapshot, a advice.Advice) error {
 	if a.Policy == nil {
 		return nil
 	}

@@ -74,7 +74,7 @@ func TestAdviseOnAnAPIServer(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
 	c := cluster.Client
-	populate(t, c, node(t, "one", sim.A100))
+	populate(t, c, newNode(t, "one", sim.A100))
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	data, err := env.Kubeconfig(cluster.Config)
 	g.Expect(err).NotTo(HaveOccurred())

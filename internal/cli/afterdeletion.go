@@ -11,9 +11,9 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
@@ -30,12 +30,12 @@ type afterwards struct {
 
 // lost returns a line for each workload whose request some node meets before the deletion of a policy, and none afterwards: of the pods
 // on the policy's nodes, and of those that wait for a node.
-func lost(name string, c change, w world.World, before, after []group.NodeState) []string {
+func lost(name string, c change, w cluster.Snapshot, before, after []rollout.NodeState) []string {
 	then := c.afterwards(w, after)
-	var asked []*world.Pod
+	var asked []*cluster.Pod
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		if !slices.ContainsFunc(before, func(s group.NodeState) bool { return s.Node == n.Name && s.Policy == name }) {
+		if !slices.ContainsFunc(before, func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == name }) {
 			continue
 		}
 		for p := range n.Pods {
@@ -72,13 +72,13 @@ func lost(name string, c change, w world.World, before, after []group.NodeState)
 }
 
 // afterwards is what each node offers once it is in these states.
-func (c change) afterwards(w world.World, states []group.NodeState) []afterwards {
+func (c change) afterwards(w cluster.Snapshot, states []rollout.NodeState) []afterwards {
 	all := make([]afterwards, 0, len(w.Nodes))
 	policies := c.of(w).Policies
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		o := afterwards{labels: n.Labels, resources: n.Offered(w.StackOf(n)), shared: func(string) bool { return false }}
-		at := slices.IndexFunc(states, func(s group.NodeState) bool { return s.Node == n.Name })
+		at := slices.IndexFunc(states, func(s rollout.NodeState) bool { return s.Node == n.Name })
 		if at >= 0 {
 			o.become(&states[at], n, policies)
 			if states[at].Policy == "" && o.returnsTo == "" && !states[at].Retained {
@@ -91,9 +91,9 @@ func (c change) afterwards(w world.World, states []group.NodeState) []afterwards
 }
 
 // become takes over what the node offers in a state.
-func (o *afterwards) become(s *group.NodeState, n *world.Node, policies []v1alpha1.GPUSharingPolicy) {
+func (o *afterwards) become(s *rollout.NodeState, n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) {
 	switch {
-	case s.State == state.Unsupported, s.State == state.Unknown, s.State == state.Failed, s.Retained:
+	case s.State == node.Unsupported, s.State == node.Unknown, s.State == node.Failed, s.Retained:
 	case s.Policy != "":
 		if s.Expected != nil {
 			o.resources = s.Expected
@@ -112,7 +112,7 @@ func (o *afterwards) become(s *group.NodeState, n *world.Node, policies []v1alph
 
 // restoredResources are those of a node whose GPUs are in their baselines, as the device plugin advertises them by default: its instances
 // under mig.strategy mixed, and under single.
-func restoredResources(s *group.NodeState, n *v1alpha1.GPUNode) map[string]int64 {
+func restoredResources(s *rollout.NodeState, n *v1alpha1.GPUNode) map[string]int64 {
 	counts := map[string]int64{}
 	for _, d := range n.Status.Devices {
 		sharing := d.Sharing
@@ -130,7 +130,7 @@ func restoredResources(s *group.NodeState, n *v1alpha1.GPUNode) map[string]int64
 	return counts
 }
 
-func (o afterwards) meets(p *world.Pod) bool {
+func (o afterwards) meets(p *cluster.Pod) bool {
 	for name, n := range p.Asks {
 		if o.resources[name] < n || n > 1 && o.single && o.shared(name) {
 			return false
@@ -140,7 +140,7 @@ func (o afterwards) meets(p *world.Pod) bool {
 }
 
 // admits reports whether the pod's node selector admits the node. NVIDIA's labels change with the sharing, and count as equal.
-func (o afterwards) admits(p *world.Pod) bool {
+func (o afterwards) admits(p *cluster.Pod) bool {
 	for name, value := range p.NodeSelector {
 		if !strings.HasPrefix(name, "nvidia.com/") && o.labels[name] != value {
 			return false

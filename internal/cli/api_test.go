@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -32,7 +32,7 @@ import (
 func TestOnAnAPIServer(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
-	n := node(t, "a", sim.A100, sim.T4)
+	n := newNode(t, "a", sim.A100, sim.T4)
 	hold(&n, "train", 0, nil)
 	populate(t, cluster.Client, n)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -250,7 +250,7 @@ func waitsForMPSClients(t *testing.T, c client.Client, run func(string, ...strin
 	g.Expect(printed(research, "plan", "-f", "-")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
 
 	daemon := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "daemon"}, Spec: corev1.PodSpec{
-		NodeName: "a", NodeSelector: map[string]string{world.LabelMPSCapable: "true"}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}},
+		NodeName: "a", NodeSelector: map[string]string{cluster.LabelMPSCapable: "true"}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}},
 	}})
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "infer"}, Spec: corev1.PodSpec{
 		NodeName: "a", Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x", Resources: corev1.ResourceRequirements{
@@ -310,7 +310,7 @@ func importsKnown(t *testing.T, c client.Client, run func(string, ...string) (st
 	g.Expect(c.Create(t.Context(), operator)).To(Succeed())
 	g.Expect(printed()).To(ContainSubstring(keep), "the device plugin is a stand-alone one")
 	g.Expect(printed("--configmap", "default/plugin")).To(And(ContainSubstring("replicas: 4"), Not(ContainSubstring("MachineSet"))))
-	patch(n, `{"metadata":{"annotations":{"`+world.AnnotationMachine+`":"openshift-machine-api/gpu-a"}}}`)
+	patch(n, `{"metadata":{"annotations":{"`+cluster.AnnotationMachine+`":"openshift-machine-api/gpu-a"}}}`)
 	g.Expect(printed("--configmap", "default/plugin")).To(ContainSubstring("remove the label from the MachineSet"))
 	patch(n, `{"metadata":{"annotations":null}}`)
 	patch(operator, `{"spec":{"devicePlugin":{"enabled":true}}}`)
@@ -335,7 +335,7 @@ spec:
 `
 
 // populate creates a node with its GPUNode, its agent and the pods on it.
-func populate(t *testing.T, c client.Client, n world.Node) {
+func populate(t *testing.T, c client.Client, n cluster.Node) {
 	t.Helper()
 	g := NewWithT(t)
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}}

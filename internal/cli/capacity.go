@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -48,7 +48,7 @@ func (f *facts) lines() []string {
 }
 
 // partsOf works out the parts of the GPUs that the operator changes on a node.
-func partsOf(n group.NodeState, devices []gpu.Device) parts {
+func partsOf(n rollout.NodeState, devices []gpu.Device) parts {
 	var p parts
 	for _, d := range devices {
 		at := slices.IndexFunc(n.Devices, func(s v1alpha1.DeviceSpec) bool { return s.UUID == d.UUID })
@@ -77,7 +77,7 @@ func partsOf(n group.NodeState, devices []gpu.Device) parts {
 }
 
 // instances adds what the instances of a GPU are worth.
-func (p *parts) instances(n group.NodeState, d gpu.Device, instances []gpu.Instance) {
+func (p *parts) instances(n rollout.NodeState, d gpu.Device, instances []gpu.Instance) {
 	if says := unusedOf(d, instances); says != "" {
 		p.unused.add(d, says)
 	}
@@ -137,15 +137,15 @@ func gib(mib int64) string {
 }
 
 // replicas is how often something is advertised by its resource.
-func replicas(n group.NodeState, resource string) int32 { return max(n.Replicas[resource], 1) }
+func replicas(n rollout.NodeState, resource string) int32 { return max(n.Replicas[resource], 1) }
 
-func wholeReplicas(n group.NodeState) int32 {
+func wholeReplicas(n rollout.NodeState) int32 {
 	return max(n.Replicas[plan.ResourceGPU], replicas(n, plan.ResourceGPUShared))
 }
 
 // instanceReplicas is how often the instances of a profile are advertised: by their own resource or, with strategy single of
 // NVIDIA's device plugin, as GPUs.
-func instanceReplicas(n group.NodeState, profile string) int32 {
+func instanceReplicas(n rollout.NodeState, profile string) int32 {
 	own := "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
 	for _, name := range []string{own, own + ".shared"} {
 		if n.Expected[name] > 0 {

@@ -9,9 +9,8 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // change is what plan is asked about: policies that are created or get another spec, and the names of those that are deleted.
@@ -24,8 +23,8 @@ type change struct {
 	lacks []string
 }
 
-// of returns the world as it is after the change.
-func (c change) of(w world.World) world.World {
+// of returns the snapshot as it is after the change.
+func (c change) of(w cluster.Snapshot) cluster.Snapshot {
 	w.Policies = slices.DeleteFunc(slices.Clone(w.Policies), func(p v1alpha1.GPUSharingPolicy) bool {
 		return slices.Contains(c.deleted, p.Name)
 	})
@@ -44,7 +43,7 @@ func named(name string) func(v1alpha1.GPUSharingPolicy) bool {
 }
 
 // knows returns an error if one of the policies to delete does not exist, or is to be applied too.
-func knows(w world.World, c change) error {
+func knows(w cluster.Snapshot, c change) error {
 	for _, name := range c.deleted {
 		if slices.ContainsFunc(c.applied, named(name)) {
 			return fmt.Errorf("policy %q is in a file and in --delete; leave one of them out", name)
@@ -57,19 +56,19 @@ func knows(w world.World, c change) error {
 }
 
 // deleted writes what the deletion of a policy comes to as a whole.
-func (t *text) deleted(name string, c change, w world.World, before, after []group.NodeState) {
+func (t *text) deleted(name string, c change, w cluster.Snapshot, before, after []rollout.NodeState) {
 	governed, untouched, tainted := 0, []string{}, []string{}
 	for _, n := range before {
 		if n.Policy != name {
 			continue
 		}
 		governed++
-		goes := !slices.ContainsFunc(after, func(a group.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
-		has := func(o world.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
+		goes := !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
+		has := func(o cluster.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
 		if goes && slices.ContainsFunc(w.Nodes, has) {
 			tainted = append(tainted, n.Node)
 		}
-		if !slices.ContainsFunc(after, func(a group.NodeState) bool { return a.Node == n.Node }) {
+		if !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node }) {
 			untouched = append(untouched, n.Node)
 		}
 	}
@@ -85,7 +84,7 @@ func (t *text) deleted(name string, c change, w world.World, before, after []gro
 
 // clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more, and no policy that
 // could change one is left. A paused policy changes none.
-func (t *text) clusterPolicy(w world.World, before, after rollout.Decision) {
+func (t *text) clusterPolicy(w cluster.Snapshot, before, after rollout.Decision) {
 	if !w.Plugin.ClusterPolicy || !before.ConfigurePlugin || rollout.Decide(restored(w, after.Nodes)).ConfigurePlugin {
 		return
 	}
@@ -98,12 +97,12 @@ func (t *text) clusterPolicy(w world.World, before, after rollout.Decision) {
 		"plugin and GPU Feature Discovery on every GPU node; running pods keep their GPUs.")
 }
 
-// restored is the world once every node that no policy governs is restored.
-func restored(w world.World, nodes []group.NodeState) world.World {
+// restored is the snapshot once every node that no policy governs is restored.
+func restored(w cluster.Snapshot, nodes []rollout.NodeState) cluster.Snapshot {
 	w.Nodes = slices.Clone(w.Nodes)
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		goesBack := func(s group.NodeState) bool { return s.Node == n.Name && s.Policy == "" && !s.Retained }
+		goesBack := func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == "" && !s.Retained }
 		if slices.ContainsFunc(nodes, goesBack) {
 			n.GPU.Spec = v1alpha1.GPUNodeSpec{}
 		}

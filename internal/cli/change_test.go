@@ -11,9 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -21,7 +21,7 @@ import (
 const mixedLayout = `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 1}, {profile: 1g.5gb, count: 1}]}]}}}`
 
 // governed is a node whose GPU policy research has partitioned, and that was whole before.
-func governed(t *testing.T, release v1alpha1.Release) world.Node {
+func governed(t *testing.T, release v1alpha1.Release) cluster.Node {
 	t.Helper()
 	n := partitioned(t)
 	d := n.GPU.Status.Devices[0]
@@ -37,49 +37,49 @@ func governed(t *testing.T, release v1alpha1.Release) world.Node {
 // TestPreviewsOfADeletion compares what plan --delete prints with testdata/plan-delete-*.golden.
 func TestPreviewsOfADeletion(t *testing.T) {
 	evict := v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRestore, Drain: v1alpha1.Drain{Mode: v1alpha1.DrainModeEvict}}
-	holding := func(n world.Node) world.Node {
+	holding := func(n cluster.Node) cluster.Node {
 		hold(&n, "train", 0, &n.GPU.Status.Devices[0].Instances[0].ID)
 		hold(&n, "daemon", 0, &n.GPU.Status.Devices[0].Instances[1].ID)
 		n.Pods[1].Controller = "DaemonSet"
 		return n
 	}
-	for name, situation := range map[string]func(*testing.T) (world.World, change){
-		"the last policy": func(t *testing.T) (world.World, change) {
-			unchanged := node(t, "b", sim.A100)
+	for name, situation := range map[string]func(*testing.T) (cluster.Snapshot, change){
+		"the last policy": func(t *testing.T) (cluster.Snapshot, change) {
+			unchanged := newNode(t, "b", sim.A100)
 			w := worldOf(holding(governed(t, evict)), unchanged)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
-		"a policy that retains": func(t *testing.T) (world.World, change) {
+		"a policy that retains": func(t *testing.T) (cluster.Snapshot, change) {
 			w := worldOf(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
-		"and the one below governs": func(t *testing.T) (world.World, change) {
+		"and the one below governs": func(t *testing.T) (cluster.Snapshot, change) {
 			w := worldOf(holding(governed(t, evict)))
 			research := policy(t, "research", mixedLayout)
 			research.Spec.Priority = 1
 			w.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"research"}}
 		},
-		"and a paused one is left": func(t *testing.T) (world.World, change) {
+		"and a paused one is left": func(t *testing.T) (cluster.Snapshot, change) {
 			w := worldOf(governed(t, evict))
 			other := policy(t, "other", slicing)
 			other.Spec.Rollout.Paused, other.Spec.NodeSelector = true, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout), other}
 			return w, change{deleted: []string{"research"}}
 		},
-		"a policy that was always paused": func(t *testing.T) (world.World, change) {
-			w := worldOf(node(t, "a", sim.A100))
+		"a policy that was always paused": func(t *testing.T) (cluster.Snapshot, change) {
+			w := worldOf(newNode(t, "a", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			w.Policies[0].Spec.Rollout.Paused = true
 			return w, change{deleted: []string{"research"}}
 		},
-		"and its taints go": func(t *testing.T) (world.World, change) {
-			a, b := governed(t, evict), node(t, "b", sim.A100)
+		"and its taints go": func(t *testing.T) (cluster.Snapshot, change) {
+			a, b := governed(t, evict), newNode(t, "b", sim.A100)
 			tainted := policy(t, "research", mixedLayout)
 			tainted.Spec.Taints = []v1alpha1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
-			for _, n := range []*world.Node{&a, &b} {
+			for _, n := range []*cluster.Node{&a, &b} {
 				n.Taints = []corev1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
 				n.Annotations = map[string]string{v1alpha1.AnnotationTaints: "example.com/shared:NoSchedule"}
 			}
@@ -87,10 +87,10 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			w.Policies = []v1alpha1.GPUSharingPolicy{tainted}
 			return w, change{deleted: []string{"research"}}
 		},
-		"and workloads find nothing to run on": func(t *testing.T) (world.World, change) {
+		"and workloads find nothing to run on": func(t *testing.T) (cluster.Snapshot, change) {
 			a, b := governed(t, evict), governed(t, evict)
-			asking := func(n *world.Node, pod, resource string, count int64) {
-				n.Pods = append(n.Pods, world.Pod{
+			asking := func(n *cluster.Node, pod, resource string, count int64) {
+				n.Pods = append(n.Pods, cluster.Pod{
 					Namespace: "team", Name: pod, UID: pod, GPU: true, Asks: map[string]int64{resource: count}, Workload: "Deployment team/" + strings.TrimRight(pod, "-12"),
 				})
 			}
@@ -98,8 +98,8 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			asking(&a, "whole", "nvidia.com/gpu", 1)
 			b.Name, b.GPU.Name, b.Labels["pool"] = "b", "b", "b"
 			asking(&b, "small-2", "nvidia.com/mig-1g.5gb", 1)
-			w := worldOf(a, b, node(t, "c", sim.T4))
-			w.Unscheduled = []world.Pod{
+			w := worldOf(a, b, newNode(t, "c", sim.T4))
+			w.Unscheduled = []cluster.Pod{
 				{Namespace: "team", Name: "waits", GPU: true, Asks: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Workload: "Job team/waits"},
 				{Namespace: "team", Name: "never", GPU: true, Asks: map[string]int64{"nvidia.com/mig-7g.40gb": 1}, Workload: "Job team/never"},
 				{
@@ -113,24 +113,24 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			}}
 			return w, change{deleted: []string{"research"}}
 		},
-		"and a workload depends on what the administrator configured": func(t *testing.T) (world.World, change) {
+		"and a workload depends on what the administrator configured": func(t *testing.T) (cluster.Snapshot, change) {
 			a := governed(t, evict)
-			a.Pods = []world.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+			a.Pods = []cluster.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 			a.GPU.Spec.Baseline.Labels = map[string]string{v1alpha1.LabelConfig: "a100-shared"}
 			w := worldOf(a)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
-		"and the one below shares what two GPUs were asked of": func(t *testing.T) (world.World, change) {
-			a := node(t, "a", sim.T4, sim.T4)
-			a.Pods = []world.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
+		"and the one below shares what two GPUs were asked of": func(t *testing.T) (cluster.Snapshot, change) {
+			a := newNode(t, "a", sim.T4, sim.T4)
+			a.Pods = []cluster.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
 			w := worldOf(a)
 			whole := policy(t, "whole", `{sharing: {strategy: Exclusive}}`)
 			whole.Spec.Priority = 1
 			w.Policies = []v1alpha1.GPUSharingPolicy{whole, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"whole"}}
 		},
-		"and another under a new name": func(t *testing.T) (world.World, change) {
+		"and another under a new name": func(t *testing.T) (cluster.Snapshot, change) {
 			w := worldOf(governed(t, evict))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "science", mixedLayout)}, deleted: []string{"research"}}
@@ -190,12 +190,12 @@ func TestWhatAShareMeans(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			n := node(t, "a", test.model)
+			n := newNode(t, "a", test.model)
 			w := worldOf(n)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "p", test.policy)}
 			d := rollout.Decide(w)
 			g.Expect(d.Nodes).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).NotTo(Equal(state.Unsupported), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).NotTo(Equal(node.Unsupported), d.Nodes[0].Message)
 			p := partsOf(d.Nodes[0], plan.Devices(n.GPU.Status.Devices))
 			g.Expect(p.unused.lines()).To(ConsistOf(test.unused))
 			g.Expect(p.memory.lines()).To(ConsistOf(test.memory))

@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -32,8 +32,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// node is a node of the GPU Operator whose agent reports these GPUs.
-func node(tb testing.TB, name string, models ...sim.Model) world.Node {
+// newNode is a node of the GPU Operator whose agent reports these GPUs.
+func newNode(tb testing.TB, name string, models ...sim.Model) cluster.Node {
 	tb.Helper()
 	simulated, err := sim.NewNode(name, models...)
 	if err != nil {
@@ -42,9 +42,9 @@ func node(tb testing.TB, name string, models ...sim.Model) world.Node {
 	return nodeWith(tb, name, sim.On(simulated))
 }
 
-func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) world.Node {
+func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) cluster.Node {
 	tb.Helper()
-	n := world.Node{
+	n := cluster.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{},
 		Labels: map[string]string{deployPlugin: "true", v1alpha1.LabelClient: "true", "pool": name},
 	}
@@ -105,8 +105,8 @@ func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 }
 
 // hold lets a pod hold a GPU, or an instance of it.
-func hold(n *world.Node, pod string, index int, instance *int32) {
-	n.Pods = append(n.Pods, world.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
+func hold(n *cluster.Node, pod string, index int, instance *int32) {
+	n.Pods = append(n.Pods, cluster.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
 	d := &n.GPU.Status.Devices[index]
 	d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", PodName: pod, ContainerName: "main", Instance: instance})
 }
@@ -128,28 +128,28 @@ const (
 	slicing = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}`
 )
 
-func worldOf(nodes ...world.Node) world.World {
-	w := world.World{Now: now, Nodes: nodes}
+func worldOf(nodes ...cluster.Node) cluster.Snapshot {
+	w := cluster.Snapshot{Now: now, Nodes: nodes}
 	w.Plugin = wiringOf(&w)
 	return w
 }
 
 // TestPreviews compares what plan prints with testdata/plan-*.golden.
 func TestPreviews(t *testing.T) {
-	for name, situation := range map[string]func(*testing.T) (world.World, v1alpha1.GPUSharingPolicy){
-		"a MIG layout evicts": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			a, b, c := node(t, "a", sim.A100, sim.A100), node(t, "b", sim.A100), node(t, "t", sim.T4)
+	for name, situation := range map[string]func(*testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy){
+		"a MIG layout evicts": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			a, b, c := newNode(t, "a", sim.A100, sim.A100), newNode(t, "b", sim.A100), newNode(t, "t", sim.T4)
 			hold(&a, "train", 1, nil)
 			hold(&a, "daemon", 0, nil)
 			a.Pods[1].Controller = "DaemonSet"
 			b.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 4711, Name: "python"}}
 			return worldOf(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 		},
-		"a reboot that other pods block": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			a := node(t, "a", sim.A100)
+		"a reboot that other pods block": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			a := newNode(t, "a", sim.A100)
 			hold(&a, "train", 0, nil)
 			for name, controller := range map[string]string{"web": "ReplicaSet", "log-shipper": "DaemonSet", "by-hand": ""} {
-				a.Pods = append(a.Pods, world.Pod{Namespace: "team", Name: name, UID: name, Controller: controller})
+				a.Pods = append(a.Pods, cluster.Pod{Namespace: "team", Name: name, UID: name, Controller: controller})
 			}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Reboot, p.Spec.Rollout.Drain.BeforeReboot = v1alpha1.RebootModeIfRequired, v1alpha1.BeforeRebootAllPods
@@ -165,20 +165,20 @@ func TestPreviews(t *testing.T) {
 			w.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever // until now
 			return w, p
 		},
-		"time-slicing disturbs nobody": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			a := node(t, "a", sim.T4, sim.T4)
+		"time-slicing disturbs nobody": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			a := newNode(t, "a", sim.T4, sim.T4)
 			hold(&a, "train", 1, nil)
 			return worldOf(a), policy(t, "cheap", slicing)
 		},
-		"another policy loses a node": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			w := worldOf(node(t, "a", sim.A100), node(t, "b", sim.A100))
+		"another policy loses a node": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			w := worldOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))
 			p.Spec.Priority, p.Spec.NodeSelector = 1, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
 		},
-		"a selector that leaves a node out": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			w := worldOf(node(t, "a", sim.T4), node(t, "b", sim.T4))
+		"a selector that leaves a node out": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			w := worldOf(newNode(t, "a", sim.T4), newNode(t, "b", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			d := rollout.Decide(w)
 			for i := range w.Nodes {
@@ -189,26 +189,26 @@ func TestPreviews(t *testing.T) {
 			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
 		},
-		"a new name and a taint affect workloads": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			a := node(t, "a", sim.T4)
+		"a new name and a taint affect workloads": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			a := newNode(t, "a", sim.T4)
 			hold(&a, "web", 0, nil)
 			a.Pods[0].Asks, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
 			w := worldOf(a)
-			w.Unscheduled = []world.Pod{{
+			w.Unscheduled = []cluster.Pod{{
 				Namespace: "team", Name: "train", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
 			}}
 			w.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
 			return w, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
 				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
 		},
-		"a change that waits for a maintenance window": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
+		"a change that waits for a maintenance window": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Windows = []v1alpha1.MaintenanceWindow{{Schedule: "0 22 * * FRI", Duration: "4h", TimeZone: "Europe/Berlin"}}
-			return worldOf(node(t, "a", sim.A100)), p
+			return worldOf(newNode(t, "a", sim.A100)), p
 		},
-		"nothing to configure": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
-			w := worldOf(node(t, "a", sim.T4))
-			w.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
+		"nothing to configure": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
+			w := worldOf(newNode(t, "a", sim.T4))
+			w.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
 			return w, policy(t, "cheap", slicing)
 		},
 	} {
@@ -221,9 +221,9 @@ func TestPreviews(t *testing.T) {
 
 // TestStatuses compares what status prints with testdata/status-*.golden.
 func TestStatuses(t *testing.T) {
-	for name, situation := range map[string]func(*testing.T) (w world.World, only []string){
-		"nothing there": func(*testing.T) (world.World, []string) { return worldOf(), nil },
-		"instances and their holders": func(t *testing.T) (world.World, []string) {
+	for name, situation := range map[string]func(*testing.T) (w cluster.Snapshot, only []string){
+		"nothing there": func(*testing.T) (cluster.Snapshot, []string) { return worldOf(), nil },
+		"instances and their holders": func(t *testing.T) (cluster.Snapshot, []string) {
 			a := partitioned(t)
 			a.GPU.Spec.PolicyName = "research"
 			of := func(i int) *int32 { return &a.GPU.Status.Devices[0].Instances[i].ID }
@@ -234,8 +234,8 @@ func TestStatuses(t *testing.T) {
 			}
 			return worldOf(a), []string{"a"}
 		},
-		"why policies and nodes are not ready": func(t *testing.T) (world.World, []string) {
-			w := worldOf(node(t, "a", sim.A100, sim.A100), node(t, "t", sim.T4), node(t, "u", sim.T4))
+		"why policies and nodes are not ready": func(t *testing.T) (cluster.Snapshot, []string) {
+			w := worldOf(newNode(t, "a", sim.A100, sim.A100), newNode(t, "t", sim.T4), newNode(t, "u", sim.T4))
 			hold(&w.Nodes[0], "train", 1, nil)
 			w.Nodes[2].AgentReady = false
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
@@ -243,14 +243,14 @@ func TestStatuses(t *testing.T) {
 			w.Policies[0].Status = d.Policies["research"]
 			for _, a := range d.Actions {
 				if r, is := a.(action.Report); is {
-					i := slices.IndexFunc(w.Nodes, func(n world.Node) bool { return n.Name == r.Node })
+					i := slices.IndexFunc(w.Nodes, func(n cluster.Node) bool { return n.Name == r.Node })
 					w.Nodes[i].GPU.Status.Rollout = r.Status.Rollout
 				}
 			}
 			return w, nil
 		},
-		"a generation that no controller has seen": func(t *testing.T) (world.World, []string) {
-			w := worldOf(node(t, "t", sim.T4))
+		"a generation that no controller has seen": func(t *testing.T) (cluster.Snapshot, []string) {
+			w := worldOf(newNode(t, "t", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, ObservedGeneration: 1},
@@ -259,8 +259,8 @@ func TestStatuses(t *testing.T) {
 			w.Policies[0].Generation = 2
 			return w, nil
 		},
-		"a GPU shared by time-slicing": func(t *testing.T) (world.World, []string) {
-			a := ready(node(t, "a", sim.T4, sim.T4))
+		"a GPU shared by time-slicing": func(t *testing.T) (cluster.Snapshot, []string) {
+			a := ready(newNode(t, "a", sim.T4, sim.T4))
 			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 16}
 			a.Unallocatable = map[string]int64{"nvidia.com/gpu": 2} // of the former plugin
 			for i := range 4 {
@@ -269,8 +269,8 @@ func TestStatuses(t *testing.T) {
 			hold(&a, "notebook-3", 0, nil)
 			return worldOf(a), nil
 		},
-		"a GPU shared by MPS": func(t *testing.T) (world.World, []string) {
-			a := node(t, "a", sim.H100)
+		"a GPU shared by MPS": func(t *testing.T) (cluster.Snapshot, []string) {
+			a := newNode(t, "a", sim.H100)
 			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
 			a.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{
 				ResourceName: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 10, PinnedMemoryLimit: new(resource.MustParse("8155Mi")),
@@ -289,7 +289,7 @@ func TestStatuses(t *testing.T) {
 }
 
 // partitioned is a node with an A100 in MIG mode.
-func partitioned(t *testing.T) world.Node {
+func partitioned(t *testing.T) cluster.Node {
 	t.Helper()
 	g := NewWithT(t)
 	simulated, err := sim.NewNode("a", sim.A100)
@@ -405,13 +405,13 @@ func TestCommands(t *testing.T) {
 // TestStatusSaysWhyANodeWithoutAPolicyIsNotBack: no policy's status can.
 func TestStatusSaysWhyANodeWithoutAPolicyIsNotBack(t *testing.T) {
 	g := NewWithT(t)
-	n := node(t, "a", sim.A100)
+	n := newNode(t, "a", sim.A100)
 	n.GPU.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainTimedOut,
 		Message: "not idle within 10m0s: pod team/train (GPU 0)",
 	}}
 	shown := text{width: 120}
-	shown.status(world.World{Nodes: []world.Node{n}}, query{})
+	shown.status(cluster.Snapshot{Nodes: []cluster.Node{n}}, query{})
 	g.Expect(shown.String()).To(And(
 		ContainSubstring("NODE a   no policy   DrainTimedOut\n"), ContainSubstring("not idle within 10m0s: pod team/train (GPU 0)")))
 }

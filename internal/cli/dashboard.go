@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 const (
@@ -266,7 +266,7 @@ func (b *board) preview(ctx context.Context, q dashboard.Question) (dashboard.An
 }
 
 // previewText is what plan prints of a change.
-func previewText(ctx context.Context, c client.Client, w world.World, asked change, width int) (string, error) {
+func previewText(ctx context.Context, c client.Client, w cluster.Snapshot, asked change, width int) (string, error) {
 	groups, err := readGroups(ctx, c, asked.of(w))
 	if err != nil {
 		return "", advise(err)

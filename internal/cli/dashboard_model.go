@@ -14,10 +14,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
@@ -28,7 +27,7 @@ import (
 // sight is what the page is made of.
 type sight struct {
 	cluster  string
-	world    world.World
+	world    cluster.Snapshot
 	measured map[string]measuredNode // by node; nil: nothing is measured
 	notes    []string
 	stale    *dashboard.Stale // nil: the API server answers
@@ -72,21 +71,21 @@ func policyCard(p *v1alpha1.GPUSharingPolicy) dashboard.Policy {
 	return card
 }
 
-func toneOf(s state.Standing) dashboard.Tone {
+func toneOf(s node.Standing) dashboard.Tone {
 	switch s {
-	case state.NodeReady:
+	case node.NodeReady:
 		return dashboard.ToneReady
-	case state.NodeWaiting:
+	case node.NodeWaiting:
 		return dashboard.ToneWorking
-	case state.NodeBlocked:
+	case node.NodeBlocked:
 		return dashboard.ToneBlocked
-	case state.NodeFailed, state.NodeUnsupported:
+	case node.NodeFailed, node.NodeUnsupported:
 	}
 	return dashboard.ToneFailed
 }
 
 // unhealthyNotes are what is to be known of the resources that NVIDIA's device plugin reports as unhealthy on a node.
-func unhealthyNotes(n *world.Node) (notes []string) {
+func unhealthyNotes(n *cluster.Node) (notes []string) {
 	unhealthy := n.Unhealthy(expectedOn(n))
 	for _, name := range slices.Sorted(maps.Keys(unhealthy)) {
 		says := "%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"
@@ -175,7 +174,7 @@ func (s sight) resources(r *report) []dashboard.Resource {
 }
 
 // expectedOn are the resources that the controller expects a node to advertise.
-func expectedOn(n *world.Node) map[string]int64 {
+func expectedOn(n *cluster.Node) map[string]int64 {
 	expected := map[string]int64{}
 	for _, c := range n.GPU.Status.Rollout.Resources {
 		expected[c.Name] = c.Expected
@@ -185,7 +184,7 @@ func expectedOn(n *world.Node) map[string]int64 {
 
 // replicasOn is how often each GPU that is not in MIG mode is advertised, by UUID, as far as what the node advertises tells: GPUs of the
 // same resource have the same number. 0: not known.
-func replicasOn(n *world.Node, offered map[string]int64, devices []gpu.Device) map[string]int {
+func replicasOn(n *cluster.Node, offered map[string]int64, devices []gpu.Device) map[string]int {
 	of, gpus := map[string]string{}, map[string]int{}
 	unhealthy := n.Unhealthy(expectedOn(n))
 	all := func(resource string) int { return int(offered[resource] + unhealthy[resource]) }
@@ -320,9 +319,9 @@ func holdersOf(d gpu.Device) []string {
 }
 
 // previewsOf draws the GPUs that a change of policies changes, before and after.
-func previewsOf(w world.World, c change) []dashboard.NodePreview {
+func previewsOf(w cluster.Snapshot, c change) []dashboard.NodePreview {
 	previews := []dashboard.NodePreview{}
-	of := map[string]*world.Node{}
+	of := map[string]*cluster.Node{}
 	for i := range w.Nodes {
 		of[w.Nodes[i].Name] = &w.Nodes[i]
 	}
@@ -334,7 +333,7 @@ func previewsOf(w world.World, c change) []dashboard.NodePreview {
 		was[n.Node] = n.Policy
 	}
 	for _, n := range rollout.Decide(c.of(w)).Nodes {
-		settled := n.State == state.Unsupported || n.State == state.Unknown || n.State == state.UpToDate || n.Retained
+		settled := n.State == node.Unsupported || n.State == node.Unknown || n.State == node.UpToDate || n.Retained
 		if object, found := of[n.Node]; found && !settled && (asked(n.Policy) || asked(was[n.Node])) {
 			if preview := previewOf(n, w.StackOf(object), object); len(preview.GPUs) > 0 {
 				previews = append(previews, preview)
@@ -345,7 +344,7 @@ func previewsOf(w world.World, c change) []dashboard.NodePreview {
 }
 
 // previewOf draws the GPUs of a node that change.
-func previewOf(n group.NodeState, stack dra.Stack, object *world.Node) dashboard.NodePreview {
+func previewOf(n rollout.NodeState, stack dra.Stack, object *cluster.Node) dashboard.NodePreview {
 	preview := dashboard.NodePreview{Name: n.Node}
 	devices, pods := devicesOf(object), podsByUID(object)
 	before := replicasOn(object, object.Offered(stack), devices)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
@@ -22,7 +22,7 @@ import (
 )
 
 // ready is a node that reports Ready.
-func ready(n world.Node) world.Node {
+func ready(n cluster.Node) cluster.Node {
 	n.GPU.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady}}
 	return n
 }
@@ -55,7 +55,7 @@ func TestInstancesAreDrawnToScaleWithWhoHoldsThem(t *testing.T) {
 }
 
 func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
-	n := ready(node(t, "a", sim.T4, sim.T4))
+	n := ready(newNode(t, "a", sim.T4, sim.T4))
 	n.Allocatable["nvidia.com/gpu"] = 8
 	hold(&n, "train", 0, nil)
 	hold(&n, "train", 0, nil)
@@ -131,7 +131,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 // TestWhatIsMeasuredIsShownWithTheGPU: the same figures as top prints.
 func TestWhatIsMeasuredIsShownWithTheGPU(t *testing.T) {
 	g := NewWithT(t)
-	n := ready(node(t, "a", sim.T4))
+	n := ready(newNode(t, "a", sim.T4))
 	uuid := n.GPU.Status.Devices[0].UUID
 	unit := usage.Unit{
 		GPU: uuid, Replicas: 4, Memory: &gpu.Memory{Total: 16 << 30, Used: 12 << 30}, Utilization: &gpu.Utilization{Compute: 0.9}, OtherBytes: 1 << 30,
@@ -198,7 +198,7 @@ func TestAContainerWithTwoInstancesIsShownInEach(t *testing.T) {
 }
 
 func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
-	blocked := node(t, "a", sim.A100)
+	blocked := newNode(t, "a", sim.A100)
 	hold(&blocked, "train", 0, nil)
 	blocked.GPU.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonGPUInUse, Message: "waits for pods",
@@ -208,15 +208,15 @@ func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
 		Blockers:  []v1alpha1.BlockerStatus{{Kind: v1alpha1.BlockerKindPod, Namespace: "ml", Name: "train", Handling: "is waited for"}},
 		Resources: []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu", Advertised: 1}, {Name: "nvidia.com/mig-1g.5gb", Expected: 7}},
 	}
-	failed := node(t, "b", sim.A100)
+	failed := newNode(t, "b", sim.A100)
 	failed.GPU.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainTimedOut, Message: "not idle",
 	}}
 	failed.GPU.Status.Rollout = v1alpha1.RolloutStatus{PolicyName: "research", State: "Failed"}
-	lost := ready(node(t, "c", sim.A100))
+	lost := ready(newNode(t, "c", sim.A100))
 	lost.AgentReady = false
 	g := NewWithT(t)
-	page := sight{world: worldOf(blocked, failed, lost, ready(node(t, "d", sim.A100)))}.page()
+	page := sight{world: worldOf(blocked, failed, lost, ready(newNode(t, "d", sim.A100)))}.page()
 	tones := []dashboard.Tone{}
 	for _, n := range page.Nodes {
 		tones = append(tones, n.Tone)
@@ -238,7 +238,7 @@ func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
 // The page takes a list that is empty for a list.
 func TestAnEmptyListIsNoNull(t *testing.T) {
 	for title, s := range map[string]sight{
-		"an empty cluster": {}, "an empty node": {world: worldOf(world.Node{Name: "a"})}, "a node": {world: worldOf(ready(node(t, "a", sim.T4)))},
+		"an empty cluster": {}, "an empty node": {world: worldOf(cluster.Node{Name: "a"})}, "a node": {world: worldOf(ready(newNode(t, "a", sim.T4)))},
 	} {
 		g := NewWithT(t)
 		page := s.page()
@@ -253,7 +253,7 @@ func TestAnEmptyListIsNoNull(t *testing.T) {
 
 func TestWhatAnUnreadableNodeAdvertisesIsNotKnown(t *testing.T) {
 	g := NewWithT(t)
-	n := node(t, "a", sim.A100)
+	n := newNode(t, "a", sim.A100)
 	n.Allocatable = nil
 	n.GPU.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonApplying}}
 	n.GPU.Status.Rollout = v1alpha1.RolloutStatus{
@@ -265,7 +265,7 @@ func TestWhatAnUnreadableNodeAdvertisesIsNotKnown(t *testing.T) {
 }
 
 func TestAPreviewDrawsGPUsBeforeAndAfter(t *testing.T) {
-	n := ready(node(t, "a", sim.A100, sim.T4))
+	n := ready(newNode(t, "a", sim.A100, sim.T4))
 	hold(&n, "train", 0, nil)
 	t.Run("MIG", func(t *testing.T) {
 		g := NewWithT(t)

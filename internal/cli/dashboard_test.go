@@ -204,7 +204,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
-	n := node(t, "a", sim.A100, sim.T4)
+	n := newNode(t, "a", sim.A100, sim.T4)
 	hold(&n, "train", 0, nil)
 	populate(t, cluster.Client, n)
 	bindRoles(t, cluster.Client, map[string][]string{
@@ -304,7 +304,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		g.Eventually(func() string { return s.node("a").State }, patience).Should(Equal(v1alpha1.ReasonAgentNotReporting))
 
 		g.Expect(cluster.Client.Delete(t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}})).To(Succeed())
-		second := node(t, "b", sim.H100)
+		second := newNode(t, "b", sim.H100)
 		g.Expect(cluster.Client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}})).To(Succeed())
 		g.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: second.GPU.Spec})).To(Succeed())
 		g.Eventually(func() string { return s.node("b").Name }, patience).Should(Equal("b"))
@@ -332,7 +332,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		g.Expect(s.stale().Since).To(BeTemporally("~", gone, heartbeat+time.Second))
 		g.Eventually(s.notes, patience).Should(ContainElements(stale...))
 		g.Expect(s.node("a").Name).To(Equal("a"), "what was so last is shown still")
-		third := node(t, "c", sim.T4)
+		third := newNode(t, "c", sim.T4)
 		g.Expect(cluster.Client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c"}})).To(Succeed())
 		g.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: third.GPU.Spec})).To(Succeed())
 		between.open(true)

@@ -24,7 +24,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // byNode is the index of pods by the node that they are bound to.
@@ -38,7 +38,7 @@ type watches struct {
 	mu       sync.Mutex
 	stale    map[string]bool // nodes of which something has changed
 	programs programs
-	known    map[string]world.Node
+	known    map[string]cluster.Node
 }
 
 // kind is a kind of objects that the page is made of.
@@ -62,8 +62,8 @@ func newWatches(config *rest.Config) (*watches, error) {
 		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
 	w := &watches{
-		changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]world.Node{},
-		programs: programs{Programs: world.Programs{Unverified: true}}, // until they are read
+		changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]cluster.Node{},
+		programs: programs{Programs: cluster.Programs{Unverified: true}}, // until they are read
 	}
 	w.policies = w.kindOf(c, "policies are not shown as they are now", &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUSharingPolicyList{}, nil)
 	w.gpuNodes = w.kindOf(c, "GPUs are not shown as they are now", &v1alpha1.GPUNode{}, &v1alpha1.GPUNodeList{}, nil)
@@ -240,7 +240,7 @@ func (w *watches) know(programs programs) {
 }
 
 // world is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
-func (w *watches) world(now time.Time) (known world.World, blind bool, missing []string) {
+func (w *watches) world(now time.Time) (known cluster.Snapshot, blind bool, missing []string) {
 	for _, k := range w.kinds() {
 		if err := k.missing(); err != nil {
 			missing = append(missing, strings.ToUpper(k.without[:1])+k.without[1:]+": "+advise(err).Error())
@@ -269,7 +269,7 @@ func (w *watches) world(now time.Time) (known world.World, blind bool, missing [
 		n.AgentReady = n.AgentReady || !w.pods.HasSynced()
 		known.Nodes = append(known.Nodes, n)
 	}
-	slices.SortFunc(known.Nodes, func(a, b world.Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(known.Nodes, func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(known.Policies, func(a, b v1alpha1.GPUSharingPolicy) int { return strings.Compare(a.Name, b.Name) })
 	known.Plugin = wiringOf(&known)
 	known.Plugin.NodeFeatures = true // as read has it for a user who may not know: nothing is forbidden for what was not read
@@ -277,22 +277,22 @@ func (w *watches) world(now time.Time) (known world.World, blind bool, missing [
 }
 
 // node is a node with its GPUs and pods, if it has GPUs.
-func (w *watches) node(name string, blind bool, programs *programs) (world.Node, bool) {
+func (w *watches) node(name string, blind bool, programs *programs) (cluster.Node, bool) {
 	o, found, _ := w.gpuNodes.GetStore().GetByKey(name) // a store in memory has no errors
 	gpuNode, is := o.(*v1alpha1.GPUNode)
 	if !found || !is {
-		return world.Node{}, false
+		return cluster.Node{}, false
 	}
-	n := world.Node{Name: name, GPU: *gpuNode}
+	n := cluster.Node{Name: name, GPU: *gpuNode}
 	o, found, _ = w.nodes.GetStore().GetByKey(name)
 	if node, is := o.(*corev1.Node); found && is {
-		n = world.NodeOf(node, gpuNode)
+		n = cluster.NodeOf(node, gpuNode)
 	} else if !blind {
-		return world.Node{}, false
+		return cluster.Node{}, false
 	}
 	pods, _ := w.pods.GetIndexer().ByIndex(byNode, name) // the index exists
 	for _, o := range pods {
-		if pod, is := o.(*corev1.Pod); is && !world.Finished(pod) {
+		if pod, is := o.(*corev1.Pod); is && !cluster.Finished(pod) {
 			n.Pods = append(n.Pods, programs.podOf(pod))
 			n.AgentReady = n.AgentReady || programs.isReadyAgent(pod)
 		}

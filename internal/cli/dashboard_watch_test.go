@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -28,8 +28,8 @@ func watching(t *testing.T) *watches {
 func TestThePageForbidsNothingThatItHasNotRead(t *testing.T) {
 	g := NewWithT(t)
 	seen := watching(t)
-	n := node(t, "a", sim.T4)
-	n.Labels[world.LabelMPSCapable] = "false"
+	n := newNode(t, "a", sim.T4)
+	n.Labels[cluster.LabelMPSCapable] = "false"
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}
 	p := policy(t, "shared", `{sharing: {strategy: MPS, mps: {replicas: 4}}}`) // which the controller has not observed yet
 	n.GPU.Name = "a"

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -235,7 +235,7 @@ func (d *diagnosis) dra(is installation) {
 		return slices.ContainsFunc(n.drivers, func(c component) bool { return c.ready })
 	}
 	d.each(is.nodes, levelError, "no pod of NVIDIA's DRA driver that is ready, so no new pod gets their GPUs. Look at its DaemonSet, whose pods have the label "+
-		world.DRALabels()[0]+"=kubelet-plugin, or with a GPUCluster app=nvidia-dra-driver-kubelet-plugin",
+		cluster.DRALabels()[0]+"=kubelet-plugin, or with a GPUCluster app=nvidia-dra-driver-kubelet-plugin",
 		func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
 	versions := map[string]bool{}
 	for _, n := range is.nodes {
@@ -256,7 +256,7 @@ func (d *diagnosis) dra(is installation) {
 }
 
 // classes diagnoses DeviceClasses and DeviceTaintRules.
-func (d *diagnosis) classes(w world.DRA) {
+func (d *diagnosis) classes(w cluster.DRA) {
 	if !w.ServesRules {
 		d.warn("The API server serves no DeviceTaintRules, so policies with the strategy MIG change nothing where NVIDIA's DRA driver serves the GPUs. Use " +
 			"Kubernetes 1.37, or 1.36 with the feature gate DRADeviceTaintRules")

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -46,7 +46,7 @@ func drivenIn(fault func(*installation)) func(*installation) {
 	return func(is *installation) {
 		n := &is.nodes[1]
 		n.stack, n.plugins, n.drivers = dra.Driver, nil, []component{{name: "d", version: "v0.5.0", ready: true}}
-		is.world.DRA = world.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
+		is.world.DRA = cluster.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
 		fault(is)
 	}
 }
@@ -334,7 +334,7 @@ func TestNodesThatTheControllerSelectsHaveAGPUNode(t *testing.T) {
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"pool": "gpu"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{"nvidia.com/gpu.present": "true"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c", Labels: map[string]string{"pool": "gpu"}}}).Build()
-	is := installation{world: worldOf(node(t, "c"))}
+	is := installation{world: worldOf(newNode(t, "c"))}
 	g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
 	g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
 	g.Expect(is.unknown).To(Equal([]string{"a"}))
@@ -370,7 +370,7 @@ func TestAPodOfATenantIsNoAgent(t *testing.T) {
 		pod := agentOn(namespace, "a")
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(deployment, pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}).Build()
-		is := installation{world: worldOf(node(t, "a"))}
+		is := installation{world: worldOf(newNode(t, "a"))}
 		g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
 		g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
 		g.Expect(is.nodes[0].agents).To(HaveLen(agents), namespace)

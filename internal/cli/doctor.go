@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -43,7 +43,7 @@ type installation struct {
 	// updateGoesOn says that the agents of further nodes were updated a short while ago.
 	updateGoesOn bool
 	skews        []skew
-	world        world.World
+	world        cluster.Snapshot
 	lacks        []string // what is not known of NVIDIA's DRA driver, because the user may not read it
 	programs     programs
 	nodes        []nodeParts
@@ -343,7 +343,7 @@ func (n *nodeParts) observe(node *corev1.Node) {
 	n.down = slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
 	})
-	n.draAgent = world.OfGPUCluster(node.Labels)
+	n.draAgent = cluster.OfGPUCluster(node.Labels)
 	for label := range node.Labels {
 		n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
 	}
@@ -351,13 +351,13 @@ func (n *nodeParts) observe(node *corev1.Node) {
 
 // place adds a pod to the parts of its node, if it is one.
 func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
-	if world.Finished(pod) {
+	if cluster.Finished(pod) {
 		return
 	}
 	of := is.programs.podOf(pod)
 	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
 	switch {
-	case world.IsAgent(pod) && is.isOf(pod.Namespace):
+	case cluster.IsAgent(pod) && is.isOf(pod.Namespace):
 		part.outdated = is.isOutdated(pod)
 		n.agents = append(n.agents, part)
 	case isDevicePlugin(pod) && (of.NVIDIA || is.standAlone): // without the GPU Operator it may run in any namespace
@@ -365,7 +365,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 		n.plugins = append(n.plugins, part)
 	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.world.Plugin.NodeFeatures):
 		n.discovery = append(n.discovery, part)
-	case n.stack != dra.DevicePlugin && world.OffersGPUs(pod):
+	case n.stack != dra.DevicePlugin && cluster.OffersGPUs(pod):
 		n.drivers = append(n.drivers, part)
 	}
 }

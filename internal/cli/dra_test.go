@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -36,7 +36,7 @@ func ofDRA(kind, namespace, name string, content map[string]any) unstructured.Un
 }
 
 // published is the ResourceSlice by which NVIDIA's DRA driver v0.5.0 shows the GPUs of a node.
-func published(n *world.Node, shares int64) unstructured.Unstructured {
+func published(n *cluster.Node, shares int64) unstructured.Unstructured {
 	devices := []any{}
 	add := func(name, uuid string, more map[string]any) {
 		attributes := map[string]any{"uuid": map[string]any{"string": uuid}}
@@ -104,16 +104,16 @@ func inCluster(objects ...unstructured.Unstructured) driverObjects {
 }
 
 // driven is a node that NVIDIA's DRA driver alone serves.
-func driven(t *testing.T, n world.Node) world.Node {
+func driven(t *testing.T, n cluster.Node) cluster.Node {
 	t.Helper()
-	n.Labels[deployPlugin], n.Allocatable = world.LabelFalse, map[string]int64{}
-	n.Pods = append(n.Pods, world.Pod{Namespace: "nvidia-dra", Name: "kubelet-plugin-" + n.Name, UID: "dra-" + n.Name, Controller: "DaemonSet", DRA: true, Serves: true})
+	n.Labels[deployPlugin], n.Allocatable = cluster.LabelFalse, map[string]int64{}
+	n.Pods = append(n.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "kubelet-plugin-" + n.Name, UID: "dra-" + n.Name, Controller: "DaemonSet", DRA: true, Serves: true})
 	return n
 }
 
 // holdByClaim lets a pod hold one GPU by a claim, which the agent reports as any GPU and instance of the node.
-func holdByClaim(n *world.Node, pod string) {
-	n.Pods = append(n.Pods, world.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
+func holdByClaim(n *cluster.Node, pod string) {
+	n.Pods = append(n.Pods, cluster.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
 	for i := range n.GPU.Status.Devices {
 		d := &n.GPU.Status.Devices[i]
 		d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", PodName: pod, ContainerName: "main"})
@@ -124,10 +124,10 @@ func holdByClaim(n *world.Node, pod string) {
 }
 
 // bothStacks is a cluster in which the device plugin serves node p, and NVIDIA's DRA driver node d.
-func bothStacks(t *testing.T, shares int64) world.World {
+func bothStacks(t *testing.T, shares int64) cluster.Snapshot {
 	t.Helper()
-	p, d := node(t, "p", sim.A100), driven(t, node(t, "d", sim.A100, sim.A100))
-	p.Pods = append(p.Pods, world.Pod{Namespace: "gpu-operator", Name: "plugin", NVIDIA: true, NodeSelector: map[string]string{deployPlugin: "true"}, Controller: "DaemonSet", Serves: true})
+	p, d := newNode(t, "p", sim.A100), driven(t, newNode(t, "d", sim.A100, sim.A100))
+	p.Pods = append(p.Pods, cluster.Pod{Namespace: "gpu-operator", Name: "plugin", NVIDIA: true, NodeSelector: map[string]string{deployPlugin: "true"}, Controller: "DaemonSet", Serves: true})
 	holdByClaim(&d, "train")
 	w := worldOf(p, d)
 	o := inCluster(published(&d, shares), claimed("d", "train", "gpu-1"), ofChart())
@@ -159,7 +159,7 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 // TestPlanSaysNothingOfStacksWhereThereIsOne: clusters before Kubernetes 1.34 have the device plugin alone.
 func TestPlanSaysNothingOfStacksWhereThereIsOne(t *testing.T) {
 	g := NewWithT(t)
-	w := worldOf(node(t, "p", sim.T4))
+	w := worldOf(newNode(t, "p", sim.T4))
 	shown := text{}
 	shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
 	g.Expect(shown.String()).NotTo(ContainSubstring("STACK"))
@@ -177,8 +177,8 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 	a.GPU.Status.Rollout.Blockers = []v1alpha1.BlockerStatus{{
 		Kind: v1alpha1.BlockerKindResourceClaim, Namespace: "team", Name: "reserved", DeviceUUID: a.GPU.Status.Devices[0].UUID, Handling: "delete it",
 	}}
-	both := node(t, "b", sim.T4)
-	both.Pods = append(both.Pods, world.Pod{Name: "dra", DRA: true})
+	both := newNode(t, "b", sim.T4)
+	both.Pods = append(both.Pods, cluster.Pod{Name: "dra", DRA: true})
 	w := worldOf(a, both)
 	second := ""
 	for _, i := range a.GPU.Status.Devices[0].Instances {
@@ -197,7 +197,7 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 // TestWhatAUserMayNotReadIsSaid, and nothing else is claimed in its place.
 func TestWhatAUserMayNotReadIsSaid(t *testing.T) {
 	g := NewWithT(t)
-	d := driven(t, node(t, "d", sim.A100))
+	d := driven(t, newNode(t, "d", sim.A100))
 	w := worldOf(d)
 	o := inCluster()
 	for _, without := range withoutDRA {
@@ -211,14 +211,14 @@ func TestWhatAUserMayNotReadIsSaid(t *testing.T) {
 	g.Expect(shown.String()).To(And(ContainSubstring("You may not list ResourceSlices"), ContainSubstring("gpu-sharing-cli"),
 		ContainSubstring("afterwards   nvidia.com/gpu: 4"), Not(ContainSubstring("No DeviceClass serves")), Not(ContainSubstring(v1alpha1.ReasonDRASharesDiffer))))
 
-	w = worldOf(node(t, "p", sim.A100))
+	w = worldOf(newNode(t, "p", sim.A100))
 	g.Expect(o.tell(&w)).To(BeEmpty(), "nothing depends on it where the device plugin serves all nodes")
 }
 
 // TestANodeWhoseDriverIsAwayStaysADRANode: its DaemonSet is still there, as the controller has recorded.
 func TestANodeWhoseDriverIsAwayStaysADRANode(t *testing.T) {
 	g := NewWithT(t)
-	d := driven(t, node(t, "d", sim.A100))
+	d := driven(t, newNode(t, "d", sim.A100))
 	d.Pods = nil
 	w, o := worldOf(d), inCluster()
 	o.tell(&w)
@@ -323,7 +323,7 @@ func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules(t *testing.T) {
 
 // TestANodeWithoutLabelsCanBeMovedInThought: the page of the dashboard previews policies for such nodes too.
 func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
-	w := world.World{Plugin: world.DevicePlugin{ClusterPolicy: true}, Nodes: []world.Node{{Name: "bare"}}}
+	w := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: true}, Nodes: []cluster.Node{{Name: "bare"}}}
 	moved := movedOver(w)
 	NewWithT(t).Expect(moved.StackOf(&moved.Nodes[0])).To(Equal(dra.Driver))
 	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the world that was read stays as it is")
@@ -344,8 +344,8 @@ func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t 
 	disabled.SetName("cluster-policy")
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(disabled).Build()
 
-	a := driven(t, node(t, "a", sim.A100))
-	a.Labels[deployPlugin] = world.LabelTrue
+	a := driven(t, newNode(t, "a", sim.A100))
+	a.Labels[deployPlugin] = cluster.LabelTrue
 	w := worldOf(a)
 	o := inCluster(published(&a, 1), ofChart())
 	g.Expect(o.tell(&w)).To(BeEmpty())

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -39,7 +39,7 @@ type block struct {
 
 // picture draws each GPU of a node, whose GPUs a stack offers: a row with its instances to the scale of their memory slices, or with its
 // replicas, below it who holds them, and the names that did not fit.
-func (t *text) picture(n *world.Node, stack dra.Stack) {
+func (t *text) picture(n *cluster.Node, stack dra.Stack) {
 	devices, pods := devicesOf(n), podsByUID(n)
 	replicas := replicasOn(n, n.Offered(stack), devices)
 	for _, d := range devices {

@@ -19,8 +19,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/importer"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -68,7 +68,7 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 	if shared.Policies, err = policyNames(ctx, c); err != nil {
 		return shared, err
 	}
-	w := world.World{}
+	w := cluster.Snapshot{}
 	if shared.Nodes, err = readSharedNodes(ctx, c, &w); err != nil {
 		return shared, err
 	}
@@ -81,7 +81,7 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 }
 
 // readDriven reads what NVIDIA's DRA driver shows of the nodes, and the pods.
-func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, w *world.World) error {
+func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, w *cluster.Snapshot) error {
 	driver, err := readDRA(ctx, c)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, 
 		n := &w.Nodes[i]
 		if stack := w.StackOf(n); stack != dra.DevicePlugin {
 			shared.Nodes[i].Driver = &importer.Driver{
-				Alone: stack == dra.Driver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DynamicMIG }),
+				Alone: stack == dra.Driver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.DynamicMIG }),
 			}
 		}
 	}
@@ -107,11 +107,11 @@ func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, 
 }
 
 // waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
-func waits(policy *unstructured.Unstructured, w *world.World) string {
+func waits(policy *unstructured.Unstructured, w *cluster.Snapshot) string {
 	if !clusterpolicy.RunsPlugin(policy) || namesOurs(policy) {
 		return ""
 	}
-	w.Plugin = world.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
+	w.Plugin = cluster.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
 	return rollout.Decide(*w).Held
 }
 
@@ -209,8 +209,8 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 }
 
 // readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is installed. It adds
-// the nodes to the world too.
-func readSharedNodes(ctx context.Context, c client.Client, w *world.World) ([]importer.Node, error) {
+// the nodes to the snapshot too.
+func readSharedNodes(ctx context.Context, c client.Client, w *cluster.Snapshot) ([]importer.Node, error) {
 	var withGPUs []importer.Node
 	gpuNodes := &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
@@ -220,15 +220,15 @@ func readSharedNodes(ctx context.Context, c client.Client, w *world.World) ([]im
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			n := importer.Node{
-				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[world.AnnotationMachine],
+				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[cluster.AnnotationMachine],
 			}
 			known, has := of[n.Name]
 			if has {
 				n.Policy, n.Devices = known.Spec.PolicyName, known.Status.Devices
 			}
 			if has || n.Labels[gpuPresent] == "true" {
-				withGPUs = append(withGPUs, n) // in the order of the nodes of the world
-				w.Nodes = append(w.Nodes, world.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
+				withGPUs = append(withGPUs, n) // in the order of the nodes of the snapshot
+				w.Nodes = append(w.Nodes, cluster.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
 			}
 		}
 	})

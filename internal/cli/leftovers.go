@@ -19,8 +19,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -121,7 +121,7 @@ func leftNodes(ctx context.Context, c client.Client) (left []string, err error) 
 }
 
 func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err error) {
-	kind, err := listOf(c, world.NodeFeatureKind())
+	kind, err := listOf(c, cluster.NodeFeatureKind())
 	if err != nil {
 		return nil, unlessNotServed(err, "reading NodeFeatures")
 	}
@@ -131,7 +131,7 @@ func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err 
 		return nil, unlessNotServed(err, "reading NodeFeatures")
 	}
 	for i := range features.Items {
-		if f := &features.Items[i]; f.Name == action.OverrideName(f.Labels[world.LabelNodeName]) {
+		if f := &features.Items[i]; f.Name == action.OverrideName(f.Labels[cluster.LabelNodeName]) {
 			left = append(left, fmt.Sprintf("nodefeature/%s of the operator exists in namespace %s", f.Name, f.Namespace))
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 const (
@@ -147,7 +147,7 @@ func versionsOf(is installation, kubernetes string) map[string]any {
 }
 
 // chooseNodes chooses the nodes of which objects are gathered: those that are named, or all with GPUs; of many first those that are not ready.
-func (g *gathering) chooseNodes(ctx context.Context, w world.World, named []string) error {
+func (g *gathering) chooseNodes(ctx context.Context, w cluster.Snapshot, named []string) error {
 	ready := map[string]bool{} // of the nodes with GPUs
 	for _, r := range reports(w, query{}) {
 		ready[r.Name] = r.Ready
@@ -156,7 +156,7 @@ func (g *gathering) chooseNodes(ctx context.Context, w world.World, named []stri
 	exists := map[string]bool{}
 	for i := range g.nodes {
 		name := g.nodes[i].GetName()
-		if exists[name] = true; g.nodes[i].GetLabels()[gpuPresent] == world.LabelTrue && !ready[name] {
+		if exists[name] = true; g.nodes[i].GetLabels()[gpuPresent] == cluster.LabelTrue && !ready[name] {
 			ready[name] = false
 		}
 	}

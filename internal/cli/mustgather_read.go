@@ -29,7 +29,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -95,8 +95,8 @@ func (g *gathering) objects(ctx context.Context) (workloads []unstructured.Unstr
 	g.each(g.list(ctx, kindOf("coordination.k8s.io", "v1", "Lease"), "", named), nil)
 	g.each(g.list(ctx, kindOf(autoscaling.GroupKarpenter, "v1alpha1", "NodeOverlay"), ""), nil)
 	g.dra(ctx)
-	g.each(g.list(ctx, world.NodeFeatureKind(), ""), func(o *unstructured.Unstructured) bool {
-		return slices.Contains(g.names, o.GetLabels()[world.LabelNodeName])
+	g.each(g.list(ctx, cluster.NodeFeatureKind(), ""), func(o *unstructured.Unstructured) bool {
+		return slices.Contains(g.names, o.GetLabels()[cluster.LabelNodeName])
 	})
 	policies := g.list(ctx, clusterPolicyKind(), "")
 	g.each(policies, nil)
@@ -168,13 +168,13 @@ func (g *gathering) workloads(ctx context.Context, policies []unstructured.Unstr
 // isProgram reports whether a workload or a pod, of which the path leads to the specification of the pod, is the operator's or NVIDIA's.
 func isProgram(o *unstructured.Unstructured, podSpec ...string) bool {
 	selector, _, _ := unstructured.NestedStringMap(o.Object, append(podSpec, "nodeSelector")...)
-	return isOurs(o.GetLabels()) || slices.Contains(nvidias, o.GetLabels()[nameLabel]) || o.GetLabels()["app"] == "gpu-operator" || world.SelectsDeploy(selector) || isDRADriver(o.GetLabels())
+	return isOurs(o.GetLabels()) || slices.Contains(nvidias, o.GetLabels()[nameLabel]) || o.GetLabels()["app"] == "gpu-operator" || cluster.SelectsDeploy(selector) || isDRADriver(o.GetLabels())
 }
 
 // isDRADriver reports whether labels are those of a program of NVIDIA's DRA driver.
 func isDRADriver(labels map[string]string) bool {
-	return strings.HasPrefix(labels[world.LabelApp], "nvidia-dra-driver") || // with a GPUCluster
-		slices.ContainsFunc(world.DRALabels(), func(label string) bool { return label != world.LabelApp && labels[label] != "" })
+	return strings.HasPrefix(labels[cluster.LabelApp], "nvidia-dra-driver") || // with a GPUCluster
+		slices.ContainsFunc(cluster.DRALabels(), func(label string) bool { return label != cluster.LabelApp && labels[label] != "" })
 }
 
 // dra gathers what NVIDIA's DRA driver publishes of the chosen nodes, which claims have devices of them, the
@@ -188,7 +188,7 @@ func (g *gathering) dra(ctx context.Context) {
 		return counts && slices.ContainsFunc(claim.Devices, func(d dra.Allocated) bool { return slices.Contains(g.names, d.Pool) })
 	})
 	g.each(g.list(ctx, kindOf(draGroup, "v1", kindClass), ""), func(o *unstructured.Unstructured) bool {
-		return world.OfGPU(dra.ClassOf(o).Resource) || dra.Ours(o.GetName())
+		return cluster.IsGPUResource(dra.ClassOf(o).Resource) || dra.Ours(o.GetName())
 	})
 	g.each(g.list(ctx, kindOf(draGroup, "v1", kindRule), ""), nil)
 }

@@ -40,7 +40,7 @@ import (
 
 func TestMustGather(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
-	populate(t, cluster.Client, node(t, "a", sim.A100))
+	populate(t, cluster.Client, newNode(t, "a", sim.A100))
 	secretive(t, cluster.Client)
 	bindRoles(t, cluster.Client, map[string][]string{"reader": {"gpu-sharing-view", "gpu-sharing-cli"}})
 	// run returns the files, and what is printed.

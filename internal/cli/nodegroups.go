@@ -17,11 +17,11 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // readGroups reads the objects of autoscalers, as far as the cluster has them and the user may read them.
-func readGroups(ctx context.Context, c client.Client, w world.World) (autoscaling.World, error) {
+func readGroups(ctx context.Context, c client.Client, w cluster.Snapshot) (autoscaling.World, error) {
 	groups := autoscaling.World{Now: w.Now, Policies: w.Policies, MachineSets: map[string]string{}}
 	for i := range w.Nodes {
 		n := &w.Nodes[i]

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -84,7 +84,7 @@ func TestTopForPrograms(t *testing.T) {
 // TestPlanForPrograms: JSON holds what becomes of policies and nodes.
 func TestPlanForPrograms(t *testing.T) {
 	g := NewWithT(t)
-	w := worldOf(node(t, "a", sim.A100), node(t, "b", sim.T4))
+	w := worldOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.T4))
 	w.Policies = append(w.Policies, policy(t, "cheap", slicing))
 	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 	wanted := policy(t, "research", slicing)
@@ -102,7 +102,7 @@ func TestPlanForPrograms(t *testing.T) {
 		at[n.Name] = n
 	}
 	g.Expect(at["a"]).To(And(HaveField("Policy", "research"), HaveField("FormerPolicy", ""), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1}),
-		HaveField("Expected", Not(BeEmpty())), HaveField("State", Not(Equal(string(state.UpToDate)))), HaveField("Steps", ContainElement(HavePrefix("device plugin: select configuration")))))
+		HaveField("Expected", Not(BeEmpty())), HaveField("State", Not(Equal(string(node.UpToDate)))), HaveField("Steps", ContainElement(HavePrefix("device plugin: select configuration")))))
 	g.Expect(text).NotTo(ContainSubstring("null"))
 	text, err = marshal(planOf(w, change{applied: w.Policies}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -114,7 +114,7 @@ func TestPlanForPrograms(t *testing.T) {
 func TestPlanTellsProgramsWhatItCouldNotRead(t *testing.T) {
 	g := NewWithT(t)
 	const lacks = "You may not list ResourceSlices, so it is not known what NVIDIA's DRA driver publishes"
-	text, err := marshal(planOf(worldOf(node(t, "a", sim.A100)), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}, lacks: []string{lacks}}), outputJSON)
+	text, err := marshal(planOf(worldOf(newNode(t, "a", sim.A100)), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}, lacks: []string{lacks}}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	var shown planReport
 	g.Expect(json.Unmarshal([]byte(text), &shown)).To(Succeed())

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // plan prints what policies would do, and what the deletion of others would. The API server checks and completes the former in a
@@ -57,12 +57,12 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 // The namespace is that of ownNamespaces.
 func (p *Program) ask(
 	ctx context.Context, c client.Client, namespace string, submitted []*unstructured.Unstructured, deleted []string,
-) (change, world.World, error) {
+) (change, cluster.Snapshot, error) {
 	asked := change{deleted: deleted}
 	for _, u := range submitted {
 		policy, err := admit(ctx, c, u)
 		if err != nil {
-			return asked, world.World{}, advise(fmt.Errorf("policy %s: %w", u.GetName(), err))
+			return asked, cluster.Snapshot{}, advise(fmt.Errorf("policy %s: %w", u.GetName(), err))
 		}
 		asked.applied = append(asked.applied, *policy)
 	}

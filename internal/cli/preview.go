@@ -12,24 +12,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // plan writes what would happen after a change of the policies: of each node that one of them governs then, or now.
-func (t *text) plan(w world.World, c change) {
+func (t *text) plan(w cluster.Snapshot, c change) {
 	changed := c.of(w)
 	before, after := rollout.Decide(w), rollout.Decide(changed)
-	var moved []group.NodeState
+	var moved []rollout.NodeState
 	if hasTwoStacks(&changed) && len(c.applied) > 0 {
 		moved = rollout.Decide(movedOver(changed)).Nodes
 	}
-	was := map[string]group.NodeState{}
+	was := map[string]rollout.NodeState{}
 	for _, n := range before.Nodes {
 		was[n.Node] = n
 	}
@@ -103,14 +102,14 @@ func put(counts map[string]int64, name string, n int64) {
 }
 
 // nodes writes what would be done to each node, and names those on which nothing is.
-func (t *text) nodes(policy string, was map[string]group.NodeState, after rollout.Decision, objects []world.Node) {
-	waits := func(n group.NodeState) bool {
+func (t *text) nodes(policy string, was map[string]rollout.NodeState, after rollout.Decision, objects []cluster.Node) {
+	waits := func(n rollout.NodeState) bool {
 		return n.Policy == policy && n.Reason == v1alpha1.ReasonMPSClientsRunning
 	}
 	if slices.ContainsFunc(after.Nodes, waits) {
 		t.row(2, "at first", fmt.Sprintf("%s: %s", v1alpha1.ReasonMPSClientsRunning, after.Held))
 	}
-	of := map[string]*world.Node{}
+	of := map[string]*cluster.Node{}
 	for i := range objects {
 		of[objects[i].Name] = &objects[i]
 	}
@@ -118,7 +117,7 @@ func (t *text) nodes(policy string, was map[string]group.NodeState, after rollou
 	for _, n := range after.Nodes {
 		switch before := was[n.Node].Policy; {
 		case n.Policy != policy && before != policy:
-		case n.Policy == policy && n.State == state.UpToDate:
+		case n.Policy == policy && n.State == node.UpToDate:
 			same = append(same, n.Node)
 		default:
 			t.node(n, before, of[n.Node], policy)
@@ -131,10 +130,10 @@ func (t *text) nodes(policy string, was map[string]group.NodeState, after rollou
 }
 
 // node writes what would be done to a node.
-func (t *text) node(n group.NodeState, before string, object *world.Node, policy string) {
+func (t *text) node(n rollout.NodeState, before string, object *cluster.Node, policy string) {
 	t.WriteString("\n")
 	t.row(0, "", "NODE "+n.Node+handover(n.Policy, before, policy))
-	if n.State == state.Unsupported || n.State == state.Unknown {
+	if n.State == node.Unsupported || n.State == node.Unknown {
 		t.row(2, "cannot", fmt.Sprintf("%s: %s", n.Reason, n.Message))
 		t.row(2, "advertised", resources(n.Advertised)+", as before")
 		return
@@ -180,7 +179,7 @@ func handover(by, before, policy string) string {
 }
 
 // steps are those of the agent, word for word, and what NVIDIA's device plugin or DRA driver is told.
-func steps(n group.NodeState, selected string) []string {
+func steps(n rollout.NodeState, selected string) []string {
 	all := slices.Clone(n.Plan)
 	switch {
 	case dra.IsConfig(n.ConfigName):

@@ -8,9 +8,8 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // planReport is what plan prints for programs.
@@ -54,7 +53,7 @@ type plannedNode struct {
 }
 
 // planOf is what would happen after a change of the policies.
-func planOf(w world.World, c change) planReport {
+func planOf(w cluster.Snapshot, c change) planReport {
 	before, after := rollout.Decide(w), rollout.Decide(c.of(w))
 	report := planReport{Unread: c.lacks, Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
 	names := slices.Clone(c.deleted)
@@ -85,7 +84,7 @@ func planOf(w world.World, c change) planReport {
 }
 
 // plannedNodeOf is a node after a change, with the policy that governed it before and the configuration that it selects now.
-func plannedNodeOf(n group.NodeState, was, selected string) plannedNode {
+func plannedNodeOf(n rollout.NodeState, was, selected string) plannedNode {
 	planned := plannedNode{
 		Name: n.Node, FormerPolicy: was, Policy: n.Policy, State: string(n.State), Reason: n.Reason, Message: n.Message,
 		Advertised: map[string]int64{}, Expected: n.Expected, Steps: append([]string{}, steps(n, selected)...),

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -57,23 +57,23 @@ type query struct {
 }
 
 // check returns an error if a node, the policy or the product does not exist.
-func (q query) check(w world.World) error {
+func (q query) check(w cluster.Snapshot) error {
 	for _, name := range q.names {
-		if !slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return n.Name == name }) {
+		if !slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return n.Name == name }) {
 			return fmt.Errorf("%q is no node with GPUs; `kubectl get gpunodes` lists those that are", name)
 		}
 	}
 	if q.policy != "" && !slices.ContainsFunc(w.Policies, named(q.policy)) {
 		return fmt.Errorf("there is no policy %q; `kubectl get gpusharingpolicies` lists them", q.policy)
 	}
-	if q.product != "" && !slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return has(&n, q.product) }) {
+	if q.product != "" && !slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return has(&n, q.product) }) {
 		return fmt.Errorf("no node has GPUs of product %q; write it as the label nvidia.com/gpu.product does", q.product)
 	}
 	return nil
 }
 
 // has reports whether a node has GPUs of a product.
-func has(n *world.Node, product string) bool {
+func has(n *cluster.Node, product string) bool {
 	return slices.ContainsFunc(n.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product == product })
 }
 
@@ -87,8 +87,8 @@ func (q query) policies(all []v1alpha1.GPUSharingPolicy) []v1alpha1.GPUSharingPo
 
 // report is what status prints of a node. Its JSON is what -o json and -o yaml print.
 type report struct {
-	node     *world.Node
-	standing state.Standing
+	node     *cluster.Node
+	standing node.Standing
 
 	Name string `json:"name"`
 	// Policy governs the node; empty: none does.
@@ -128,7 +128,7 @@ type instanceReport struct {
 	Users   []string `json:"users,omitempty"`
 }
 
-func gpuReports(n *world.Node, stack dra.Stack) []gpuReport {
+func gpuReports(n *cluster.Node, stack dra.Stack) []gpuReport {
 	devices, pods := devicesOf(n), podsByUID(n)
 	replicas := replicasOn(n, n.Offered(stack), devices)
 	all := make([]gpuReport, 0, len(devices))
@@ -154,7 +154,7 @@ func gpuReports(n *world.Node, stack dra.Stack) []gpuReport {
 }
 
 // reports are those of the nodes that are asked for, by name.
-func reports(w world.World, q query) []report {
+func reports(w cluster.Snapshot, q query) []report {
 	pending := unready(w)
 	var all []report
 	for i := range w.Nodes {
@@ -170,19 +170,19 @@ func reports(w world.World, q query) []report {
 	return all
 }
 
-func reportOf(n *world.Node, stack dra.Stack, pending pendingNode) report {
+func reportOf(n *cluster.Node, stack dra.Stack, pending pendingNode) report {
 	r := report{
 		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n, stack),
 		Stack: stack, Plan: pending.steps, BlockedBy: blockers(&n.GPU), GPUs: gpuReports(n, stack),
 	}
 	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
-	r.standing = state.StandingOf("", r.State)
+	r.standing = node.StandingOf("", r.State)
 	if pending.NodeName != "" {
 		if len(r.Plan) == 0 {
 			r.Plan = n.GPU.Status.Rollout.Steps
 		}
 		r.State, r.Message = pending.Reason, pending.Message
-		r.standing = state.StandingOf(state.State(pending.State), pending.Reason)
+		r.standing = node.StandingOf(node.State(pending.State), pending.Reason)
 		if pending.State != "" {
 			r.State += " (" + pending.State + ")"
 		}
@@ -192,7 +192,7 @@ func reportOf(n *world.Node, stack dra.Stack, pending pendingNode) report {
 			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	}
 	if r.Ready = r.State == v1alpha1.ReasonReady; r.Ready {
-		r.standing = state.NodeReady
+		r.standing = node.NodeReady
 	}
 	for _, d := range n.GPU.Status.Devices {
 		if !slices.Contains(r.Products, d.Product) {
@@ -242,7 +242,7 @@ type doubts struct {
 }
 
 // encoded is the status as JSON or YAML.
-func encoded(w world.World, q query, about doubts, output string) (string, error) {
+func encoded(w cluster.Snapshot, q query, about doubts, output string) (string, error) {
 	type policyReport struct {
 		Name     string            `json:"name"`
 		Strategy v1alpha1.Strategy `json:"strategy"`

@@ -19,15 +19,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // many is a cluster of nodes with a T4, or an A100 at each fifth. Policy cheap governs those with a T4. Each seventh is not ready.
-func many(t *testing.T, nodes int) world.World {
+func many(t *testing.T, nodes int) cluster.Snapshot {
 	t.Helper()
-	t4, a100 := node(t, "", sim.T4), node(t, "", sim.A100)
-	w := world.World{Now: now}
+	t4, a100 := newNode(t, "", sim.T4), newNode(t, "", sim.A100)
+	w := cluster.Snapshot{Now: now}
 	for i := range nodes {
 		n, name := t4, fmt.Sprintf("node-%04d", i)
 		if i%5 == 0 {
@@ -52,7 +52,7 @@ func many(t *testing.T, nodes int) world.World {
 func TestStatusOfManyNodes(t *testing.T) {
 	g := NewWithT(t)
 	compare(t, "status of 40 nodes", func(shown *text) { shown.status(many(t, 40), query{}) })
-	printed := func(w world.World, q query) string {
+	printed := func(w cluster.Snapshot, q query) string {
 		shown := text{}
 		shown.status(w, q)
 		return shown.String()
@@ -104,7 +104,7 @@ func TestStatusForPrograms(t *testing.T) {
 	g.Expect(read.Nodes).To(HaveLen(12))
 	g.Expect(read.Nodes[7]).To(And(HaveField("Name", "node-0007"), HaveField("Ready", false), HaveField("State", v1alpha1.ReasonDrainTimedOut),
 		HaveField("Policy", "cheap"), HaveField("Products", []string{"Tesla-T4"}), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1})))
-	empty, err := encoded(world.World{}, query{}, doubts{}, outputJSON)
+	empty, err := encoded(cluster.Snapshot{}, query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
 }
@@ -112,23 +112,23 @@ func TestStatusForPrograms(t *testing.T) {
 // TestProgramsReadHowGPUsAreShared: by status -o json, with who has which share.
 func TestProgramsReadHowGPUsAreShared(t *testing.T) {
 	g := NewWithT(t)
-	a := node(t, "a", sim.T4, sim.T4)
+	a := newNode(t, "a", sim.T4, sim.T4)
 	a.Allocatable = map[string]int64{"nvidia.com/gpu": 16}
 	hold(&a, "notebook", 0, nil)
 	hold(&a, "notebook", 0, nil)
 	hold(&a, "train", 0, nil)
-	b := node(t, "b", sim.H100)
+	b := newNode(t, "b", sim.H100)
 	b.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
 	b.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{ResourceName: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing}
 	hold(&b, "inference", 0, nil)
 	c := partitioned(t)
 	hold(&c, "web", 0, new(c.GPU.Status.Devices[0].Instances[0].ID))
 	c.Name, c.GPU.Name = "c", "c"
-	shown, err := encoded(worldOf(a, b, c, node(t, "d", sim.T4)), query{}, doubts{}, outputJSON)
+	shown, err := encoded(worldOf(a, b, c, newNode(t, "d", sim.T4)), query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	var read struct{ Nodes []report }
 	g.Expect(json.Unmarshal([]byte(shown), &read)).To(Succeed())
-	uuid := func(n world.Node, i int) string { return n.GPU.Status.Devices[i].UUID }
+	uuid := func(n cluster.Node, i int) string { return n.GPU.Status.Devices[i].UUID }
 	g.Expect(read.Nodes[0].GPUs).To(Equal([]gpuReport{
 		{Index: 0, UUID: uuid(a, 0), Product: "Tesla-T4", Sharing: "TimeSlicing", Replicas: new(8), Used: new(3), Users: []string{"team/notebook", "team/train"}},
 		{Index: 1, UUID: uuid(a, 1), Product: "Tesla-T4", Sharing: "TimeSlicing", Replicas: new(8), Used: new(0)},
@@ -222,7 +222,7 @@ func TestStatusTellsProgramsThatNoControllerRuns(t *testing.T) {
 // TestStatusTellsProgramsWhatIsNotKnown: as the text does.
 func TestStatusTellsProgramsWhatIsNotKnown(t *testing.T) {
 	g := NewWithT(t)
-	shown, err := encoded(world.World{}, query{}, doubts{Unread: []string{"DeviceClasses are not known"}}, outputYAML)
+	shown, err := encoded(cluster.Snapshot{}, query{}, doubts{Unread: []string{"DeviceClasses are not known"}}, outputYAML)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(shown).To(ContainSubstring("unread:\n- DeviceClasses are not known\n"))
 }

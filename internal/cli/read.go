@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -34,8 +34,8 @@ const (
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
 // what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy and what its DRA driver publishes are read by those
 // who may. The namespace is that of ownNamespaces.
-func (p *Program) read(ctx context.Context, c client.Client, namespace string) (w world.World, told readAs, err error) {
-	w = world.World{Now: p.Clock.Now()}
+func (p *Program) read(ctx context.Context, c client.Client, namespace string) (w cluster.Snapshot, told readAs, err error) {
+	w = cluster.Snapshot{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, policies); err != nil {
 		return w, told, fmt.Errorf("reading policies: %w", err)
@@ -75,7 +75,7 @@ type readAs struct {
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
-func readClusterPolicy(ctx context.Context, c client.Client, w *world.World) error {
+func readClusterPolicy(ctx context.Context, c client.Client, w *cluster.Snapshot) error {
 	policy, err := clusterPolicy(ctx, c)
 	if apierrors.IsForbidden(err) {
 		return nil
@@ -192,11 +192,11 @@ func eachPage[T any, List interface {
 }
 
 // readNodes reads the nodes that have GPUs.
-func readNodes(ctx context.Context, c client.Client, w *world.World, of map[string]*v1alpha1.GPUNode) error {
+func readNodes(ctx context.Context, c client.Client, w *cluster.Snapshot, of map[string]*v1alpha1.GPUNode) error {
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			if gpuNode, has := of[nodes.Items[i].Name]; has {
-				w.Nodes = append(w.Nodes, world.NodeOf(&nodes.Items[i], gpuNode))
+				w.Nodes = append(w.Nodes, cluster.NodeOf(&nodes.Items[i], gpuNode))
 			}
 		}
 	})
@@ -207,8 +207,8 @@ func readNodes(ctx context.Context, c client.Client, w *world.World, of map[stri
 }
 
 // readPods puts the pods on their nodes.
-func readPods(ctx context.Context, c client.Client, w *world.World, programs *programs) error {
-	at := make(map[string]*world.Node, len(w.Nodes))
+func readPods(ctx context.Context, c client.Client, w *cluster.Snapshot, programs *programs) error {
+	at := make(map[string]*cluster.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
@@ -216,10 +216,10 @@ func readPods(ctx context.Context, c client.Client, w *world.World, programs *pr
 		for i := range pods.Items {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
-			if pod.Spec.NodeName == "" && world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
+			if pod.Spec.NodeName == "" && cluster.RequestsGPU(&pod.Spec) && !cluster.Finished(pod) {
 				w.Unscheduled = append(w.Unscheduled, programs.podOf(pod))
 			}
-			if !has || world.Finished(pod) {
+			if !has || cluster.Finished(pod) {
 				continue
 			}
 			n.Pods = append(n.Pods, programs.podOf(pod))
@@ -234,8 +234,8 @@ func readPods(ctx context.Context, c client.Client, w *world.World, programs *pr
 
 // wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not read our
 // ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer, readClusterPolicy says so.
-func wiringOf(w *world.World) world.DevicePlugin {
-	wiring := world.DevicePlugin{Ready: true}
+func wiringOf(w *cluster.Snapshot) cluster.DevicePlugin {
+	wiring := cluster.DevicePlugin{Ready: true}
 	for i := range w.Policies {
 		c, reported := condition.Find(w.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)
 		if reported && (c.Reason == v1alpha1.ReasonNoDevicePlugin || c.Reason == v1alpha1.ReasonDRAStackActive) {
@@ -250,14 +250,14 @@ func wiringOf(w *world.World) world.DevicePlugin {
 
 // readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there are
 // any. To users who may not read them, the plan shows what happens where they do not forbid anything.
-func readNodeFeatures(ctx context.Context, c client.Client, w *world.World, programs *programs) error {
-	at := make(map[string]*world.Node, len(w.Nodes))
+func readNodeFeatures(ctx context.Context, c client.Client, w *cluster.Snapshot, programs *programs) error {
+	at := make(map[string]*cluster.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
 	for more, next := true, ""; more; more = next != "" {
 		list := &unstructured.UnstructuredList{}
-		kind, err := listOf(c, world.NodeFeatureKind())
+		kind, err := listOf(c, cluster.NodeFeatureKind())
 		if err == nil {
 			list.SetGroupVersionKind(kind)
 			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
@@ -273,11 +273,11 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *world.World, prog
 			return fmt.Errorf("reading NodeFeatures: %w", err)
 		}
 		for i := range list.Items {
-			if n, found := at[list.Items[i].GetLabels()[world.LabelNodeName]]; found {
+			if n, found := at[list.Items[i].GetLabels()[cluster.LabelNodeName]]; found {
 				n.Features = n.Features.With(&list.Items[i], "")
 			}
 			runs := list.Items[i].GetNamespace()
-			if world.OfWorker(&list.Items[i]) && !slices.Contains(programs.Discovery, runs) {
+			if cluster.IsNFDWorkers(&list.Items[i]) && !slices.Contains(programs.Discovery, runs) {
 				programs.Discovery = append(programs.Discovery, runs)
 			}
 		}
@@ -287,7 +287,7 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *world.World, prog
 }
 
 // podsByUID are the names of the pods on a node.
-func podsByUID(n *world.Node) map[string]string {
+func podsByUID(n *cluster.Node) map[string]string {
 	names := make(map[string]string, len(n.Pods))
 	for _, pod := range n.Pods {
 		names[pod.UID] = pod.Namespace + "/" + pod.Name

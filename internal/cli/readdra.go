@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -76,10 +76,10 @@ func readDRA(ctx context.Context, c client.Client) (driverObjects, error) {
 // draGroup is the API group of dynamic resource allocation.
 const draGroup = "resource.k8s.io"
 
-// tell puts into the world what the controller reads of these objects. It returns what is not known because the user may not read it,
+// tell puts into the snapshot what the controller reads of these objects. It returns what is not known because the user may not read it,
 // where NVIDIA's DRA driver serves a node.
-func (o *driverObjects) tell(w *world.World) (lacks []string) {
-	w.DRA = world.DRA{}
+func (o *driverObjects) tell(w *cluster.Snapshot) (lacks []string) {
+	w.DRA = cluster.DRA{}
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		n.Pods = slices.Clone(n.Pods) // another reader may have them
@@ -87,7 +87,7 @@ func (o *driverObjects) tell(w *world.World) (lacks []string) {
 			n.Pods[p].Claim = ""
 		}
 	}
-	world.DRAObjects{
+	cluster.DRAObjects{
 		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], Rules: o.of[kindRule],
 		ServesClasses: o.served[kindClass] == "v1", ServesRules: o.served[kindRule] != "",
 	}.AddTo(w)
@@ -100,7 +100,7 @@ func (o *driverObjects) tell(w *world.World) (lacks []string) {
 			n.DRA = "the annotation " + v1alpha1.AnnotationOtherController
 		}
 	}
-	if !slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return w.StackOf(&n) != dra.DevicePlugin }) {
+	if !slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return w.StackOf(&n) != dra.DevicePlugin }) {
 		return nil
 	}
 	for _, without := range withoutDRA {

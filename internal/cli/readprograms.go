@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -21,7 +21,7 @@ import (
 // programs tell which pods are the operator's agents, and which are programs of NVIDIA's or of Node Feature Discovery. A
 // tenant chooses the labels of a pod, but not its namespace.
 type programs struct {
-	world.Programs
+	cluster.Programs
 
 	// agents are the namespaces of the agents; empty: not known, so that any counts.
 	agents []string
@@ -31,17 +31,17 @@ type programs struct {
 }
 
 // podOf is what of a pod matters to a decision.
-func (o *programs) podOf(pod *corev1.Pod) world.Pod {
+func (o *programs) podOf(pod *corev1.Pod) cluster.Pod {
 	known := o.Programs
 	if o.published[pod.Spec.NodeName] {
 		known.Drivers = []string{pod.Namespace}
 	}
-	return world.PodOf(pod, &known)
+	return cluster.PodOf(pod, &known)
 }
 
 // isReadyAgent reports whether a pod is one of the agents and answers.
 func (o *programs) isReadyAgent(pod *corev1.Pod) bool {
-	return world.IsReadyAgent(pod) && (len(o.agents) == 0 || slices.Contains(o.agents, pod.Namespace))
+	return cluster.IsReadyAgent(pod) && (len(o.agents) == 0 || slices.Contains(o.agents, pod.Namespace))
 }
 
 // readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified. The

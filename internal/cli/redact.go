@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // kept is what redact keeps of a value, and of each item of a list: the fields that it names, with what it keeps of each. The field "*"
@@ -78,7 +78,7 @@ var keptKinds = map[schema.GroupKind]kept{
 	{Group: "apps", Kind: "Deployment"}:                                keptWorkload,
 	{Group: "apps", Kind: "DaemonSet"}:                                 keptWorkload,
 	{Kind: "ConfigMap"}:                                                {"data": nil},
-	{Group: world.NodeFeatureKind().Group, Kind: "NodeFeature"}:        {"spec": {"labels": nil}},
+	{Group: cluster.NodeFeatureKind().Group, Kind: "NodeFeature"}:        {"spec": {"labels": nil}},
 	{Group: clusterPolicyKind().Group, Kind: clusterPolicyKind().Kind}: {"spec": {"*": keptOperand}, "status": {"namespace": nil, "state": nil, "conditions": nil}},
 	{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}: {
 		"spec": {"group": nil, "scope": nil, "names": nil, "versions": {"name": nil, "served": nil, "storage": nil, "deprecated": nil}}, "status": nil,
@@ -158,7 +158,7 @@ func annotations(all any) any {
 	given, _ := all.(map[string]any)
 	for name, value := range given {
 		domain, _, _ := strings.Cut(name, "/")
-		if domain == v1alpha1.Group || domain == nvidiaDomain || strings.HasSuffix(domain, "."+nvidiaDomain) || world.OfMaintenance(name) {
+		if domain == v1alpha1.Group || domain == nvidiaDomain || strings.HasSuffix(domain, "."+nvidiaDomain) || cluster.OfMaintenance(name) {
 			found[name] = value
 		}
 	}

@@ -28,7 +28,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"

@@ -32,7 +32,7 @@ import (
 func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
-	populate(t, cluster.Client, node(t, "a", sim.A100))
+	populate(t, cluster.Client, newNode(t, "a", sim.A100))
 	g.Expect(cluster.Client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})).To(Succeed())
 	const view, edit, cli = "gpu-sharing-view", "gpu-sharing-edit", "gpu-sharing-cli"
 	bindRoles(t, cluster.Client, map[string][]string{"viewer": {view}, "reader": {view, cli}, "editor": {view, edit, cli}})

@@ -10,11 +10,10 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
@@ -43,13 +42,13 @@ func (t *text) lacking(lacks []string) {
 }
 
 // hasTwoStacks reports whether the GPUs of the cluster can be offered by either of NVIDIA's programs: it has dynamic resource allocation.
-func hasTwoStacks(w *world.World) bool {
-	return w.DRA.ServesClasses || slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
+func hasTwoStacks(w *cluster.Snapshot) bool {
+	return w.DRA.ServesClasses || slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
 }
 
 // stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other program did: moved are
 // the nodes then. In a cluster without dynamic resource allocation there is no other.
-func (t *text) stacks(policy string, w *world.World, now, moved []group.NodeState) {
+func (t *text) stacks(policy string, w *cluster.Snapshot, now, moved []rollout.NodeState) {
 	if !hasTwoStacks(w) {
 		return
 	}
@@ -60,12 +59,12 @@ func (t *text) stacks(policy string, w *world.World, now, moved []group.NodeStat
 	var order []line
 	nodes := map[line][]string{}
 	for _, n := range now {
-		at := slices.IndexFunc(w.Nodes, func(o world.Node) bool { return o.Name == n.Node })
-		if n.Policy != policy || at < 0 || n.State == state.Unknown {
+		at := slices.IndexFunc(w.Nodes, func(o cluster.Node) bool { return o.Name == n.Node })
+		if n.Policy != policy || at < 0 || n.State == node.Unknown {
 			continue
 		}
 		l := line{stack: w.StackOf(&w.Nodes[at])}
-		if then := slices.IndexFunc(moved, func(m group.NodeState) bool { return m.Node == n.Node }); then >= 0 && l.stack != dra.Both {
+		if then := slices.IndexFunc(moved, func(m rollout.NodeState) bool { return m.Node == n.Node }); then >= 0 && l.stack != dra.Both {
 			l.moved = afterMove(l.stack, &n, &moved[then], sharesOf(policy, w))
 		}
 		if nodes[l] == nil {
@@ -83,7 +82,7 @@ func (t *text) stacks(policy string, w *world.World, now, moved []group.NodeStat
 }
 
 // sharesOf is the number of shares that a policy needs of each GPU on nodes of NVIDIA's DRA driver; 0: any number.
-func sharesOf(policy string, w *world.World) int64 {
+func sharesOf(policy string, w *cluster.Snapshot) int64 {
 	at := slices.IndexFunc(w.Policies, named(policy))
 	if at < 0 {
 		return 0
@@ -92,16 +91,16 @@ func sharesOf(policy string, w *world.World) int64 {
 }
 
 // afterMove is what pods can request of a node once the other one of NVIDIA's programs offers its GPUs.
-func afterMove(stack dra.Stack, now, then *group.NodeState, shares int64) string {
+func afterMove(stack dra.Stack, now, then *rollout.NodeState, shares int64) string {
 	to := dra.Driver
 	if stack == dra.Driver {
 		to = dra.DevicePlugin
 	}
 	says := "to " + programOf(to) + ": "
 	switch {
-	case then.State == state.Unsupported || then.State == state.Unknown:
+	case then.State == node.Unsupported || then.State == node.Unknown:
 		return says + fmt.Sprintf("%s: %s", then.Reason, then.Message)
-	case now.State != state.Unsupported && maps.Equal(now.Expected, then.Expected):
+	case now.State != node.Unsupported && maps.Equal(now.Expected, then.Expected):
 		says += "the same resources"
 	default:
 		says += resources(then.Expected)
@@ -115,8 +114,8 @@ func afterMove(stack dra.Stack, now, then *group.NodeState, shares int64) string
 	return says + ". docs/dra.md has the order"
 }
 
-// movedOver is the world once the other one of NVIDIA's programs offers the GPUs of each node.
-func movedOver(w world.World) world.World {
+// movedOver is the snapshot once the other one of NVIDIA's programs offers the GPUs of each node.
+func movedOver(w cluster.Snapshot) cluster.Snapshot {
 	if _, offered := dra.Offering(w.DRA.Classes, plan.ResourceGPU); !offered {
 		w.DRA.Classes = append(slices.Clone(w.DRA.Classes), dra.Class{Name: dra.DriverName, Resource: plan.ResourceGPU}) // its chart brings it
 	}
@@ -129,11 +128,11 @@ func movedOver(w world.World) world.World {
 		n.Labels, n.Annotations = labels, maps.Clone(n.Annotations)
 		delete(n.Annotations, v1alpha1.AnnotationOtherController)
 		n.Published, n.Claims, n.DRA, n.Allocatable = nil, nil, "", nil
-		offers := func(p world.Pod) bool { return p.DRA || p.KeptBy(deployPlugin) }
+		offers := func(p cluster.Pod) bool { return p.DRA || p.KeptBy(deployPlugin) }
 		n.Pods = slices.DeleteFunc(slices.Clone(n.Pods), offers)
 		if stack == dra.DevicePlugin {
 			n.DRA = "the move"
-			n.Labels[deployPlugin] = world.LabelFalse
+			n.Labels[deployPlugin] = cluster.LabelFalse
 		} else if w.Plugin.ClusterPolicy {
 			n.Labels[deployPlugin] = "true"
 		}
@@ -156,7 +155,7 @@ func classesOf(d rollout.Decision) (lines []string) {
 
 // devicesOf are the GPUs of a node as its agent reports them. Which GPU or instance a pod has by a ResourceClaim is not known to the agent,
 // which therefore counts the pod for each of them: it is what the claim and the ResourceSlices say.
-func devicesOf(n *world.Node) []gpu.Device {
+func devicesOf(n *cluster.Node) []gpu.Device {
 	devices := plan.Devices(n.GPU.Status.Devices)
 	located := map[string]bool{} // pods, as namespace/name
 	type held struct {

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -107,7 +107,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 
 // status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and in detail only the
 // first that are not ready.
-func (t *text) status(w world.World, q query) {
+func (t *text) status(w cluster.Snapshot, q query) {
 	if len(q.names) == 0 {
 		ages := q.ages
 		if ages.IsZero() {
@@ -260,7 +260,7 @@ func blockers(n *v1alpha1.GPUNode) []string {
 }
 
 // offers are the resources that a node advertises, or that NVIDIA's DRA driver publishes for it.
-func offers(n *world.Node, stack dra.Stack) map[string]int64 {
+func offers(n *cluster.Node, stack dra.Stack) map[string]int64 {
 	offers := map[string]int64{}
 	for name, count := range n.Offered(stack) {
 		put(offers, name, count)

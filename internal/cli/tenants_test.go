@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -36,7 +36,7 @@ func servingAll(t *testing.T, forbidden string, objects ...client.Object) client
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []schema.GroupVersionKind{
-		clusterPolicyKind(), kindOf("nvidia.com", "v1alpha1", "GPUCluster"), world.NodeFeatureKind(), kindOf(draGroup, "v1", kindSlice),
+		clusterPolicyKind(), kindOf("nvidia.com", "v1alpha1", "GPUCluster"), cluster.NodeFeatureKind(), kindOf(draGroup, "v1", kindSlice),
 	} {
 		mapper.Add(kind, meta.RESTScopeRoot)
 		scheme.AddKnownTypeWithName(kind, &unstructured.Unstructured{})
@@ -54,7 +54,7 @@ func servingAll(t *testing.T, forbidden string, objects ...client.Object) client
 // withGPUs are the objects of node a.
 func withGPUs(t *testing.T) []client.Object {
 	t.Helper()
-	n := node(t, "a", sim.T4)
+	n := newNode(t, "a", sim.T4)
 	return []client.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}, &n.GPU}
 }
 
@@ -124,7 +124,7 @@ func TestAPodOfATenantIsNotNVIDIAsDRADriver(t *testing.T) {
 	const tenant, nvidias, own = "team", "gpu-operator", "gpu-sharing-operator"
 	driverIn := func(namespace string) *corev1.Pod {
 		return readyPod(&corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "x", Labels: map[string]string{world.DRALabels()[0]: "kubelet-plugin"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "x", Labels: map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}},
 			Spec:       corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "gpus"}}},
 		})
 	}
@@ -133,7 +133,7 @@ func TestAPodOfATenantIsNotNVIDIAsDRADriver(t *testing.T) {
 		o.Object["status"] = map[string]any{"namespace": nvidias}
 		return o
 	}
-	n := node(t, "a", sim.T4)
+	n := newNode(t, "a", sim.T4)
 	slices := published(&n, 1)
 	for title, tc := range map[string]struct {
 		objects   []client.Object
@@ -171,15 +171,15 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 	}{
 		"the device plugin":      {map[string]string{"app": "nvidia-device-plugin-daemonset"}, func(n *nodeParts) []component { return n.plugins }},
 		"Node Feature Discovery": {map[string]string{nameLabel: featureDiscovery}, func(n *nodeParts) []component { return n.discovery }},
-		"the DRA driver":         {map[string]string{world.DRALabels()[0]: "kubelet-plugin"}, func(n *nodeParts) []component { return n.drivers }},
+		"the DRA driver":         {map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}, func(n *nodeParts) []component { return n.drivers }},
 	} {
 		for namespace, count := range map[string]int{nvidias: 1, "team": 0} {
-			is := installation{programs: programs{Programs: world.Programs{GPUOperators: []string{nvidias}}}}
+			is := installation{programs: programs{Programs: cluster.Programs{GPUOperators: []string{nvidias}}}}
 			is.world.Plugin.NodeFeatures = true
 			pod := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: tc.labels}})
 			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
-			w := worldOf(node(t, "a"))
-			w.Nodes[0].Pods = []world.Pod{is.programs.podOf(pod)}
+			w := worldOf(newNode(t, "a"))
+			w.Nodes[0].Pods = []cluster.Pod{is.programs.podOf(pod)}
 			n := nodeParts{stack: w.StackOf(&w.Nodes[0])}
 			is.place(pod, &n)
 			NewWithT(t).Expect(tc.found(&n)).To(HaveLen(count), "%s in namespace %s", title, namespace)
@@ -191,16 +191,16 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 func TestThePageTakesNoPodOfATenantForAProgram(t *testing.T) {
 	g := NewWithT(t)
 	seen := watching(t)
-	n := node(t, "a", sim.T4)
+	n := newNode(t, "a", sim.T4)
 	pod := readyPod(agentOn("team", "a"))
-	pod.Labels[world.DRALabels()[0]], pod.Spec.Containers[0].Name = "kubelet-plugin", "gpus"
+	pod.Labels[cluster.DRALabels()[0]], pod.Spec.Containers[0].Name = "kubelet-plugin", "gpus"
 	for k, o := range map[*kind]any{
 		seen.gpuNodes: &n.GPU, seen.nodes: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}, seen.pods: pod,
 	} {
 		g.Expect(k.GetStore().Add(o)).To(Succeed())
 		seen.touch(o)
 	}
-	shown := func() world.Pod { w, _, _ := seen.world(now); return w.Nodes[0].Pods[0] }
+	shown := func() cluster.Pod { w, _, _ := seen.world(now); return w.Nodes[0].Pods[0] }
 	g.Expect(shown().DRA).To(BeTrue(), "nothing is known yet")
 	seen.know(programs{agents: []string{"gpu-sharing-operator"}})
 	g.Expect(shown().DRA).To(BeFalse())

@@ -9,10 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
@@ -29,7 +28,7 @@ type pendingNode struct {
 
 // unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The state of those
 // that neither reports, as before the controller has observed a policy, is decided from their objects, as the controller decides it.
-func unready(w world.World) map[string]pendingNode {
+func unready(w cluster.Snapshot) map[string]pendingNode {
 	found := map[string]pendingNode{}
 	for i := range w.Nodes {
 		addReported(found, &w.Nodes[i].GPU)
@@ -41,7 +40,7 @@ func unready(w world.World) map[string]pendingNode {
 			}
 		}
 	}
-	var states []group.NodeState
+	var states []rollout.NodeState
 	for i := range w.Policies {
 		p := &w.Policies[i]
 		more := unlisted(p)
@@ -69,13 +68,13 @@ func addReported(found map[string]pendingNode, n *v1alpha1.GPUNode) {
 }
 
 // addUnlisted adds the nodes of a policy that it does not list and that are not ready. More is how many these are at least.
-func addUnlisted(found map[string]pendingNode, policy string, more int, states []group.NodeState) {
+func addUnlisted(found map[string]pendingNode, policy string, more int, states []rollout.NodeState) {
 	var rest []string
 	for _, s := range states {
 		if _, listed := found[s.Node]; listed || s.Policy != policy {
 			continue
 		}
-		if s.State == state.UpToDate {
+		if s.State == node.UpToDate {
 			rest = append(rest, s.Node)
 			continue
 		}
@@ -100,7 +99,7 @@ func unlisted(p *v1alpha1.GPUSharingPolicy) int {
 	n := p.Status.Nodes
 	more := int(n.Matched - n.Conflicted - n.Ready)
 	for _, listed := range p.Status.Pending {
-		if listed.Reason != v1alpha1.ReasonConflicted && listed.State != string(state.UpToDate) {
+		if listed.Reason != v1alpha1.ReasonConflicted && listed.State != string(node.UpToDate) {
 			more--
 		}
 	}

@@ -11,20 +11,19 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // forty are 40 nodes, the last of which cannot have MIG, under a policy that partitions them, and the status of that.
-func forty(t *testing.T) world.World {
+func forty(t *testing.T) cluster.Snapshot {
 	t.Helper()
-	nodes := []world.Node{node(t, "t4", sim.T4)}
+	nodes := []cluster.Node{newNode(t, "t4", sim.T4)}
 	for i := range 39 {
-		nodes = append(nodes, node(t, fmt.Sprintf("a%02d", i), sim.A100))
+		nodes = append(nodes, newNode(t, fmt.Sprintf("a%02d", i), sim.A100))
 	}
 	w := worldOf(nodes...)
 	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))}
@@ -33,7 +32,7 @@ func forty(t *testing.T) world.World {
 }
 
 // printed are the nodes that status prints, each with what stands on its line.
-func printed(w world.World) map[string]string {
+func printed(w cluster.Snapshot) map[string]string {
 	shown := &text{}
 	shown.status(w, query{all: true})
 	states := map[string]string{}
@@ -63,7 +62,7 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		w.Policies[0].Status.Pending = nil
 		for i := range v1alpha1.MostPending {
 			w.Policies[0].Status.Pending = append(w.Policies[0].Status.Pending, v1alpha1.PendingNode{
-				NodeName: fmt.Sprintf("a%02d", i), State: string(state.Failed), Reason: v1alpha1.ReasonApplyTimedOut, Message: "failed",
+				NodeName: fmt.Sprintf("a%02d", i), State: string(node.Failed), Reason: v1alpha1.ReasonApplyTimedOut, Message: "failed",
 			})
 		}
 		states := printed(w)
@@ -74,16 +73,16 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 	t.Run("the objects of the nodes show fewer than the policy counts", func(t *testing.T) {
 		g := NewWithT(t)
 		found := map[string]pendingNode{"a00": {}}
-		addUnlisted(found, "research", 2, []group.NodeState{
-			{Node: "a00", Policy: "research", State: state.Failed},
-			{Node: "a01", Policy: "research", State: state.Draining},
-			{Node: "a02", Policy: "research", State: state.UpToDate},
-			{Node: "b", Policy: "other", State: state.UpToDate},
+		addUnlisted(found, "research", 2, []rollout.NodeState{
+			{Node: "a00", Policy: "research", State: node.Failed},
+			{Node: "a01", Policy: "research", State: node.Draining},
+			{Node: "a02", Policy: "research", State: node.UpToDate},
+			{Node: "b", Policy: "other", State: node.UpToDate},
 		})
 		g.Expect(found).To(HaveLen(3))
-		g.Expect(found["a01"].State).To(Equal(string(state.Draining)))
+		g.Expect(found["a01"].State).To(Equal(string(node.Draining)))
 		g.Expect(found["a02"].Reason).To(Equal(notListed))
-		shown, n := &text{}, node(t, "a02", sim.A100)
+		shown, n := &text{}, newNode(t, "a02", sim.A100)
 		r := reportOf(&n, dra.DevicePlugin, found["a02"])
 		shown.statusOf(&r)
 		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          policy research counts 1 node "))

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -97,7 +97,7 @@ func TestDRA(t *testing.T) {
 	f.step("the driver is upgraded, and its image is pulled for longer than its slices live", func() {
 		m := f.machines[1]
 		m.pulls.Store(true)
-		plugins := client.HasLabels{world.DRALabels()[0]}
+		plugins := client.HasLabels{cluster.DRALabels()[0]}
 		f.Expect(f.client.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(draSpace), plugins)).To(Succeed())
 		f.Eventually(func() int { return f.driversStarting() }, patience, pollEvery).Should(Equal(1))
 		f.Expect(schedule("late", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the slices are still there")
@@ -180,7 +180,7 @@ func (f *fleet) claim(name, class string, admin bool) *resourcev1.ResourceClaim 
 // driversStarting is how many pods of NVIDIA's DRA driver are not ready.
 func (f *fleet) driversStarting() int {
 	list, starting := &corev1.PodList{}, 0
-	plugins := client.HasLabels{world.DRALabels()[0]}
+	plugins := client.HasLabels{cluster.DRALabels()[0]}
 	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(draSpace), plugins)).To(Succeed())
 	for _, p := range list.Items {
 		for _, c := range p.Status.Conditions {

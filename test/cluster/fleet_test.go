@@ -35,7 +35,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -75,7 +75,7 @@ type fleet struct {
 	dir        string
 	machines   []*machine
 	record     *record
-	before     world.World // the cluster before a policy was there
+	before     cluster.Snapshot // the cluster before a policy was there
 	evicted    []string    // pods that had to go
 	leader     func()      // ends the controllers
 }
@@ -272,7 +272,7 @@ func (f *fleet) discovered() bool {
 }
 
 // world is the cluster as the API server has it.
-func (f *fleet) world() world.World {
+func (f *fleet) world() cluster.Snapshot {
 	f.t.Helper()
 	ctx := f.t.Context()
 	nodes, gpuNodes, pods, policies := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}, &corev1.PodList{}, &v1alpha1.GPUSharingPolicyList{}
@@ -282,14 +282,14 @@ func (f *fleet) world() world.World {
 	configMap := &corev1.ConfigMap{}
 	key := types.NamespacedName{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}
 	f.Expect(client.IgnoreNotFound(f.client.Get(ctx, key, configMap))).To(Succeed())
-	w := world.World{
-		Now: f.clock.Now(), Policies: policies.Items, Configs: configMap.Data, Plugin: world.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
+	w := cluster.Snapshot{
+		Now: f.clock.Now(), Policies: policies.Items, Configs: configMap.Data, Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
 	for i := range nodes.Items {
 		for j := range gpuNodes.Items {
 			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
-				n := world.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
-				addPods(&n, pods, &world.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
+				n := cluster.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
+				addPods(&n, pods, &cluster.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
 				w.Nodes = append(w.Nodes, n)
 			}
 		}
@@ -297,12 +297,12 @@ func (f *fleet) world() world.World {
 	return w
 }
 
-func addPods(n *world.Node, pods *corev1.PodList, programs *world.Programs) {
+func addPods(n *cluster.Node, pods *corev1.PodList, programs *cluster.Programs) {
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if pod.Spec.NodeName == n.Name && !world.Finished(pod) {
-			n.Pods = append(n.Pods, world.PodOf(pod, programs))
-			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
+		if pod.Spec.NodeName == n.Name && !cluster.Finished(pod) {
+			n.Pods = append(n.Pods, cluster.PodOf(pod, programs))
+			n.AgentReady = n.AgentReady || cluster.IsReadyAgent(pod)
 		}
 	}
 }

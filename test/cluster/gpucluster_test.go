@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
@@ -28,7 +28,7 @@ func TestGPUCluster(t *testing.T) {
 	f.apply("{apiVersion: nvidia.com/v1alpha1, kind: GPUCluster, metadata: {name: gpu-cluster}, spec: {draDriver: {version: v0.5.0}}}")
 	f.record = newRecord(f)
 	operator := &nodesim.GPUCluster{Client: f.sim, Namespace: nvidiaSpace}
-	m := newMachine(f, "n01", map[string]string{world.LabelDRADriver: "true"}, sim.A100)
+	m := newMachine(f, "n01", map[string]string{cluster.LabelDRADriver: "true"}, sim.A100)
 	m.boot(f)
 	f.Expect(operator.Pass(t.Context())).To(Succeed())
 	f.background(func(ctx context.Context) { m.node.Run(ctx, 300*time.Millisecond) })

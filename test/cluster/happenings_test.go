@@ -26,8 +26,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -237,12 +237,12 @@ func (s *story) joinEvent(random *rand.Rand) {
 
 // recalls notes how a node is before the operator has changed it.
 func (s *story) recalls(name string) {
-	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n world.Node) bool { return n.Name == name })
+	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n cluster.Node) bool { return n.Name == name })
 	s.until("node "+name, func() bool {
 		s.round()
 		for _, n := range s.world().Nodes {
 			if n.Name == name {
-				s.before.Nodes = append(s.before.Nodes, world.Node{Name: name, Labels: s.places[name].labels, Allocatable: map[string]int64{}})
+				s.before.Nodes = append(s.before.Nodes, cluster.Node{Name: name, Labels: s.places[name].labels, Allocatable: map[string]int64{}})
 				return true
 			}
 		}
@@ -819,7 +819,7 @@ func (s *story) draEvent(random *rand.Rand) {
 func draPod(node string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{world.DRALabels()[0]: "kubelet-plugin"},
+			Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"},
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: "apps/v1", Kind: "DaemonSet", Name: "dra", UID: "dra", Controller: new(true),
 			}},

@@ -21,7 +21,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -205,7 +205,7 @@ func (s *story) hasEnded(pod string) bool {
 }
 
 // desired is what a policy desires of a node as it is; an error where it cannot be.
-func (s *story) desired(n *world.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+func (s *story) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
 		want, err = policy.Ask(by, node)
@@ -214,7 +214,7 @@ func (s *story) desired(n *world.Node, policies []v1alpha1.GPUSharingPolicy) (by
 }
 
 // differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
-func (s *story) differs(p *place, n *world.Node, want policy.Desired) string {
+func (s *story) differs(p *place, n *cluster.Node, want policy.Desired) string {
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
 	if !maps.Equal(has, want.Config.Resources) {
@@ -310,7 +310,7 @@ func holdsBack(by *v1alpha1.GPUSharingPolicy, reason string) string {
 func (s *story) shared(node string) bool {
 	slice := draSlice(node)
 	return s.client.Get(s.t.Context(), client.ObjectKeyFromObject(slice), slice) == nil ||
-		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return world.OffersGPUs(&p) })
+		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return cluster.OffersGPUs(&p) })
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
@@ -380,7 +380,7 @@ func (s *story) restored() {
 		n := &w.Nodes[i]
 		p := s.places[n.Name]
 		if notReady(&n.GPU) || p.off {
-			before.Nodes = slices.DeleteFunc(before.Nodes, func(o world.Node) bool { return o.Name == n.Name })
+			before.Nodes = slices.DeleteFunc(before.Nodes, func(o cluster.Node) bool { return o.Name == n.Name })
 			excused = true
 			continue
 		}
@@ -432,7 +432,7 @@ func (s *story) writtenByOthers(problem string) bool {
 }
 
 // left says what of the operator is left on a Node, or which label is not as it was; empty: nothing.
-func (s *story) left(p *place, n *world.Node) string {
+func (s *story) left(p *place, n *cluster.Node) string {
 	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
 		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
 			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
@@ -452,7 +452,7 @@ func (s *story) left(p *place, n *world.Node) string {
 }
 
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
-func (s *story) unrestored(p *place, n *world.Node) string {
+func (s *story) unrestored(p *place, n *cluster.Node) string {
 	if what := s.left(p, n); what != "" {
 		return what
 	}

@@ -21,7 +21,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // TestNothingIsReleasedWhenTheKindsVanish deletes the operator's definitions with a live policy, as an uninstallation

@@ -24,7 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -89,7 +89,7 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	m.node = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: m.labels, Client: f.sim, Clock: f.clock, Inventory: m.inventory, MPSAnswers: m.answers, Start: m.start,
 		StatusPeriod: 100 * time.Millisecond, RestartDelay: 500 * time.Millisecond, RetryDelay: 500 * time.Millisecond,
-		Pulls:        func(pod *corev1.Pod) bool { return m.pulls.Load() && world.OffersGPUs(pod) },
+		Pulls:        func(pod *corev1.Pod) bool { return m.pulls.Load() && cluster.OffersGPUs(pod) },
 		OtherDrivers: map[string]func() error{"compute-domain.nvidia.com": func() error { return errors.New("the domain is not ready") }},
 	})
 	root, err := os.OpenRoot(m.dir)

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
@@ -144,7 +144,7 @@ func (r *record) account(except ...string) account {
 			delete(changing, h.node)
 			continue
 		}
-		n := world.NodeOf(nodes[h.node], gpus[h.node])
+		n := cluster.NodeOf(nodes[h.node], gpus[h.node])
 		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			tainted[n.Name] = true
 		}

@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // tenant is a namespace in which a user with the role edit creates what they like.
@@ -27,10 +27,10 @@ func (s *story) tenantEvent(random *rand.Rand) {
 		return
 	}
 	looks := map[string]func(*corev1.Pod){
-		"a workload of the validator": func(p *corev1.Pod) { p.Labels[world.LabelApp] = "nvidia-cuda-validator" },
+		"a workload of the validator": func(p *corev1.Pod) { p.Labels[cluster.LabelApp] = "nvidia-cuda-validator" },
 		"Node Feature Discovery":      func(p *corev1.Pod) { p.Labels["app.kubernetes.io/name"] = "node-feature-discovery" },
 	}
-	for _, label := range world.DeployLabels() {
+	for _, label := range cluster.DeployLabels() {
 		looks[label] = func(p *corev1.Pod) { p.Spec.NodeSelector[label] = "true" }
 	}
 	names := slices.Sorted(maps.Keys(looks))

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
@@ -82,7 +82,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 
 // rolledBack says whether the first node is back at its last good state, and the other was not begun.
 func rolledBack(pending []v1alpha1.PendingNode) bool {
-	return len(pending) == 2 && pending[0].State == string(state.Failed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
+	return len(pending) == 2 && pending[0].State == string(node.Failed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
 		strings.Contains(pending[0].Message, "was rolled back to its last good state")
 }
 

@@ -14,17 +14,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 const deployPrefix = "nvidia.com/gpu.deploy."
 
 // Disturbed says whether a node is taken from its users for a change: it keeps pods off, or NVIDIA's programs.
-func Disturbed(n world.Node) bool {
+func Disturbed(n cluster.Node) bool {
 	if _, paused := n.Annotations[v1alpha1.AnnotationPaused]; paused {
 		return true
 	}
@@ -36,13 +35,13 @@ func ours(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }
 // Broken lists what is wrong with a cluster in which nothing goes on any more, compared with what it was before the
 // operator came: no node is left tainted, paused, without its label or without its GPUs, and nothing of the user's is
 // lost. Evicted names the pods (<namespace>/<name>) that had to go.
-func Broken(before, now world.World, evicted ...string) []string {
+func Broken(before, now cluster.Snapshot, evicted ...string) []string {
 	var broken []string
-	was := map[string]world.Node{}
+	was := map[string]cluster.Node{}
 	for _, n := range before.Nodes {
 		was[n.Name] = n
 	}
-	state := map[string]group.NodeState{}
+	state := map[string]rollout.NodeState{}
 	for _, s := range rollout.Decide(now).Nodes {
 		state[s.Node] = s
 	}
@@ -60,7 +59,7 @@ func Broken(before, now world.World, evicted ...string) []string {
 }
 
 // left is what was taken from a node and not given back.
-func left(n world.Node) []string {
+func left(n cluster.Node) []string {
 	var broken []string
 	if slices.ContainsFunc(n.Taints, ours) {
 		broken = append(broken, "our taint is left")
@@ -80,14 +79,14 @@ func left(n world.Node) []string {
 }
 
 // sharedByMPS reports whether the operator's MPS daemons serve a node.
-func sharedByMPS(n world.Node) bool {
+func sharedByMPS(n cluster.Node) bool {
 	return slices.ContainsFunc(n.GPU.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
 		return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing
 	})
 }
 
 // label compares the selected configuration with what the node was last brought to, or with what it was.
-func label(old, n world.Node, keys map[string]string) []string {
+func label(old, n cluster.Node, keys map[string]string) []string {
 	key := n.Labels[v1alpha1.LabelConfig]
 	want := old.Labels[v1alpha1.LabelConfig]
 	if spec := n.GPU.Spec; spec.ConfigName != "" {
@@ -103,12 +102,12 @@ func label(old, n world.Node, keys map[string]string) []string {
 }
 
 // gpus compares what a node advertises with what its policy promises or, if no policy governs it, with what it did.
-func gpus(old, n world.Node, s group.NodeState) []string {
+func gpus(old, n cluster.Node, s rollout.NodeState) []string {
 	offers := offered(n)
 	switch {
 	case len(offers) == 0 && len(offered(old)) > 0:
 		return []string{"no GPU is advertised"}
-	case s.State == state.UpToDate && s.Policy != "" && !maps.Equal(offers, s.Expected):
+	case s.State == node.UpToDate && s.Policy != "" && !maps.Equal(offers, s.Expected):
 		return []string{fmt.Sprintf("advertised is %v and not %v", offers, s.Expected)}
 	case n.GPU.Spec.Baseline == nil && !maps.Equal(offers, offered(old)):
 		return []string{fmt.Sprintf("advertised is %v and was %v", offers, offered(old))}
@@ -116,14 +115,14 @@ func gpus(old, n world.Node, s group.NodeState) []string {
 	return nil
 }
 
-func offered(n world.Node) map[string]int64 {
+func offered(n cluster.Node) map[string]int64 {
 	offers := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(offers, func(_ string, count int64) bool { return count == 0 })
 	return offers
 }
 
 // users looks for what others put on the node.
-func users(old, n world.Node, evicted []string) []string {
+func users(old, n cluster.Node, evicted []string) []string {
 	var lost []string
 	for _, t := range old.Taints {
 		if !ours(t) && !slices.ContainsFunc(n.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) }) {
@@ -139,7 +138,7 @@ func users(old, n world.Node, evicted []string) []string {
 	}
 	for _, p := range old.Pods {
 		name := p.Namespace + "/" + p.Name
-		here := func(o world.Pod) bool { return o.UID == p.UID }
+		here := func(o cluster.Pod) bool { return o.UID == p.UID }
 		if p.Controller != "DaemonSet" && !slices.Contains(evicted, name) && !slices.ContainsFunc(n.Pods, here) {
 			lost = append(lost, fmt.Sprintf("pod %s is lost", name))
 		}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
@@ -85,7 +85,7 @@ func slimNode(object any) (any, error) {
 	if !isNode {
 		return object, nil
 	}
-	node.ManagedFields = append(world.Holding(node), world.ConfigWriters(node)...)
+	node.ManagedFields = append(cluster.Holding(node), cluster.ConfigWriters(node)...)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	node.Status = corev1.NodeStatus{
@@ -98,7 +98,7 @@ func slimNode(object any) (any, error) {
 func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	own := corev1.ResourceList{}
 	for name, quantity := range all {
-		if strings.HasPrefix(string(name), nvidiaDomain) || world.OfSlicer(string(name)) {
+		if strings.HasPrefix(string(name), nvidiaDomain) || cluster.IsSlicerResource(string(name)) {
 			own[name] = quantity
 		}
 	}
@@ -111,7 +111,7 @@ func slimPod(object any) (any, error) {
 	if !isPod {
 		return object, nil
 	}
-	claims, group := world.HasClaims(pod), pod.Spec.SchedulingGroup
+	claims, group := cluster.HasClaims(pod), pod.Spec.SchedulingGroup
 	pod.ManagedFields = nil
 	pod.Annotations = podAnnotations(pod.Annotations)
 	pod.Labels = podLabels(pod)
@@ -159,9 +159,9 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 // node with a taint. Of pods that may be drained it stands for all tolerations whether they tolerate the operator's taint.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	switch {
-	case world.MayServe(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
-		return world.OwnTolerations(pod.Spec.Tolerations)
-	case world.Drains(pod) && world.ToleratesChange(pod.Spec.Tolerations):
+	case cluster.MayServe(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
+		return cluster.OwnTolerations(pod.Spec.Tolerations)
+	case cluster.Drains(pod) && cluster.ToleratesChange(pod.Spec.Tolerations):
 		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	}
 	return nil
@@ -202,18 +202,18 @@ const everywhere = "kube-root-ca.crt"
 // other pod nothing is kept.
 func draContainers(pod *corev1.Pod) []corev1.Container {
 	var containers []corev1.Container
-	if world.OffersGPUs(pod) {
+	if cluster.OffersGPUs(pod) {
 		for i := range pod.Spec.Containers {
 			containers = append(containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
 		}
-		containers[0].Env = world.Gates(&pod.Spec)
+		containers[0].Env = cluster.Gates(&pod.Spec)
 	}
 	return containers
 }
 
 // initHolder stands for the init containers that hold GPUs, as long as the pod is not initialized.
 func initHolder(pod *corev1.Pod) []corev1.Container {
-	if !world.HoldsByInit(pod) {
+	if !cluster.HoldsByInit(pod) {
 		return nil
 	}
 	return []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.Quantity{}}}}}
@@ -222,19 +222,19 @@ func initHolder(pod *corev1.Pod) []corev1.Container {
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
 // starts it, or it may read our ConfigMap; of others nothing is kept.
 func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
-	if !world.MayServe(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
+	if !cluster.MayServe(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
 		return nil
 	}
-	return world.TroubledContainers(pod)
+	return cluster.TroubledContainers(pod)
 }
 
 // gpuRequest stands for all requests of a pod: those of GPUs and instances, and whether it asks for anything of NVIDIA's.
 func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
-	if !world.RequestsGPU(spec) {
+	if !cluster.RequestsGPU(spec) {
 		return nil
 	}
 	limits := corev1.ResourceList{}
-	for name, n := range world.Asks(spec) {
+	for name, n := range cluster.GPURequests(spec) {
 		limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
 	}
 	if len(limits) == 0 {
@@ -247,12 +247,12 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 // Deployment.
 func podLabels(pod *corev1.Pod) map[string]string {
 	var kept map[string]string
-	for _, name := range append(world.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {
+	for _, name := range append(cluster.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {
 		value, found := pod.Labels[name]
-		if name == world.LabelApp && !world.IsValidator(pod) && !world.IsDRAPlugin(pod.Labels) {
+		if name == cluster.LabelApp && !cluster.IsValidator(pod) && !cluster.IsDRAPlugin(pod.Labels) {
 			continue
 		}
-		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !world.RequestsGPU(&pod.Spec) {
+		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !cluster.RequestsGPU(&pod.Spec) {
 			continue
 		}
 		if kept == nil {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -104,8 +104,8 @@ func TestSlimPods(t *testing.T) {
 			slim, err := slimPod(pod.DeepCopy())
 			g.Expect(err).NotTo(HaveOccurred())
 			ours := types.NamespacedName{Namespace: "gpu-operator", Name: pluginconfig.ConfigMapName}
-			for _, programs := range []*world.Programs{{ConfigMap: ours}, {ConfigMap: ours, Unverified: true}} {
-				g.Expect(world.PodOf(slim.(*corev1.Pod), programs)).To(Equal(world.PodOf(pod, programs)))
+			for _, programs := range []*cluster.Programs{{ConfigMap: ours}, {ConfigMap: ours, Unverified: true}} {
+				g.Expect(cluster.PodOf(slim.(*corev1.Pod), programs)).To(Equal(cluster.PodOf(pod, programs)))
 			}
 			view, matters := c.podView(pod)
 			slimView, slimMatters := c.podView(slim.(*corev1.Pod))

@@ -33,9 +33,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // fieldManager owns GPUNode.spec and the status of policies.
@@ -55,7 +55,7 @@ type Options struct {
 	Namespace string
 	// Writers is to how many nodes a pass may write at the same time; 0: one after the other.
 	Writers int
-	// ReadinessTaint is rollout.World.ReadinessTaint.
+	// ReadinessTaint is cluster.Snapshot.ReadinessTaint.
 	ReadinessTaint bool
 }
 
@@ -68,7 +68,7 @@ type Controller struct {
 	known        known                // of the nodes, from the last pass
 	memory       rollout.Memory       // likewise
 	repeats      action.Repeats       // what was written in the last hour
-	sightings    world.Sightings      // of other controllers that are not recorded on their Nodes
+	sightings    cluster.OtherControllers      // of other controllers that are not recorded on their Nodes
 	slices       watchedKind          // sliceKind
 	claims       watchedKind          // claimKind
 	classes      watchedKind          // classKind
@@ -143,7 +143,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
 	}
-	seen.world.Repeats, seen.world.Sightings = &c.repeats, &c.sightings
+	seen.world.Repeats, seen.world.OtherControllers = &c.repeats, &c.sightings
 	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)
 	if debug := log.FromContext(ctx).V(1); debug.Enabled() {

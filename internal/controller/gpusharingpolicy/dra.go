@@ -33,7 +33,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -77,7 +77,7 @@ func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured
 
 // seenDRA is what the objects of NVIDIA's DRA driver, and of Kubernetes around it, tell.
 type seenDRA struct {
-	cluster world.DRA
+	cluster cluster.DRA
 	nodes   map[string]nodeDRA   // by node; the pool of a node has its name
 	claimed map[string]string    // by which claim a pod has GPUs, by its UID or PodGroup
 	rules   map[string]types.UID // of the operator, by node
@@ -95,13 +95,13 @@ type nodeDRA struct {
 }
 
 // draOf is what they told of a node last.
-func draOf(n *world.Node) nodeDRA {
-	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, ruled: n.Ruled, ruleTaken: n.RuleTaken}
+func draOf(n *cluster.Node) nodeDRA {
+	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, ruled: n.DevicesTaintedAt, ruleTaken: n.RuleTaken}
 }
 
 // addTo adds what they tell to the node.
-func (d nodeDRA) addTo(n *world.Node) {
-	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.Ruled, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.ruled, d.ruleTaken
+func (d nodeDRA) addTo(n *cluster.Node) {
+	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.ruled, d.ruleTaken
 }
 
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the driver and it is not
@@ -127,7 +127,7 @@ func (d *seenDRA) deploy(drivers []appsv1.DaemonSet, nodes map[string]*corev1.No
 		for n := range nodes {
 			if is, err := required.Match(nodes[n]); is && err == nil {
 				of := d.nodes[n]
-				of.sign, of.dynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), world.MakesInstances(&set.Spec.Template.Spec)
+				of.sign, of.dynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), cluster.MakesInstances(&set.Spec.Template.Spec)
 				d.nodes[n] = of
 			}
 		}
@@ -145,7 +145,7 @@ func (c *Controller) gatherSlices(ctx context.Context, d *seenDRA) error {
 	for i := range published {
 		driver, _, _ := unstructured.NestedString(published[i].Object, "spec", "driver")
 		node, _, _ := unstructured.NestedString(published[i].Object, "spec", "nodeName")
-		if driver == world.DRADriver && node != "" {
+		if driver == cluster.DRADriver && node != "" {
 			of[node] = append(of[node], &published[i])
 		}
 	}
@@ -218,7 +218,7 @@ func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
 func podGroup(namespace, name string) string { return namespace + "/" + name }
 
 // claimOf is by which claim a pod has GPUs; empty: by none.
-func claimOf(p *world.Pod, claims map[string]string) string {
+func claimOf(p *cluster.Pod, claims map[string]string) string {
 	return cmp.Or(claims[p.UID], claims[podGroup(p.Namespace, p.PodGroup)])
 }
 
@@ -279,13 +279,13 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 }
 
 // awaitsDRA reports whether a node shows the driver though it is not known yet what the API server serves of its kinds.
-func (c *Controller) awaitsDRA(nodes []world.Node) bool {
+func (c *Controller) awaitsDRA(nodes []cluster.Node) bool {
 	unknown := false
 	for _, kind := range c.kindsOfDRA() {
 		unknown = unknown || kind.awaited.Load()
 	}
-	return unknown && slices.ContainsFunc(nodes, func(n world.Node) bool {
-		reason, _ := world.ShownBy(&n)
+	return unknown && slices.ContainsFunc(nodes, func(n cluster.Node) bool {
+		reason, _ := cluster.ShownBy(&n)
 		return reason == v1alpha1.ReasonDRADriverActive
 	})
 }
@@ -419,14 +419,14 @@ func slimDaemonSet(object any) (any, error) {
 		Namespace: set.Namespace, Name: set.Name, UID: set.UID, ResourceVersion: set.ResourceVersion, DeletionTimestamp: set.DeletionTimestamp,
 		Generation: set.Generation,
 	}}
-	if world.MakesGPUOffers(set) {
+	if cluster.MakesGPUOffers(set) {
 		pod := &set.Spec.Template
 		slim.Spec.Template.Labels, slim.Spec.Template.Spec.ServiceAccountName = pod.Labels, pod.Spec.ServiceAccountName
 		slim.Spec.Template.Spec.NodeSelector, slim.Spec.Template.Spec.Affinity = pod.Spec.NodeSelector, pod.Spec.Affinity
 		for i := range pod.Spec.Containers {
 			slim.Spec.Template.Spec.Containers = append(slim.Spec.Template.Spec.Containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
 		}
-		slim.Spec.Template.Spec.Containers[0].Env = world.Gates(&pod.Spec)
+		slim.Spec.Template.Spec.Containers[0].Env = cluster.Gates(&pod.Spec)
 	}
 	return slim, nil
 }

@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -108,21 +108,21 @@ func (an *announcer) announceReport(a action.Report) {
 	an.emit(e, an.nodeNamed(a.Node), nil, note)
 }
 
-// announceForgotten tells which GPUs lost their entry in the baseline of a node to newer ones (world.Bounded).
+// announceForgotten tells which GPUs lost their entry in the baseline of a node to newer ones (cluster.Bounded).
 func (an *announcer) announceForgotten(a action.SetSpec) {
 	was, is := an.specOf(a.Node).Baseline, a.Spec.Baseline
-	if was == nil || is == nil || len(is.Devices) < world.MostGPUs {
+	if was == nil || is == nil || len(is.Devices) < cluster.MostGPUs {
 		return
 	}
 	var forgotten []string
 	for _, d := range was.Devices {
-		if !world.Lists(is.Devices, d.UUID) {
+		if !cluster.Lists(is.Devices, d.UUID) {
 			forgotten = append(forgotten, d.UUID)
 		}
 	}
 	if len(forgotten) > 0 {
 		an.emit(eventForgotten, an.nodeNamed(a.Node), nil, fmt.Sprintf("Node %s: GPUNode.spec.baseline lists %d GPUs at most, so the baseline of GPUs that are gone "+
-			"is forgotten: %s. One that comes back counts as a new GPU", a.Node, world.MostGPUs, format.List(forgotten)))
+			"is forgotten: %s. One that comes back counts as a new GPU", a.Node, cluster.MostGPUs, format.List(forgotten)))
 	}
 }
 

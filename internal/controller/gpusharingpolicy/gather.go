@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 const (
@@ -26,9 +26,9 @@ const (
 	nodeNameField = "spec.nodeName"
 )
 
-// seen is the cluster as one pass read it: the world to decide on, and the objects to write to.
+// seen is the cluster as one pass read it: the snapshot to decide on, and the objects to write to.
 type seen struct {
-	world    world.World
+	world    cluster.Snapshot
 	plugin   *pluginconfig.Observed
 	policies map[string]*v1alpha1.GPUSharingPolicy
 	gpuNodes map[string]*v1alpha1.GPUNode
@@ -67,7 +67,7 @@ func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
 	if err := c.client.List(ctx, policies); err != nil {
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
-	s := &seen{world: world.World{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
+	s := &seen{world: cluster.Snapshot{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
 	for i := range policies.Items {
 		s.policies[policies.Items[i].Name] = &policies.Items[i]
 	}
@@ -113,7 +113,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 }
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
-	return pod.Namespace == c.Namespace && world.IsReadyAgent(pod)
+	return pod.Namespace == c.Namespace && cluster.IsReadyAgent(pod)
 }
 
 // specOf is the spec of a GPUNode before this pass.
@@ -134,8 +134,8 @@ func (s *seen) failedOf(node string) *v1alpha1.FailedChange {
 
 // mounted says whether a pod mounts our ConfigMap.
 func (s *seen) mounted() bool {
-	return slices.ContainsFunc(s.world.Nodes, func(n world.Node) bool {
-		return slices.ContainsFunc(n.Pods, func(pod world.Pod) bool { return pod.MountsConfig })
+	return slices.ContainsFunc(s.world.Nodes, func(n cluster.Node) bool {
+		return slices.ContainsFunc(n.Pods, func(pod cluster.Pod) bool { return pod.MountsConfig })
 	})
 }
 

@@ -13,10 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
@@ -165,15 +164,15 @@ func (m *metrics) kept() []vector {
 	return []vector{m.evictions, m.refused, m.rollbacks, m.lastRollback}
 }
 
-func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []group.NodeState) {
+func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []rollout.NodeState) {
 	type series struct {
 		policy string
-		state  state.State
+		state  node.State
 	}
 	counts := map[series]int{}
 	for _, n := range nodes {
 		counts[series{n.Policy, n.State}]++
-		if n.Policy == "" && n.State != state.UpToDate && n.Reason != v1alpha1.ReasonWaitingForBudget {
+		if n.Policy == "" && n.State != node.UpToDate && n.Reason != v1alpha1.ReasonWaitingForBudget {
 			to <- gauge(m.released, 1, n.Node, string(n.State))
 		}
 	}

@@ -14,11 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 func TestMetrics(t *testing.T) {
@@ -32,13 +31,13 @@ func TestMetrics(t *testing.T) {
 	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(""))).To(Succeed(), "nothing was decided yet")
 
 	m.decided(rollout.Decision{
-		Nodes: []group.NodeState{
-			{Node: "a", Policy: "research", State: state.UpToDate},
-			{Node: "b", Policy: "research", State: state.UpToDate},
-			{Node: "c", Policy: "research", State: state.Draining},
-			{Node: "d", State: state.Selecting},
-			{Node: "e", State: state.UpToDate}, // is restored
-			{Node: "f", State: state.Selecting, Reason: v1alpha1.ReasonWaitingForBudget},
+		Nodes: []rollout.NodeState{
+			{Node: "a", Policy: "research", State: node.UpToDate},
+			{Node: "b", Policy: "research", State: node.UpToDate},
+			{Node: "c", Policy: "research", State: node.Draining},
+			{Node: "d", State: node.Selecting},
+			{Node: "e", State: node.UpToDate}, // is restored
+			{Node: "f", State: node.Selecting, Reason: v1alpha1.ReasonWaitingForBudget},
 		},
 		Policies: map[string]v1alpha1.GPUSharingPolicyStatus{
 			"research": {
@@ -120,7 +119,7 @@ func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	idle := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
 		Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
 	}}}
-	decision := rollout.Decide(world.World{Now: time.Unix(1_800_000_000, 0), Policies: []v1alpha1.GPUSharingPolicy{idle}})
+	decision := rollout.Decide(cluster.Snapshot{Now: time.Unix(1_800_000_000, 0), Policies: []v1alpha1.GPUSharingPolicy{idle}})
 	g.Expect(decision.Policies).To(HaveKey("idle"))
 	m.decided(decision)
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_evictions_total")).To(Equal(1))
@@ -154,7 +153,7 @@ func TestAPausedPolicyWithABlockedNodeIsOverdue(t *testing.T) {
 	m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"mig": {
 		Nodes: v1alpha1.NodeCounts{Matched: 3, Ready: 1, Updated: 1, Blocked: 1},
 		Pending: []v1alpha1.PendingNode{
-			{NodeName: "a", State: string(state.Degraded), Reason: v1alpha1.ReasonNotAdvertised}, {NodeName: "b", Reason: v1alpha1.ReasonPaused},
+			{NodeName: "a", State: string(node.Degraded), Reason: v1alpha1.ReasonNotAdvertised}, {NodeName: "b", Reason: v1alpha1.ReasonPaused},
 		},
 		Conditions: []metav1.Condition{{
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPaused, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),

@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -32,16 +32,16 @@ import (
 // another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
 type known struct {
 	complete bool           // everything was read, and no error came in between
-	programs world.Programs // by which pods were read
+	programs cluster.Programs // by which pods were read
 	nodes    map[string]*corev1.Node
 	gpuNodes map[string]*v1alpha1.GPUNode
-	world    []world.Node    // nodes with a GPUNode, by name
+	world    []cluster.Node    // nodes with a GPUNode, by name
 	lost     map[string]bool // nodes that the operator changed and that have no GPUNode
 	versions int64
 
 	claims map[string]string // by which pods have GPUs, by UID
 
-	unscheduled        []world.Pod
+	unscheduled        []cluster.Pod
 	unscheduledVersion int64
 }
 
@@ -51,8 +51,8 @@ func (k *known) version() int64 {
 }
 
 // put adds the nodes that were read, in place of those of the same names, and removes others.
-func (k *known) put(read []world.Node, gone map[string]bool) {
-	var added []world.Node
+func (k *known) put(read []cluster.Node, gone map[string]bool) {
+	var added []cluster.Node
 	for _, n := range read {
 		n.Version = k.version()
 		if at, found := slices.BinarySearchFunc(k.world, n.Name, byName); found {
@@ -62,11 +62,11 @@ func (k *known) put(read []world.Node, gone map[string]bool) {
 		}
 	}
 	if len(gone) > 0 {
-		k.world = slices.DeleteFunc(k.world, func(n world.Node) bool { return gone[n.Name] })
+		k.world = slices.DeleteFunc(k.world, func(n cluster.Node) bool { return gone[n.Name] })
 	}
 	if len(added) > 0 {
 		k.world = append(k.world, added...)
-		slices.SortFunc(k.world, func(a, b world.Node) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortFunc(k.world, func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
 }
 
@@ -86,10 +86,10 @@ func (k *known) lacks() error {
 	return fmt.Errorf("GPUNode of %s is %w", format.List(slices.Sorted(maps.Keys(k.lost))), pluginconfig.ErrNotSynced)
 }
 
-func byName(n world.Node, name string) int { return cmp.Compare(n.Name, name) }
+func byName(n cluster.Node, name string) int { return cmp.Compare(n.Name, name) }
 
 // tell records what other objects report of each node.
-func (k *known) tell(features map[string]world.NodeFeatures, dra map[string]nodeDRA) {
+func (k *known) tell(features map[string]cluster.NodeFeatures, dra map[string]nodeDRA) {
 	for i := range k.world {
 		n := &k.world[i]
 		f, d := features[n.Name], dra[n.Name]
@@ -107,7 +107,7 @@ func (k *known) claim(claims map[string]string, changed changedNodes) {
 	}
 	for i := range k.world {
 		n := &k.world[i]
-		differs := func(p world.Pod) bool { return claimOf(&p, claims) != claimOf(&p, k.claims) }
+		differs := func(p cluster.Pod) bool { return claimOf(&p, claims) != claimOf(&p, k.claims) }
 		if slices.ContainsFunc(n.Pods, differs) {
 			changed.nodes[n.Name] = true
 		}
@@ -130,7 +130,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 	for i := range gpuNodes.Items {
 		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
 	}
-	var read []world.Node
+	var read []cluster.Node
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		gpuNode, hasGPUs := k.gpuNodes[node.Name]
@@ -152,7 +152,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 // readAgain reads the nodes that have changed.
 func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error {
 	k, gone := &c.known, map[string]bool{}
-	var read []world.Node
+	var read []cluster.Node
 	for name, matters := range changed.nodes {
 		node, gpuNode := &corev1.Node{}, &v1alpha1.GPUNode{}
 		there, err := c.cached(ctx, name, node)
@@ -204,8 +204,8 @@ func (c *Controller) cached(ctx context.Context, name string, into client.Object
 }
 
 // readNode reads a node with its pods. What other objects report of it stays as it was.
-func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (world.Node, error) {
-	n := world.NodeOf(node, gpuNode)
+func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (cluster.Node, error) {
+	n := cluster.NodeOf(node, gpuNode)
 	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
 		was := &c.known.world[at]
 		n.Features = was.Features
@@ -217,10 +217,10 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if world.Finished(pod) {
+		if cluster.Finished(pod) {
 			continue
 		}
-		p := world.PodOf(pod, &c.known.programs)
+		p := cluster.PodOf(pod, &c.known.programs)
 		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.known.claims)
 		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
@@ -237,8 +237,8 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 	k := &c.known
 	k.unscheduled, k.unscheduledVersion = nil, k.version()
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
-			k.unscheduled = append(k.unscheduled, world.PodOf(pod, &k.programs))
+		if pod := &pods.Items[i]; cluster.RequestsGPU(&pod.Spec) && !cluster.Finished(pod) {
+			k.unscheduled = append(k.unscheduled, cluster.PodOf(pod, &k.programs))
 		}
 	}
 	return nil
@@ -286,7 +286,7 @@ func (c *changes) note(o client.Object, matters bool) {
 		c.node(o.GetName(), matters)
 	case pod.Spec.NodeName != "": // whatever it is that has changed
 		c.node(pod.Spec.NodeName, true)
-	case world.RequestsGPU(&pod.Spec):
+	case cluster.RequestsGPU(&pod.Spec):
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.since.unscheduled = true
@@ -299,7 +299,7 @@ func (c *changes) due(o client.Object, gone bool) (wakes bool) {
 	defer c.mu.Unlock()
 	switch o := o.(type) {
 	case *corev1.Pod:
-		return c.rebootDue[o.Spec.NodeName] && world.Drains(o)
+		return c.rebootDue[o.Spec.NodeName] && cluster.Drains(o)
 	case *v1alpha1.GPUNode:
 		switch {
 		case gone || !condition.IsTrue(o.Status.Conditions, v1alpha1.ConditionRebootRequired):
@@ -314,15 +314,15 @@ func (c *changes) due(o client.Object, gone bool) (wakes bool) {
 }
 
 // whatever a pod may be: what it looks like wakes the controller, which then asks what it is.
-var whatever = &world.Programs{Unverified: true}
+var whatever = &cluster.Programs{Unverified: true}
 
 // blocksAnew reports whether a pod differs in what the drain of its node depends on. Most updates of a pod, as of its readiness, are of
 // nothing else.
 func blocksAnew(e event.TypedUpdateEvent[client.Object]) bool {
 	old, isPod := e.ObjectOld.(*corev1.Pod)
 	updated, still := e.ObjectNew.(*corev1.Pod)
-	return !isPod || !still || old.UID != updated.UID || old.Spec.NodeName != updated.Spec.NodeName || world.Finished(old) != world.Finished(updated) ||
-		!reflect.DeepEqual(world.PodOf(old, whatever), world.PodOf(updated, whatever))
+	return !isPod || !still || old.UID != updated.UID || old.Spec.NodeName != updated.Spec.NodeName || cluster.Finished(old) != cluster.Finished(updated) ||
+		!reflect.DeepEqual(cluster.PodOf(old, whatever), cluster.PodOf(updated, whatever))
 }
 
 // watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.

@@ -30,8 +30,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // reading is a controller that gathers three nodes with a GPUNode each, and what it reads.
@@ -96,10 +96,10 @@ func newReading(t *testing.T) *reading {
 }
 
 // nodes are the nodes as the next reconcile decides on them, by name.
-func (r *reading) nodes() map[string]world.Node {
+func (r *reading) nodes() map[string]cluster.Node {
 	s, err := r.try()
 	r.Expect(err).NotTo(HaveOccurred())
-	nodes := map[string]world.Node{}
+	nodes := map[string]cluster.Node{}
 	for _, n := range s.world.Nodes {
 		nodes[n.Name] = n
 	}
@@ -242,7 +242,7 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 		}
 		r.show(claim, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
 	}
-	store(world.DRADriver, "job")
+	store(cluster.DRADriver, "job")
 	r.Expect(held()).To(BeEmpty(), "the API server does not serve the kind yet")
 	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 	r.claims.served.Store(&kind)
@@ -250,9 +250,9 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 	r.Expect(before["b"].Pods[0].Claim).To(Equal("batch/one-gpu"))
 	store("network.example.com", "job")
 	r.Expect(held()).To(BeEmpty(), "of another driver")
-	store(world.DRADriver, "job")
+	store(cluster.DRADriver, "job")
 	r.Expect(held()).To(Equal("batch/one-gpu"))
-	store(world.DRADriver, "another")
+	store(cluster.DRADriver, "another")
 	after := r.nodes()
 	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
 	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
@@ -276,7 +276,7 @@ func TestNodesOfTheDaemonSetOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 	r.report(r.change("b", label))
 	store := func(name, component string, change func(*corev1.PodSpec)) {
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: name}}
-		set.Spec.Template.Labels = map[string]string{world.DRALabels()[0]: component}
+		set.Spec.Template.Labels = map[string]string{cluster.DRALabels()[0]: component}
 		set.Spec.Template.Spec.Containers = []corev1.Container{{Name: "compute-domains", Image: "image"}, {Name: "gpus", Image: "image"}}
 		change(&set.Spec.Template.Spec)
 		cached, err := slimDaemonSet(set)
@@ -332,13 +332,13 @@ func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 		}, kind)
 	}
 	none := map[string]string{"a": "", "b": "", "c": ""}
-	publish("b-gpus", world.DRADriver, new("b"))
+	publish("b-gpus", cluster.DRADriver, new("b"))
 	r.Expect(r.served()).To(Equal(none), "the API server does not serve the kind yet")
 	r.slices.served.Store(&kind)
 	before := r.nodes()
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}))
 	publish("a-network", "network.example.com", new("a"))
-	publish("shared", world.DRADriver, nil)
+	publish("shared", cluster.DRADriver, nil)
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}),
 		"of another driver, and of GPUs that are on no node")
 	publish("b-gpus", "network.example.com", new("b"))
@@ -368,7 +368,7 @@ func TestTheStartupTaintsOfNodePoolsAreKnown(t *testing.T) {
 	r.nodePools.served.Store(&kind)
 	pools, err = r.gatherNodePools(t.Context())
 	r.Expect(err).NotTo(HaveOccurred())
-	r.Expect(pools).To(Equal(map[string]world.NodePool{
+	r.Expect(pools).To(Equal(map[string]cluster.NodePool{
 		"gpu": {StartupTaints: []string{v1alpha1.TaintStartup, "example.com/other"}}, "plain": {},
 	}))
 }
@@ -382,10 +382,10 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 	now := r.Clock.Now()
 	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
 	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
-	p := newPass(r.Controller, &seen{world: world.World{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
+	p := newPass(r.Controller, &seen{world: cluster.Snapshot{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
 	r.Expect(p.again(0)).To(Equal(40 * time.Second))
 	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
-	s := &seen{plugin: &pluginconfig.Observed{}, world: world.World{Now: r.Clock.Now()}}
+	s := &seen{plugin: &pluginconfig.Observed{}, world: cluster.Snapshot{Now: r.Clock.Now()}}
 	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
 	r.Expect(s.world.Nodes[1].Pods[0].Refused).To(BeEmpty())
 	p.world.Now = r.Clock.Now()
@@ -395,7 +395,7 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 // NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.
 func TestTheDRADriverWhoseGPUsAreTurnedOffWakesTheController(t *testing.T) {
 	offers := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "dra", Generation: 1}}
-	offers.Spec.Template.Labels = map[string]string{world.DRALabels()[0]: "kubelet-plugin"}
+	offers.Spec.Template.Labels = map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}
 	offers.Spec.Template.Spec.Containers = []corev1.Container{{Name: "gpus"}}
 	off := offers.DeepCopy()
 	off.Generation, off.Spec.Template.Spec.Containers = 2, []corev1.Container{{Name: "compute-domains"}}

@@ -8,13 +8,13 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
 // announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
 // those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
-func (an *announcer) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []group.NodeState) {
+func (an *announcer) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {
 		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
@@ -28,8 +28,8 @@ func (an *announcer) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []
 			continue
 		}
 		_, worries := is[n.NodeName]
-		if !worries && !slices.ContainsFunc(states, func(s group.NodeState) bool {
-			return s.Node == n.NodeName && s.Policy == policy.Name && state.Worrying(string(s.State), s.Reason)
+		if !worries && !slices.ContainsFunc(states, func(s rollout.NodeState) bool {
+			return s.Node == n.NodeName && s.Policy == policy.Name && node.NeedsAttention(string(s.State), s.Reason)
 		}) {
 			e := eventReasonReached
 			e.Reason = v1alpha1.EventRecovered
@@ -41,7 +41,7 @@ func (an *announcer) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []
 func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 	found := map[string]v1alpha1.PendingNode{}
 	for _, n := range pending {
-		if state.Worrying(n.State, n.Reason) {
+		if node.NeedsAttention(n.State, n.Reason) {
 			found[n.NodeName] = n
 		}
 	}

@@ -16,9 +16,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
@@ -27,7 +27,7 @@ import (
 // which workers of NFD write theirs, and the version that is served.
 type features struct {
 	served schema.GroupVersionKind // empty: the kind is not served
-	of     map[string]world.NodeFeatures
+	of     map[string]cluster.NodeFeatures
 	ours   map[string]types.UID
 	owned  []string // nodes of which the operator's own still has the owner that earlier versions set
 
@@ -43,7 +43,7 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 	}
 	s.world.Plugin.NodeFeatures = !served.Empty()
 	s.features = features{
-		served: served, of: map[string]world.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{},
+		served: served, of: map[string]cluster.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{},
 	}
 	for i := range all {
 		c.addFeature(&s.features, &all[i])
@@ -61,8 +61,8 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 }
 
 func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured) {
-	node := feature.GetLabels()[world.LabelNodeName]
-	if world.OfWorker(feature) {
+	node := feature.GetLabels()[cluster.LabelNodeName]
+	if cluster.IsNFDWorkers(feature) {
 		to.discovery[feature.GetNamespace()] = true
 	}
 	was := to.of[node]
@@ -86,10 +86,10 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 	want := pluginconfig.NewNodeFeature(w.features.served)
 	want.SetNamespace(w.Namespace)
 	want.SetName(action.OverrideName(a.Node))
-	want.SetLabels(map[string]string{world.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
-	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(world.LabelFalse, w.world.Now)})
+	want.SetLabels(map[string]string{cluster.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
+	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(cluster.LabelFalse, w.world.Now)})
 	want.Object["spec"] = map[string]any{
-		"labels":   map[string]any{world.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
+		"labels":   map[string]any{cluster.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
 		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
 	}
 	err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)

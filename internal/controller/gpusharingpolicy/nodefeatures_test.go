@@ -15,10 +15,10 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -52,10 +52,10 @@ func testNodeFeature(s *scenario) {
 	s.Expect(asked).To(BeNumerically(">=", 0))
 	s.Expect(told).To(BeNumerically(">", asked))
 	s.Expect(s.gpuNode("t4").Spec.Devices[0].Sharing.MPS.Owner).To(Equal(v1alpha1.MPSDaemonOwnerGPUSharing))
-	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(world.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
+	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(cluster.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
 	feature := s.nodeFeature("t4")
 	s.Expect(feature.GetOwnerReferences()).To(BeEmpty(), "it outlives the GPUNode, which may go with its kind")
-	s.Expect(world.AsksMPSCapable(feature)).To(Equal("false"))
+	s.Expect(cluster.AsksMPSCapable(feature)).To(Equal("false"))
 
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
 	s.settle()
@@ -120,7 +120,7 @@ func testNodeFeatureAhead(s *scenario) {
 	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonDisablingNVIDIAMPS)))
 	s.settle()
 	s.Expect(s.node("t4").Labels).To(HaveKeyWithValue(v1alpha1.LabelOverridden, "true"))
-	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("State", string(state.Applying))))
+	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("State", string(node.Applying))))
 }
 
 func testNodeFeatureDeleted(s *scenario) {
@@ -141,7 +141,7 @@ func (s *scenario) expectNotOverridden(name string) {
 	labels := s.node(name).Labels
 	s.Expect(labels).NotTo(HaveKey(v1alpha1.LabelOverridden))
 	s.Expect(labels).NotTo(HaveKey(v1alpha1.LabelConfig))
-	s.Expect(labels).To(HaveKeyWithValue(world.LabelMPSCapable, "false"), "GPU Feature Discovery says so")
+	s.Expect(labels).To(HaveKeyWithValue(cluster.LabelMPSCapable, "false"), "GPU Feature Discovery says so")
 }
 
 // nodeFeature is the operator's NodeFeature for a node; nil if there is none.
@@ -157,5 +157,5 @@ func (s *scenario) nodeFeature(node string) *unstructured.Unstructured {
 }
 
 func newNodeFeature() *unstructured.Unstructured {
-	return pluginconfig.NewNodeFeature(world.NodeFeatureKind())
+	return pluginconfig.NewNodeFeature(cluster.NodeFeatureKind())
 }

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // +kubebuilder:rbac:groups=karpenter.sh,resources=nodepools,verbs=list;watch
@@ -18,14 +18,14 @@ import (
 var nodePoolKind = schema.GroupKind{Group: "karpenter.sh", Kind: "NodePool"}
 
 // gatherNodePools reads which startup taints the NodePools of Karpenter list, by the name of the NodePool.
-func (c *Controller) gatherNodePools(ctx context.Context) (map[string]world.NodePool, error) {
+func (c *Controller) gatherNodePools(ctx context.Context) (map[string]cluster.NodePool, error) {
 	all, err := c.nodePools.list(ctx, c.client)
 	if err != nil {
 		return nil, err
 	}
-	pools := make(map[string]world.NodePool, len(all))
+	pools := make(map[string]cluster.NodePool, len(all))
 	for i := range all {
-		var pool world.NodePool
+		var pool cluster.NodePool
 		for _, taint := range listIn(&all[i], "spec", "template", "spec", "startupTaints") {
 			if key, is := asMap(taint)["key"].(string); is {
 				pool.StartupTaints = append(pool.StartupTaints, key)

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 )
 
 // writeFor is after how long a pass begins with no further node. What it leaves the next pass decides anew, from what has

@@ -11,7 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -33,7 +33,7 @@ func TestAVirtualMachineThatGetsOtherGPUsEachDay(t *testing.T) {
 		s.withoutRefusal(30)
 		s.expectReady("research")
 		baseline := s.gpuNode("vm").Spec.Baseline.Devices
-		s.Expect(len(baseline)).To(BeNumerically("<=", world.MostGPUs))
+		s.Expect(len(baseline)).To(BeNumerically("<=", cluster.MostGPUs))
 		for _, g := range other.GPUs {
 			s.Expect(baseline).To(ContainElement(HaveField("UUID", g.UUID)), "on day %d", day)
 		}

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
@@ -26,8 +26,8 @@ import (
 // gatherPrograms finds the namespaces in which programs of NVIDIA's and of NFD run, and the DaemonSets of NVIDIA's
 // DRA driver. Errors: the API server does not answer what the account of such a DaemonSet may do, for the first
 // time.
-func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Programs, []appsv1.DaemonSet, error) {
-	programs := world.Programs{
+func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (cluster.Programs, []appsv1.DaemonSet, error) {
+	programs := cluster.Programs{
 		ConfigMap: s.plugin.ConfigMap, GPUOperators: s.plugin.GPUOperators,
 		Discovery: slices.Sorted(maps.Keys(s.features.discovery)),
 	}
@@ -36,7 +36,7 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 		return programs, nil, fmt.Errorf("reading DaemonSets: %w", err)
 	}
 	elsewhere := map[types.NamespacedName]bool{}
-	offers := slices.DeleteFunc(sets.Items, func(set appsv1.DaemonSet) bool { return !world.MakesGPUOffers(&set) })
+	offers := slices.DeleteFunc(sets.Items, func(set appsv1.DaemonSet) bool { return !cluster.MakesGPUOffers(&set) })
 	for i := range offers {
 		if set := &offers[i]; !slices.Contains(programs.GPUOperators, set.Namespace) {
 			elsewhere[accountOf(set)] = true

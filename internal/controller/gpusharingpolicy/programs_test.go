@@ -18,12 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // driver makes a DaemonSet like the one of NVIDIA's DRA driver for all nodes, with a pod on node b.
 func (r *reading) driver(namespace, account string) *appsv1.DaemonSet {
-	labels := map[string]string{world.DRALabels()[0]: "kubelet-plugin"}
+	labels := map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}
 	spec := corev1.PodSpec{NodeName: "b", ServiceAccountName: account, Containers: []corev1.Container{{Name: "gpus"}}}
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "plugin", UID: "set"}}
 	set.Spec.Template.Labels, set.Spec.Template.Spec = labels, spec
@@ -149,13 +149,13 @@ func TestTheDRADriverOfAGPUClusterNeedsNoQuestion(t *testing.T) {
 // NFD's worker writes a NodeFeature with the name of its node in its own namespace. GPU Feature Discovery and the
 // operator write others.
 func TestTheNamespacesOfNFDAreThoseOfItsWorkers(t *testing.T) {
-	r, f := newReading(t), features{of: map[string]world.NodeFeatures{}, discovery: map[string]bool{}}
+	r, f := newReading(t), features{of: map[string]cluster.NodeFeatures{}, discovery: map[string]bool{}}
 	named := map[string]string{"nfd": "a", "gpu-operator": "nvidia-features-for-a", "own": "zz-gpu-sharing-a"}
 	for namespace, name := range named {
 		feature := &unstructured.Unstructured{Object: map[string]any{}}
 		feature.SetNamespace(namespace)
 		feature.SetName(name)
-		feature.SetLabels(map[string]string{world.LabelNodeName: "a"})
+		feature.SetLabels(map[string]string{cluster.LabelNodeName: "a"})
 		r.addFeature(&f, feature)
 	}
 	programs, _, err := r.gatherPrograms(t.Context(), &seen{plugin: &pluginconfig.Observed{}, features: f})

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // refusals are why the API server refused to evict pods. They stand in the status as long as the controller asks again.

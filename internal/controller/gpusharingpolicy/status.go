@@ -16,7 +16,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
@@ -34,7 +33,7 @@ func (p *pass) report(ctx context.Context, d rollout.Decision) error {
 
 // reportPolicy applies the status of a policy. The nodes are the states of all nodes.
 func (p *pass) reportPolicy(
-	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []group.NodeState,
+	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []rollout.NodeState,
 ) error {
 	if equality.Semantic.DeepEqual(ownStatus(policy), status) {
 		return nil // what an apply compares costs much more, for each policy in each pass

@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
 )
 
 // undecidedDeadline is how long the controller may go without a decision before every policy reports what it waits for. What it
@@ -44,5 +43,5 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 		return err
 	}
 	message := fmt.Sprintf("The controller has decided nothing about any node since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
-	return newPass(c, s).report(ctx, rollout.Decision{Policies: status.Undecided(s.world.Policies, message, now)})
+	return newPass(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.world.Policies, message, now)})
 }

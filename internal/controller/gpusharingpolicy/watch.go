@@ -24,7 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // gathering is how long events are collected before a pass. While many nodes change, one pass answers many events.
@@ -61,12 +61,12 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 // draDaemonSetView is the generation of the DaemonSet of NVIDIA's DRA driver. It is no longer that one once its GPUs are turned off.
 func draDaemonSetView(o client.Object) (generation int64, ok bool) {
 	set, is := o.(*appsv1.DaemonSet)
-	return o.GetGeneration(), is && world.MakesGPUOffers(set)
+	return o.GetGeneration(), is && cluster.MakesGPUOffers(set)
 }
 
 // nodeName is empty for pods that are on no node, of which those count that ask for GPUs.
 func nodeName(o client.Object) []string {
-	if pod, isPod := o.(*corev1.Pod); isPod && (pod.Spec.NodeName != "" || world.RequestsGPU(&pod.Spec)) {
+	if pod, isPod := o.(*corev1.Pod); isPod && (pod.Spec.NodeName != "" || cluster.RequestsGPU(&pod.Spec)) {
 		return []string{pod.Spec.NodeName}
 	}
 	return nil
@@ -120,18 +120,18 @@ func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
 }
 
 // nodeView leaves out heartbeats.
-func nodeView(o client.Object) (world.Node, bool) {
+func nodeView(o client.Object) (cluster.Node, bool) {
 	node, isNode := o.(*corev1.Node)
 	if !isNode {
-		return world.Node{}, false
+		return cluster.Node{}, false
 	}
-	n := world.NodeAlone(node)
+	n := cluster.NodeAlone(node)
 	n.Annotations = ownAnnotations(n.Annotations)
 	return n, true
 }
 
 type podViewed struct {
-	world.Pod
+	cluster.Pod
 	node            string
 	agent, finished bool
 }
@@ -144,17 +144,17 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		return podViewed{}, false
 	}
 	v := podViewed{
-		Pod:  world.PodOf(pod, whatever),
-		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: world.Finished(pod),
+		Pod:  cluster.PodOf(pod, whatever),
+		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: cluster.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.Starting || v.DRA || v.MountsConfig || world.IsAgent(pod) || v.Serves || v.Validator
+	return v, v.GPU || v.Starting || v.DRA || v.MountsConfig || cluster.IsAgent(pod) || v.Serves || v.Validator
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.
 func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	for _, name := range c.Wiring.ConfigMapNames() {
-		if world.Mounts(pod, name) {
+		if cluster.Mounts(pod, name) {
 			return true
 		}
 	}
@@ -165,7 +165,7 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || world.OfMaintenance(name) || world.OfMachine(name) ||
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || cluster.OfMaintenance(name) || cluster.OfMachine(name) ||
 			autoscaling.OfGroup(name) {
 			own[name] = value
 		}

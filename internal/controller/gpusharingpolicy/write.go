@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 )
 

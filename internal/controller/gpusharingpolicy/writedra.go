@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 

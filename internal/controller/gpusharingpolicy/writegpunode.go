@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/taints"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
 func (w *writer) patchNode(ctx context.Context, a action.PatchNode) (bool, error) {
@@ -72,7 +72,7 @@ func (w *writer) keepTaints(ctx context.Context, a action.KeepTaints) (bool, err
 		return false, nil
 	}
 	record := node.Annotations[v1alpha1.AnnotationTaints]
-	taints, ours := taints.Retaint(node.Spec.Taints, record, a.Want)
+	taints, ours := rollout.Retaint(node.Spec.Taints, record, a.Want)
 	if ours == record && slices.Equal(taints, node.Spec.Taints) {
 		return false, nil
 	}

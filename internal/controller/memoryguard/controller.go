@@ -29,7 +29,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
@@ -346,8 +346,8 @@ func facts(pod *corev1.Pod) memoryguard.Pod {
 	}
 	protected, _ := drain.NeverEvicted(pod)
 	return memoryguard.Pod{
-		Found: true, Node: pod.Spec.NodeName, Created: pod.CreationTimestamp.Time, RequestsGPU: world.RequestsGPU(&pod.Spec),
-		Ends: pod.DeletionTimestamp != nil || world.Finished(pod), Protected: protected,
+		Found: true, Node: pod.Spec.NodeName, Created: pod.CreationTimestamp.Time, RequestsGPU: cluster.RequestsGPU(&pod.Spec),
+		Ends: pod.DeletionTimestamp != nil || cluster.Finished(pod), Protected: protected,
 	}
 }
 

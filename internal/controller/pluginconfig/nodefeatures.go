@@ -12,12 +12,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // nodeFeature is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels.
 var nodeFeature = kind{
-	world.NodeFeatureKind(), "nodefeatures.nfd.k8s-sigs.io",
+	cluster.NodeFeatureKind(), "nodefeatures.nfd.k8s-sigs.io",
 }
 
 // +kubebuilder:rbac:groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=list;watch
@@ -48,12 +48,12 @@ func SlimNodeFeature(cached any) (any, error) {
 	if owners := feature.GetOwnerReferences(); len(owners) > 0 {
 		slim.SetOwnerReferences(owners)
 	}
-	slim.SetLabels(map[string]string{world.LabelNodeName: feature.GetLabels()[world.LabelNodeName]})
+	slim.SetLabels(map[string]string{cluster.LabelNodeName: feature.GetLabels()[cluster.LabelNodeName]})
 	if at, stamped := feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable]; stamped {
 		slim.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: at})
 	}
-	if value := world.AsksMPSCapable(feature); value != "" {
-		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", world.LabelMPSCapable); err != nil {
+	if value := cluster.AsksMPSCapable(feature); value != "" {
+		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", cluster.LabelMPSCapable); err != nil {
 			return nil, fmt.Errorf("reading NodeFeature %s/%s: %w", feature.GetNamespace(), feature.GetName(), err)
 		}
 	}
@@ -62,5 +62,5 @@ func SlimNodeFeature(cached any) (any, error) {
 
 // asksAnew reports whether an update of a NodeFeature changes what it asks for.
 func asksAnew(old, updated *unstructured.Unstructured) bool {
-	return world.AsksMPSCapable(old) != world.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[world.LabelNodeName] != updated.GetLabels()[world.LabelNodeName]
+	return cluster.AsksMPSCapable(old) != cluster.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[cluster.LabelNodeName] != updated.GetLabels()[cluster.LabelNodeName]
 }

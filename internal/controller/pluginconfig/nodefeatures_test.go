@@ -13,9 +13,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 func TestTheCacheKeepsWhatANodeFeatureSaysOfMPS(t *testing.T) {
@@ -29,20 +29,20 @@ func TestTheCacheKeepsWhatANodeFeatureSaysOfMPS(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			feature := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-				"labels":   map[string]any{world.LabelMPSCapable: "true", "other": "x"},
+				"labels":   map[string]any{cluster.LabelMPSCapable: "true", "other": "x"},
 				"features": map[string]any{"flags": map[string]any{}},
 			}}}
-			feature.SetGroupVersionKind(world.NodeFeatureKind())
+			feature.SetGroupVersionKind(cluster.NodeFeatureKind())
 			feature.SetNamespace(namespace)
 			feature.SetName(name)
 			feature.SetCreationTimestamp(metav1.NewTime(created))
-			feature.SetLabels(map[string]string{world.LabelNodeName: "a", "other": "x"})
+			feature.SetLabels(map[string]string{cluster.LabelNodeName: "a", "other": "x"})
 			feature.SetAnnotations(annotations)
 			kept, err := pluginconfig.SlimNodeFeature(feature)
 			g.Expect(err).NotTo(HaveOccurred())
 			slim := kept.(*unstructured.Unstructured)
 			g.Expect(slim.Object["spec"]).NotTo(HaveKey("features"))
-			g.Expect(world.NodeFeatures{}.With(slim, namespace)).To(Equal(world.NodeFeatures{}.With(feature, namespace)))
+			g.Expect(cluster.NodeFeatures{}.With(slim, namespace)).To(Equal(cluster.NodeFeatures{}.With(feature, namespace)))
 		})
 	}
 }

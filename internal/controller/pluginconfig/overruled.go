@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 

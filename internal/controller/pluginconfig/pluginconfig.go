@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
@@ -70,7 +70,7 @@ func New(c client.Client, reader client.Reader, clk clock.PassiveClock, standAlo
 
 // Observed is how NVIDIA's device plugin is installed, and what of ours is there.
 type Observed struct {
-	world.DevicePlugin
+	cluster.DevicePlugin
 	// ConfigMap is ours; its name is empty if there is nowhere to put one.
 	ConfigMap types.NamespacedName
 	// GPUOperators are the namespaces of NVIDIA's GPU Operator, by the status of all ClusterPolicies and GPUClusters;

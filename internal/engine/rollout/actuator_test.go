@@ -11,8 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -28,7 +28,7 @@ func byManager(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
 }
 
 // withManager is a node as the GPU Operator leaves it, with mig-manager at rest.
-func withManager(c *cluster, models ...sim.Model) *host {
+func withManager(c *site, models ...sim.Model) *host {
 	h := c.add("a", models...)
 	h.acts = true
 	h.Labels[v1alpha1.LabelMIGManager], h.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
@@ -39,7 +39,7 @@ func withManager(c *cluster, models ...sim.Model) *host {
 
 func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := withManager(c, sim.A100, sim.A100)
 	c.hold(h, "train", 1, gpu.WholeGPU)
 	sharing := byManager(count("3g", 1), count("1g", 2))
@@ -53,7 +53,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	d, _ = c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
 	g.Expect(h.mistakes).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
 	g.Expect(h.applied).To(HaveLen(1))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not fenced off")
@@ -74,7 +74,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 
 func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := withManager(c, sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 	c.run(400)
@@ -87,7 +87,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(c.evicted).To(Equal([]string{"other"}), "the GPU whose layout changes is cleared, the other one is not")
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].Holders).To(HaveLen(1))
@@ -95,7 +95,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 
 func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := withManager(c, sim.A100)
 	h.Labels[v1alpha1.LabelMIGConfig] = "all-1g.5gb"
 	c.tick(time.Second)
@@ -105,8 +105,8 @@ func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
 	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 	d, states := c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
-	g.Expect(states["a"]).NotTo(ContainElement(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
 	g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}), "nothing is applied anew")
 	g.Expect(d.ConfigureMIGManager).To(BeFalse(), "and what mig-manager reads is left alone")
@@ -121,7 +121,7 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 	} {
 		t.Run("it "+breaks, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := withManager(c, sim.A100)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 			c.run(400)
@@ -134,7 +134,7 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 			}
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = byManager(count("2g", 3)), 2
 			d, _ := c.run(2500)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "%+v", d.Nodes[0])
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerFailed))
 			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), ContainSubstring("rolled back to its last good state")))
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
@@ -148,29 +148,29 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 
 func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
 	for name, tt := range map[string]struct {
-		prevent func(*cluster, *host)
+		prevent func(*site, *host)
 		says    string
 	}{
 		"a stand-alone plugin": {
-			prevent: func(c *cluster, _ *host) { c.Plugin.ClusterPolicy = false }, says: "there is no ClusterPolicy",
+			prevent: func(c *site, _ *host) { c.Plugin.ClusterPolicy = false }, says: "there is no ClusterPolicy",
 		},
 		"disabled": {
-			prevent: func(c *cluster, _ *host) { c.Plugin.NoMIGManager = "spec.migManager.enabled is false" },
+			prevent: func(c *site, _ *host) { c.Plugin.NoMIGManager = "spec.migManager.enabled is false" },
 			says:    "spec.migManager.enabled is false",
 		},
 		"kept off the node": {
-			prevent: func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "false" },
+			prevent: func(_ *site, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "false" },
 			says:    "the node carries nvidia.com/gpu.deploy.mig-manager=false; remove that label",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := withManager(c, sim.A100)
 			tt.prevent(c, h)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 			d, _ := c.run(10)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoMIGManager))
 			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(tt.says), ContainSubstring("actuator: Agent")))
 			g.Expect(h.Taints).To(BeEmpty())
@@ -180,7 +180,7 @@ func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
 
 func TestTheActuatorMayChange(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := withManager(c, sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
 	c.run(400)
@@ -193,7 +193,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID), "when it comes back it finds that nothing is to be done")
@@ -201,7 +201,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 3
 	d, _ = c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"), "nothing of mig-manager's is there")
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
@@ -211,7 +211,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 	for cut := 1; ; cut++ {
 		g := NewWithT(t)
-		c := newCluster()
+		c := newSite()
 		h := withManager(c, sim.A100)
 		c.hold(h, "train", 0, gpu.WholeGPU)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
@@ -228,7 +228,7 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			c.tick(time.Second)
 		}
 		g.Expect(h.mistakes).To(BeEmpty(), "ended after action %d", cut)
-		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.UpToDate), "ended after action %d", cut)
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(node.UpToDate), "ended after action %d", cut)
 		g.Expect(migmanager.Ours(h.Labels[v1alpha1.LabelMIGConfig])).To(BeTrue())
 		if done < cut {
 			g.Expect(cut).To(BeNumerically(">", 8))
@@ -250,7 +250,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		}},
 	} {
 		g := NewWithT(t)
-		c := newCluster()
+		c := newSite()
 		c.Plugin.Operands = &clusterpolicy.Operands{}
 		h := withManager(c, sim.A100)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
@@ -269,7 +269,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		for range 400 {
 			d := c.pass()
 			open := slices.ContainsFunc(h.Pods, playedBy(pluginLabel)) && len(h.Taints) == 0
-			if d.Nodes[0].State == state.UpToDate {
+			if d.Nodes[0].State == node.UpToDate {
 				break
 			}
 			g.Expect(open && h.GPU.Spec.MIGConfigName != "").To(BeFalse(),
@@ -286,7 +286,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 
 // releasedTo is a node that a policy had mig-manager partition, and that has just got the label back that it had before: one that mig-manager
 // failed to apply before, if it asks for instances, and can apply now.
-func releasedTo(g Gomega, c *cluster, name string) *host {
+func releasedTo(g Gomega, c *site, name string) *host {
 	h := withManager(c, sim.A100)
 	h.mishap = func(of string) string { return map[string]string{name: "fails"}[of] }
 	h.Labels[v1alpha1.LabelMIGConfig] = name
@@ -296,7 +296,7 @@ func releasedTo(g Gomega, c *cluster, name string) *host {
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)), evicting)}
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	c.Policies = nil
 	for range 400 {
 		if c.pass(); h.Labels[v1alpha1.LabelMIGConfig] == name {
@@ -315,7 +315,7 @@ func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 	for outcome, layout := range map[string]int{"": 7, "fails": 0} {
 		t.Run("it "+outcome, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := releasedTo(g, c, "all-1g.5gb")
 			h.mishap = func(string) string { return outcome }
 			c.tick(time.Second)
@@ -324,7 +324,7 @@ func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 				d := c.pass()
 				g.Expect(d.ConfigureMIGManager).To(BeTrue())
 				g.Expect(d.Nodes).To(HaveLen(1))
-				g.Expect(d.Nodes[0].State).To(Equal(state.Releasing))
+				g.Expect(d.Nodes[0].State).To(Equal(node.Releasing))
 				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerBusy))
 				g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending"))
 				g.Expect(d.Nodes[0].Blockers).To(BeEmpty(), "the GPUs are not the operator's any more")
@@ -346,7 +346,7 @@ func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 // TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime, and one that has no pod on the node is not.
 func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := releasedTo(g, c, "all-1g.5gb")
 	h.mishap = func(string) string { return "hangs" }
 	since := c.Now
@@ -375,7 +375,7 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 // TestALabelThatChangesWhileMIGManagerAnswersStays: it is the administrator's, and so is what becomes of the GPUs.
 func TestALabelThatChangesWhileMIGManagerAnswersStays(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := releasedTo(g, c, "all-disabled")
 	h.Labels[v1alpha1.LabelMIGConfig] = "all-1g.5gb"
 	d := c.during(2*time.Minute, time.Second)

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -69,7 +69,7 @@ func (h *host) report() {
 		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
 	}
 	steps, err := plan.Node(h.allowed(), devices)
-	h.GPU.Status.Conditions = status.Reported(h.GPU.Status).Conditions
+	h.GPU.Status.Conditions = rollout.ReportedStatus(h.GPU.Status).Conditions
 	if err != nil || len(steps) > 0 || !h.same(devices) {
 		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
 	}

@@ -5,28 +5,27 @@ package rollout
 
 import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // The agent has the driver open, so it runs where v1alpha1.LabelClient is true: k8s-driver-manager and mig-manager pause that
 // label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other nodes we do, once in
 // an hour at most, and never change another value. For a GPUCluster the GPU Operator removes it, and the agent runs by
-// world.LabelDRADriver.
+// cluster.LabelDRADriver.
 
 const (
-	labelOperands = world.DeployPrefix + "operands" // false: no deploy label stays on the node
-	labelPresent  = world.NvidiaDomain + "gpu.present"
+	labelOperands = cluster.DeployPrefix + "operands" // false: no deploy label stays on the node
+	labelPresent  = cluster.NvidiaDomain + "gpu.present"
 	// clientSet begins the value of v1alpha1.AnnotationClient.
 	clientSet = "true"
 )
 
 // allowAgent sets the label that the agent's DaemonSet selects where it is absent.
-func allowAgent(m *group.Member) {
+func allowAgent(m *member) {
 	labels := m.Node.Labels
-	if world.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
+	if cluster.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
 		return
 	}
 	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.World.Now.Sub(at) < timing.Patience {

@@ -11,7 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -58,7 +58,7 @@ func TestTheAgentIsAllowed(t *testing.T) {
 
 func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	g := NewWithT(t)
-	w := newCluster()
+	w := newSite()
 	h := w.add("a", sim.A100)
 	delete(h.Labels, v1alpha1.LabelClient)
 	w.pass()
@@ -75,7 +75,7 @@ func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 // asked for.
 func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	g := NewWithT(t)
-	w := newCluster()
+	w := newSite()
 	h := withManager(w, sim.A100)
 	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)))}
 	reasons, away := map[string]bool{}, false
@@ -89,7 +89,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	}
 	g.Expect(away).To(BeTrue())
 	d, _ := w.run(10)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(reasons[v1alpha1.ReasonAgentNotReporting]).To(BeFalse())
 	g.Expect(h.applied).NotTo(BeEmpty())
 }

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy: the operator's definitions are installed again after they were deleted with

@@ -13,20 +13,20 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // loseGPUNode deletes the GPUNode of a node, and a new one takes its place.
-func (c *cluster) loseGPUNode(h *host) {
+func (c *site) loseGPUNode(h *host) {
 	h.makeGPUNode()
 	c.tick(time.Second)
 }
 
 // loseNode deletes the Node, and the machine registers again: what clients wrote on it is gone.
-func (c *cluster) loseNode(h *host, registered map[string]string) {
+func (c *site) loseNode(h *host, registered map[string]string) {
 	h.Labels, h.Annotations, h.Taints = maps.Clone(registered), map[string]string{}, nil
 	h.plugin.running = false
 	c.tick(time.Second)
@@ -34,10 +34,10 @@ func (c *cluster) loseNode(h *host, registered map[string]string) {
 
 // TestTheBaselineSurvivesTheLossOfEitherObject at every point of a change: the node returns to how it was found.
 func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
-	for name, loses := range map[string]func(*cluster, *host, map[string]string){
-		"GPUNode": func(c *cluster, h *host, _ map[string]string) { c.loseGPUNode(h) },
-		"Node":    func(c *cluster, h *host, registered map[string]string) { c.loseNode(h, registered) },
-		"annotation of the Node": func(_ *cluster, h *host, _ map[string]string) {
+	for name, loses := range map[string]func(*site, *host, map[string]string){
+		"GPUNode": func(c *site, h *host, _ map[string]string) { c.loseGPUNode(h) },
+		"Node":    func(c *site, h *host, registered map[string]string) { c.loseNode(h, registered) },
+		"annotation of the Node": func(_ *site, h *host, _ map[string]string) {
 			delete(h.Annotations, v1alpha1.AnnotationBaseline)
 		},
 	} {
@@ -47,7 +47,7 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 			t.Run(name+"/"+strategy, func(t *testing.T) {
 				for after := range 14 {
 					g := NewWithT(t)
-					c := newCluster()
+					c := newSite()
 					h := c.add("a", sim.A100)
 					h.found(gpu.TimeSliceMedium)
 					h.Labels[v1alpha1.LabelMIGManager] = "true"
@@ -107,7 +107,7 @@ func TestANodeThatIsRestoredUnnoticedKeepsItsBaseline(t *testing.T) {
 func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
 	for _, passes := range []int{1, 2} {
 		g := NewWithT(t)
-		c := newCluster()
+		c := newSite()
 		h := c.add("a", sim.H100)
 		h.byHand(0, "2g.20gb")
 		c.tick(time.Second)
@@ -160,14 +160,14 @@ func TestWhatEitherObjectLostOfTheBaselineIsWrittenAgain(t *testing.T) {
 
 // TestTheOperatorsOwnValuesAreNoBaseline, even if all that held the baseline is lost.
 func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
-	for name, byHand := range map[string]func() (*cluster, *host, v1alpha1.Sharing){
-		"the agent partitions": func() (*cluster, *host, v1alpha1.Sharing) {
-			c := newCluster()
+	for name, byHand := range map[string]func() (*site, *host, v1alpha1.Sharing){
+		"the agent partitions": func() (*site, *host, v1alpha1.Sharing) {
+			c := newSite()
 			h := c.add("a", sim.A100)
 			return c, h, mig(count("3g.20gb", 2))
 		},
-		"mig-manager partitions": func() (*cluster, *host, v1alpha1.Sharing) {
-			c := newCluster()
+		"mig-manager partitions": func() (*site, *host, v1alpha1.Sharing) {
+			c := newSite()
 			return c, withManager(c, sim.A100), byManager(count("3g.20gb", 2))
 		},
 	} {
@@ -215,7 +215,7 @@ func TestANodeThatGetsOtherGPUsEachDay(t *testing.T) {
 	for strategy, sharing := range map[string]v1alpha1.Sharing{"time-slicing": timeSlicing(4), "MIG": mig(count("3g.20gb", 2))} {
 		t.Run(strategy, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("vm", slices.Repeat([]sim.Model{sim.A100}, 8)...)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 			uuids := func() (all []string) {
@@ -240,9 +240,9 @@ func TestANodeThatGetsOtherGPUsEachDay(t *testing.T) {
 				for _, d := range h.GPU.Spec.Baseline.Devices {
 					listed = append(listed, d.UUID)
 				}
-				g.Expect(len(listed)).To(BeNumerically("<=", world.MostGPUs))
+				g.Expect(len(listed)).To(BeNumerically("<=", cluster.MostGPUs))
 				g.Expect(listed).To(ContainElements(append(before, uuids()...)), "on day %d", day)
-				g.Expect(h.Annotations[v1alpha1.AnnotationBaseline]).To(Equal(world.CopyOf(h.GPU.Spec)))
+				g.Expect(h.Annotations[v1alpha1.AnnotationBaseline]).To(Equal(cluster.CopyOf(h.GPU.Spec)))
 			}
 			c.Policies = nil
 			c.run(300)
@@ -259,12 +259,12 @@ func TestABaselineThatIsFullTakesNoGoneGPUFromItsCopy(t *testing.T) {
 	c, h := toMIG()
 	c.run(200)
 	spec, older := h.GPU.Spec.DeepCopy(), h.GPU.Spec.DeepCopy()
-	for i := len(spec.Baseline.Devices); i < world.MostGPUs; i++ {
+	for i := len(spec.Baseline.Devices); i < cluster.MostGPUs; i++ {
 		spec.Baseline.Devices = append(spec.Baseline.Devices, v1alpha1.DeviceSpec{UUID: fmt.Sprint("GPU-gone-", i)})
 	}
 	older.Baseline.Devices = append(older.Baseline.Devices, v1alpha1.DeviceSpec{UUID: "GPU-of-the-copy"})
 	n := *h.Node
-	n.GPU.Spec, n.Annotations = *spec, map[string]string{v1alpha1.AnnotationBaseline: world.CopyOf(*older)}
+	n.GPU.Spec, n.Annotations = *spec, map[string]string{v1alpha1.AnnotationBaseline: cluster.CopyOf(*older)}
 	joined := n.WithCopy(&n.GPU)
 	g.Expect(joined.BaselineLost).To(BeFalse())
 	g.Expect(joined.GPU.Spec.Baseline).To(Equal(spec.Baseline))
@@ -273,6 +273,6 @@ func TestABaselineThatIsFullTakesNoGoneGPUFromItsCopy(t *testing.T) {
 	n.GPU.Spec.Baseline.Devices = append(n.GPU.Spec.Baseline.Devices, v1alpha1.DeviceSpec{UUID: "GPU-gone-last"})
 	joined = n.WithCopy(&n.GPU)
 	g.Expect(joined.BaselineLost).To(BeTrue(), "a GPU that is there has its entry in the copy alone")
-	g.Expect(joined.GPU.Spec.Baseline.Devices).To(And(HaveLen(world.MostGPUs), ContainElement(HaveField("UUID", h.devices()[1].UUID)),
+	g.Expect(joined.GPU.Spec.Baseline.Devices).To(And(HaveLen(cluster.MostGPUs), ContainElement(HaveField("UUID", h.devices()[1].UUID)),
 		ContainElement(HaveField("UUID", "GPU-gone-last")), Not(ContainElement(HaveField("UUID", "GPU-of-the-copy")))))
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -52,10 +52,10 @@ func BenchmarkWaiting(b *testing.B) {
 	}
 }
 
-// upToDate is a world of nodes that match the desired state of their policy.
-func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) world.World {
+// upToDate is a snapshot of nodes that match the desired state of their policy.
+func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) cluster.Snapshot {
 	b.Helper()
-	c := newCluster()
+	c := newSite()
 	c.add("n0", slices.Repeat([]sim.Model{sim.A100}, 8)...)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 	c.run(60)
@@ -87,7 +87,7 @@ func BenchmarkFleet(b *testing.B) {
 			}))
 		}
 		for i := range 10_000 {
-			w.Unscheduled = append(w.Unscheduled, world.Pod{
+			w.Unscheduled = append(w.Unscheduled, cluster.Pod{
 				Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1},
 				Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
 			})

@@ -13,8 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -25,13 +25,13 @@ func onGPUs(indexes ...int32) func(*v1alpha1.GPUSharingPolicy) {
 }
 
 // edit changes the first policy.
-func (c *cluster) edit(change func(*v1alpha1.GPUSharingPolicy)) {
+func (c *site) edit(change func(*v1alpha1.GPUSharingPolicy)) {
 	change(&c.Policies[0])
 	c.Policies[0].Generation++
 }
 
 // replace puts another GPU of the same model into the slot of one, as after a repair, and starts the machine again.
-func (c *cluster) replace(h *host, index int) {
+func (c *site) replace(h *host, index int) {
 	fresh, err := sim.NewNode("spare", sim.A100)
 	if err != nil {
 		panic(err)
@@ -56,7 +56,7 @@ func (h *host) byHand(index int, profile string) {
 // TestAReplacedGPUReturnsToTheStateInWhichItCame: it has a baseline of its own.
 func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)))}
 	c.run(200)
@@ -91,7 +91,7 @@ func TestADeselectedGPUReturnsToItsBaseline(t *testing.T) {
 	for name, profile := range map[string]string{"whole": "", "partitioned by hand": "2g.10gb"} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100, sim.A100)
 			if profile != "" {
 				h.byHand(1, profile)
@@ -179,7 +179,7 @@ func TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline(t *testing.T) {
 	h.breaks(h.Labels[v1alpha1.LabelConfig])
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", 7)) })
 	d, _ := c.run(600)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
 }

@@ -7,24 +7,23 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/nvidiadra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes DeviceTaintRules of nodes that are
 // gone, and those that another client edited. A class stays while a node has instances of its profile, or is to have some, and while a policy, pod
 // or ResourceClaim names it.
-func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
+func (d *Decision) configureDRA(w *cluster.Snapshot, all []*member) {
 	var classes []dra.Write
 	nodes := make(map[string]bool, len(w.DRA.Ruled))
 	for _, m := range all {
 		if len(w.DRA.Ruled) > 0 {
 			nodes[m.Node.Name] = true
 		}
-		if m.ByDriver() && !m.OnPaper() {
+		if m.ByDriver() && !m.Paused() {
 			classes = append(classes, classesOn(w, m)...)
 		}
 	}
@@ -47,35 +46,35 @@ func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 
 // classesOn are the classes of what the operator offers on a node, or is to offer. Those that lost their resource are written again where the
 // node waits for it: another client may have taken the resource, or the API server drops it as yet.
-func classesOn(w *world.World, m *group.Member) []dra.Write {
+func classesOn(w *cluster.Snapshot, m *member) []dra.Write {
 	if m.Unsupported != nil && m.Node.GPU.Spec.Baseline == nil {
-		return slices.DeleteFunc(nvidiadra.Classes(m.View), func(class dra.Write) bool {
+		return slices.DeleteFunc(node.DeviceClasses(m.View), func(class dra.Write) bool {
 			lost := dra.ClassProblem(w.DRA.Classes, class)
 			return lost == nil || lost.Reason != v1alpha1.ReasonDRAUnavailable
 		})
 	}
-	return append(nvidiadra.ClassesOf(m.Node.GPU.Spec.Devices), nvidiadra.Classes(m.View)...)
+	return append(node.DeviceClassesOf(m.Node.GPU.Spec.Devices), node.DeviceClasses(m.View)...)
 }
 
 // isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its instances: an autoscaler
 // that has none left starts one for a pod only where the class is there.
-func isNamed(w *world.World, c dra.Class) bool {
+func isNamed(w *cluster.Snapshot, c dra.Class) bool {
 	for i := range w.Policies {
-		if w.Policies[i].DeletionTimestamp.IsZero() && names(w.Policies[i].Spec.Sharing, c.Name) {
+		if w.Policies[i].DeletionTimestamp.IsZero() && sharingNames(w.Policies[i].Spec.Sharing, c.Name) {
 			return true
 		}
 	}
-	asks := func(p world.Pod) bool { return c.Resource != "" && p.Asks[c.Resource] > 0 }
+	asks := func(p cluster.Pod) bool { return c.Resource != "" && p.Asks[c.Resource] > 0 }
 	nodes := w.Nodes
 	if c.Name == dra.ForGPUs().Name { // pods request its resource of the device plugin too
-		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n world.Node) bool { return w.StackOf(&n) == dra.DevicePlugin })
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return w.StackOf(&n) == dra.DevicePlugin })
 	}
 	return slices.Contains(w.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(w.Unscheduled, asks) ||
-		slices.ContainsFunc(nodes, func(n world.Node) bool { return slices.ContainsFunc(n.Pods, asks) })
+		slices.ContainsFunc(nodes, func(n cluster.Node) bool { return slices.ContainsFunc(n.Pods, asks) })
 }
 
-// names reports whether a policy's sharing offers what a class of the operator's is for.
-func names(s v1alpha1.Sharing, class string) bool {
+// sharingNames reports whether a policy's sharing offers what a class of the operator's is for.
+func sharingNames(s v1alpha1.Sharing, class string) bool {
 	if s.MIG == nil {
 		return class == dra.ForGPUs().Name && s.Strategy != v1alpha1.StrategyMPS
 	}

@@ -8,28 +8,27 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/nvidiamig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
 // writeConfigs is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys that
 // nothing names any more go at that occasion, so that a new revision of a policy costs one write.
-func writeConfigs(w *world.World, all []*group.Member, wireMIG bool) (action.WriteConfigs, bool) {
+func writeConfigs(w *cluster.Snapshot, all []*member, wireMIG bool) (action.WriteConfigs, bool) {
 	want := map[string]string{}
 	last := "" // of thousands of nodes, most name the same
 	name := func(key string) {
 		if key == last {
 			return
 		}
-		if data, has := content(w, key); has {
+		if data, has := configContent(w, key); has {
 			want[key], last = data, key
 		}
 	}
 	for _, m := range all {
-		for _, config := range m.Brief.Configs {
+		for _, config := range m.Summary.Configs {
 			name(config)
 		}
 		if m.Desired != nil && !m.ByDriver() && (m.Desired.Config.Key != last || m.Desired.Config.Data != want[last]) {
@@ -37,7 +36,7 @@ func writeConfigs(w *world.World, all []*group.Member, wireMIG bool) (action.Wri
 		}
 	}
 	maps.Copy(want, w.Plugin.Configs)
-	if file, has := content(w, migmanager.FileKey); has && (wireMIG || w.Plugin.MIGReady) {
+	if file, has := configContent(w, migmanager.FileKey); has && (wireMIG || w.Plugin.MIGReady) {
 		want[migmanager.FileKey] = managerFile(file, all)
 	}
 	for key, data := range want {
@@ -48,9 +47,9 @@ func writeConfigs(w *world.World, all []*group.Member, wireMIG bool) (action.Wri
 	return action.WriteConfigs{}, false
 }
 
-// content returns the content of a config: from the ConfigMap or, if that was deleted, from its copy. Nobody could render again
+// configContent returns the content of a config: from the ConfigMap or, if that was deleted, from its copy. Nobody could render again
 // what only a node names that no policy governs.
-func content(w *world.World, key string) (string, bool) {
+func configContent(w *cluster.Snapshot, key string) (string, bool) {
 	if data, has := w.Configs[key]; has {
 		return data, true
 	}
@@ -60,14 +59,14 @@ func content(w *world.World, key string) (string, bool) {
 
 // managerFile is the file that NVIDIA's mig-manager has to read: with every configuration of others', and those of ours
 // that a node is labelled with or about to be. One that nothing names any more goes when another is added.
-func managerFile(file string, all []*group.Member) string {
+func managerFile(file string, all []*member) string {
 	has, err := migmanager.Parse(file)
 	if err != nil {
 		return file // it was written by us
 	}
 	want, complete := map[string]string{}, true
 	for name, entries := range has {
-		named := func(m *group.Member) bool {
+		named := func(m *member) bool {
 			return m.Node.Labels[v1alpha1.LabelMIGConfig] == name || m.Node.GPU.Spec.MIGConfigName == name
 		}
 		if !migmanager.Ours(name) || slices.ContainsFunc(all, named) {
@@ -75,7 +74,7 @@ func managerFile(file string, all []*group.Member) string {
 		}
 	}
 	for _, m := range all {
-		for name, entries := range nvidiamig.Configs(m.View) {
+		for name, entries := range node.MIGConfigs(m.View) {
 			_, there := has[name]
 			want[name], complete = entries, complete && there
 		}

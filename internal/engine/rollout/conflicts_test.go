@@ -14,15 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
 // partitioned is a cluster of one node that a policy has partitioned, with NVIDIA's mig-manager kept off it.
-func partitioned() (*cluster, *host) {
+func partitioned() (*site, *host) {
 	c, h := toMIG()
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	h.Labels["nvidia.com/mig.config"] = "all-disabled"
@@ -34,7 +33,7 @@ func TestAMIGManagerThatAUserLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 	g := NewWithT(t)
 	c, h := partitioned()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
-	lets := func() group.NodeState {
+	lets := func() rollout.NodeState {
 		h.Labels[v1alpha1.LabelMIGManager] = "true"
 		c.steps(3)
 		return rollout.Decide(c.world()).Nodes[0]
@@ -45,7 +44,7 @@ func TestAMIGManagerThatAUserLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 	n := lets()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"), "it is not fought over")
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
-	g.Expect(n.State).To(Equal(state.UpToDate), "what is advertised matches the desired state")
+	g.Expect(n.State).To(Equal(node.UpToDate), "what is advertised matches the desired state")
 	g.Expect(n.Message).To(ContainSubstring("it is set back to false at 09:"))
 	d := rollout.Decide(c.world())
 	g.Expect(d.After).To(BeNumerically("~", time.Hour, time.Minute))
@@ -83,12 +82,12 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node lists the resource mig.das.com/1g.5gb",
 		},
 		"NVIDIA's DRA driver": {
-			func(h *host) { h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
+			func(h *host) { h.Pods = append(h.Pods, cluster.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
 			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
 		},
 		"NVIDIA's DRA driver, whose pod ends": {
 			func(h *host) {
-				h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", DRA: true, Terminating: true})
+				h.Pods = append(h.Pods, cluster.Pod{Namespace: "dra", Name: "plugin", DRA: true, Terminating: true})
 			},
 			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
 		},
@@ -101,7 +100,7 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			c, h := toMIG()
 			test.taken(h)
 			d := c.pass()
-			g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(test.reason))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(test.says))
 			c.run(10)
@@ -126,26 +125,26 @@ func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
 	g.Expect(h.Taints).To(BeEmpty())
 	d = c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	h.Slicer = "mig.das.com/1g.5gb"
-	g.Expect(c.pass().Nodes[0].State).To(Equal(state.Unsupported), "it is back")
+	g.Expect(c.pass().Nodes[0].State).To(Equal(node.Unsupported), "it is back")
 }
 
 // TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
 func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	c.Sightings = &world.Sightings{}
+	c.OtherControllers = &cluster.OtherControllers{}
 	h.Slicer = "mig.das.com/1g.5gb"
 	g.Expect(said(rollout.Decide(c.world()).Actions)).To(ContainElement(ContainSubstring("recording that another controller")))
 	h.Slicer = ""
 	c.tick(time.Second)
-	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.Unsupported), "neither of these writes succeeds")
+	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(node.Unsupported), "neither of these writes succeeds")
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(h.Annotations[v1alpha1.AnnotationOtherController]).To(HavePrefix(v1alpha1.ReasonSlicerActive + "@"))
 	d = c.during(3*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "five minutes after it was last seen")
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "five minutes after it was last seen")
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 }
 
@@ -153,7 +152,7 @@ func TestASignCountsThoughItsRecordFails(t *testing.T) {
 func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	c.Sightings = &world.Sightings{}
+	c.OtherControllers = &cluster.OtherControllers{}
 	h.Slicer = "mig.das.com/1g.5gb"
 	c.run(10)
 	h.Slicer = ""
@@ -162,16 +161,16 @@ func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	rollout.Decide(c.world())
 	h.Slicer = ""
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	d = c.during(3*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
 // TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there before.
 func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	c.Sightings = &world.Sightings{}
+	c.OtherControllers = &cluster.OtherControllers{}
 	h.Slicer = "mig.das.com/1g.5gb"
 	c.run(10)
 	policies := c.Policies
@@ -180,7 +179,7 @@ func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 	c.Policies = policies
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 }
 
 // TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
@@ -194,9 +193,9 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 		},
 		"NVIDIA's DRA driver": {
 			func(h *host) {
-				h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true})
+				h.Pods = append(h.Pods, cluster.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true})
 			},
-			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA }) },
+			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA }) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -208,7 +207,7 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			for range 5 { // restarts
 				test.goes(h)
 				d := c.during(4*time.Minute, 10*time.Second)
-				g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+				g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 				g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
 				test.comes(h)
 				c.during(time.Minute, 10*time.Second)
@@ -218,7 +217,7 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			g.Expect(c.writes).To(Equal(map[string]int{"action.PatchNode": 10, "action.Report": 10}), "two of each for each restart")
 			test.goes(h)
 			d := c.during(10*time.Minute, 10*time.Second)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 			clear(c.writes)
 			c.during(time.Hour, time.Minute)
 			g.Expect(c.writes).To(BeEmpty(), "it stays so")
@@ -246,21 +245,21 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 2))
-	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
 	g.Expect(d.Nodes[0].Message).To(And(
 		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
 		ContainSubstring("remove the label from the MachineSet")))
-	h.Annotations[world.AnnotationMachine] = "openshift-machine-api/gpu-1"
+	h.Annotations[cluster.AnnotationMachine] = "openshift-machine-api/gpu-1"
 	g.Expect(c.pass().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
 
 	h.ConfigWriter = ""
 	c.tick(d.After)
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "set again after an hour, and nobody objects any more")
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "set again after an hour, and nobody objects any more")
 	c.Policies = nil
 	c.run(200)
-	delete(h.Annotations, world.AnnotationMachine)
+	delete(h.Annotations, cluster.AnnotationMachine)
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
@@ -278,7 +277,7 @@ func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T)
 		h.Labels[v1alpha1.LabelConfig] = "theirs"
 		c.tick(time.Second)
 	}
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
@@ -298,9 +297,9 @@ func TestTheWriterOfTheConfigLabelIsKnownByTheManagedFields(t *testing.T) {
 		{Manager: "nodelink-controller", Time: at(2), FieldsV1: fields(v1alpha1.LabelConfig)},
 		{Manager: "gpusharing-controller", Time: at(3), FieldsV1: fields(v1alpha1.LabelConfig)},
 	}}}
-	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
-	node.ManagedFields = append(world.Holding(node), world.ConfigWriters(node)...)
-	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
+	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
+	node.ManagedFields = append(cluster.Holding(node), cluster.ConfigWriters(node)...)
+	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
 }
 
 func TestInstancesThatOthersKeepChangingAreLeft(t *testing.T) {
@@ -322,7 +321,7 @@ func TestInstancesThatOthersKeepChangingAreLeft(t *testing.T) {
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is kept off or evicted for that")
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("another program keeps changing MIG on GPU 0"))
 }
@@ -333,11 +332,11 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		"mig.das.com/2g.10gb": resource.MustParse("3"), "mig.das.com/1g.5gb": resource.MustParse("7"),
 		"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("0"), "nvidia.com/gpu": resource.MustParse("1"),
 	}}}
-	n := world.NodeOf(node, &v1alpha1.GPUNode{})
+	n := cluster.NodeOf(node, &v1alpha1.GPUNode{})
 	g.Expect(n.Slicer).To(Equal("mig.das.com/1g.5gb"))
 	g.Expect(n.SlicerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
 	node.Status.Capacity = corev1.ResourceList{"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("2")}
-	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
+	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
 	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 
 	pod := func(label string, containers ...string) *corev1.Pod {
@@ -347,11 +346,11 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		}
 		return p
 	}
-	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains", "gpus"))).To(BeTrue())
-	g.Expect(world.OffersGPUs(pod("dra-driver-nvidia-gpu-component", "gpus"))).To(BeTrue())
-	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains"))).To(BeFalse(), "compute domains only")
-	g.Expect(world.OffersGPUs(pod("app", "gpus"))).To(BeFalse())
+	g.Expect(cluster.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains", "gpus"))).To(BeTrue())
+	g.Expect(cluster.OffersGPUs(pod("dra-driver-nvidia-gpu-component", "gpus"))).To(BeTrue())
+	g.Expect(cluster.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains"))).To(BeFalse(), "compute domains only")
+	g.Expect(cluster.OffersGPUs(pod("app", "gpus"))).To(BeFalse())
 	managed := pod("app", "compute-domains", "gpus")
 	managed.Labels["app"] = "nvidia-dra-driver-kubelet-plugin"
-	g.Expect(world.OffersGPUs(managed)).To(BeTrue(), "the GPU Operator runs it for a GPUCluster")
+	g.Expect(cluster.OffersGPUs(managed)).To(BeTrue(), "the GPU Operator runs it for a GPUCluster")
 }

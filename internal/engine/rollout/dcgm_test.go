@@ -12,8 +12,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -36,7 +36,7 @@ func (h *host) monitored() *host {
 
 // leaked says whether a step fails because DCGM keeps a handle of an instance that nobody uses.
 func (h *host) leaked(step plan.Step) bool {
-	return strings.Contains(step.String(), "destroy") && slices.ContainsFunc(h.Pods, func(p world.Pod) bool {
+	return strings.Contains(step.String(), "destroy") && slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool {
 		return len(h.dcgm[p.UID]) > 0
 	})
 }
@@ -45,13 +45,13 @@ func (h *host) leaked(step plan.Step) bool {
 // has seen those that are there. What only adds instances pauses nothing.
 func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	g := NewWithT(t)
-	w := newCluster()
+	w := newSite()
 	h := w.add("a", sim.A100).monitored()
-	current := func(sharing v1alpha1.Sharing) map[state.State]bool {
-		states := map[state.State]bool{}
+	current := func(sharing v1alpha1.Sharing) map[node.State]bool {
+		states := map[node.State]bool{}
 		w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, func(p *v1alpha1.GPUSharingPolicy) { p.Generation = w.generation() })}
 		d, seen := w.run(90)
-		g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+		g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 		for _, s := range seen["a"] {
 			states[s] = true
 		}
@@ -63,9 +63,9 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	current(mig(count("1g", 3)))
 	before := h.of(pluginLabel).UID
 	added := current(mig(count("1g", 4)))
-	g.Expect(added).NotTo(HaveKey(state.PausingClients), "an addition pauses nothing")
+	g.Expect(added).NotTo(HaveKey(node.PausingClients), "an addition pauses nothing")
 	g.Expect(h.of(pluginLabel).UID).To(Equal(before), "and the plugin looks again by itself")
-	g.Expect(current(mig(count("1g", 2)))).To(HaveKey(state.PausingClients))
+	g.Expect(current(mig(count("1g", 2)))).To(HaveKey(node.PausingClients))
 	current(mig(count("3g", 2)))
 	h.destroy(0)
 	w.run(30)
@@ -80,7 +80,7 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 // devicePlugin.enabled false, or beside one that runs the device plugin on other nodes. DCGM and its exporter run by the same deploy labels,
 // and keep handles of instances.
 func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
-	for name, plugin := range map[string]world.DevicePlugin{
+	for name, plugin := range map[string]cluster.DevicePlugin{
 		"devicePlugin.enabled false":    {Reason: v1alpha1.ReasonNoDevicePlugin},
 		"device plugin on other nodes":  {Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		"a GPU Operator of its own CRD": {Reason: v1alpha1.ReasonDRAStackActive},
@@ -91,13 +91,13 @@ func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 			c.Plugin = plugin
 			h.monitored().Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(120)
-			g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+			g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 			g.Expect(h.dcgm[h.of(dcgmLabel).UID]).To(ConsistOf(h.instances()))
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"), "only one may drive MIG")
 			c.reshare(mig(count("3g", 2)))
 			d, states := c.run(240)
-			g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
-			g.Expect(states["a"]).To(ContainElement(state.PausingClients))
+			g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+			g.Expect(states["a"]).To(ContainElement(node.PausingClients))
 			for _, label := range []string{dcgmLabel, exporterLabel} {
 				g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
 			}
@@ -119,8 +119,8 @@ func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
 	clear(c.writes)
 	c.reshare(mig(count("1g", 4)))
 	d, states := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
-	g.Expect(states["a"]).NotTo(ContainElement(state.PausingClients))
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	g.Expect(states["a"]).NotTo(ContainElement(node.PausingClients))
 	for _, label := range []string{dcgmLabel, exporterLabel} {
 		g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
 	}
@@ -132,7 +132,7 @@ func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
 	g.Expect(h.dcgm[h.of(dcgmLabel).UID]).To(ConsistOf(h.instances()))
 }
 
-func (c *cluster) generation() int64 {
+func (c *site) generation() int64 {
 	if len(c.Policies) == 0 {
 		return 1
 	}
@@ -165,7 +165,7 @@ func TestValidatorsGoBeforeInstancesAreDestroyed(t *testing.T) {
 	w.Policies[0].Spec.Sharing, w.Policies[0].Generation = mig(count("3g", 2)), 2
 	w.tick(time.Minute)
 	d, _ := w.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(w.evicted).To(BeEmpty())
 	g.Expect(w.writes).To(HaveKey("action.DeletePod"))
 }
@@ -179,7 +179,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			w := newCluster()
+			w := newSite()
 			h := w.add("a", sim.A100)
 			h.flips = true
 			h.plugin.running = false
@@ -187,7 +187,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 			check := func() {
 				for _, n := range w.pass().Nodes {
-					if n.State == state.UpToDate || n.State == state.Releasing {
+					if n.State == node.UpToDate || n.State == node.Releasing {
 						g.Expect(h.plugin.selected).To(Equal(h.Labels[v1alpha1.LabelConfig]), n.State)
 					}
 				}
@@ -197,7 +197,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 				w.tick(time.Second)
 			}
 			d, _ := w.run(5)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 			w.deletePod(h, h.of(pluginLabel).UID)
 			w.settle(h)
 			check()
@@ -231,7 +231,7 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 		if len(h.devices()[0].State.Instances) > 0 {
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"))
 		}
-		if d.Nodes[0].State == state.UpToDate {
+		if d.Nodes[0].State == node.UpToDate {
 			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
 		}
 	}

@@ -16,10 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -133,7 +132,7 @@ func TestTheDigestTellsDecisionsApart(t *testing.T) {
 		"action":  {Actions: []action.Action{action.Untaint{Node: "a"}}},
 		"another": {Actions: []action.Action{action.Untaint{Node: "b"}}},
 		"kind":    {Actions: []action.Action{action.AllowMPS{Node: "a"}}},
-		"state":   {Nodes: []group.NodeState{{Node: "a", State: state.Draining}}},
+		"state":   {Nodes: []rollout.NodeState{{Node: "a", State: node.Draining}}},
 		"later":   {After: time.Second},
 		"map":     {Unmet: map[string][]string{"a": {"x"}}},
 	} {

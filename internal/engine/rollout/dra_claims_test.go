@@ -10,8 +10,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -21,12 +21,12 @@ func TestAPodThatWaitsForAnotherDriverBlocksNothing(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 3)), evicting)
 	c.run(120)
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: "domain", UID: "uid-domain", Controller: "ReplicaSet", Scheduled: c.Now.Add(-time.Hour), Starting: true,
 	})
 	c.reshare(mig(count("2g", 3)))
 	d, _ := c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.evicted).To(BeEmpty())
 }
 
@@ -53,7 +53,7 @@ func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
 	c.reshare(mig(count("1g", 1), count("2g", 2)))
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
 	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 4}))
 	g.Expect(c.evicted).To(BeEmpty())
@@ -67,17 +67,17 @@ func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared = true
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.Draining))
+	g.Expect(one(d).State).To(Equal(node.Draining))
 	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim user/train, which pods can share"), ContainSubstring("Scale its workload down")))
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling",
 		ContainSubstring("is not evicted, because another would come by the same ResourceClaim"))))
 	d = c.during(6*time.Minute, time.Second)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(c.evicted).To(BeEmpty())
 	c.end(h, "train") // its Deployment is scaled down
 	d, _ = c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 }
 
 // TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim, also if it made the claim itself.
@@ -88,7 +88,7 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 	h.Claims[0].Shared = true
 	h.pod("train").Controller = ""
 	d, _ := c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.evicted).To(ConsistOf("train"))
 }
 
@@ -98,13 +98,13 @@ func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.monitor(h, "exporter")
 	d, _ := c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"monitoring/exporter"}))
 	c.end(h, "exporter") // its DaemonSet replaces it
 	c.monitor(h, "next")
 	c.reshare(mig(count("3g", 2)))
 	d, _ = c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"monitoring/next"}))
 	g.Expect(c.evicted).To(BeEmpty())
 	clear(c.writes)
@@ -129,7 +129,7 @@ func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
 
 // gang lets a pod run that has a GPU by a claim that is reserved for its PodGroup (k8s.io/dynamic-resource-allocation/resourceclaim,
 // IsReservedForPod).
-func gang(c *cluster, h *host) {
+func gang(c *site, h *host) {
 	c.claim(h, "worker", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared, h.Claims[0].Pods = true, nil
 	h.Claims[0].Others = []dra.Consumer{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang"}}
@@ -158,5 +158,5 @@ func TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim(t *testing.T) {
 		HaveField("Handling", "is waited for; no pod of the node uses it, but it is reserved for PodGroup gang. Delete that if its work is over"))))
 	h.Claims = nil // the group is over
 	d, _ = c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 }

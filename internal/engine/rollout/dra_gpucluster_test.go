@@ -13,8 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
@@ -41,9 +41,9 @@ func (g gpuCluster) label(labels map[string]string) {
 
 // onGPUCluster is a cluster of one node where the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. Its class for whole GPUs serves no
 // extended resource.
-func onGPUCluster(s v1alpha1.Sharing) (*cluster, *host, gpuCluster) {
+func onGPUCluster(s v1alpha1.Sharing) (*site, *host, gpuCluster) {
 	c, h := onDRA(s, evicting)
-	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
+	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 	c.setClass(dra.Class{Name: "gpu.nvidia.com"})
 	labeller := newGPUCluster(h)
 	c.settle(h)
@@ -51,7 +51,7 @@ func onGPUCluster(s v1alpha1.Sharing) (*cluster, *host, gpuCluster) {
 }
 
 // until passes for a while beside the GPU Operator, which labels the nodes again and again.
-func (g gpuCluster) until(c *cluster, h *host, passes int) (last state.State) {
+func (g gpuCluster) until(c *site, h *host, passes int) (last node.State) {
 	for range passes {
 		if d := c.pass(); len(d.Nodes) > 0 {
 			last = one(d).State
@@ -71,7 +71,7 @@ func TestAGPUClusterIsNotFought(t *testing.T) {
 	before, published := maps.Clone(h.Labels), h.Published
 	for _, layout := range []v1alpha1.Sharing{mig(count("1g", 7)), mig(count("3g", 2))} {
 		c.reshare(layout)
-		g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate), one(c.pass()).Message)
+		g.Expect(labeller.until(c, h, 120)).To(Equal(node.UpToDate), one(c.pass()).Message)
 		for _, label := range monitorLabels()[2:] {
 			g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
 		}
@@ -92,7 +92,7 @@ func TestWholeGPUsOfAGPUCluster(t *testing.T) {
 	c, h, labeller := onGPUCluster(timeSlicing(4))
 	h.driver.shares, h.Published = 4, nil
 	h.driver.uid = "" // it is restarted with the shares that its administrator sets
-	g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+	g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.pass()).Message)
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "", "gpusharing-gpu": "nvidia.com/gpu"}))
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	c.Policies = nil
@@ -106,11 +106,11 @@ func TestWholeGPUsOfAGPUCluster(t *testing.T) {
 // TestTheAgentOfAGPUCluster runs by another label there, which says where to look.
 func TestTheAgentOfAGPUCluster(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.addDRA("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
 	newGPUCluster(h)
-	h.Labels[world.LabelDRADriver], h.AgentReady = "false", false
+	h.Labels[cluster.LabelDRADriver], h.AgentReady = "false", false
 	c.Now = c.Now.Add(time.Hour)
 	d := one(c.pass())
 	g.Expect(d.Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
@@ -124,13 +124,13 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c, h, labeller := onGPUCluster(onFirst(mig(count("2g", 3))))
-			g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
+			g.Expect(labeller.until(c, h, 120)).To(Equal(node.UpToDate))
 			before := maps.Clone(h.Labels)
 			h.begins(u)
 			labeller.until(c, h, 1500)
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
-			g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+			g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.pass()).Message)
 			g.Expect(labeller.reasons).To(And(HaveKey(v1alpha1.ReasonDriverUpgrade), Not(HaveKey(v1alpha1.ReasonAgentNotReporting))))
 			g.Expect(h.instances()).To(HaveLen(3))
 			delete(h.Labels, upgradeLabel)
@@ -140,7 +140,7 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 				}
 			}
 			g.Expect(h.Labels).To(Equal(before))
-			g.Expect(h.Ruled).To(BeZero())
+			g.Expect(h.DevicesTaintedAt).To(BeZero())
 		})
 	}
 }
@@ -155,11 +155,11 @@ func onFirst(s v1alpha1.Sharing) v1alpha1.Sharing {
 func TestAnUpgradeThatWaitsForAWholeGPUIsNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(mig(count("2g", 3)))
-	g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
+	g.Expect(labeller.until(c, h, 120)).To(Equal(node.UpToDate))
 	h.begins(upgrade{builds: 5 * time.Minute})
 	labeller.until(c, h, 1500)
 	g.Expect(h.upgrade.state).To(Equal("validation-required"), "as NVIDIA's does")
-	g.Expect(one(c.pass())).To(And(HaveField("Reason", v1alpha1.ReasonDriverUpgrade), HaveField("State", state.UpToDate), HaveField("Message",
+	g.Expect(one(c.pass())).To(And(HaveField("Reason", v1alpha1.ReasonDriverUpgrade), HaveField("State", node.UpToDate), HaveField("Message",
 		ContainSubstring("kubectl label node a --overwrite nvidia.com/gpu-driver-upgrade-state=uncordon-required"))))
 	h.upgradeTo("uncordon-required")
 	labeller.until(c, h, 10)
@@ -177,15 +177,15 @@ func TestAnUpgradeDuringAChangeOnAGPUCluster(t *testing.T) {
 			labeller.until(c, h, 1500)
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
-			g.Expect(one(c.pass()).State).To(Equal(state.UpToDate))
+			g.Expect(one(c.pass()).State).To(Equal(node.UpToDate))
 		})
 	}
 }
 
 // becomesClusterPolicy lets a ClusterPolicy take the place of the GPUCluster. The GPU Operator runs mig-manager then and, as its chart has it, asks it
 // for all-disabled, while it keeps the DRA driver for the claims that are left (controllers/nodelabeling_controller.go, updateGPUStateLabels).
-func (c *cluster) becomesClusterPolicy(h *host) {
-	c.Plugin = newCluster().Plugin
+func (c *site) becomesClusterPolicy(h *host) {
+	c.Plugin = newSite().Plugin
 	for _, name := range []string{"device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "client", "mig-manager", "container-toolkit"} {
 		h.Labels["nvidia.com/gpu.deploy."+name] = "true"
 	}
@@ -199,8 +199,8 @@ func (c *cluster) becomesClusterPolicy(h *host) {
 func TestMIGManagerIsKeptOffWhenAClusterPolicyComes(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(mig(count("1g", 7)))
-	c.Sightings = &world.Sightings{}
-	g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
+	c.OtherControllers = &cluster.OtherControllers{}
+	g.Expect(labeller.until(c, h, 120)).To(Equal(node.UpToDate))
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 	c.becomesClusterPolicy(h)
 	d := c.during(time.Minute, time.Second)
@@ -212,13 +212,13 @@ func TestTheClassForWholeGPUsGoesWithTheLastNodeOfTheDriver(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(timeSlicing(4))
 	h.driver.shares, h.Published, h.driver.uid = 4, nil, ""
-	g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+	g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.pass()).Message)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-gpu"))
 	c.becomesClusterPolicy(h)
 	c.switchOver(h, false)
-	delete(h.Labels, world.LabelDRADriver)
+	delete(h.Labels, cluster.LabelDRADriver)
 	c.Policies = nil
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: "by-plugin", UID: "by-plugin", Controller: "ReplicaSet", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1}, Scheduled: c.Now,
 	})
 	c.during(20*time.Minute, time.Second)
@@ -230,17 +230,17 @@ func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
 	for name, s := range map[string]v1alpha1.Sharing{"MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(4), "MPS": mps(4)} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
-			c.Sightings = &world.Sightings{}
+			c := newSite()
+			c.OtherControllers = &cluster.OtherControllers{}
 			h := c.add("a", sim.A100)
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, evicting)}
 			c.during(4*time.Minute, time.Second)
-			g.Expect(one(c.pass()).State).To(Equal(state.UpToDate))
+			g.Expect(one(c.pass()).State).To(Equal(node.UpToDate))
 
 			c.DRA.ServesClasses, c.DRA.ServesRules = true, true
 			c.setClass(dra.Class{Name: "gpu.nvidia.com"})
-			c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
+			c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 			c.switchOver(h, true)
 			labeller := newGPUCluster(h)
 			h.driver.shares = 4

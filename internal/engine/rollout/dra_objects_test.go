@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -32,7 +32,7 @@ func TestAPodThatDoesNotStartOnItsDevice(t *testing.T) {
 		"on no node":            {corev1.Pod{Status: claimed}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			NewWithT(t).Expect(world.PodOf(&c.pod, &world.Programs{}).Starting).To(Equal(c.want))
+			NewWithT(t).Expect(cluster.PodOf(&c.pod, &cluster.Programs{}).Starting).To(Equal(c.want))
 		})
 	}
 }
@@ -46,8 +46,8 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 		return []unstructured.Unstructured{o}
 	}
 	rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
-	w := world.World{Nodes: []world.Node{{Name: "a", Pods: []world.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
-	world.DRAObjects{
+	w := cluster.Snapshot{Nodes: []cluster.Node{{Name: "a", Pods: []cluster.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
+	cluster.DRAObjects{
 		ServesClasses: true, ServesRules: true, Rules: []unstructured.Unstructured{*rule},
 		Slices: read(`{metadata: {name: s}, spec: {driver: gpu.nvidia.com, nodeName: a, pool: {name: a, generation: 1, resourceSliceCount: 1},
 			devices: [{name: gpu-0, attributes: {type: {string: gpu}, uuid: {string: GPU-a}}}]}}`),
@@ -62,9 +62,9 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 	g.Expect(a.Offered(dra.Driver)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	g.Expect(a.Claims).To(HaveLen(1))
 	g.Expect([]string{a.Pods[0].Claim, a.Pods[1].Claim}).To(Equal([]string{"team/one", ""}))
-	g.Expect(a.Ruled.Unix()).To(Equal(int64(1_800_000_000)))
+	g.Expect(a.DevicesTaintedAt.Unix()).To(Equal(int64(1_800_000_000)))
 	g.Expect(w.DRA.Ruled).To(Equal([]string{"a"}))
 	g.Expect(w.DRA.Named).To(Equal([]string{"gpu.nvidia.com"}))
 	g.Expect(w.DRA.Classes).To(ConsistOf(HaveField("Resource", "nvidia.com/gpu")))
-	g.Expect(b).To(Equal(world.Node{Name: "b"}))
+	g.Expect(b).To(Equal(cluster.Node{Name: "b"}))
 }

@@ -10,9 +10,9 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -41,20 +41,20 @@ func TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp(t *testing.T) {
 			d := cluster.noting(5 * time.Minute)
 			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.says))
-			g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate), d.Nodes[1].Message)
+			g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), d.Nodes[1].Message)
 			g.Expect(b.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 			g.Expect(a.devices()[0].State.MIG).To(BeFalse())
 			g.Expect(cluster.writes["action.TaintDevices"]).To(BeNumerically("<=", 9))
 			c.set(a, false)
 			cluster.Now = cluster.Now.Add(time.Hour)
 			d = cluster.noting(5 * time.Minute)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 		})
 	}
 }
 
 // noting passes every second, and counts what is written as the executor does.
-func (c *cluster) noting(d time.Duration) (last rollout.Decision) {
+func (c *site) noting(d time.Duration) (last rollout.Decision) {
 	for range int(d / time.Second) {
 		last = c.memory.decide(c.world())
 		for _, a := range last.Actions {
@@ -78,6 +78,6 @@ func TestANodeIsReleasedOnceRulesAreServedAgain(t *testing.T) {
 	c.DRA.ServesRules = true
 	c.run(240)
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(h.Annotations).To(BeEmpty())
 }

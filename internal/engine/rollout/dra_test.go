@@ -13,33 +13,32 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // onDRA is a cluster with one node that NVIDIA's DRA driver serves, and a policy for it.
-func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
-	c := newCluster()
-	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
+func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*site, *host) {
+	c := newSite()
+	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
 	h := c.addDRA("a", sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, with...)}
 	return c, h
 }
 
 // reshare gives the only policy another sharing.
-func (c *cluster) reshare(s v1alpha1.Sharing) {
+func (c *site) reshare(s v1alpha1.Sharing) {
 	c.Policies[0].Spec.Sharing = s
 	c.Policies[0].Generation++
 }
 
 // noted is a pass of a controller that counts what it writes.
-func (c *cluster) noted(step time.Duration) rollout.Decision {
+func (c *site) noted(step time.Duration) rollout.Decision {
 	d := c.pass()
 	for _, a := range d.Actions {
 		c.Repeats.Note(a, c.Now)
@@ -48,7 +47,7 @@ func (c *cluster) noted(step time.Duration) rollout.Decision {
 	return d
 }
 
-func one(d rollout.Decision) group.NodeState { return d.Nodes[0] }
+func one(d rollout.Decision) rollout.NodeState { return d.Nodes[0] }
 
 func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	g := NewWithT(t)
@@ -56,13 +55,13 @@ func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	before := h.Published
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	d, states := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
-	g.Expect(states["a"]).To(ContainElements(state.Draining, state.Verifying, state.Releasing))
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	g.Expect(states["a"]).To(ContainElements(node.Draining, node.Verifying, node.Releasing))
 	g.Expect(c.evicted).To(ConsistOf("train"))
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "gpusharing-mig-1g.5gb": "nvidia.com/mig-1g.5gb"}))
 	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
 	g.Expect(one(d).Advertised).To(Equal(one(d).Expected))
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(h.untouched()).To(BeEmpty())
 	g.Expect(c.Configs).To(BeNil(), "nothing reads a configuration")
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1), "the driver is restarted once")
@@ -82,7 +81,7 @@ func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	g.Expect(d.Nodes).To(BeEmpty())
 	g.Expect(h.Published).To(Equal(before))
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(h.Annotations).To(BeEmpty())
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
@@ -97,7 +96,7 @@ func TestInstancesAreAddedBesidePodsThatRun(t *testing.T) {
 	clear(c.writes)
 	c.reshare(mig(count("1g", 4)))
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
 	g.Expect(c.evicted).To(BeEmpty())
 	is, _ := h.Published.Named(device)
@@ -114,7 +113,7 @@ func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 	was, _ := h.Published.Named(device)
 	c.reshare(mig(count("1g", 1), count("2g", 2)))
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.evicted).To(BeEmpty())
 	is, _ := h.Published.Named(device)
 	g.Expect(is).To(Equal(was))
@@ -125,19 +124,19 @@ func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
-	for h.Ruled.IsZero() {
+	for h.DevicesTaintedAt.IsZero() {
 		c.pass()
 	}
-	ruled := h.Ruled
-	h.Ruled = time.Time{}
+	ruled := h.DevicesTaintedAt
+	h.DevicesTaintedAt = time.Time{}
 	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
-	h.Ruled = ruled
+	h.DevicesTaintedAt = ruled
 	h.pod("late").Starting = true
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
 	h.report()
 	d, _ := c.run(120)
 	g.Expect(c.evicted).To(ConsistOf("late"))
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(h.hanging()).To(BeEmpty())
 }
 
@@ -146,7 +145,7 @@ func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-0"}}}}
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.Draining))
+	g.Expect(one(d).State).To(Equal(node.Draining))
 	g.Expect(one(d).Message).To(ContainSubstring("ResourceClaim team/reserved (GPU 0)"))
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(And(
 		HaveField("Kind", v1alpha1.BlockerKindResourceClaim), HaveField("Namespace", "team"), HaveField("Name", "reserved"),
@@ -154,7 +153,7 @@ func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
 	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 	h.Claims = nil
 	d, _ = c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 }
 
 // TestAnUnknownDeviceCountsAsAnyGPU: the driver restarts without one that a claim still has.
@@ -173,19 +172,19 @@ func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	h.driver.broken = true
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.Verifying))
+	g.Expect(one(d).State).To(Equal(node.Verifying))
 	g.Expect(one(d).Message).To(ContainSubstring("instance 1g.5gb at 0 of GPU 0"))
 	d = c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.Failed))
+	g.Expect(one(d).State).To(Equal(node.Failed))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonNotPublished))
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "rolled back")
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(h.Published.Differs(h.GPU.Status.Devices, 1)).To(BeEmpty())
 
 	h.driver.broken = false
 	h.annotate(v1alpha1.AnnotationRetry, "1")
 	d, _ = c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 }
 
 // TestTheDriverIsRestartedAfterARebootOnly where it started before the agent had made the instances again.
@@ -207,7 +206,7 @@ func TestTheDriverIsRestartedAfterARebootOnly(t *testing.T) {
 	h.Published = &dra.Pool{Complete: true}
 	clear(c.writes)
 	d, _ := c.run(240)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(names()).To(Equal(before), "so that the same pods run again on the same claims")
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
@@ -217,7 +216,7 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(timeSlicing(4))
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.Unsupported))
+	g.Expect(one(d).State).To(Equal(node.Unsupported))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
 	g.Expect(one(d).Message).To(ContainSubstring("featureGates.ConsumableShares=true and consumableShares=4"))
 	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
@@ -225,7 +224,7 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	h.driver.shares, h.driver.uid = 4, "" // a Helm upgrade restarts it
 	c.tick(time.Second)
 	d, _ = c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(one(d).Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
 	g.Expect(h.GPU.Status.Rollout.Shares).To(Equal(int64(4)), "of which the agent learns the share of a container")
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
@@ -246,7 +245,7 @@ func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
 	refused := func(why string) {
 		t.Helper()
 		d := c.during(time.Minute, time.Second)
-		g.Expect(one(d).State).To(Equal(state.Unsupported))
+		g.Expect(one(d).State).To(Equal(node.Unsupported))
 		g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAIntervalDiffers))
 		g.Expect(one(d).Message).To(ContainSubstring(why))
 	}
@@ -259,7 +258,7 @@ func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
 
 	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(h.GPU.Spec.Devices).To(HaveEach(HaveField("Sharing.TimeSliceInterval", BeEmpty())), "the driver sets it")
 	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
 
@@ -281,13 +280,13 @@ func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
 	h.driver.shares, h.driver.uid, c.hosts["b"].driver.shares, c.hosts["b"].driver.uid = 4, "", 4, ""
 	c.tick(time.Second)
 	d := c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
 	g.Expect(d.Nodes[1].Message).To(ContainSubstring("policy research needs 4 shares"))
 }
 
 // neighbour adds a node of the driver, which another policy governs, and gives each of the two policies its node.
-func (c *cluster) neighbour(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) *host {
+func (c *site) neighbour(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) *host {
 	h := c.addDRA(name, sim.A100)
 	c.Policies = append(c.Policies, policyOf("other", s, with...))
 	for i, node := range []string{"a", name} {
@@ -297,7 +296,7 @@ func (c *cluster) neighbour(name string, s v1alpha1.Sharing, with ...func(*v1alp
 }
 
 // shares lets an administrator give each GPU of all nodes so many shares. A Helm upgrade restarts the driver.
-func (c *cluster) shares(count int64) {
+func (c *site) shares(count int64) {
 	for _, h := range c.hosts {
 		h.driver.shares, h.driver.uid = count, ""
 	}
@@ -316,7 +315,7 @@ func TestMIGOnSomeGPUsTakesTheSharesOfTheDriver(t *testing.T) {
 			c.neighbour("b", timeSlicing(4))
 			c.shares(4)
 			d, _ := c.run(240)
-			g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+			g.Expect(d.Nodes).To(HaveEach(HaveField("State", node.UpToDate)))
 			offered := map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 4}
 			g.Expect(one(d).Advertised).To(Equal(offered))
 			g.Expect(one(d).Expected).To(Equal(offered))
@@ -332,7 +331,7 @@ func TestMIGOnSomeGPUsTakesTheSharesOfTheDriver(t *testing.T) {
 				c.shares(count)
 				d = c.during(10*time.Minute, time.Second)
 				offered["nvidia.com/gpu"] = max(count, 1)
-				g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+				g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 				g.Expect(one(d).Advertised).To(Equal(offered))
 				g.Expect(one(d).Expected).To(Equal(offered))
 				g.Expect(one(d).ConfigName).To(Equal(config))
@@ -354,14 +353,14 @@ func TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver(t *testing.T) {
 	c.neighbour("b", s)
 	c.shares(4)
 	d, _ := c.run(240)
-	g.Expect(d.Nodes).To(HaveExactElements(HaveField("State", state.UpToDate), HaveField("Reason", v1alpha1.ReasonDRAIntervalDiffers)))
+	g.Expect(d.Nodes).To(HaveExactElements(HaveField("State", node.UpToDate), HaveField("Reason", v1alpha1.ReasonDRAIntervalDiffers)))
 	for _, h := range c.hosts {
 		h.driver.slices = true
 		h.restartDriver()
 	}
 	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
 	d, _ = c.run(240)
-	g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+	g.Expect(d.Nodes).To(HaveEach(HaveField("State", node.UpToDate)))
 }
 
 // TestAPolicyThatPartitionsGPUsAsksForNoShares, so it is not named as the one that needs another number.
@@ -376,35 +375,35 @@ func TestAPolicyThatPartitionsGPUsAsksForNoShares(t *testing.T) {
 
 // TestNotOnDRA: a reason each, and the node stays as it was.
 func TestNotOnDRA(t *testing.T) {
-	dynamic := func(_ *cluster, h *host) {
-		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "p", UID: "p", DRA: true, DynamicMIG: true})
+	dynamic := func(_ *site, h *host) {
+		h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "p", UID: "p", DRA: true, DynamicMIG: true})
 	}
 	for name, c := range map[string]struct {
 		sharing v1alpha1.Sharing
-		with    func(*cluster, *host)
+		with    func(*site, *host)
 		reason  string
 		says    string
 	}{
 		"MPS":        {sharing: mps(4), reason: v1alpha1.ReasonNotOnDRA, says: "serves one ResourceClaim"},
 		"DynamicMIG": {sharing: mig(count("1g", 7)), with: dynamic, reason: v1alpha1.ReasonDynamicMIGActive, says: "featureGates.DynamicMIG=false"},
 		"a Kubernetes without DeviceTaintRules": {
-			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesRules = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.37",
+			sharing: mig(count("1g", 7)), with: func(c *site, _ *host) { c.DRA.ServesRules = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.37",
 		},
 		"a Kubernetes without extended resources of classes": {
-			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesClasses = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.36",
+			sharing: mig(count("1g", 7)), with: func(c *site, _ *host) { c.DRA.ServesClasses = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.36",
 		},
 		"a class of another owner": {
-			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) {
+			sharing: mig(count("1g", 7)), with: func(c *site, _ *host) {
 				c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "gpusharing-mig-1g.5gb"})
 			},
 			reason: v1alpha1.ReasonDeviceClassConflict, says: "is not the operator's",
 		},
 		"a class of another owner for whole GPUs": {
-			sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, with: func(c *cluster, _ *host) { c.DRA.Classes = []dra.Class{{Name: "gpusharing-gpu"}} },
+			sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, with: func(c *site, _ *host) { c.DRA.Classes = []dra.Class{{Name: "gpusharing-gpu"}} },
 			reason: v1alpha1.ReasonDeviceClassConflict, says: "DeviceClass gpusharing-gpu exists and is not the operator's, and it does not serve nvidia.com/gpu",
 		},
 		"a driver of an unknown version": {
-			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) {
+			sharing: mig(count("1g", 7)), with: func(_ *site, h *host) {
 				h.Published = &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0"}}}
 			},
 			reason: v1alpha1.ReasonDRADriverUnknown, says: "v0.5.0",
@@ -417,12 +416,12 @@ func TestNotOnDRA(t *testing.T) {
 				c.with(cluster, h)
 			}
 			d := cluster.during(10*time.Minute, 10*time.Second)
-			g.Expect(one(d).State).To(Equal(state.Unsupported))
+			g.Expect(one(d).State).To(Equal(node.Unsupported))
 			g.Expect(one(d).Reason).To(Equal(c.reason))
 			g.Expect(one(d).Message).To(ContainSubstring(c.says))
 			g.Expect(cluster.evicted).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
-			g.Expect(h.Ruled).To(BeZero())
+			g.Expect(h.DevicesTaintedAt).To(BeZero())
 			g.Expect(cluster.writes["action.DeletePod"]).To(BeZero())
 		})
 	}
@@ -438,7 +437,7 @@ func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
 	}
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAUnavailable))
 	g.Expect(one(d).Message).To(ContainSubstring("DRAExtendedResource"))
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(c.writes["action.WriteClass"]).To(BeNumerically("<", 10))
 	g.Expect(c.writes).NotTo(HaveKey("action.DeleteClass"))
 	c.dropsNames = false
@@ -454,7 +453,7 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.setClass(dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.classes()).To(HaveLen(2))
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 	c.end(h, "train")
@@ -501,7 +500,7 @@ func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.setClass(dra.Class{Name: "gpusharing-mig-1g.5gb", Own: true, Selector: dra.ForInstances("1g.5gb").Selector})
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 }
 
@@ -513,7 +512,7 @@ func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
 	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
 	d = c.pass()
-	g.Expect(one(d).State).To(Equal(state.UpToDate))
+	g.Expect(one(d).State).To(Equal(node.UpToDate))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
 	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine"),
 		ContainSubstring("kubectl annotate deviceclass mine"), Not(ContainSubstring("mig-1g.5gb"))))
@@ -525,7 +524,7 @@ func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
-	c.Unscheduled = []world.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 	c.Policies = nil
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
@@ -543,11 +542,11 @@ func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
 	c, _ := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
 	one := resource.MustParse("1")
-	pod := world.PodOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+	pod := cluster.PodOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb": one}},
-	}}}}, &world.Programs{})
+	}}}}, &cluster.Programs{})
 	g.Expect(pod.GPU).To(BeTrue())
-	c.Unscheduled = []world.Pod{pod}
+	c.Unscheduled = []cluster.Pod{pod}
 	c.Policies = nil
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
@@ -577,7 +576,7 @@ func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
 	c.run(120)
 	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
 	d := c.pass()
-	g.Expect(one(d).State).To(Equal(state.UpToDate))
+	g.Expect(one(d).State).To(Equal(node.UpToDate))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
 	g.Expect(one(d).Message).To(And(ContainSubstring("pod user/stuck (gpu-0-mig-7g40gb-0-0)"), ContainSubstring("Delete them")))
 	c.end(h, "stuck")
@@ -587,33 +586,33 @@ func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
 // TestEachNodeByWhatServesIt: a policy for a node of the device plugin and one of the DRA driver, and what becomes of a node that moves.
 func TestEachNodeByWhatServesIt(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
-	c.Sightings = &world.Sightings{}
+	c := newSite()
+	c.OtherControllers = &cluster.OtherControllers{}
 	plugin, driver := c.add("a", sim.A100), c.addDRA("b", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
 	d, _ := c.run(240)
 	for _, n := range d.Nodes {
-		g.Expect(n.State).To(Equal(state.UpToDate), n.Message)
+		g.Expect(n.State).To(Equal(node.UpToDate), n.Message)
 		g.Expect(n.Advertised).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 	}
 	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
 	g.Expect(driver.untouched()).To(BeEmpty())
-	g.Expect(plugin.Ruled).To(BeZero())
+	g.Expect(plugin.DevicesTaintedAt).To(BeZero())
 
 	c.switchOver(plugin, true)
 	d = c.during(2*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(plugin.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "nothing reads it there any more")
 
 	plugin.Labels[pluginLabel] = "true"
 	d = c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("the device plugin offers them too"))
 
 	c.switchOver(plugin, false)
 	d = c.during(10*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
 
 	c.Policies = nil
@@ -632,7 +631,7 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	bare := c.add("bare", sim.A100)
 	d, _ := c.run(240)
 	g.Expect(d.Nodes).To(HaveLen(1))
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Status", BeEquivalentTo("True")))))
 	g.Expect(bare.waits()).To(HavePrefix(v1alpha1.ReasonNoDevicePlugin))
 	c.hosts = map[string]*host{"bare": bare}
@@ -646,13 +645,13 @@ func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)))
 	c.Repeats = &action.Repeats{}
 	c.allocate(h, "train", "nvidia.com/gpu")
-	for h.Ruled.IsZero() {
+	for h.DevicesTaintedAt.IsZero() {
 		c.pass()
 	}
-	h.Ruled, h.driver.edited = time.Time{}, true
+	h.DevicesTaintedAt, h.driver.edited = time.Time{}, true
 	clear(c.writes)
 	c.pass()
-	g.Expect(h.Ruled).NotTo(BeZero())
+	g.Expect(h.DevicesTaintedAt).NotTo(BeZero())
 	g.Expect(c.writes).To(And(HaveKeyWithValue("action.UntaintDevices", 1), HaveKeyWithValue("action.TaintDevices", 1)))
 }
 
@@ -692,7 +691,7 @@ func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 		c.tick(time.Second)
 		ruled := 0
 		for _, h := range []*host{a, b} {
-			if !h.Ruled.IsZero() {
+			if !h.DevicesTaintedAt.IsZero() {
 				ruled++
 			}
 		}
@@ -700,7 +699,7 @@ func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 	}
 	g.Expect(most).To(Equal(1))
 	for _, n := range c.pass().Nodes {
-		g.Expect(n.State).To(Equal(state.UpToDate), n.Message)
+		g.Expect(n.State).To(Equal(node.UpToDate), n.Message)
 	}
 }
 
@@ -710,10 +709,10 @@ func TestADrainThatEndsInVainLiftsTheRule(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)))
 	c.allocate(h, "train", "nvidia.com/gpu")
 	c.during(time.Minute, time.Second)
-	g.Expect(h.Ruled).NotTo(BeZero())
+	g.Expect(h.DevicesTaintedAt).NotTo(BeZero())
 	d := c.during(11*time.Minute, time.Second)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
-	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(c.evicted).To(BeEmpty())
 	g.Expect(h.devices()[0].Holders).To(ContainElement(HaveField("Pod", "train")))
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
@@ -771,7 +770,7 @@ func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
 			g.Expect(one(d).Message).To(ContainSubstring("FEATURE_GATES of DaemonSet nvidia-dra/kubelet-plugin"))
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 			g.Expect(h.done[done:]).To(BeEmpty())
-			g.Expect(h.Ruled).To(BeZero())
+			g.Expect(h.DevicesTaintedAt).To(BeZero())
 		})
 	}
 }
@@ -792,7 +791,7 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	})
 	h.restartDriver()
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(h.instances()).To(HaveLen(14))
 	c.Policies = nil
 	c.run(240)
@@ -830,7 +829,7 @@ func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	clear(c.writes)
 	h.replaceDriver(c)
 	h.driver.serves = false // its container starts
@@ -845,14 +844,14 @@ func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 		c.tick(time.Second)
 	}
 	d, _ = c.run(60)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%v", c.writes)
 }
 
 // replaceDriver is an upgrade of the driver: another pod, which has not started yet.
-func (h *host) replaceDriver(c *cluster) {
+func (h *host) replaceDriver(c *site) {
 	h.restartDriver()
-	h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "new", UID: "dra-new", Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "new", UID: "dra-new", Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
 }
 
 // TestADriverThatStartsAfterARebootIsNotRestarted: the agent reports before the driver has started, which waits for the GPU driver. It sees
@@ -869,7 +868,7 @@ func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 	c.during(time.Minute, time.Second)
 	h.driver.serves = true
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
 	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
 }
 

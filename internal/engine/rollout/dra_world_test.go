@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -45,17 +45,17 @@ type driver struct {
 
 // driverRuns reports whether its pod on the node has started and answers the kubelet.
 func (h *host) driverRuns() bool {
-	return h.driver.serves && slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.DRA && p.UID == h.driver.uid && !p.Terminating })
+	return h.driver.serves && slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA && p.UID == h.driver.uid && !p.Terminating })
 }
 
 // restartDriver ends the pod of the driver on a node. Its DaemonSet makes another.
 func (h *host) restartDriver() {
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
 }
 
 // pod is a pod of the host, which must have it.
-func (h *host) pod(name string) *world.Pod {
-	return &h.Pods[slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })]
+func (h *host) pod(name string) *cluster.Pod {
+	return &h.Pods[slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })]
 }
 
 // withKey is a copy of a map with one more entry.
@@ -67,7 +67,7 @@ func withKey[V any](m map[string]V, key string, value V) map[string]V {
 }
 
 // addDRA adds a node that NVIDIA's DRA driver alone serves, and what its chart and Kubernetes 1.37 bring.
-func (c *cluster) addDRA(name string, models ...sim.Model) *host {
+func (c *site) addDRA(name string, models ...sim.Model) *host {
 	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
 	if len(c.DRA.Classes) == 0 {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
@@ -85,7 +85,7 @@ func (c *cluster) addDRA(name string, models ...sim.Model) *host {
 }
 
 // switchOver lets NVIDIA's DRA driver, or its device plugin, serve a node that the other one served.
-func (c *cluster) switchOver(h *host, toDRA bool) {
+func (c *site) switchOver(h *host, toDRA bool) {
 	h.driver = driver{serves: toDRA, shares: 1}
 	h.Labels[pluginLabel], h.DRA = "true", ""
 	if toDRA {
@@ -97,15 +97,15 @@ func (c *cluster) switchOver(h *host, toDRA bool) {
 }
 
 // publish is the driver's DaemonSet, its pod, and the kubelet that cleans up behind it.
-func (c *cluster) publish(h *host) {
+func (c *site) publish(h *host) {
 	h.collectClaims()
 	if boot := h.bootID(); h.driver.boot != boot {
 		if h.driver.boot != "" {
-			h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA && h.driver.serves })
+			h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA && h.driver.serves })
 		}
 		h.driver.boot = boot
 	}
-	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
 	switch {
 	case !h.driver.serves && (h.driver.gone.IsZero() || h.Published == nil):
 		return // the driver of another test, or none
@@ -120,12 +120,12 @@ func (c *cluster) publish(h *host) {
 // collectClaims is Kubernetes, which deletes the claims of pods that are gone.
 func (h *host) collectClaims() {
 	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool {
-		return len(claim.Pods) > 0 && len(claim.Others) == 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
+		return len(claim.Pods) > 0 && len(claim.Others) == 0 && !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
 	})
 }
 
 // driverStarts lets the driver look at the GPUs, and publish them.
-func (c *cluster) driverStarts(h *host, p *world.Pod) {
+func (c *site) driverStarts(h *host, p *cluster.Pod) {
 	h.driver.uid, h.driver.gone, h.driver.tainted, p.ReadySince = p.UID, time.Time{}, nil, c.Now
 	if p.DynamicMIG {
 		h.destroyUnprepared()
@@ -136,7 +136,7 @@ func (c *cluster) driverStarts(h *host, p *world.Pod) {
 }
 
 // driverIsAway lets the kubelet delete what the driver has published, and its DaemonSet make another pod.
-func (c *cluster) driverIsAway(h *host, without bool) {
+func (c *site) driverIsAway(h *host, without bool) {
 	if h.driver.gone.IsZero() {
 		h.driver.gone = c.Now
 	}
@@ -146,7 +146,7 @@ func (c *cluster) driverIsAway(h *host, without bool) {
 	if without && h.driver.serves {
 		c.pods++
 		uid := fmt.Sprintf("dra-%d", c.pods)
-		h.Pods = append(h.Pods, world.Pod{
+		h.Pods = append(h.Pods, cluster.Pod{
 			Namespace: "nvidia-dra", Name: uid, UID: uid, Controller: "DaemonSet", DRA: true, DynamicMIG: h.driver.dynamic,
 			SetsTimeSlices: h.driver.slices, Serves: true, Scheduled: c.Now,
 		})
@@ -154,7 +154,7 @@ func (c *cluster) driverIsAway(h *host, without bool) {
 }
 
 // prepare is the kubelet, which asks the driver again and again to prepare what the pods of the node are allocated.
-func (c *cluster) prepare(h *host) {
+func (c *site) prepare(h *host) {
 	if !h.driverRuns() {
 		return
 	}
@@ -173,13 +173,13 @@ func (c *cluster) prepare(h *host) {
 
 // prepareClaim refuses what the driver refuses: a device that does not exist, and one that as many claims hold as may share it. A claim that is
 // prepared for one pod is so for all.
-func (c *cluster) prepareClaim(h *host, p *world.Pod, claim dra.Claim) {
-	has := func(o world.Pod, claim dra.Claim) bool { return h.driver.prepared[o.Name] && o.Has(claim) }
-	known := slices.ContainsFunc(h.Pods, func(o world.Pod) bool { return has(o, claim) })
+func (c *site) prepareClaim(h *host, p *cluster.Pod, claim dra.Claim) {
+	has := func(o cluster.Pod, claim dra.Claim) bool { return h.driver.prepared[o.Name] && o.Has(claim) }
+	known := slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return has(o, claim) })
 	for _, device := range claim.Of(h.Name) {
 		users := int64(0)
 		for _, other := range h.Claims {
-			if other.Name != claim.Name && slices.Contains(other.Of(h.Name), device) && slices.ContainsFunc(h.Pods, func(o world.Pod) bool { return has(o, other) }) {
+			if other.Name != claim.Name && slices.Contains(other.Of(h.Name), device) && slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return has(o, other) }) {
 				users++
 			}
 		}
@@ -237,7 +237,7 @@ func (h *host) shown() *dra.Pool {
 
 // runsDynamic reports whether the driver that runs has the gate DynamicMIG.
 func (h *host) runsDynamic() bool {
-	return slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == h.driver.uid && p.DynamicMIG })
+	return slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == h.driver.uid && p.DynamicMIG })
 }
 
 // destroyUnprepared is the driver with the gate DynamicMIG when it starts: it destroys every instance that no prepared claim uses, and leaves the MIG
@@ -273,9 +273,9 @@ func deviceName(d gpu.Device, i gpu.Instance) string {
 
 // allocate is the scheduler: it gives a pod that requests a resource the first device of the node that is free, not tainted and of a class
 // that serves the resource, as the slices show it. The kubelet then prepares it by its name, or the pod hangs for ever.
-func (c *cluster) allocate(h *host, name, resource string) (device string) {
+func (c *site) allocate(h *host, name, resource string) (device string) {
 	class := c.scheduler[resource]
-	if class == "" || h.Published == nil || !h.Ruled.IsZero() || !c.selects(class, resource) {
+	if class == "" || h.Published == nil || !h.DevicesTaintedAt.IsZero() || !c.selects(class, resource) {
 		return ""
 	}
 	for _, d := range h.Published.Devices {
@@ -300,12 +300,12 @@ func (h *host) free(d dra.Device) bool {
 }
 
 // claim allocates a device to a pod, which the kubelet prepares.
-func (c *cluster) claim(h *host, name, device, class, resource string) {
+func (c *site) claim(h *host, name, device, class, resource string) {
 	h.Claims = append(h.Claims, dra.Claim{
 		Name: "user/" + name, Classes: []string{class}, Devices: []dra.Allocated{{Pool: h.Name, Device: device}}, Pods: []string{"uid-" + name},
 	})
 	slices.SortFunc(h.Claims, func(a, b dra.Claim) int { return strings.Compare(a.Name, b.Name) })
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Asks: map[string]int64{resource: 1}, Workload: "Deployment user/" + name,
 		Claim: "user/" + name, Scheduled: c.Now, Starting: true,
 	})
@@ -342,7 +342,7 @@ func (h *host) hanging() []string {
 }
 
 // classes are the DeviceClasses, with their resources.
-func (c *cluster) classes() map[string]string {
+func (c *site) classes() map[string]string {
 	classes := map[string]string{}
 	for _, class := range c.DRA.Classes {
 		classes[class.Name] = class.Resource
@@ -351,7 +351,7 @@ func (c *cluster) classes() map[string]string {
 }
 
 // writeClass is the API server, which drops the resource where its feature gate is off. What is applied and does not change is no event for anybody.
-func (c *cluster) writeClass(w dra.Write) {
+func (c *site) writeClass(w dra.Write) {
 	class := dra.Class{Name: w.Name, Resource: w.Resource, Own: true, Selector: w.Selector, Beside: w.Beside, Age: c.Now.Unix()}
 	if c.dropsNames {
 		class.Resource = ""
@@ -365,7 +365,7 @@ func (c *cluster) writeClass(w dra.Write) {
 	c.setClass(class)
 }
 
-func (c *cluster) class(name string) *dra.Class {
+func (c *site) class(name string) *dra.Class {
 	at := slices.IndexFunc(c.DRA.Classes, func(class dra.Class) bool { return class.Name == name })
 	if at < 0 {
 		return nil
@@ -375,7 +375,7 @@ func (c *cluster) class(name string) *dra.Class {
 
 // setClass stores a class, and lets the scheduler hear of it: of two with the same resource it keeps the newer one
 // (k8s.io/dynamic-resource-allocation deviceclass/extendedresourcecache, updateResourceName2class).
-func (c *cluster) setClass(class dra.Class) {
+func (c *site) setClass(class dra.Class) {
 	was := c.class(class.Name)
 	c.DRA.Classes = append(slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(other dra.Class) bool { return other.Name == class.Name }), class)
 	slices.SortFunc(c.DRA.Classes, func(a, b dra.Class) int { return strings.Compare(a.Name, b.Name) })
@@ -395,7 +395,7 @@ func (c *cluster) setClass(class dra.Class) {
 }
 
 // dropClass deletes a class, and lets the scheduler forget its resource, whichever class it uses for that (removeResourceName2class).
-func (c *cluster) dropClass(name string) {
+func (c *site) dropClass(name string) {
 	if was := c.class(name); was != nil {
 		c.DRA.Classes = slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(class dra.Class) bool { return class.Name == name })
 		delete(c.scheduler, was.Resource)
@@ -403,7 +403,7 @@ func (c *cluster) dropClass(name string) {
 }
 
 // selects reports whether a class selects the devices of its resource: another client may have edited it.
-func (c *cluster) selects(name, resource string) bool {
+func (c *site) selects(name, resource string) bool {
 	class, kind := c.class(name), strings.TrimPrefix(resource, "nvidia.com/mig-")
 	if resource == dra.ForGPUs().Resource {
 		kind = "gpu"
@@ -412,10 +412,10 @@ func (c *cluster) selects(name, resource string) bool {
 }
 
 // ruled are the nodes that have a DeviceTaintRule.
-func (c *cluster) ruled() []string {
+func (c *site) ruled() []string {
 	ruled := slices.Clone(c.orphans)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
-		if !c.hosts[name].Ruled.IsZero() {
+		if !c.hosts[name].DevicesTaintedAt.IsZero() {
 			ruled = append(ruled, name)
 		}
 	}
@@ -423,7 +423,7 @@ func (c *cluster) ruled() []string {
 }
 
 // edited are the nodes whose DeviceTaintRule another client edited.
-func (c *cluster) edited() []string {
+func (c *site) edited() []string {
 	var edited []string
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		if c.hosts[name].driver.edited {
@@ -448,7 +448,7 @@ func (h *host) unclaim(name string) {
 }
 
 // named are the classes that claims name.
-func (c *cluster) named() []string {
+func (c *site) named() []string {
 	var named []string
 	for _, h := range c.hosts {
 		for _, claim := range h.Claims {
@@ -551,13 +551,13 @@ func (h *host) isAdmins(o gpu.Holder) bool {
 }
 
 // monitor lets a pod of a DaemonSet have all GPUs and instances that the driver publishes, by a claim with adminAccess, in spite of any taint.
-func (c *cluster) monitor(h *host, name string) {
+func (c *site) monitor(h *host, name string) {
 	claim := dra.Claim{Name: "monitoring/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}}
 	for _, d := range h.Published.Devices {
 		claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
 	}
 	h.Claims = append(h.Claims, claim)
-	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
 	for _, d := range h.devices() {
 		if !d.State.MIG {
 			h.holds(d.UUID, gpu.WholeGPU, name)

@@ -106,8 +106,8 @@ func (c *chronicle) written() map[string]string {
 		if !h.features.ours.IsZero() {
 			w["NodeFeature "+name] = "ours"
 		}
-		if !h.Ruled.IsZero() {
-			w["DeviceTaintRule "+name] = strconv.FormatInt(h.Ruled.Unix(), 10)
+		if !h.DevicesTaintedAt.IsZero() {
+			w["DeviceTaintRule "+name] = strconv.FormatInt(h.DevicesTaintedAt.Unix(), 10)
 		}
 	}
 	for key, data := range c.Configs {

@@ -12,25 +12,25 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // breaks lets the plugin of a node advertise nothing under the key that is not good.
 func (h *host) breaks(good string) {
-	h.broken = func(world.World) bool { return h.Labels[v1alpha1.LabelConfig] != good }
+	h.broken = func(cluster.Snapshot) bool { return h.Labels[v1alpha1.LabelConfig] != good }
 }
 
 func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"time-slicing": timeSlicing(8), "MIG": mig(count("1g", 7)), "MPS": mps(4)} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			for _, node := range []string{"a", "b"} {
 				c.add(node, sim.A100)
 			}
@@ -41,9 +41,9 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = next, 2
 			d, states := c.run(400)
-			g.Expect(states["a"]).To(ContainElement(state.Verifying))
+			g.Expect(states["a"]).To(ContainElement(node.Verifying))
 			g.Expect(d.Actions).To(BeEmpty())
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
 				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was rolled back to its last good state")))
@@ -52,7 +52,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
 			g.Expect(c.hosts["a"].Labels[pluginLabel]).To(Equal("true"))
 
-			g.Expect(states["b"]).NotTo(ContainElement(state.Applying), "the rollout is halted")
+			g.Expect(states["b"]).NotTo(ContainElement(node.Applying), "the rollout is halted")
 			g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonRolloutHalted))
 			g.Expect(advertised(c.hosts["b"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 
@@ -76,13 +76,13 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 
 func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100)
 	h.breaks("")
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
 	d, _ := c.run(400)
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
@@ -106,7 +106,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty(), "it is given back its pods")
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
 		ContainSubstring("not idle within 10m0s: pod user/train (GPU 1)"), ContainSubstring("tried again when the node is idle")))
@@ -114,20 +114,20 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 
 	c.end(h, "train")
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "it is idle at last")
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "it is idle at last")
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }
 
 // TestAnotherAttemptHasTheWholeTimeToApply: users held the GPUs until long after the agent was asked, so that it could do nothing. Once
 // they are gone its time begins anew.
 func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
-	for name, retry := range map[string]func(*cluster){
-		"the node is idle at last": func(*cluster) {},
-		"the policy is edited":     func(c *cluster) { c.Policies[0].Generation++ },
+	for name, retry := range map[string]func(*site){
+		"the node is idle at last": func(*site) {},
+		"the policy is edited":     func(c *site) { c.Policies[0].Generation++ },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 			h.lags = true // the agent reports nobody who comes
@@ -138,13 +138,13 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 			}
 			h.lags = false
 			d := c.during(20*time.Minute, 10*time.Second)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
 			c.end(h, "train")
 			retry(c)
 			d, states := c.run(200)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
-			g.Expect(states["a"]).NotTo(ContainElement(state.Failed))
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			g.Expect(states["a"]).NotTo(ContainElement(node.Failed))
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
@@ -152,7 +152,7 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 
 func TestMaxFailuresLetsOthersGoOn(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	for _, node := range []string{"a", "b", "c"} {
 		c.add(node, sim.A100)
 	}
@@ -176,13 +176,13 @@ func TestOnlyBlockersAreEvicted(t *testing.T) {
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("2g", 2)), 2
 	evicting(&c.Policies[0])
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.evicted).To(BeEmpty())
 
 	// Room for a large instance has to be made on both GPUs: one holder blocks the change, the other does not.
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("4g", 1), count("2g", 1)), 3
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.evicted).To(Equal([]string{"inside"}))
 }
 
@@ -224,17 +224,17 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty(), "another controller was quicker")
 	c.end(h, "quick")
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
 // TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent: a pod comes in the middle, and the policy evicts nobody.
 func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
-	for name, goes := range map[string]func(*cluster, *host){
-		"the pod ends": func(c *cluster, h *host) { c.end(h, "quick") },
-		"the pod ends, and the policy was deleted":  func(c *cluster, h *host) { c.Policies = nil; c.end(h, "quick") },
-		"the pod ends, and the policy was edited":   func(c *cluster, h *host) { c.ask(mig(count("1g", 7))); c.end(h, "quick") },
-		"the policy is deleted before the pod ends": func(c *cluster, h *host) { c.Policies = nil; c.during(time.Hour, time.Minute); c.end(h, "quick") },
-		"the agent is lost before, and then returns": func(c *cluster, h *host) {
+	for name, goes := range map[string]func(*site, *host){
+		"the pod ends": func(c *site, h *host) { c.end(h, "quick") },
+		"the pod ends, and the policy was deleted":  func(c *site, h *host) { c.Policies = nil; c.end(h, "quick") },
+		"the pod ends, and the policy was edited":   func(c *site, h *host) { c.ask(mig(count("1g", 7))); c.end(h, "quick") },
+		"the policy is deleted before the pod ends": func(c *site, h *host) { c.Policies = nil; c.during(time.Hour, time.Minute); c.end(h, "quick") },
+		"the agent is lost before, and then returns": func(c *site, h *host) {
 			h.AgentReady = false
 			c.during(time.Hour, time.Minute)
 			c.end(h, "quick")
@@ -260,7 +260,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 			goes(c, h)
 			for range 300 {
 				for _, n := range c.pass().Nodes {
-					g.Expect(n.State).NotTo(Equal(state.Failed), n.Message)
+					g.Expect(n.State).NotTo(Equal(node.Failed), n.Message)
 				}
 				c.tick(time.Second)
 			}
@@ -281,12 +281,12 @@ func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	c.pass() // the spec is set
 	h.AgentReady = false
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unknown))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unknown))
 	g.Expect(h.Taints).NotTo(BeEmpty(), "the GPUs may be half-way")
 	g.Expect(d.Policies["research"].Nodes.Changing).To(Equal(int32(1)))
 	h.AgentReady = true
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
@@ -301,7 +301,7 @@ func TestAPolicyEditedInEveryStateEndsInTheLastEdit(t *testing.T) {
 		c.steps(n)
 		c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 4
 		d, _ := c.run(100)
-		g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%d: %s", n, d.Nodes[0].Message)
+		g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%d: %s", n, d.Nodes[0].Message)
 		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 	}
@@ -328,17 +328,17 @@ func TestAPolicyDeletedInEveryStateLeavesNothingBehind(t *testing.T) {
 }
 
 func TestWhatAUserUndoesIsDoneAgain(t *testing.T) {
-	for name, harm := range map[string]func(*cluster, *host){
-		"the label of the key":        func(_ *cluster, h *host) { delete(h.Labels, v1alpha1.LabelConfig) },
-		"the label to something else": func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "mine" },
-		"the ConfigMap":               func(c *cluster, _ *host) { c.Configs = nil },
-		"mig-manager is let in":       func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "true" },
-		"the spec":                    func(_ *cluster, h *host) { h.GPU.Spec.Devices = nil; h.GPU.Generation++ },
-		"a taint of ours by hand": func(_ *cluster, h *host) {
+	for name, harm := range map[string]func(*site, *host){
+		"the label of the key":        func(_ *site, h *host) { delete(h.Labels, v1alpha1.LabelConfig) },
+		"the label to something else": func(_ *site, h *host) { h.Labels[v1alpha1.LabelConfig] = "mine" },
+		"the ConfigMap":               func(c *site, _ *host) { c.Configs = nil },
+		"mig-manager is let in":       func(_ *site, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "true" },
+		"the spec":                    func(_ *site, h *host) { h.GPU.Spec.Devices = nil; h.GPU.Generation++ },
+		"a taint of ours by hand": func(_ *site, h *host) {
 			h.Taints = append(h.Taints, taint())
 		},
-		"an instance is destroyed and made anew": func(_ *cluster, h *host) { h.destroy(1) },
-		"a reboot, which no instance survives": func(_ *cluster, h *host) {
+		"an instance is destroyed and made anew": func(_ *site, h *host) { h.destroy(1) },
+		"a reboot, which no instance survives": func(_ *site, h *host) {
 			h.hardware.Reboot()
 			h.plugin.running = false
 		},
@@ -348,13 +348,13 @@ func TestWhatAUserUndoesIsDoneAgain(t *testing.T) {
 			c, h := toMIG()
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 			c.tick(time.Hour)
 			harm(c, h)
 			c.advertise(h)
 			c.tick(time.Second)
 			d, _ = c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 			g.Expect(d.Actions).To(BeEmpty())
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
 			g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
@@ -408,7 +408,7 @@ func TestAClientThatDoesNotEndIsGivenUp(t *testing.T) {
 		c.pass()
 	}
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPausingClients))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1"))
 	g.Expect(h.Taints).To(BeEmpty())
@@ -424,8 +424,8 @@ func TestANodeThatIsSharedSoAlreadyIsTakenOverWithoutDisturbance(t *testing.T) {
 	instances := h.devices()[0].State.Instances
 	c.hold(h, "train", 0, instances[0].ID)
 	d, states := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
-	g.Expect(states["a"]).NotTo(ContainElement(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 	g.Expect(h.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"))
 	g.Expect(h.devices()[0].State.Instances).To(Equal(instances))
@@ -439,12 +439,12 @@ func TestAnAgentThatIsSlowAfterARebootIsNoFailure(t *testing.T) {
 	h.hardware.Reboot()
 	h.report()
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(state.Applying), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Applying), d.Nodes[0].Message)
 }
 
 func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.add("a", sim.A100)
 	c.Plugin.Configs = map[string]string{"default-1": "version: v1"}
 	d := rollout.Decide(c.world())
@@ -470,7 +470,7 @@ func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.evicted).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("not advertised within 5m0s"),
 		ContainSubstring("waiting until nobody uses what must be changed: pod user/quick (GPU 0, instance 3g.20gb at 0:4)")))
@@ -488,11 +488,11 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	c.run(60)
 	good := h.GPU.Spec.ConfigName
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
-	for rollout.Decide(c.world()).Nodes[0].State != state.Releasing {
+	for rollout.Decide(c.world()).Nodes[0].State != node.Releasing {
 		c.steps(1)
 	}
 	g.Expect(h.Taints).NotTo(BeEmpty())
-	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "tolerates", UID: "tolerates", GPU: true})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "tolerates", UID: "tolerates", GPU: true})
 	c.hold(h, "tolerates", 0, h.devices()[0].State.Instances[0].ID)
 	h.Allocatable["nvidia.com/mig-3g.20gb"] = 3 // not what it must be
 	c.Now = c.Now.Add(6 * time.Minute)
@@ -514,13 +514,13 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 // TestAChangeThatHasNotBegunIsNotPausingClients: to keep NVIDIA's mig-manager off the node is its first step, and it is held back.
 func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.H100)
 	h.partitionedByHand()
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), paused)}
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(state.PendingNonDisruptive), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.PendingNonDisruptive), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
@@ -599,7 +599,7 @@ func (h *host) stalls() {
 // restored.
 func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100)
 	h.byHand(0, "2g.10gb")
 	c.tick(time.Second)

@@ -13,10 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
@@ -28,7 +28,7 @@ import (
 func TestEveryFaultInEveryState(t *testing.T) {
 	for name, f := range faults() {
 		t.Run(name, func(t *testing.T) {
-			states := map[state.State]bool{}
+			states := map[node.State]bool{}
 			for n := range 18 {
 				o := newOrdeal(t, f.sharing)
 				for range n {
@@ -45,12 +45,12 @@ func TestEveryFaultInEveryState(t *testing.T) {
 				o.intact(fmt.Sprintf("struck after pass %d", n))
 				f.outcome(o)
 			}
-			through := []state.State{
-				state.PendingDisruptive, state.Draining, state.Idle, state.Selecting,
-				state.Verifying, state.UpToDate,
+			through := []node.State{
+				node.PendingDisruptive, node.Draining, node.Idle, node.Selecting,
+				node.Verifying, node.UpToDate,
 			}
 			if f.sharing == nil { // MIG takes several steps
-				through = append(through, state.PausingClients, state.Applying)
+				through = append(through, node.PausingClients, node.Applying)
 			}
 			for _, s := range through {
 				NewWithT(t).Expect(states).To(HaveKey(s), "a node was struck in each state")
@@ -146,10 +146,10 @@ func faults() map[string]fault {
 		},
 		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
 			strike: func(o *ordeal) {
-				o.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
+				o.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
 				o.pass()
 				o.pass()
-				o.Plugin = world.DevicePlugin{ClusterPolicy: true}
+				o.Plugin = cluster.DevicePlugin{ClusterPolicy: true}
 				o.pass()
 				o.Plugin.Ready = true
 			}, outcome: inDesiredState,
@@ -179,9 +179,9 @@ func faults() map[string]fault {
 
 // ordeal is a rollout that is struck.
 type ordeal struct {
-	*cluster
+	*site
 	*WithT
-	before world.World
+	before cluster.Snapshot
 	last   rollout.Decision
 
 	passes    int
@@ -197,7 +197,7 @@ type ordeal struct {
 
 func newOrdeal(t *testing.T, sharing *v1alpha1.Sharing) *ordeal {
 	t.Helper()
-	o := &ordeal{cluster: newCluster(), WithT: NewWithT(t)}
+	o := &ordeal{site: newSite(), WithT: NewWithT(t)}
 	for _, name := range []string{"a", "b", "c"} {
 		o.join(name)
 	}
@@ -354,7 +354,7 @@ func (o *ordeal) inUseOrDone(who string) {
 	}
 	for _, n := range o.last.Nodes {
 		if n.Node == "b" {
-			o.Expect(n.State).To(Equal(state.Failed))
+			o.Expect(n.State).To(Equal(node.Failed))
 			o.Expect(n.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			o.Expect(n.Message).To(ContainSubstring(who))
 		}
@@ -365,7 +365,7 @@ func (o *ordeal) inUseOrDone(who string) {
 func servedOrNamed(reason string) func(*ordeal) {
 	return func(o *ordeal) {
 		for _, n := range o.last.Nodes {
-			if n.State == state.UpToDate && n.Reason == v1alpha1.ReasonReady {
+			if n.State == node.UpToDate && n.Reason == v1alpha1.ReasonReady {
 				o.Expect(o.hosts[n.Node].daemons).To(HaveLen(1))
 				continue
 			}

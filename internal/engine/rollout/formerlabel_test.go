@@ -12,13 +12,13 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // byHandUnder is a node with mig-manager that an administrator has partitioned by nvidia-smi, in another way than its label says.
-func byHandUnder(g Gomega, c *cluster, label string, instances ...v1alpha1.MIGInstances) *host {
+func byHandUnder(g Gomega, c *site, label string, instances ...v1alpha1.MIGInstances) *host {
 	h := withManager(c, sim.A100)
 	h.Labels[v1alpha1.LabelMIGConfig] = label
 	for range 20 {
@@ -65,11 +65,11 @@ func TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout(t *testing.T) {
 		for _, every := range []time.Duration{time.Second, 12 * time.Second, 25 * time.Second} {
 			t.Run(fmt.Sprintf("%s/%d/%s", found.label, len(found.layout), every), func(t *testing.T) {
 				g := NewWithT(t)
-				c := newCluster()
+				c := newSite()
 				h := byHandUnder(g, c, found.label, found.layout...)
 				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
 				d := c.during(10*time.Minute, every)
-				g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 				h.applied = nil
 				c.Policies = nil
 				clear(c.writes)
@@ -91,7 +91,7 @@ func TestMIGManagerKeepsThePodThatComesBack(t *testing.T) {
 	for later := 0; later <= 16; later += 4 { // the change of the ClusterPolicy falls into each moment of what mig-manager does on the other
 		t.Run(fmt.Sprint(later), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := byHandUnder(g, c, "all-1g.5gb", count("3g.20gb", 2))
 			other := c.add("b", sim.A100)
 			other.acts, other.Labels["pool"] = true, "other"

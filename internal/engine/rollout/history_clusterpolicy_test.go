@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // recreateEvent deletes NVIDIA's ClusterPolicy and creates it again, as a user does who installs the GPU Operator anew. Until its
@@ -40,7 +40,7 @@ func (c *chronicle) underChart(random *rand.Rand) {
 	var single []*host
 	for _, h := range c.all() {
 		if h.broken == nil {
-			h.broken = func(w world.World) bool { return !w.Plugin.Ready && len(h.instances()) > 0 }
+			h.broken = func(w cluster.Snapshot) bool { return !w.Plugin.Ready && len(h.instances()) > 0 }
 			single = append(single, h)
 		}
 	}

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -228,7 +228,7 @@ func (c *chronicle) fightsFor(what string, again func() bool) {
 // ruleEditEvent lets another client narrow the operator's DeviceTaintRule of a node, delete it, or take its label.
 func (c *chronicle) ruleEditEvent(random *rand.Rand) {
 	for _, h := range c.all() {
-		if h.Ruled.IsZero() {
+		if h.DevicesTaintedAt.IsZero() {
 			continue
 		}
 		c.unrules(h, random.IntN(3))
@@ -237,7 +237,7 @@ func (c *chronicle) ruleEditEvent(random *rand.Rand) {
 }
 
 func (c *chronicle) unrules(h *host, how int) {
-	h.Ruled = time.Time{}
+	h.DevicesTaintedAt = time.Time{}
 	h.driver.edited, h.RuleTaken = how == 1, how == 2
 	c.version[h.Name]++
 	c.tell("the DeviceTaintRule of %s is %s", h.Name, []string{"deleted", "narrowed", "no longer labelled as the operator's"}[how])
@@ -248,7 +248,7 @@ func (c *chronicle) ruleFightEvent(random *rand.Rand) {
 	how := random.IntN(2)
 	c.fightsFor("removing the operator's DeviceTaintRules", func() (changed bool) {
 		for _, h := range c.all() {
-			if !h.Ruled.IsZero() {
+			if !h.DevicesTaintedAt.IsZero() {
 				c.unrules(h, how)
 				changed = true
 			}
@@ -377,7 +377,7 @@ func (c *chronicle) sharedEvent(random *rand.Rand) {
 		name := fmt.Sprintf("beside-%d", c.serial)
 		claim.Pods = append(slices.Clone(claim.Pods), "uid-"+name)
 		controller := []string{"", "ReplicaSet"}[random.IntN(2)]
-		h.Pods = append(h.Pods, world.Pod{
+		h.Pods = append(h.Pods, cluster.Pod{
 			Namespace: "user", Name: name, UID: "uid-" + name, Controller: controller, Claim: claim.Name, Scheduled: c.Now, Starting: true,
 		})
 		c.kinds[name] = "allocated"
@@ -407,7 +407,7 @@ func (c *chronicle) monitorEvent(random *rand.Rand) {
 		return
 	}
 	h.Claims = append(slices.Clone(h.Claims), claim)
-	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
 	c.kinds[name] = "monitor"
 	h.report()
 	c.tell("monitor %s comes to %s", name, h.Name)
@@ -417,7 +417,7 @@ func (c *chronicle) monitorEvent(random *rand.Rand) {
 func (c *chronicle) switchEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.Slicer != "" ||
-		!h.driver.serves && (h.DRA != "" || slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.DRA })) {
+		!h.driver.serves && (h.DRA != "" || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })) {
 		return
 	}
 	for _, p := range h.userPods() {
@@ -555,7 +555,7 @@ func (c *chronicle) truthfulOfDriver(h *host, reason string) string {
 }
 
 // restedOnDriver: at rest the agent of a driver that makes instances on demand is asked for nothing, a node that says it is as desired publishes so.
-func (c *chronicle) restedOnDriver(nodes []group.NodeState) {
+func (c *chronicle) restedOnDriver(nodes []rollout.NodeState) {
 	for _, n := range nodes {
 		h := c.hosts[n.Node]
 		if h == nil || h.off || c.seed < onDriver || !h.driver.serves || !h.AgentReady {

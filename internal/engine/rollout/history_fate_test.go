@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -43,14 +43,14 @@ const unreachable = "node.kubernetes.io/unreachable"
 
 // dies switches a machine off, as far as the API server shows it: the agent and the node are not Ready, everything else is
 // as it was last reported.
-func (c *cluster) dies(h *host) {
+func (c *site) dies(h *host) {
 	h.off, h.AgentReady = true, false
 	h.Taints = append(slices.Clone(h.Taints), corev1.Taint{Key: unreachable, Effect: corev1.TaintEffectNoSchedule})
 	c.version[h.Name]++
 }
 
 // returns boots a machine. Its pods are gone, except those that a controller of the node brings back.
-func (c *cluster) returns(h *host) {
+func (c *site) returns(h *host) {
 	h.off, h.AgentReady, h.lags = false, true, false
 	h.down, h.hardware.Fail = c.Now.Add(-bootTime), nil
 	h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == unreachable })
@@ -83,7 +83,7 @@ func (h *host) healthy() []gpu.Device {
 
 // fallsIll lets NVIDIA's device plugin mark a GPU unhealthy, after an error that the driver has reported (XID). It offers
 // the others as before.
-func (c *cluster) fallsIll(h *host, uuid string) {
+func (c *site) fallsIll(h *host, uuid string) {
 	if !h.plugin.running {
 		return
 	}
@@ -201,8 +201,8 @@ func (b born) equal(o born) bool {
 }
 
 // userPods are the pods of users on a host.
-func (h *host) userPods() []world.Pod {
-	var pods []world.Pod
+func (h *host) userPods() []cluster.Pod {
+	var pods []cluster.Pod
 	for _, p := range h.Pods {
 		if p.Namespace == "user" {
 			pods = append(pods, p)

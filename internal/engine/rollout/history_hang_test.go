@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -30,7 +30,7 @@ const shortBreak = timing.Patience / 2
 // isKept reports whether the operator keeps a node from its users.
 func (h *host) isKept() bool {
 	_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-	return paused || !h.Ruled.IsZero() || len(withoutOurs(h.Taints)) < len(h.Taints)
+	return paused || !h.DevicesTaintedAt.IsZero() || len(withoutOurs(h.Taints)) < len(h.Taints)
 }
 
 // begin begins the time anew in which nodes may be kept from their users: something else happens.
@@ -94,7 +94,7 @@ func (c *chronicle) hangsOn(h *host, validator bool) {
 	if h.stuck == nil {
 		h.stuck = map[string]bool{}
 	}
-	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+	at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
 	if !validator && at >= 0 {
 		h.stuck[h.Pods[at].UID] = true
 		c.tell("pod %s of %s will not end when it is told to", h.Pods[at].Name, h.Name)
@@ -102,7 +102,7 @@ func (c *chronicle) hangsOn(h *host, validator bool) {
 	}
 	c.serial++
 	name := fmt.Sprint("nvidia-cuda-validator-", c.serial)
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "gpu-operator", Name: name, UID: name, Controller: "ClusterPolicy", Validator: true, Scheduled: c.Now,
 	})
 	h.stuck[name], c.hangs[name] = true, true

@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -144,7 +144,7 @@ func (c *chronicle) lieEvent(random *rand.Rand) {
 			agents[i].Status = metav1.ConditionTrue
 		}
 	}
-	h.GPU.Status.Conditions = slices.Concat(status.Reported(h.GPU.Status).Conditions, agents)
+	h.GPU.Status.Conditions = slices.Concat(rollout.ReportedStatus(h.GPU.Status).Conditions, agents)
 	h.lags = true
 	c.tell("the agent of %s reports that all is well, and then nothing any more", h.Name)
 }
@@ -178,7 +178,7 @@ func (c *chronicle) staked(which func(stake) bool) bool {
 
 func (c *chronicle) leadEvent(*rand.Rand) {
 	c.lead()
-	c.memory, c.Repeats, c.Sightings = remembering{}, &action.Repeats{}, &world.Sightings{}
+	c.memory, c.Repeats, c.OtherControllers = remembering{}, &action.Repeats{}, &cluster.OtherControllers{}
 	for _, h := range c.all() {
 		if h.Annotations[v1alpha1.AnnotationOtherController] == "" {
 			h.sharedAt = time.Time{} // of that a new leader can know nothing
@@ -207,7 +207,7 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 			c.passes(3 + random.IntN(8))
 			h.Slicer, h.SlicerLeft = was, ""
 		}
-		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
 		if at < 0 {
 			continue
 		}
@@ -220,8 +220,8 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 		}
 		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
 		c.passes(3 + random.IntN(8))
-		pod := world.Pod{}
-		h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool {
+		pod := cluster.Pod{}
+		h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool {
 			if p.DRA {
 				pod = p
 			}
@@ -249,7 +249,7 @@ func (c *chronicle) breaksEvent(random *rand.Rand) {
 // pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not ending.
 func (c *chronicle) pluginEvent(random *rand.Rand) {
 	h := c.some(random)
-	isPlugin := func(p world.Pod) bool {
+	isPlugin := func(p cluster.Pod) bool {
 		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
 	}
 	at := slices.IndexFunc(h.Pods, isPlugin)

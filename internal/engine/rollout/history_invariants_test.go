@@ -15,12 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -40,7 +39,7 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
 // after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
 func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
-	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
+	plugin := slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
 	slices.Sort(h.plugin.uuids)
 	if plugin && h.booted {
 		h.booted = false
@@ -72,7 +71,7 @@ func (c *chronicle) opens(h *host, a action.Action) {
 	if !keeps || keep.Policy.Name == "" || c.Plugin.ClusterPolicy || c.Plugin.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
 		return
 	}
-	refuses := func(p world.Pod) bool {
+	refuses := func(p cluster.Pod) bool {
 		return (p.Serves || p.MountsConfig) && !clusterpolicy.Tolerates(p.Tolerations, shared)
 	}
 	if slices.ContainsFunc(c.all(), func(o *host) bool { return slices.ContainsFunc(o.Pods, refuses) }) {
@@ -205,7 +204,7 @@ func (c *chronicle) inBudget(h *host, a action.Action) {
 			continue
 		}
 		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
-		if paused || !o.Ruled.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+		if paused || !o.DevicesTaintedAt.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			disturbed++
 		}
 	}
@@ -249,7 +248,7 @@ func (c *chronicle) harmless() {
 	for _, name := range slices.Sorted(maps.Keys(c.stakes)) {
 		s := c.stakes[name]
 		h := c.hosts[s.node]
-		if h == nil || !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
+		if h == nil || !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
 			delete(c.stakes, name)
 			continue
 		}
@@ -306,16 +305,16 @@ func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 var errShares = errors.New("the driver gives each GPU another number of shares")
 
 // shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
-func (c *chronicle) shared(h *host) bool { return offered(&c.World, h.Node) }
+func (c *chronicle) shared(h *host) bool { return offered(&c.Snapshot, h.Node) }
 
-func offered(w *world.World, n *world.Node) bool {
-	drives := func(p world.Pod) bool { return p.DRA && p.Namespace != tenant }
+func offered(w *cluster.Snapshot, n *cluster.Node) bool {
+	drives := func(p cluster.Pod) bool { return p.DRA && p.Namespace != tenant }
 	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
 func (c *chronicle) progressed(d rollout.Decision) {
-	states := map[string]group.NodeState{}
+	states := map[string]rollout.NodeState{}
 	for _, n := range d.Nodes {
 		states[n.Node] = n
 	}
@@ -329,7 +328,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 			c.keptByTenant(h, s) {
 			continue
 		}
-		if s.State != state.UpToDate {
+		if s.State != node.UpToDate {
 			c.breaks("progress", "node %s is %s (%s) under policy %s: %s", h.Name, s.State, s.Reason, by.Name, s.Message)
 			return
 		}
@@ -342,7 +341,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 
 // missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not any more. Until
 // it is replaced the policy keeps the node, also where another policy selects the GPUs that are left.
-func (h *host) missesGPU(s group.NodeState) bool {
+func (h *host) missesGPU(s rollout.NodeState) bool {
 	if s.Reason != v1alpha1.ReasonGPUMissing {
 		return false
 	}
@@ -357,7 +356,7 @@ func (h *host) missesGPU(s group.NodeState) bool {
 
 // keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy does not select,
 // which a person has made there.
-func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
+func (c *chronicle) keptFromReboot(h *host, s rollout.NodeState) bool {
 	const destroys = "because that destroys the MIG instances of GPU "
 	if s.Reason != v1alpha1.ReasonRebootRequired || !h.hardwareNoReset() || !strings.Contains(s.Message, destroys) {
 		return false
@@ -369,7 +368,7 @@ func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
 
 // keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under drain mode
 // Never. That it does so by its looks is what impartial finds.
-func (c *chronicle) keptByTenant(h *host, s group.NodeState) bool {
+func (c *chronicle) keptByTenant(h *host, s rollout.NodeState) bool {
 	by, _, _ := c.desired(h)
 	return s.Reason == v1alpha1.ReasonGPUInUse && by.Spec.Rollout.Drain.Mode == v1alpha1.DrainModeNever &&
 		strings.Contains(s.Message, "pod "+tenant+"/") && strings.Contains(s.Message, "the node, which must be rebooted")
@@ -407,12 +406,12 @@ func (c *chronicle) differs(h *host, want policy.Desired) string {
 func (c *chronicle) ended(d rollout.Decision) {
 	for _, h := range c.all() {
 		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.Ruled.IsZero() || h.driver.edited) {
+		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.DevicesTaintedAt.IsZero() || h.driver.edited) {
 			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
 		}
 	}
-	passing := []state.State{
-		state.Draining, state.PausingClients, state.Idle, state.Applying, state.Selecting, state.Releasing,
+	passing := []node.State{
+		node.Draining, node.PausingClients, node.Idle, node.Applying, node.Selecting, node.Releasing,
 	}
 	for _, n := range d.Nodes {
 		if h := c.hosts[n.Node]; h != nil && !h.off && h.AgentReady && slices.Contains(passing, n.State) && n.Reason != v1alpha1.ReasonPaused {
@@ -423,7 +422,7 @@ func (c *chronicle) ended(d rollout.Decision) {
 
 // truthful: what is said of each policy and each node at rest is so.
 func (c *chronicle) truthful(d rollout.Decision) {
-	states := map[string]group.NodeState{}
+	states := map[string]rollout.NodeState{}
 	for _, n := range d.Nodes {
 		states[n.Node] = n
 	}
@@ -486,7 +485,7 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 			return "there is no maintenance"
 		}
 	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
-		named := func(o world.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
+		named := func(o cluster.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
 		claimed := func(claim dra.Claim) bool {
 			return h.blockedBy(claim) && strings.Contains(n.Message, "ResourceClaim "+claim.Name+" (")
 		}
@@ -500,7 +499,7 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 // blockedBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the node could be named in its
 // place.
 func (h *host) blockedBy(claim dra.Claim) bool {
-	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.Has(claim) })
+	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.Has(claim) })
 }
 
 func pausedByOthers(h *host) bool {
@@ -544,7 +543,7 @@ func (c *chronicle) unrestored(h *host) string {
 		}
 	}
 	switch {
-	case !h.Ruled.IsZero():
+	case !h.DevicesTaintedAt.IsZero():
 		return "a DeviceTaintRule is left"
 	case len(h.daemons) > 0:
 		return "MPS daemons of the operator run"

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -195,13 +195,13 @@ func (c *chronicle) acceptsStatus(p *v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSh
 // backups are older copies of objects, as a backup tool has them.
 type backups struct {
 	keys     map[string]string
-	nodes    map[string]world.Node
+	nodes    map[string]cluster.Node
 	policies []v1alpha1.GPUSharingPolicy
 }
 
 func (c *chronicle) backUpEvent(*rand.Rand) {
 	w := c.world()
-	c.backups = backups{keys: maps.Clone(c.Configs), nodes: map[string]world.Node{}, policies: w.Policies}
+	c.backups = backups{keys: maps.Clone(c.Configs), nodes: map[string]cluster.Node{}, policies: w.Policies}
 	for _, n := range w.Nodes {
 		c.backups.nodes[n.Name] = n
 	}

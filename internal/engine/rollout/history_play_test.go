@@ -15,9 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
@@ -224,7 +224,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 }
 
 // seesOthers notes on which nodes the controller sees that another one offers the GPUs.
-func (c *chronicle) seesOthers(w world.World) {
+func (c *chronicle) seesOthers(w cluster.Snapshot) {
 	for i := range w.Nodes {
 		h := c.hosts[w.Nodes[i].Name]
 		if h == nil {
@@ -250,12 +250,12 @@ func (c *chronicle) tellStates(d rollout.Decision) {
 // standAlone is the DaemonSet of a stand-alone device plugin.
 func (c *chronicle) standAlone() {
 	for _, h := range c.all() {
-		if c.Plugin.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.MountsConfig }) {
+		if c.Plugin.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.MountsConfig }) {
 			continue
 		}
 		c.serial++
 		name := fmt.Sprint("plugin-", c.serial)
-		h.Pods = append(h.Pods, world.Pod{
+		h.Pods = append(h.Pods, cluster.Pod{
 			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: c.Now, Serves: true,
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		})
@@ -323,7 +323,7 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 	} else {
 		c.count[fmt.Sprintf("evict %s of %s", kind, h.Name)]++
 	}
-	if !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID }) {
+	if !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == a.UID }) {
 		return
 	}
 	c.bystander(h, a)
@@ -347,7 +347,7 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 			c.leaves(h, p)
 		}
 	}
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Namespace == tenant && p.UID == a.UID })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Namespace == tenant && p.UID == a.UID })
 	c.evicted = append(c.evicted, a.Pod)
 	switch kind {
 	case "cpu-tolerant":

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -36,7 +36,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 		c.startByClaim(h, kind, random)
 		return
 	}
-	claims := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	claims := slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
 	if claims != (kind == "claim") && kind != "outside" {
 		return // where NVIDIA's DRA driver offers the GPUs, they are got by claims alone
 	}
@@ -58,7 +58,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 	}
 	c.serial++
 	name := fmt.Sprintf("%s-%d", kind, c.serial)
-	pod := world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now}
+	pod := cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now}
 	switch kind {
 	case "bare":
 		pod.Controller = ""
@@ -101,7 +101,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 // startBeside lets a pod come to a node that uses no GPU: of kind cpu, or cpu-tolerant.
 func (c *chronicle) startBeside(h *host, kind string) {
 	name := fmt.Sprintf("%s-of-%s-%d", kind, h.Name, len(c.kinds))
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now, Tolerates: kind == "cpu-tolerant",
 	})
 	c.kinds[name] = kind
@@ -124,7 +124,7 @@ func (c *chronicle) leaveEvent(random *rand.Rand) {
 }
 
 // leaves ends a pod, with its processes.
-func (c *chronicle) leaves(h *host, p world.Pod) {
+func (c *chronicle) leaves(h *host, p cluster.Pod) {
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
 			n.GPUs[i].Processes = slices.DeleteFunc(n.GPUs[i].Processes, func(o gpu.Process) bool { return o.PodUID == p.UID })

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -138,7 +138,7 @@ func (c *chronicle) runs(h *host) {
 	}
 	c.serial++
 	name := fmt.Sprint("job-", c.serial)
-	pod := world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "Job", GPU: true, Scheduled: c.Now}
+	pod := cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "Job", GPU: true, Scheduled: c.Now}
 	h.Pods = append(h.Pods, pod)
 	c.kinds[name] = "job"
 	c.unhindered(c.step(true))
@@ -151,7 +151,7 @@ func (c *chronicle) runs(h *host) {
 		}
 		instance, uuid = d.State.Instances[0].ID, d.State.Instances[0].UUID
 	}
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 	c.hold(h, name, 0, instance)
 	h.Pods[len(h.Pods)-1] = pod
 	c.stakes[name] = stake{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
@@ -168,7 +168,7 @@ func (c *chronicle) unhindered(d rollout.Decision) {
 		if n.Reason == v1alpha1.ReasonChangedByOthers && strings.HasPrefix(n.Message, "Another controller") {
 			c.breaks("truth", "node %s accuses another controller, and there is none: %s", n.Node, n.Message)
 		}
-		if n.State == state.Selecting && strings.HasPrefix(n.Message, "writing the configuration") && c.Plugin.Ready {
+		if n.State == node.Selecting && strings.HasPrefix(n.Message, "writing the configuration") && c.Plugin.Ready {
 			c.breaks("progress", "node %s waits for a write that the operator withholds: %s", n.Node, n.Message)
 		}
 	}

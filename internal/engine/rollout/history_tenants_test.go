@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's. It stays,
@@ -37,7 +37,7 @@ func (c *chronicle) tenantEvent(random *rand.Rand) {
 	}
 	pod := plain.DeepCopy()
 	disguises()[look](pod)
-	h.Pods = append(h.Pods, world.PodOf(pod, c.programs()))
+	h.Pods = append(h.Pods, cluster.PodOf(pod, c.programs()))
 	c.tenants[string(pod.UID)] = plain
 	c.kinds[name] = "cpu-tenant"
 	c.tell("pod %s of a tenant comes to %s: %s, controller: %s", name, h.Name, look, owner)
@@ -51,10 +51,10 @@ func (c *chronicle) impartial() {
 	if len(c.tenants) == 0 || c.broken != "" {
 		return
 	}
-	decide := func(look func(world.Pod) world.Pod) (says []string) {
+	decide := func(look func(cluster.Pod) cluster.Pod) (says []string) {
 		w := c.known()
-		sightings := *c.Sightings
-		w.Sightings = &sightings
+		sightings := *c.OtherControllers
+		w.OtherControllers = &sightings
 		for i := range w.Nodes {
 			w.Nodes[i].Pods = slices.Clone(w.Nodes[i].Pods)
 			for p := range w.Nodes[i].Pods {
@@ -73,10 +73,10 @@ func (c *chronicle) impartial() {
 		}
 		return append(says, "look again after "+d.After.String())
 	}
-	is := decide(func(p world.Pod) world.Pod { return p })
-	would := decide(func(p world.Pod) world.Pod {
+	is := decide(func(p cluster.Pod) cluster.Pod { return p })
+	would := decide(func(p cluster.Pod) cluster.Pod {
 		if plain, ofTenant := c.tenants[p.UID]; ofTenant {
-			return world.PodOf(plain, c.programs())
+			return cluster.PodOf(plain, c.programs())
 		}
 		return p
 	})

@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -77,7 +77,7 @@ type chronicle struct {
 	count     map[string]int    // writes, evictions and restarts, by object
 	fights    []func() bool     // other controllers that set something again and again
 	theirs    map[string][]string
-	before    map[string]world.Node
+	before    map[string]cluster.Node
 	mentioned map[string]bool // generations of policies that a status has named as observed
 	double    bool            // decide with and without memory
 	backups   backups
@@ -100,13 +100,13 @@ type stake struct {
 // newChronicle makes the cluster of a seed.
 func newChronicle(seed uint64) *chronicle {
 	c := &chronicle{
-		simulation: &simulation{cluster: newCluster(), random: rand.New(rand.NewPCG(seed, 0))},
+		simulation: &simulation{site: newSite(), random: rand.New(rand.NewPCG(seed, 0))},
 		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
-		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]world.Node{},
+		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 		tenants: map[string]*corev1.Pod{},
 	}
-	c.Repeats, c.Sightings = &action.Repeats{}, &world.Sightings{}
+	c.Repeats, c.OtherControllers = &action.Repeats{}, &cluster.OtherControllers{}
 	random := rand.New(rand.NewPCG(seed, 2))
 	one := func(in int) bool { return random.IntN(in) == 0 }
 	c.Plugin.NodeFeatures, c.Plugin.ClusterPolicy = !one(4), !one(10)
@@ -152,7 +152,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	h.Created = c.Now
 	if !c.Plugin.ClusterPolicy {
 		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}
-		h.Pods = []world.Pod{{
+		h.Pods = []cluster.Pod{{
 			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true,
 			Scheduled: c.Now, Serves: true, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		}}
@@ -182,7 +182,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 		h.virtual()
 	}
 	if one(8) {
-		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
+		h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
 	} else if one(12) {
 		h.Slicer = "mig.das.com/1g.5gb"
 	}

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -33,15 +33,15 @@ func instancesSliced(s v1alpha1.Sharing, failRequestsGreaterThanOne *bool) v1alp
 }
 
 // asking is a pod of a Deployment that waits for a node.
-func asking(name string, asks map[string]int64) world.Pod {
-	return world.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
+func asking(name string, asks map[string]int64) cluster.Pod {
+	return cluster.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
 }
 
 func TestImpact(t *testing.T) {
 	gpus := func(n int64) map[string]int64 { return map[string]int64{"nvidia.com/gpu": n} }
 	for name, test := range map[string]struct {
 		sharing v1alpha1.Sharing
-		pod     world.Pod
+		pod     cluster.Pod
 		other   bool // a second node, of no policy
 		line    string
 	}{
@@ -58,7 +58,7 @@ func TestImpact(t *testing.T) {
 		},
 		"another node offers it": {sharing: renamed(4), pod: asking("web", gpus(1)), other: true},
 		"another node, which the pod does not select": {
-			sharing: renamed(4), other: true, pod: func() world.Pod {
+			sharing: renamed(4), other: true, pod: func() cluster.Pod {
 				p := asking("web", gpus(1))
 				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
 				return p
@@ -97,12 +97,12 @@ func TestImpact(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			c.add("a", sim.A100).Labels["pool"] = "a"
 			if test.other {
 				c.add("b", sim.A100)
 			}
-			c.Unscheduled = []world.Pod{test.pod}
+			c.Unscheduled = []cluster.Pod{test.pod}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.sharing, func(p *v1alpha1.GPUSharingPolicy) {
 				p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "a"}}
 			})}
@@ -122,14 +122,14 @@ func TestImpact(t *testing.T) {
 
 func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.T4)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
 	c.hold(h, "web-1", 0, gpu.WholeGPU)
 	h.Pods[len(h.Pods)-1].Asks, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
 	ending := asking("web", map[string]int64{"nvidia.com/gpu": 1})
 	ending.Terminating = true
-	c.Unscheduled = []world.Pod{asking("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
+	c.Unscheduled = []cluster.Pod{asking("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
 	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
 }
 
@@ -152,11 +152,11 @@ func TestWhatAPodAsksFor(t *testing.T) {
 			Containers: []corev1.Container{{Resources: limits("nvidia.com/gpu", 1)}, {Resources: limits("nvidia.com/gpu", 1)}},
 		},
 	}
-	p := world.PodOf(pod, &world.Programs{})
+	p := cluster.PodOf(pod, &cluster.Programs{})
 	g.Expect(p.Asks).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
 	g.Expect(p.Workload).To(Equal("Deployment team/web"))
 	pod.Labels = nil
-	g.Expect(world.PodOf(pod, &world.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
+	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
 	pod.OwnerReferences = nil
-	g.Expect(world.PodOf(pod, &world.Programs{}).Workload).To(Equal("pod team/web-76c5-x"))
+	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("pod team/web-76c5-x"))
 }

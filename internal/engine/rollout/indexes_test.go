@@ -10,13 +10,13 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // loseGPU takes a GPU out of a machine: the driver counts the others anew.
-func (c *cluster) loseGPU(h *host, index int) (lost sim.GPU) {
+func (c *site) loseGPU(h *host, index int) (lost sim.GPU) {
 	h.hardware.Update(func(n *sim.Node) {
 		lost = n.GPUs[index]
 		n.GPUs = append(n.GPUs[:index:index], n.GPUs[index+1:]...)
@@ -47,7 +47,7 @@ func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100, sim.A100, sim.A100, sim.A100)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), evicting, selects)}
 			c.run(300)
@@ -68,7 +68,7 @@ func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 // TestAMissingGPUIsReported, and the one that takes its place is shared in its stead.
 func TestAMissingGPUIsReported(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))}
 	c.run(300)
@@ -93,13 +93,13 @@ func TestAMissingGPUIsReported(t *testing.T) {
 // TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned: nothing else on it is shared, and nothing is restored.
 func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(1))}
 	c.run(300)
 	c.loseGPU(h, 1)
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUMissing))
 	g.Expect(h.partitionedGPUs()).To(BeEmpty())
 }
@@ -107,7 +107,7 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 // TestIndexesThatTheUserEditsAreThoseOfToday: a user who edits them looks at what nvidia-smi prints now.
 func TestIndexesThatTheUserEditsAreThoseOfToday(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(1))}
 	c.run(300)

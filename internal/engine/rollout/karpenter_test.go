@@ -14,16 +14,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // karpenters lets a node of the NodePool "gpu" join.
-func (c *cluster) karpenters(name string, taints ...corev1.Taint) *host {
+func (c *site) karpenters(name string, taints ...corev1.Taint) *host {
 	h := c.join(name, taints...)
-	h.Labels[world.LabelNodePool] = "gpu"
+	h.Labels[cluster.LabelNodePool] = "gpu"
 	return h
 }
 
@@ -31,7 +31,7 @@ func (c *cluster) karpenters(name string, taints ...corev1.Taint) *host {
 // node was given a taint that its NodePool did not list.
 func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
 	for name, mark := range map[string]func(*host){
-		"with its labels": func(h *host) { h.Labels[world.LabelNodePool] = "gpu" },
+		"with its labels": func(h *host) { h.Labels[cluster.LabelNodePool] = "gpu" },
 		"before it has labelled": func(h *host) {
 			h.Taints = append(h.Taints, corev1.Taint{Key: "karpenter.sh/unregistered", Effect: "NoExecute"})
 		},
@@ -48,7 +48,7 @@ func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
 				c.tick(time.Second)
 				if i == 5 && had > 0 {
 					h.Taints, had = nil, 0
-					h.Labels[world.LabelNodePool] = "gpu"
+					h.Labels[cluster.LabelNodePool] = "gpu"
 				}
 			}
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}), "it becomes ready all the same")
@@ -61,7 +61,7 @@ func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
 	c := joining(taintsNewNodes)
 	c.karpenters("b")
 	c.karpenters("c")
-	c.NodePools = map[string]world.NodePool{"gpu": {StartupTaints: []string{"example.com/other"}}, "idle": {}}
+	c.NodePools = map[string]cluster.NodePool{"gpu": {StartupTaints: []string{"example.com/other"}}, "idle": {}}
 	c.run(90)
 	condition := c.condition("research")
 	g.Expect(condition.Status).To(Equal(metav1.ConditionFalse), "also once all nodes are ready")
@@ -70,7 +70,7 @@ func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
 		ContainSubstring("replaces all nodes of the NodePool"), Not(ContainSubstring("; NodePool")), Not(ContainSubstring("idle"))))
 	g.Expect(rollout.Decide(c.world()).Policies["research"].Nodes.Ready).To(BeEquivalentTo(3), "the nodes are as desired")
 
-	c.NodePools["gpu"] = world.NodePool{StartupTaints: []string{v1alpha1.TaintStartup}}
+	c.NodePools["gpu"] = cluster.NodePool{StartupTaints: []string{v1alpha1.TaintStartup}}
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
 }
 
@@ -96,11 +96,11 @@ func TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores(t *testing.T)
 		key                 string
 	}{
 		"a machine of Cluster API": {annotations: map[string]string{"cluster.x-k8s.io/machine": "gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
-		"a machine of OpenShift":   {annotations: map[string]string{world.AnnotationMachine: "openshift-machine-api/gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
+		"a machine of OpenShift":   {annotations: map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
 		"EKS":                      {labels: map[string]string{"eks.amazonaws.com/nodegroup": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
 		"GKE":                      {labels: map[string]string{"cloud.google.com/gke-nodepool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
 		"AKS":                      {labels: map[string]string{"kubernetes.azure.com/agentpool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
-		"Karpenter with the flag":  {labels: map[string]string{world.LabelNodePool: "gpu"}, key: v1alpha1.TaintStartupReadiness},
+		"Karpenter with the flag":  {labels: map[string]string{cluster.LabelNodePool: "gpu"}, key: v1alpha1.TaintStartupReadiness},
 		"nothing known":            {key: v1alpha1.TaintStartup},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestAStartupTaintInAMachineSetIsNamed(t *testing.T) {
 	c := joining(taintsNewNodes)
 	c.Repeats = &action.Repeats{}
 	h := c.join("b")
-	h.Annotations = map[string]string{world.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	h.Annotations = map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-1"}
 	c.run(90)
 	clear(c.writes)
 	for range 300 {
@@ -226,7 +226,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			c.tick(time.Second)
 			c.pass()
 		}
-		h.Pods = append(h.Pods, world.Pod{
+		h.Pods = append(h.Pods, cluster.Pod{
 			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NVIDIA: true,
 			NodeSelector: map[string]string{pluginLabel: "true"},
 		})
@@ -236,7 +236,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			for _, a := range d.Actions {
 				c.do(a)
 			}
-			g.Expect(d.Nodes[1].State).To(Equal(state.PausingClients), "%+v", d.Nodes[1])
+			g.Expect(d.Nodes[1].State).To(Equal(node.PausingClients), "%+v", d.Nodes[1])
 			g.Expect(d.After).To(BeNumerically(">", 0))
 			c.Now = c.Now.Add(d.After)
 			d = rollout.Decide(c.world())
@@ -250,7 +250,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
 	for name, mark := range map[string]func(*host){
 		"of nobody":    func(*host) {},
-		"of Karpenter": func(h *host) { h.Labels[world.LabelNodePool] = "gpu" },
+		"of Karpenter": func(h *host) { h.Labels[cluster.LabelNodePool] = "gpu" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -272,7 +272,7 @@ func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
 	for _, key := range []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler, v1alpha1.TaintStartupReadiness} {
 		g := NewWithT(t)
 		c := joining(taintsNewNodes)
-		c.NodePools = map[string]world.NodePool{"gpu": {StartupTaints: []string{key}}}
+		c.NodePools = map[string]cluster.NodePool{"gpu": {StartupTaints: []string{key}}}
 		h := c.karpenters("b", corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
 		c.run(120)
 		g.Expect(h.Taints).To(BeEmpty(), "%s: %s", key, c.condition("research").Message)
@@ -287,7 +287,7 @@ func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
 	c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Taints = []v1alpha1.Taint{taint} })
 	c.Repeats = &action.Repeats{}
 	h := c.join("b", startup)
-	h.Annotations = map[string]string{world.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	h.Annotations = map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-1"}
 	h.AgentReady = false
 	for range 60 {
 		h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == taint.Key })

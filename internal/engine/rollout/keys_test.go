@@ -12,10 +12,10 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -33,7 +33,7 @@ func onPool(name string) func(*v1alpha1.GPUSharingPolicy) {
 // last good state.
 func TestADeletedConfigMapGetsBackWhatOnlyANodeNames(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	a, b := c.add("a", sim.A100), c.add("b", sim.T4)
 	a.Labels["pool"], b.Labels["pool"] = "a", "b"
 	c.Policies = []v1alpha1.GPUSharingPolicy{
@@ -59,12 +59,12 @@ func TestADeletedConfigMapGetsBackWhatOnlyANodeNames(t *testing.T) {
 // TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons, which would end with a changed ClusterPolicy on every node.
 func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	byHand, other := c.add("by-hand", sim.T4), c.add("other", sim.T4)
 	other.Labels["pool"] = "other"
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
 	c.Plugin.Ready = false
-	byHand.Pods = append(byHand.Pods, world.Pod{
+	byHand.Pods = append(byHand.Pods, cluster.Pod{
 		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
 		NodeSelector: map[string]string{mpsLabel: "true"},
 	})
@@ -86,22 +86,22 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 // TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges, and for no others.
 func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*cluster, *host)
+		change func(*site, *host)
 		keeps  bool
 	}{
-		"no policy governs it":    {change: func(*cluster, *host) {}, keeps: true},
-		"it is without MIG":       {change: func(c *cluster, h *host) { h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG = false }); c.tick(0) }},
-		"it has a config already": {change: func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "by-hand" }},
-		"a policy governs it": {change: func(c *cluster, _ *host) {
+		"no policy governs it":    {change: func(*site, *host) {}, keeps: true},
+		"it is without MIG":       {change: func(c *site, h *host) { h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG = false }); c.tick(0) }},
+		"it has a config already": {change: func(_ *site, h *host) { h.Labels[v1alpha1.LabelConfig] = "by-hand" }},
+		"a policy governs it": {change: func(c *site, _ *host) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
 		}},
-		"its policy is paused": {keeps: true, change: func(c *cluster, _ *host) {
+		"its policy is paused": {keeps: true, change: func(c *site, _ *host) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), paused)}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			cl := newCluster()
+			cl := newSite()
 			h := cl.add("a", sim.A100)
 			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
 			h.report()
@@ -124,7 +124,7 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			h := c.hosts["n0"]
 			if of.standAlone {
 				c.Plugin.ClusterPolicy = false
-				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []world.Pod{{
+				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []cluster.Pod{{
 					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
 				}}
 			}
@@ -145,7 +145,7 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			}
 			d := late()
 			g.Expect(selects(d)).To(BeFalse(), "%v", d.Actions)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Selecting))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Selecting))
 			g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Second)))
 			c.tick(d.After)
 			g.Expect(selects(late())).To(BeTrue())
@@ -157,14 +157,14 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 // on each of the nodes that wait for it.
 func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	byHand := c.add("by-hand", sim.T4)
 	for i := range 10 {
 		c.add(fmt.Sprint("n", i), sim.T4).Labels["pool"] = "other"
 	}
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
 	c.Plugin.Ready = false
-	byHand.Pods = append(byHand.Pods, world.Pod{
+	byHand.Pods = append(byHand.Pods, cluster.Pod{
 		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
 		NodeSelector: map[string]string{mpsLabel: "true"},
 	})

@@ -14,9 +14,8 @@ import (
 	kstatus "sigs.k8s.io/cli-utils/pkg/kstatus/status"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -35,43 +34,43 @@ func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingP
 
 // TestKstatusOfEachState brings the only node of a policy into each state of the state table, and asks kstatus how the policy is doing.
 func TestKstatusOfEachState(t *testing.T) {
-	for state, c := range map[state.State]struct {
-		situation func() *cluster
+	for state, c := range map[node.State]struct {
+		situation func() *site
 		want      kstatus.Status
 	}{
-		state.Unknown: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, kstatus.InProgressStatus},
-		state.Unsupported: {func() *cluster {
+		node.Unknown: {func() *site { c, h := toMIG(); h.AgentReady = false; return c }, kstatus.InProgressStatus},
+		node.Unsupported: {func() *site {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
 			return c
 		}, kstatus.FailedStatus},
-		state.PendingNonDisruptive: {func() *cluster {
+		node.PendingNonDisruptive: {func() *site {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
 			return c
 		}, kstatus.InProgressStatus},
-		state.PendingDisruptive: {func() *cluster { c, _ := toMIG(); return c }, kstatus.InProgressStatus},
-		state.Draining: {func() *cluster {
+		node.PendingDisruptive: {func() *site { c, _ := toMIG(); return c }, kstatus.InProgressStatus},
+		node.Draining: {func() *site {
 			c, h := toMIG()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.pass()
 			c.tick(time.Minute)
 			return c
 		}, kstatus.InProgressStatus},
-		state.PausingClients: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
-		state.Idle:           {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
-		state.Applying:       {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
-		state.Selecting:      {func() *cluster { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
-		state.Verifying:      {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
-		state.Releasing: {func() *cluster {
+		node.PausingClients: {func() *site { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
+		node.Idle:           {func() *site { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
+		node.Applying:       {func() *site { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
+		node.Selecting:      {func() *site { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
+		node.Verifying:      {func() *site { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
+		node.Releasing: {func() *site {
 			c, _ := toMIG()
 			for range 60 {
-				if rollout.Decide(c.world()).Nodes[0].State == state.Releasing {
+				if rollout.Decide(c.world()).Nodes[0].State == node.Releasing {
 					break
 				}
 				c.steps(1)
 			}
 			return c
 		}, kstatus.InProgressStatus},
-		state.Failed: {func() *cluster { // and rolled back
+		node.Failed: {func() *site { // and rolled back
 			c, h := slicing()
 			c.run(60)
 			h.breaks(h.GPU.Spec.ConfigName)
@@ -79,13 +78,13 @@ func TestKstatusOfEachState(t *testing.T) {
 			c.run(400)
 			return c
 		}, kstatus.FailedStatus},
-		state.Degraded: {func() *cluster {
+		node.Degraded: {func() *site {
 			c, h := slicing()
 			c.run(60)
 			h.Allocatable["nvidia.com/gpu"] = 1
 			return c
 		}, kstatus.InProgressStatus},
-		state.UpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, kstatus.CurrentStatus},
+		node.UpToDate: {func() *site { c, _ := slicing(); c.run(60); return c }, kstatus.CurrentStatus},
 	} {
 		t.Run(string(state), func(t *testing.T) {
 			g := NewWithT(t)
@@ -110,40 +109,40 @@ func TestKstatusOfEachState(t *testing.T) {
 
 // TestKstatusOfAPolicyThatWaits: what ends by itself is in progress, what needs a change has failed.
 func TestKstatusOfAPolicyThatWaits(t *testing.T) {
-	twoNodes := func(change ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
+	twoNodes := func(change ...func(*v1alpha1.GPUSharingPolicy)) *site {
 		c, _ := toMIG(change...)
 		c.add("b", sim.A100)
 		return c
 	}
 	for name, c := range map[string]struct {
-		situation func() *cluster
+		situation func() *site
 		reason    string // of Ready
 		want      kstatus.Status
 	}{
-		"for the budget":        {func() *cluster { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, kstatus.InProgressStatus},
-		"for a window":          {func() *cluster { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, kstatus.InProgressStatus},
-		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
-		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
-		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Plugin.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
-		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
-		"for an edit of its windows, with its nodes as desired": {func() *cluster {
+		"for the budget":        {func() *site { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, kstatus.InProgressStatus},
+		"for a window":          {func() *site { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, kstatus.InProgressStatus},
+		"for nobody's pod":      {func() *site { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
+		"for its user":          {func() *site { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
+		"for the ClusterPolicy": {func() *site { c, _ := toMIG(); c.Plugin.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
+		"for other nodes":       {func() *site { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
+		"for an edit of its windows, with its nodes as desired": {func() *site {
 			c, _ := slicing()
 			c.run(60)
 			c.edit(inWindows(window("0 0 30 2 *", "1h")))
 			return c
 		}, v1alpha1.ReasonInvalidWindow, kstatus.FailedStatus},
-		"for an agent on a node that its gpuSelector may select": {func() *cluster {
+		"for an agent on a node that its gpuSelector may select": {func() *site {
 			c, _ := slicing()
 			c.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"NVIDIA-A100-SXM4-40GB"}}
 			c.run(60)
 			c.add("b", sim.A100).GPU.Status.Devices = nil
 			return c
 		}, v1alpha1.ReasonAgentNotReporting, kstatus.InProgressStatus},
-		"for an edit of its windows": {func() *cluster {
+		"for an edit of its windows": {func() *site {
 			c, _ := toMIG(inWindows(window("0 0 30 2 *", "1h")))
 			return c
 		}, v1alpha1.ReasonInvalidWindow, kstatus.FailedStatus},
-		"for the roll back of a node that failed": {func() *cluster {
+		"for the roll back of a node that failed": {func() *site {
 			c, h := slicing()
 			c.run(60)
 			h.breaks(h.GPU.Spec.ConfigName)
@@ -151,7 +150,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 			for range 400 {
 				d := c.pass()
 				c.tick(time.Second)
-				if d.Nodes[0].State == state.Failed {
+				if d.Nodes[0].State == node.Failed {
 					break
 				}
 			}
@@ -171,12 +170,12 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		cl, _ := slicing()
 		cl.run(60)
 		cl.Policies[0].Status = rollout.Decide(cl.world()).Policies["research"]
-		s := status.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
+		s := rollout.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
 		g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(kstatus.InProgressStatus), "%+v", s.Conditions)
 	})
 }
 
-func elsewhere(c *cluster) *cluster {
+func elsewhere(c *site) *site {
 	c.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "none"}}
 	return c
 }
@@ -186,7 +185,7 @@ func TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided(t *testing.T) {
 	g := NewWithT(t)
 	p := policyOf("research", timeSlicing(4))
 	p.Status.Pending = make([]v1alpha1.PendingNode, 32)
-	s := status.Undecided([]v1alpha1.GPUSharingPolicy{p}, "Waiting for the cache", newCluster().Now)["research"]
+	s := rollout.Undecided([]v1alpha1.GPUSharingPolicy{p}, "Waiting for the cache", newSite().Now)["research"]
 	g.Expect(len(s.Pending)).To(BeNumerically("<=", v1alpha1.MostPending))
 }
 

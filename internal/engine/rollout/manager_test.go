@@ -38,7 +38,7 @@ type manager struct {
 }
 
 // partition is mig-manager's part of what happens on a node.
-func (c *cluster) partition(h *host) {
+func (c *site) partition(h *host) {
 	if !h.acts {
 		return
 	}
@@ -71,7 +71,7 @@ func (c *cluster) partition(h *host) {
 }
 
 // file are the configurations as its pod sees them.
-func (c *cluster) file(h *host, pod int) map[string]migConfig {
+func (c *site) file(h *host, pod int) map[string]migConfig {
 	data := h.plugin.seen[migmanager.FileKey]
 	if !h.Pods[pod].MountsConfig {
 		data = builtIn
@@ -213,7 +213,7 @@ func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
 }
 
 // wireMIG is what the executor does with the ClusterPolicy.
-func (c *cluster) wireMIG(d rollout.Decision) {
+func (c *site) wireMIG(d rollout.Decision) {
 	c.rewired = d.ConfigureMIGManager != c.Plugin.MIGReady
 	if !c.rewired {
 		return

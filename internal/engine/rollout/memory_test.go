@@ -14,9 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -25,14 +25,14 @@ import (
 type remembering struct {
 	rollout.Memory
 
-	met   map[string]world.Node
+	met   map[string]cluster.Node
 	specs map[string]v1alpha1.GPUSharingPolicySpec // by name and generation
 }
 
 // decide decides with the memory and without: whatever has happened, the decision is the same.
-func (r *remembering) decide(w world.World) rollout.Decision {
+func (r *remembering) decide(w cluster.Snapshot) rollout.Decision {
 	if r.met == nil {
-		r.met, r.specs = map[string]world.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
+		r.met, r.specs = map[string]cluster.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
 	}
 	for i := range w.Policies {
 		p := &w.Policies[i]
@@ -61,22 +61,22 @@ func (r *remembering) decide(w world.World) rollout.Decision {
 // TestMemoryHoldsUntilTheVersionChanges: a node is taken for what it was as long as its version says so, and no longer.
 func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.add("n0", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
 	var memory rollout.Memory
 	w := c.world()
 	w.Nodes[0].Version = 1
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate))
 	w = c.world()
 	w.Nodes[0].Version, w.Nodes[0].AgentReady = 1, false
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.UpToDate), "nothing was looked at")
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate), "nothing was looked at")
 	w.Nodes[0].Version = 2
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.Unknown))
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.Unknown))
 	w.Nodes[0].Version = 0
 	w.Nodes[0].AgentReady = true
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.UpToDate), "without a version nothing is remembered")
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate), "without a version nothing is remembered")
 }
 
 // TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a controller
@@ -94,15 +94,15 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"MIGReady":      {true, false},
 		"Configs":       {map[string]string{"default": "a"}, map[string]string{"default": "b"}},
 	}
-	under := func(sharing v1alpha1.Sharing, passes int) *cluster {
-		c := newCluster()
+	under := func(sharing v1alpha1.Sharing, passes int) *site {
+		c := newSite()
 		withManager(c, sim.A100)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 		c.run(passes)
 		return c
 	}
 	layout := []v1alpha1.MIGInstances{count("3g", 1), count("1g", 3)}
-	worlds := map[string]*cluster{
+	worlds := map[string]*site{
 		"time-slicing":           under(timeSlicing(4), 60),
 		"MPS":                    under(mps(4), 60),
 		"MIG":                    under(mig(layout...), 60),
@@ -111,8 +111,8 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"mig-manager, at work":   under(byManager(layout...), 8),
 		"mig-manager, not begun": under(byManager(layout...), 0),
 	}
-	for i := range reflect.TypeFor[world.DevicePlugin]().NumField() {
-		field := reflect.TypeFor[world.DevicePlugin]().Field(i).Name
+	for i := range reflect.TypeFor[cluster.DevicePlugin]().NumField() {
+		field := reflect.TypeFor[cluster.DevicePlugin]().Field(i).Name
 		t.Run(field, func(t *testing.T) {
 			NewWithT(t).Expect(values).To(HaveKey(field), "give values for a new field here")
 			for name, c := range worlds {
@@ -135,7 +135,7 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 // TestPoliciesForOtherGPUsCostNothing: which policies select a node is found out once for each version of the node.
 func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.add("n0", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
@@ -166,7 +166,7 @@ func TestANodeThatIsStillCostsNothing(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "governed by nobody": false} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			c.add("n0", sim.A100)
 			if governed {
 				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
@@ -192,38 +192,38 @@ func TestANodeThatIsStillCostsNothing(t *testing.T) {
 
 // TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges: what is not part of the node, and so not of its version.
 func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
-	troubled := func(w *world.World) { // the status says whether the key is there
-		w.Nodes[0].Pods[0].Troubles, w.Nodes[0].Pods[0].Scheduled = []world.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
+	troubled := func(w *cluster.Snapshot) { // the status says whether the key is there
+		w.Nodes[0].Pods[0].Troubles, w.Nodes[0].Pods[0].Scheduled = []cluster.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
 	}
-	for name, test := range map[string]struct{ prepares, changes func(w *world.World) }{
-		"the key that it selects": {prepares: troubled, changes: func(w *world.World) { w.Configs = nil }},
-		"the key that it selects, in the same map": {prepares: troubled, changes: func(w *world.World) {
+	for name, test := range map[string]struct{ prepares, changes func(w *cluster.Snapshot) }{
+		"the key that it selects": {prepares: troubled, changes: func(w *cluster.Snapshot) { w.Configs = nil }},
+		"the key that it selects, in the same map": {prepares: troubled, changes: func(w *cluster.Snapshot) {
 			delete(w.Configs, w.Nodes[0].Labels[v1alpha1.LabelConfig])
 		}},
-		"its policy": {changes: func(w *world.World) {
+		"its policy": {changes: func(w *cluster.Snapshot) {
 			w.Policies[0].Generation++
 			w.Policies[0].Spec.Sharing = timeSlicing(8)
 		}},
-		"the policy that governs it": {changes: func(w *world.World) {
+		"the policy that governs it": {changes: func(w *cluster.Snapshot) {
 			w.Policies = append(w.Policies, policyOf("urgent", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
 		}},
-		"that a policy governs it": {changes: func(w *world.World) { w.Policies = nil }},
-		"that another controller was seen there": {changes: func(w *world.World) {
+		"that a policy governs it": {changes: func(w *cluster.Snapshot) { w.Policies = nil }},
+		"that another controller was seen there": {changes: func(w *cluster.Snapshot) {
 			before := *w
-			before.Nodes, before.Sightings = slices.Clone(w.Nodes), &world.Sightings{}
+			before.Nodes, before.OtherControllers = slices.Clone(w.Nodes), &cluster.OtherControllers{}
 			before.Nodes[0].DRA = "DaemonSet nvidia-dra/kubelet-plugin"
 			rollout.Decide(before)
-			w.Sightings = before.Sightings
+			w.OtherControllers = before.OtherControllers
 		}},
 		"the time, where the agent's label may be set again later": {
-			prepares: func(w *world.World) {
+			prepares: func(w *cluster.Snapshot) {
 				delete(w.Nodes[0].Labels, v1alpha1.LabelClient)
 				w.Nodes[0].Annotations[v1alpha1.AnnotationClient] = fmt.Sprintf("true@%d", w.Now.Unix())
 			},
-			changes: func(w *world.World) { w.Now = w.Now.Add(time.Hour) },
+			changes: func(w *cluster.Snapshot) { w.Now = w.Now.Add(time.Hour) },
 		},
 		"what NVIDIA's device plugin on another node tolerates": {
-			prepares: func(w *world.World) {
+			prepares: func(w *cluster.Snapshot) {
 				w.Plugin.ClusterPolicy = false
 				tainting(shared)(&w.Policies[0])
 				for i := range w.Nodes {
@@ -234,7 +234,7 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 					}
 				}
 			},
-			changes: func(w *world.World) {
+			changes: func(w *cluster.Snapshot) {
 				w.Nodes[1].Version++
 				w.Nodes[1].Pods = slices.Clone(w.Nodes[1].Pods)
 				for p := range w.Nodes[1].Pods {
@@ -245,7 +245,7 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			c.add("n0", sim.A100)
 			c.add("n1", sim.A100)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
@@ -270,11 +270,11 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 // TestAReportThatIsNotTrueIsCorrected on a node of which nothing else is to be done.
 func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("n0", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
-	h.GPU.Status.Rollout.State = string(state.Draining)
+	h.GPU.Status.Rollout.State = string(node.Draining)
 	w := c.world()
 	w.Nodes[0].Version = 1
 	var memory rollout.Memory
@@ -286,7 +286,7 @@ func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 // TestAReleaseThatIsNotRecordedIsNotReportedAsObserved: users who set releasePolicy: Retain wait for observedGeneration, then delete the policy.
 func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := withManager(c, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("3g", 1), count("1g", 3)))}
 	for range 100 {

@@ -11,10 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
@@ -35,7 +34,7 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 			g.Expect(a).To(Or(BeAssignableToTypeOf(action.SetSpec{}), BeAssignableToTypeOf(action.Report{})), "%v", a)
 		}
 		for _, n := range d.Nodes {
-			g.Expect(n.State).To(Equal(state.UpToDate))
+			g.Expect(n.State).To(Equal(node.UpToDate))
 		}
 	}
 	for _, name := range []string{"n0", "n1"} {
@@ -72,7 +71,7 @@ func TestWhatTheMemoryGuardReportsIsNotTheRollouts(t *testing.T) {
 		Type: v1alpha1.ConditionMemoryPressure, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonContainerOverShare,
 	})
 	for _, s := range []v1alpha1.GPUSharingPolicyStatus{
-		rollout.Decide(c.world()).Policies[p.Name], status.Undecided(c.Policies, "no", c.Now)[p.Name],
+		rollout.Decide(c.world()).Policies[p.Name], rollout.Undecided(c.Policies, "no", c.Now)[p.Name],
 	} {
 		_, found := condition.Find(s.Conditions, v1alpha1.ConditionMemoryPressure)
 		g.Expect(found).To(BeFalse())

@@ -13,27 +13,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // settled lets one policy ask for a sharing, and runs until nothing is left to do.
-func settled(t *testing.T, c *cluster, s v1alpha1.Sharing) (rollout.Decision, []state.State) {
+func settled(t *testing.T, c *site, s v1alpha1.Sharing) (rollout.Decision, []node.State) {
 	t.Helper()
 	p := policyOf("research", s, evicting)
 	p.Generation = c.Now.Unix()
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	d, states := c.run(100)
-	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	NewWithT(t).Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady), d.Nodes[0].Message)
 	return d, states["a"]
 }
 
 // released deletes the policies, and runs until nothing is left to do.
-func released(t *testing.T, c *cluster) {
+func released(t *testing.T, c *site) {
 	t.Helper()
 	c.Policies = nil
 	d, _ := c.run(100)
@@ -44,7 +44,7 @@ func released(t *testing.T, c *cluster) {
 // afterwards nothing overrides its label.
 func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100)
 	limited := mps(4)
 	limited.MPS.PinnedMemoryLimit = new(resource.MustParse("2Gi"))
@@ -77,7 +77,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			c.byHand = mpsByHand(4)
 			h := c.add("a", sim.A100)
 			c.tick(time.Second)
@@ -87,7 +87,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 			c.tick(time.Minute)
 
 			_, states := settled(t, c, next)
-			g.Expect(states).To(ContainElement(state.Draining))
+			g.Expect(states).To(ContainElement(node.Draining))
 			g.Expect(c.evicted).To(Equal([]string{"client"}))
 			g.Expect(h.theirs).To(BeNil())
 			g.Expect(h.features.ours.IsZero()).To(Equal(next.MPS == nil))
@@ -109,7 +109,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 // returns asks for it.
 func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.byHand = mpsByHand(4)
 	h := c.add("a", sim.A100)
 	h.Labels[pluginLabel] = "false" // another controller works on the device plugin
@@ -135,7 +135,7 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 // configuration whatever the node selects.
 func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.byHand, c.Plugin.NodeFeatures, c.nfd.absent = mpsByHand(4), false, true
 	h := c.add("a", sim.A100)
 	settled(t, c, timeSlicing(2))
@@ -144,7 +144,7 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
 	d := c.during(10*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.theirs).To(BeNil())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
@@ -155,7 +155,7 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	clear(c.writes)
 	d = c.during(10*time.Minute, 10*time.Second)
 	g.Expect(c.writes).To(Equal(map[string]int{"action.Report": 1}))
-	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset), d.Nodes[0].Message)
 
 	released(t, c)
@@ -166,7 +166,7 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 // policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.byHand = mpsByHand(4)
 	h := c.add("a", sim.A100, sim.A100)
 	c.tick(time.Second)
@@ -179,7 +179,7 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 		onGPUs(0)(p)
 	})
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
 
 	released(t, c)
@@ -194,10 +194,10 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 	renamed := mps(4)
 	renamed.MPS.RenameByDefault = new(true)
-	byPolicy := func(t *testing.T, c *cluster) { t.Helper(); settled(t, c, mps(4)) }
-	byNVIDIA := func(_ *testing.T, c *cluster) { c.byHand = mpsByHand(4); c.tick(time.Second); c.tick(time.Second) }
+	byPolicy := func(t *testing.T, c *site) { t.Helper(); settled(t, c, mps(4)) }
+	byNVIDIA := func(_ *testing.T, c *site) { c.byHand = mpsByHand(4); c.tick(time.Second); c.tick(time.Second) }
 	for name, test := range map[string]struct {
-		served func(*testing.T, *cluster)
+		served func(*testing.T, *site)
 		next   v1alpha1.Sharing
 		evicts []string
 	}{
@@ -209,7 +209,7 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100)
 			test.served(t, c)
 			c.hold(h, "client", 0, gpu.WholeGPU)
@@ -228,7 +228,7 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 			}
 			g.Expect(evicts).To(ConsistOf(test.evicts))
 			d, _ := c.run(300)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Policy).To(Equal("other"))
 			g.Expect(c.evicted).To(ConsistOf(test.evicts))
 		})
@@ -238,7 +238,7 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 // TestNFDForbidsTheOverride: MPS is not started where the label stays what GFD says, and nobody is evicted for it.
 func TestNFDForbidsTheOverride(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.nfd.denies = true
 	c.byHand = mpsByHand(4)
 	h := c.add("a", sim.A100)
@@ -246,7 +246,7 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 	before := h.copied()
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(10), evicting)}
 	d, _ := c.run(300)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
 		ContainSubstring("nvidia-features-for-a")))
@@ -263,12 +263,12 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 // that nobody sets stays unset.
 func TestWithoutNodeFeatures(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.Plugin.NodeFeatures = false
 	h := c.add("a", sim.A100).labelledByHand("false")
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	d, _ := c.run(10)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoNodeFeatures))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(mpsLabel+"=false"), ContainSubstring("Install Node Feature Discovery")))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
@@ -282,7 +282,7 @@ func TestWithoutNodeFeatures(t *testing.T) {
 // TestNFDDoesNotRun: where no NodeFeature but ours names the label and NFD does not act, the operator sets the label itself.
 func TestNFDDoesNotRun(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.nfd.absent = true
 	h := c.add("a", sim.A100)
 	h.Labels[gfdLabel], h.features.gfd = "false", ""
@@ -296,12 +296,12 @@ func TestNFDDoesNotRun(t *testing.T) {
 
 // standAlone is a cluster without the GPU Operator: no deploy label stops anything, and NVIDIA's MPS DaemonSet needs only
 // its own label.
-func standAlone() (*cluster, *host) {
-	c := newCluster()
+func standAlone() (*site, *host) {
+	c := newSite()
 	c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures = false, false
 	h := c.add("a", sim.A100)
 	h.Labels = map[string]string{"kubernetes.io/hostname": "a"}
-	h.Pods = []world.Pod{{
+	h.Pods = []cluster.Pod{{
 		Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now,
 	}}
 	c.advertise(h)
@@ -371,13 +371,13 @@ func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 // TestGFDThatNeverCorrectsItself: a node is not forgotten, and holds nobody up, while GFD says that it shares by MPS.
 func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100)
 	settled(t, c, mps(4))
 	h.Labels[gfdLabel] = "false" // its pod ends, and what it said stays
 	c.Policies = nil
 	d, _ := c.run(600)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
 	g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))

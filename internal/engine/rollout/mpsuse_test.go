@@ -9,20 +9,20 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // sharedByMPS is a cluster with a node that is shared by MPS, and with two pods on it.
-func sharedByMPS(g *WithT) (*cluster, *host) {
-	c := newCluster()
+func sharedByMPS(g *WithT) (*site, *host) {
+	c := newSite()
 	h := c.add("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	d, _ := c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
-	h.Pods = append(h.Pods, world.Pod{Namespace: "team-a", Name: "train", UID: "1"}, world.Pod{Namespace: "team-b", Name: "infer", UID: "2"})
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "team-a", Name: "train", UID: "1"}, cluster.Pod{Namespace: "team-b", Name: "infer", UID: "2"})
 	return c, h
 }
 
@@ -33,7 +33,7 @@ func TestPodsWithFormerLimitsAreNamed(t *testing.T) {
 		ResourceName: "nvidia.com/gpu", Clients: 3, OutdatedClients: 2, OutdatedPodUIDs: []string{"2", "1"},
 	}}
 	n := rollout.Decide(c.world()).Nodes[0]
-	g.Expect(n.State).To(Equal(state.UpToDate))
+	g.Expect(n.State).To(Equal(node.UpToDate))
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonLimitsPending))
 	g.Expect(n.Message).To(HavePrefix("team-a/train, team-b/infer: started before the MPS limits changed"))
 
@@ -59,7 +59,7 @@ func TestADaemonThatNewPodsCannotReachIsNamed(t *testing.T) {
 	c, h := sharedByMPS(g)
 	h.GPU.Status.MPS = []v1alpha1.MPSStatus{{ResourceName: "nvidia.com/gpu", Clients: 3, Unreachable: true}}
 	n := rollout.Decide(c.world()).Nodes[0]
-	g.Expect(n.State).To(Equal(state.UpToDate))
+	g.Expect(n.State).To(Equal(node.UpToDate))
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMPSUnreachable))
 	g.Expect(n.Message).To(HavePrefix("nvidia.com/gpu: another program replaced the shared memory of MPS"))
 	g.Expect(n.Message).To(HaveSuffix("until no client is connected, now 3; restart the pods that use MPS"))

@@ -7,16 +7,14 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/nvidiamig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/workloads"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
-// inBrief is what a decision asks of each node.
-func inBrief(m *group.Member) group.Brief {
+// summaryOf is what a decision asks of each node.
+func summaryOf(m *member) summary {
 	spec := &m.Node.GPU.Spec
-	b := group.Brief{NeedsPlugin: needsPlugin(m), ByDefault: byDefault(m), NeedsMIGManager: nvidiamig.UsesConfigs(m.View) && !m.OnPaper(), Offer: workloads.OfferOf(m)}
+	b := summary{NeedsPlugin: needsPlugin(m), ByDefault: byDefault(m), NeedsMIGManager: node.UsesMIGConfigs(m.View) && !m.Paused(), Offer: offerOf(m)}
 	b.Configs = [...]string{m.Node.Labels[v1alpha1.LabelConfig], spec.ConfigName, ""}
 	if good := m.Node.GPU.Status.Rollout.LastGood; good != nil {
 		b.Configs[2] = good.ConfigName
@@ -26,21 +24,21 @@ func inBrief(m *group.Member) group.Brief {
 
 // needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is
 // paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
-func needsPlugin(m *group.Member) bool {
+func needsPlugin(m *member) bool {
 	return !m.ByDriver() && (m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil)
 }
 
 // pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a policy may govern the
 // next one. To change the ClusterPolicy restarts NVIDIA's programs on every node, and a pool of nodes may scale to zero often.
-func pluginStaysConfigured(w *world.World) bool {
+func pluginStaysConfigured(w *cluster.Snapshot) bool {
 	return w.Plugin.ClusterPolicy && w.Plugin.Ready && slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused
 	})
 }
 
 // byDefault reports whether the node gets the default config and has instances.
-func byDefault(m *group.Member) bool {
+func byDefault(m *member) bool {
 	_, labelled := m.Node.Labels[v1alpha1.LabelConfig]
-	return !m.ByDriver() && (m.Policy == nil || m.OnPaper()) && m.Node.GPU.Spec.Baseline == nil && !labelled &&
+	return !m.ByDriver() && (m.Policy == nil || m.Paused()) && m.Node.GPU.Spec.Baseline == nil && !labelled &&
 		slices.ContainsFunc(m.Node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }

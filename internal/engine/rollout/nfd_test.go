@@ -12,7 +12,7 @@ import (
 	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
@@ -30,8 +30,8 @@ type features struct {
 }
 
 // seen is what the controller knows of the objects.
-func (f features) seen() world.NodeFeatures {
-	n := world.NodeFeatures{OverriddenSince: f.ours, Others: f.gfd}
+func (f features) seen() cluster.NodeFeatures {
+	n := cluster.NodeFeatures{OverriddenSince: f.ours, Others: f.gfd}
 	if f.gfd != "" {
 		n.Author = "gpu-operator/nvidia-features-for-a"
 	}
@@ -39,7 +39,7 @@ func (f features) seen() world.NodeFeatures {
 }
 
 // KeepOff creates our NodeFeature, if the API server has the kind.
-func (c *cluster) keepMPSOff(h *host) {
+func (c *site) keepMPSOff(h *host) {
 	if c.Plugin.NodeFeatures && h.features.ours.IsZero() {
 		h.features.ours = c.Now
 	}
@@ -48,7 +48,7 @@ func (c *cluster) keepMPSOff(h *host) {
 // mergeFeatures is nfd-master: once per second it makes one label of all NodeFeatures of a node. Objects outside its own
 // namespace come in the order of their names, a later one overwrites an earlier one, and ours is the last. A label that
 // no object names any more it removes, if it set it.
-func (c *cluster) mergeFeatures(h *host) {
+func (c *site) mergeFeatures(h *host) {
 	if c.nfd.absent || !c.Plugin.NodeFeatures {
 		return
 	}
@@ -75,7 +75,7 @@ func (c *cluster) mergeFeatures(h *host) {
 }
 
 // discoverFeatures is GFD, which reads the configuration that the device plugin reads.
-func (c *cluster) discoverFeatures(h *host) {
+func (c *site) discoverFeatures(h *host) {
 	discovers := slices.ContainsFunc(h.Pods, playedBy(gfdLabel))
 	if !discovers || !h.plugin.running || !c.Plugin.NodeFeatures {
 		return
@@ -95,7 +95,7 @@ func sharesByMPS(data string) bool {
 // mpsDaemonSet runs NVIDIA's MPS DaemonSet, which is always rendered, where its node selector matches. Its init container
 // unmounts the shared memory of our daemons. Its daemon reads the default configuration, whatever the node selects
 // (NVIDIA/k8s-device-plugin v0.18.2 to v0.20.0), and never again.
-func (c *cluster) mpsDaemonSet(h *host) {
+func (c *site) mpsDaemonSet(h *host) {
 	at := slices.IndexFunc(h.Pods, playedBy(mpsLabel))
 	wanted := h.Labels[mpsLabel] == "true" && (h.Labels[pluginLabel] == "true" || !c.Plugin.ClusterPolicy)
 	selector := map[string]string{mpsLabel: "true"}
@@ -105,7 +105,7 @@ func (c *cluster) mpsDaemonSet(h *host) {
 	switch {
 	case wanted && at < 0 && !c.keptOff(h):
 		c.pods++
-		h.Pods = append(h.Pods, world.Pod{
+		h.Pods = append(h.Pods, cluster.Pod{
 			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet", NVIDIA: true,
 			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now, Serves: c.Plugin.ClusterPolicy, Tolerations: c.tolerations(),
 		})
@@ -119,7 +119,7 @@ func (c *cluster) mpsDaemonSet(h *host) {
 }
 
 // startMPS starts what is in a pod of NVIDIA's MPS DaemonSet.
-func (c *cluster) startMPS(h *host) {
+func (c *site) startMPS(h *host) {
 	if len(h.daemons) > 0 {
 		c.beside = append(c.beside, h.Name)
 	}

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -27,7 +27,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	c, h := slicing()
 	found := h.GPU.Generation
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(h.GPU.Generation).To(Equal(found + 1))
 	first := h.GPU.Spec.ConfigName
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
@@ -37,7 +37,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 
@@ -57,22 +57,22 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	c.run(60)
 	good := h.GPU.Spec.ConfigName
-	h.broken = func(world.World) bool { return true }
+	h.broken = func(cluster.Snapshot) bool { return true }
 	h.plugin.running = false
 	for range 12 {
 		c.tick(10 * time.Minute)
 		d := c.pass()
-		if d.Nodes[0].State == state.Selecting { // the plugin is started anew
+		if d.Nodes[0].State == node.Selecting { // the plugin is started anew
 			continue
 		}
-		g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+		g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 		g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 	}
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(2), 3
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good))
 }
 
@@ -84,7 +84,7 @@ func TestADesiredStateThatAUserEditsIsVerifiedAnew(t *testing.T) {
 	h.GPU.Spec.ConfigName = "mine"
 	h.GPU.Generation++
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 }
 
@@ -147,7 +147,7 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 			for h.GPU.Spec.ConfigName == "" {
 				c.steps(1)
 			}
-			h.broken = func(world.World) bool { return true }
+			h.broken = func(cluster.Snapshot) bool { return true }
 			h.losesStatus()
 			h.lags = !test.reports
 			for range 100 {
@@ -183,7 +183,7 @@ func TestAStepThatTakesLongIsReported(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	c.run(60)
-	h.broken = func(world.World) bool { return true }
+	h.broken = func(cluster.Snapshot) bool { return true }
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(8) })
 	c.steps(20)
 	g.Expect(h.ready().Status).To(Equal(metav1.ConditionTrue), "of the generation before")

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -74,7 +74,7 @@ func TestPace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			cl := newCluster()
+			cl := newSite()
 			for i := range 10 {
 				cl.add(fmt.Sprintf("n%d", i), sim.A100)
 			}
@@ -100,13 +100,13 @@ func TestPace(t *testing.T) {
 
 // TestANodeWhosePausesAreLeftHoldsItsPlace: its taint is gone, and the write that resumes NVIDIA's clients has failed.
 func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
-	for name, letGo := range map[string]func(*cluster){
-		"where the policy cannot be honoured any more": func(c *cluster) { c.hosts["a"].Labels[optOutLabel] = "false" },
-		"where the agent is lost":                      func(c *cluster) { c.hosts["a"].AgentReady = false },
+	for name, letGo := range map[string]func(*site){
+		"where the policy cannot be honoured any more": func(c *site) { c.hosts["a"].Labels[optOutLabel] = "false" },
+		"where the agent is lost":                      func(c *site) { c.hosts["a"].AgentReady = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			for _, node := range []string{"a", "b"} {
 				c.add(node, sim.A100)
 			}
@@ -147,7 +147,7 @@ func TestADesiredStateThatFailedBeforeTakesNoSlotOnTop(t *testing.T) {
 }
 
 // ready counts the nodes that have reached their configuration.
-func (c *cluster) ready() int {
+func (c *site) ready() int {
 	n := 0
 	for _, h := range c.hosts {
 		if h.GPU.Status.Rollout.LastGood != nil {
@@ -159,7 +159,7 @@ func (c *cluster) ready() int {
 
 func TestAllNodesShareOneWriteOfKeys(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	for i := range 6 {
 		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.H100}[i%2])
 	}
@@ -185,7 +185,7 @@ func TestAGentleChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
 	clear(c.writes)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 16}))
 	g.Expect(c.writes).To(Equal(map[string]int{
 		"action.WriteConfigs": 1, "action.TriggerSync": 2, "action.PatchNode": 1, "action.SetSpec": 1, "action.Report": 1,

@@ -12,10 +12,9 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/eviction"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
@@ -31,7 +30,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	before := rollout.Decide(c.world()).Nodes[0]
 	g.Expect(before.Reason).To(Equal(v1alpha1.ReasonPaused))
 	g.Expect(before.Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
-	g.Expect(before.Blockers).To(Equal([]eviction.Blocker{
+	g.Expect(before.Blockers).To(Equal([]node.Blocker{
 		{Name: "pod user/daemon", Uses: "GPU 1", Fate: "is not evicted, since it would come back at once; end it yourself"},
 		{Name: "pod user/train", Uses: "GPU 0", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
 		{Name: "pod user/web", Uses: "GPU 1", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
@@ -55,7 +54,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 				evicted = append(evicted, "pod "+e.Namespace+"/"+e.Pod)
 			}
 		}
-		if d.Nodes[0].State == state.Draining && len(d.Nodes[0].Blockers) == 1 {
+		if d.Nodes[0].State == node.Draining && len(d.Nodes[0].Blockers) == 1 {
 			c.end(h, "daemon") // as the preview says
 		}
 		c.tick(time.Second)
@@ -70,7 +69,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	}
 	g.Expect(slices.Compact(evicted)).To(Equal(foretold))
 	after := rollout.Decide(c.world()).Nodes[0]
-	g.Expect(after.State).To(Equal(state.UpToDate), after.Message)
+	g.Expect(after.State).To(Equal(node.UpToDate), after.Message)
 	g.Expect(after.Advertised).To(Equal(before.Expected))
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(before.ConfigName))
 }
@@ -89,7 +88,7 @@ func TestThePreviewSaysHowLongIsWaited(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(test.with)
 			c.hold(h, "train", 0, gpu.WholeGPU)
-			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers).To(Equal([]eviction.Blocker{
+			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers).To(Equal([]node.Blocker{
 				{Name: "pod user/train", Uses: "GPU 0", Fate: test.fate},
 			}))
 		})

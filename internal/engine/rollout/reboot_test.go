@@ -11,8 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -34,7 +34,7 @@ func rebooting(mode v1alpha1.DrainMode) v1alpha1.GPUSharingPolicy {
 
 func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	c.hold(h, "train", 1, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
@@ -52,8 +52,8 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	d, states := c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}), "all GPUs are idle when the node goes down")
 	g.Expect(h.reboots).To(HaveLen(1))
-	g.Expect(states["a"]).To(ContainElements(state.Unknown, state.Selecting, state.UpToDate))
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(states["a"]).To(ContainElements(node.Unknown, node.Selecting, node.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
 	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission ends with the desired state that it was for")
 	g.Expect(h.Taints).To(BeEmpty())
@@ -68,7 +68,7 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 // TestNoRebootDestroysInstancesOfOtherGPUs: the agent makes only those of the GPUs that a policy selects.
 func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	h.partitionedByHand()
 	h.report()
@@ -89,7 +89,7 @@ func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
 func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 	for cut := 1; ; cut++ {
 		g := NewWithT(t)
-		c := newCluster()
+		c := newSite()
 		h := c.add("a", sim.A100, sim.A100).virtual()
 		c.hold(h, "train", 1, gpu.WholeGPU)
 		c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
@@ -104,7 +104,7 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			c.tick(time.Second)
 		}
 		g.Expect(h.reboots).To(HaveLen(1), "ended after action %d", cut)
-		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.UpToDate))
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(node.UpToDate))
 		if done < cut {
 			g.Expect(cut).To(BeNumerically(">", 8))
 			return
@@ -114,13 +114,13 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 
 func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	h.forgets = true
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	d, _ := c.run(2000)
 	g.Expect(h.reboots).To(HaveLen(1))
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("rolled back to its last good state")))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
@@ -135,7 +135,7 @@ func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Instances = []v1alpha1.MIGInstances{count("2g", 3)}
 	d, _ = c.run(400)
 	g.Expect(h.reboots).To(HaveLen(2), "another desired state is another reboot")
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 }
 
 func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
@@ -157,19 +157,19 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100, sim.A100).virtual()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			tt.forbid(&c.Policies[0], h)
 			d, _ := c.run(30)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Applying))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Applying))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 
 			c.tick(15 * time.Minute)
 			d, _ = c.run(100)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.devices()[0].PendingMIG).To(BeFalse())
@@ -181,7 +181,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c.tick(time.Second)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same desired state is tried again")
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 		})
 	}
 }
@@ -190,7 +190,7 @@ func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
 	for _, mode := range []v1alpha1.DrainMode{v1alpha1.DrainModeNever, v1alpha1.DrainModeWaitForIdle} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100, sim.A100).virtual()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(mode)}
@@ -205,14 +205,14 @@ func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
 			c.tick(time.Minute)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 		})
 	}
 }
 
 func TestRebootsKeepToTheBudget(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	for i := range 4 {
 		c.add(fmt.Sprintf("n%d", i), sim.A100).virtual()
 	}
@@ -237,7 +237,7 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 // node takes pods again meanwhile, and NVIDIA's clients run; afterwards the change goes on.
 func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for !h.required {
@@ -251,14 +251,14 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.reboots).To(HaveLen(1))
 }
 
 // TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers: the daemon of several GPUs cannot start before the reboot either.
 func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	c.run(60)
@@ -274,7 +274,7 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	c.during(30*time.Minute, time.Second)
 	version := c.version["a"]
 	d := c.during(2*time.Hour, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("Reboot the node, or set rollout.reboot to IfRequired"))
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
@@ -284,7 +284,7 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 // no more for the one before.
 func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	first := rebooting(v1alpha1.DrainModeEvict)
 	first.Spec.Rollout.Reboot = v1alpha1.RebootModeNever
@@ -304,24 +304,24 @@ func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
 // TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So the node takes
 // pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what helps.
 func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
-	never := func(c *cluster, _ *host) {
+	never := func(c *site, _ *host) {
 		c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever
 		c.Policies[0].Generation++
 		c.run(60)
 	}
-	remove := func(c *cluster, _ *host) { c.Policies = nil }
+	remove := func(c *site, _ *host) { c.Policies = nil }
 	for name, tt := range map[string]struct {
-		back func(*cluster, *host)
+		back func(*site, *host)
 		says string
 	}{
-		"after the policy": {func(c *cluster, h *host) { never(c, h); remove(c, h) }, "The last policy did not let the operator reboot the node"},
-		"after the policy, without an agent that can": {func(c *cluster, h *host) { h.canReboot = false; remove(c, h) }, "but the agent cannot"},
-		"after the policy, in vain":                   {func(c *cluster, h *host) { h.forgets = true; remove(c, h) }, "rebooted in vain"},
+		"after the policy": {func(c *site, h *host) { never(c, h); remove(c, h) }, "The last policy did not let the operator reboot the node"},
+		"after the policy, without an agent that can": {func(c *site, h *host) { h.canReboot = false; remove(c, h) }, "but the agent cannot"},
+		"after the policy, in vain":                   {func(c *site, h *host) { h.forgets = true; remove(c, h) }, "rebooted in vain"},
 		"after a failure":                             {never, "Reboot the node, or set rollout.reboot to IfRequired"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100).virtual()
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			if name == "after a failure" {
@@ -336,7 +336,7 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 			version := c.version["a"]
 			d, _ := c.run(4000)
 			g.Expect(d.Nodes).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))

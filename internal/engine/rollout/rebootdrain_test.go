@@ -13,11 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -30,8 +30,8 @@ func emptying(mode v1alpha1.DrainMode) v1alpha1.GPUSharingPolicy {
 }
 
 // runs lets a pod run on the host that holds no GPU.
-func (c *cluster) runs(h *host, name string, change ...func(*world.Pod)) {
-	p := world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now.Add(-time.Hour)}
+func (c *site) runs(h *host, name string, change ...func(*cluster.Pod)) {
+	p := cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now.Add(-time.Hour)}
 	for _, change := range change {
 		change(&p)
 	}
@@ -39,12 +39,12 @@ func (c *cluster) runs(h *host, name string, change ...func(*world.Pod)) {
 }
 
 // besides lets pods run on the host that hold no GPU, one of each kind.
-func (c *cluster) besides(h *host) {
+func (c *site) besides(h *host) {
 	c.runs(h, "web")
-	c.runs(h, "bare", func(p *world.Pod) { p.Controller = "" })
-	c.runs(h, "static", func(p *world.Pod) { p.Controller, p.Mirror = "Node", true })
-	c.runs(h, "daemon", func(p *world.Pod) { p.Controller = "DaemonSet" })
-	c.runs(h, "controller", func(p *world.Pod) { p.Own = true })
+	c.runs(h, "bare", func(p *cluster.Pod) { p.Controller = "" })
+	c.runs(h, "static", func(p *cluster.Pod) { p.Controller, p.Mirror = "Node", true })
+	c.runs(h, "daemon", func(p *cluster.Pod) { p.Controller = "DaemonSet" })
+	c.runs(h, "controller", func(p *cluster.Pod) { p.Own = true })
 }
 
 // users are the pods of users on the host, by name.
@@ -58,7 +58,7 @@ func (h *host) users() []string {
 }
 
 // untilPermitted passes until the agent may reboot the host.
-func (c *cluster) untilPermitted(g Gomega, h *host) {
+func (c *site) untilPermitted(g Gomega, h *host) {
 	for range 200 {
 		if h.GPU.Spec.Reboot != nil {
 			return
@@ -83,7 +83,7 @@ func TestANodeIsDrainedOfItsOtherPodsBeforeARebootIfThePolicySaysSo(t *testing.T
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100, sim.A100).virtual()
 			c.hold(h, "train", 0, gpu.WholeGPU)
 			c.besides(h)
@@ -99,7 +99,7 @@ func TestANodeIsDrainedOfItsOtherPodsBeforeARebootIfThePolicySaysSo(t *testing.T
 			g.Expect(h.users()).To(Equal(tt.stay))
 			d, _ := c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 			g.Expect(h.Taints).To(BeEmpty())
 
 			c.evicted = nil
@@ -122,7 +122,7 @@ func TestPodsThatBlockARebootAreListed(t *testing.T) {
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100).virtual()
 			c.besides(h)
 			c.Policies = []v1alpha1.GPUSharingPolicy{emptying(mode)}
@@ -163,7 +163,7 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			h := c.add("a", sim.A100).virtual()
 			c.runs(h, "web")
 			c.Policies = []v1alpha1.GPUSharingPolicy{emptying(mode)}
@@ -182,7 +182,7 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 			c.tick(time.Minute)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 		})
 	}
 }
@@ -190,7 +190,7 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 // TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow: what a window that closes leaves undone, the next one has its whole time for.
 func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	c.runs(h, "web")
 	p := emptying(v1alpha1.DrainModeWaitForIdle)
@@ -198,14 +198,14 @@ func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	c.at("2027-03-02T01:55:00Z")
 	d := c.during(4*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining), d.Nodes[0].Message)
 	c.at("2027-03-02T02:00:00Z")
 	d = c.during(time.Hour, 10*time.Second)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow), d.Nodes[0].Message)
 	g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
 	c.at("2027-03-02T22:00:00Z")
 	d = c.during(9*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining), d.Nodes[0].Message)
 	c.end(h, "web")
 	c.run(400)
 	g.Expect(h.reboots).To(HaveLen(1))
@@ -215,30 +215,30 @@ func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 // TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor: the agent may be rebooting the node already.
 func TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	c.untilPermitted(g, h)
-	c.runs(h, "late", func(p *world.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
+	c.runs(h, "late", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
 	d := c.pass()
 	g.Expect(d.Nodes[0].Blockers).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebooting), d.Nodes[0].Message)
 	d, _ = c.run(400)
 	g.Expect(c.evicted).To(BeEmpty())
 	g.Expect(h.reboots).To(HaveLen(1))
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 }
 
 // TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed, and evicted no more: another would come in its place.
 func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	for !h.required {
 		c.steps(1)
 	}
-	c.runs(h, "network", func(p *world.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
+	c.runs(h, "network", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
 	d := c.during(time.Minute, time.Second)
 	g.Expect(c.evicted).To(BeEmpty())
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("not evicted: pod user/network, which came to the node in spite of the taint"))
@@ -251,7 +251,7 @@ func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 // TestAReleasedNodeThatWaitsForItsPodsNamesThem, however long it waits: the agent has not failed.
 func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeNever)}
 	c.run(400)
@@ -274,7 +274,7 @@ func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 // TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver: the node waits until they are gone by themselves.
 func TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	c.runs(h, "web")
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
@@ -295,7 +295,7 @@ func TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver(t *testing.T) {
 
 // BenchmarkANodeOfManyPodsThatIsToBeEmpty: each of its pods that changes leads to a decision.
 func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	for i := range 1000 {
 		c.runs(h, fmt.Sprintf("web-with-a-long-name-%d", i))
@@ -313,9 +313,9 @@ func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
 // TestANewNodeOfKarpenterIsNotEmptied: the taint that this needs would make Karpenter start another one, for which the same holds.
 func TestANewNodeOfKarpenterIsNotEmptied(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
-	h.Labels[world.LabelNodePool] = "gpus"
+	h.Labels[cluster.LabelNodePool] = "gpus"
 	c.runs(h, "web")
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	for range 200 {
@@ -325,7 +325,7 @@ func TestANewNodeOfKarpenterIsNotEmptied(t *testing.T) {
 	g.Expect(h.reboots).To(HaveLen(1))
 	g.Expect(c.evicted).To(BeEmpty())
 
-	h.Labels[world.LabelInitialized] = world.LabelTrue
+	h.Labels[cluster.LabelInitialized] = cluster.LabelTrue
 	c.Policies = nil
 	c.run(400)
 	g.Expect(h.reboots).To(HaveLen(2))

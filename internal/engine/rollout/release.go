@@ -7,20 +7,19 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
 // keepRelease records on a node how its policy releases it.
-func keepRelease(m *group.Member, by *v1alpha1.GPUSharingPolicy, groups map[string]*group.Group) {
+func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*group) {
 	spec := m.Node.GPU.Spec
 	groups[by.Name].Unrecorded++
 	if spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.Actions, action.SetsSpec) {
 		return // the write that ends that records it
 	}
 	spec = *spec.DeepCopy()
-	spec.Release = view.ReleaseOf(by)
+	spec.Release = node.ReleaseFor(by)
 	m.Actions = append(m.Actions, action.SetSpec{
 		Node: m.Node.Name, Spec: spec, Policy: action.PolicyRef{Name: by.Name, Generation: by.Generation}, Why: "recording how the policy releases the node",
 	})
@@ -28,8 +27,8 @@ func keepRelease(m *group.Member, by *v1alpha1.GPUSharingPolicy, groups map[stri
 
 // keepAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does not take their containers
 // for users.
-func keepAdminClaims(m *group.Member) {
-	spec, want := m.Node.GPU.Spec, view.AdminClaims(m.Node)
+func keepAdminClaims(m *member) {
+	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
 	governed := m.Policy != nil || spec.Baseline != nil
 	if !governed || !m.ByDriver() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
 		return

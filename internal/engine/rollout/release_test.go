@@ -10,29 +10,29 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
 func retaining(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain }
 
 // observed is the generation that the status of the first policy is about.
-func (c *cluster) observed() int64 {
+func (c *site) observed() int64 {
 	accepted, _ := condition.Find(c.Policies[0].Status.Conditions, v1alpha1.ConditionAccepted)
 	return accepted.ObservedGeneration
 }
 
 // TestRetainIsObservedOnceEveryNodeHasIt, whatever keeps a node from its change.
 func TestRetainIsObservedOnceEveryNodeHasIt(t *testing.T) {
-	for name, hinders := range map[string]func(*cluster, *host){
-		"nothing":                   func(*cluster, *host) {},
-		"the agent does not run":    func(_ *cluster, h *host) { h.AgentReady = false },
-		"the rollout is paused":     func(c *cluster, _ *host) { c.edit(paused) },
-		"the node has opted out":    func(_ *cluster, h *host) { h.Labels[optOutLabel] = "false" },
-		"the device plugin is gone": func(c *cluster, _ *host) { c.Plugin.Reason = v1alpha1.ReasonNoDevicePlugin },
-		"instances have to change": func(c *cluster, _ *host) {
+	for name, hinders := range map[string]func(*site, *host){
+		"nothing":                   func(*site, *host) {},
+		"the agent does not run":    func(_ *site, h *host) { h.AgentReady = false },
+		"the rollout is paused":     func(c *site, _ *host) { c.edit(paused) },
+		"the node has opted out":    func(_ *site, h *host) { h.Labels[optOutLabel] = "false" },
+		"the device plugin is gone": func(c *site, _ *host) { c.Plugin.Reason = v1alpha1.ReasonNoDevicePlugin },
+		"instances have to change": func(c *site, _ *host) {
 			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
 		},
 	} {
@@ -64,14 +64,14 @@ func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
 	c.run(60)
 	h := c.hosts["n0"]
 	c.Policies = nil
-	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
+	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
 	d, _ := c.run(60)
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
 	g.Expect(h.waits()).To(Equal("NoDevicePlugin: there is no ClusterPolicy in this cluster"))
 	g.Expect(d.Nodes).To(HaveLen(1))
-	g.Expect(d.Nodes[0].State).NotTo(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).NotTo(Equal(node.UpToDate))
 
-	c.Plugin = world.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true}
+	c.Plugin = cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true}
 	c.run(60)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	g.Expect(h.waits()).To(BeEmpty())
@@ -113,12 +113,12 @@ func TestANodeWhoseReleaseFailsIsNotInOneState(t *testing.T) {
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(200)
 	c.Policies, c.hosts["n0"].lags = nil, true
-	var last state.State
+	var last node.State
 	since, longest := c.Now, time.Duration(0)
 	for end := c.Now.Add(5 * time.Hour); c.Now.Before(end); c.tick(10 * time.Second) {
 		d := c.pass()
 		g.Expect(d.Nodes).To(HaveLen(1))
-		g.Expect(d.Nodes[0].State).NotTo(Equal(state.UpToDate))
+		g.Expect(d.Nodes[0].State).NotTo(Equal(node.UpToDate))
 		if d.Nodes[0].State != last {
 			last, since = d.Nodes[0].State, c.Now
 		}

@@ -14,10 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -28,7 +28,7 @@ import (
 // the write and how to find the other controller. A change of the policies is carried out at once all the same.
 func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.Repeats = &action.Repeats{}
 	h := c.add("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
@@ -69,7 +69,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 // does not change with it.
 func TestAFightIsReportedOnce(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	c.Repeats = &action.Repeats{}
 	h := c.add("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
@@ -132,7 +132,7 @@ func TestAFightIsReportedWithTheTimeAtWhichItGoesOn(t *testing.T) {
 		c.version[h.Name]++
 		c.tick(time.Second)
 	}
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	said := regexp.MustCompile("waits until ([0-9:]+) UTC").FindStringSubmatch(d.Nodes[0].Message)
 	g.Expect(said).To(HaveLen(2), d.Nodes[0].Message)
@@ -216,8 +216,8 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 }
 
 // pools is a cluster with so many policies, each for a pool of its own, as yet without nodes.
-func pools(many int, sharing func(pool int) v1alpha1.Sharing) *cluster {
-	c := newCluster()
+func pools(many int, sharing func(pool int) v1alpha1.Sharing) *site {
+	c := newSite()
 	c.Repeats = &action.Repeats{}
 	for i := range many {
 		name := fmt.Sprint("pool-", i)
@@ -229,21 +229,21 @@ func pools(many int, sharing func(pool int) v1alpha1.Sharing) *cluster {
 }
 
 // addTo adds a node to a pool.
-func (c *cluster) addTo(pool, node int) *host {
+func (c *site) addTo(pool, node int) *host {
 	h := c.add(fmt.Sprint("node-", node), sim.A100)
 	h.Labels["pool"], h.Created = fmt.Sprint("pool-", pool), c.Now
 	return h
 }
 
 // counts lets so many passes follow one another, and counts what they write.
-func (c *cluster) counts(passes int, each time.Duration) {
+func (c *site) counts(passes int, each time.Duration) {
 	for range passes {
 		c.noted(each)
 	}
 }
 
 // readyWithin reports whether a node is in its desired state within a time.
-func (c *cluster) readyWithin(h *host, d time.Duration) bool {
+func (c *site) readyWithin(h *host, d time.Duration) bool {
 	for end := c.Now.Add(d); c.Now.Before(end); {
 		c.noted(2 * time.Second)
 		if ready, _ := condition.Find(h.GPU.Status.Conditions, v1alpha1.ConditionReady); ready.Reason == v1alpha1.ReasonReady {
@@ -254,14 +254,14 @@ func (c *cluster) readyWithin(h *host, d time.Duration) bool {
 }
 
 // job is one of a queue: its pod is bound as soon as the one before has ended, and the agent reports it 2 s later.
-func (c *cluster) job(h *host, n int, lasts time.Duration) {
+func (c *site) job(h *host, n int, lasts time.Duration) {
 	name := fmt.Sprint("job-", n)
-	pod := world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "Job", GPU: true, Scheduled: c.Now}
+	pod := cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "Job", GPU: true, Scheduled: c.Now}
 	if len(h.Taints) == 0 {
 		h.Pods = append(h.Pods, pod)
 	}
 	c.noted(2 * time.Second)
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 	c.hold(h, name, 0, gpu.WholeGPU)
 	c.counts(int(lasts/(10*time.Second)), 10*time.Second)
 	c.end(h, name)

@@ -10,18 +10,18 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
 // TestAFailedNodeIsTriedAgain when something changed that a user did for that, and never by itself.
 func TestAFailedNodeIsTriedAgain(t *testing.T) {
-	for name, again := range map[string]func(*cluster, *host){
-		"when any field of the policy is edited": func(c *cluster, _ *host) {
+	for name, again := range map[string]func(*site, *host){
+		"when any field of the policy is edited": func(c *site, _ *host) {
 			c.Policies[0].Spec.Rollout.Drain.TimeoutSeconds = 900
 			c.Policies[0].Generation++
 		},
-		"when the policy is created anew": func(c *cluster, _ *host) { c.Policies[0].UID = "another" },
-		"when the GPUNode is annotated":   func(_ *cluster, h *host) { h.annotate(v1alpha1.AnnotationRetry, "1") },
+		"when the policy is created anew": func(c *site, _ *host) { c.Policies[0].UID = "another" },
+		"when the GPUNode is annotated":   func(_ *site, h *host) { h.annotate(v1alpha1.AnnotationRetry, "1") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -30,12 +30,12 @@ func TestAFailedNodeIsTriedAgain(t *testing.T) {
 			c.run(600)
 			h.broken = nil
 			d := c.during(2*time.Hour, time.Minute)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), "not by itself")
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "not by itself")
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(
 				"is tried again when the policy changes or you annotate the GPUNode: kubectl annotate gpunode a --overwrite gpusharing.io/retry="))
 			again(c, h)
 			d, _ = c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
@@ -49,8 +49,8 @@ func TestANodeThatFailsAgainIsTriedOnce(t *testing.T) {
 	c.run(600)
 	h.annotate(v1alpha1.AnnotationRetry, "1")
 	d, states := c.run(600)
-	g.Expect(states["a"]).To(ContainElement(state.Verifying))
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(states["a"]).To(ContainElement(node.Verifying))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	clear(c.writes)
 	c.during(2*time.Hour, time.Minute)
 	g.Expect(c.writes).To(BeEmpty())
@@ -67,14 +67,14 @@ func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
 	}
 	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = true, 2
 	d := c.during(20*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).NotTo(BeEmpty(), "it is not rolled back")
 
 	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = false, 3
 	d = c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Verifying), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
 	h.broken = nil
 	d = c.during(5*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }

@@ -10,14 +10,14 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // TestMIGManagerIsNotWaitedForBecauseAClockWasAhead: another controller, whose clock was a day ahead, wrote since when mig-manager was asked.
 func TestMIGManagerIsNotWaitedForBecauseAClockWasAhead(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := releasedTo(g, c, "all-1g.5gb")
 	h.mishap = func(string) string { return "hangs" }
 	c.Now = c.Now.Add(-24 * time.Hour)
@@ -31,7 +31,7 @@ func TestMIGManagerIsNotWaitedForBecauseAClockWasAhead(t *testing.T) {
 // TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes: where mig-manager partitions another node the ClusterPolicy is not restored.
 func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := releasedTo(g, c, "all-1g.5gb")
 	h.mishap = func(string) string { return "hangs" }
 	other := c.add("b", sim.A100)
@@ -42,7 +42,7 @@ func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	})}
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes).To(HaveLen(2))
-	g.Expect(d.Nodes[0].State).To(Equal(state.Releasing), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.Releasing), "%+v", d.Nodes[0])
 	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("then the ClusterPolicy is restored"))
 	d = c.during(25*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
@@ -55,7 +55,7 @@ func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
 			for _, after := range []int{1, 5} {
 				t.Run(name+outcome, func(t *testing.T) {
 					g := NewWithT(t)
-					c := newCluster()
+					c := newSite()
 					h := releasedTo(g, c, "all-1g.5gb")
 					h.mishap = func(string) string {
 						if c.Plugin.MIGReady { // its next pod succeeds
@@ -70,7 +70,7 @@ func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
 					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("next", next, evicting)}
 					d := c.during(40*time.Minute, 5*time.Second)
 					g.Expect(d.ConfigureMIGManager).To(BeFalse())
-					g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+					g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 					if outcome != "hangs" {
 						g.Expect(h.mistakes).To(BeEmpty())

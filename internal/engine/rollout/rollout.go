@@ -4,14 +4,10 @@
 // Package rollout decides: from everything that is observed in the cluster, what to change next and what to report. It is pure; it
 // knows neither a client nor a clock.
 //
-//	world ─→ taints.Tolerate ─→ for each node: change.Observe, change.Next, repair.Add, taints.Keep ─→ group
-//	─→ workloads.Unmet, budget.Pace, status.Of, writeConfigs ─→ Decision
+//	Snapshot ─→ toleranceOf ─→ for each node: node.Observe, node.Decide, node.AddFindings, keepTaints ─→ group
+//	─→ unmetWorkloads, paceGroup, computeStatus, writeConfigs ─→ Decision
 //
-// Each package below has one subject, and imports only what is further to the right or below:
-//
-//	rollout → budget, status → taints → change → conflicts, repair, workloads
-//	→ group, maintenance, nvidiadra, nvidiamig, nvidiamps, plugin → gate → clients, desired → baseline, eviction
-//	→ view → world → action → state, timing, windows
+//	rollout → node → cluster → action → timing
 package rollout
 
 import (
@@ -21,16 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/budget"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/taints"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/windows"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/workloads"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // Decision is one safe pass towards what the policies ask.
@@ -43,7 +33,7 @@ type Decision struct {
 	// Unmet tells of each policy the workloads of which no node meets the request once all policies are in force, a line each.
 	Unmet map[string][]string
 	// Nodes are the states of all nodes that a policy governs or governed, by name.
-	Nodes []group.NodeState
+	Nodes []NodeState
 	// ConfigurePlugin says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
 	// is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs no node is enough. False: the
 	// ClusterPolicy may be restored.
@@ -62,32 +52,32 @@ type Decision struct {
 	After time.Duration
 }
 
-// Decide is one safe pass towards what the policies ask. The same world gives the same decision, and the world that
+// Decide is one safe pass towards what the policies ask. The same snapshot gives the same decision, and the snapshot that
 // results from carrying it out gives the next one, so a pass may be cut short anywhere.
-func Decide(w world.World) Decision { return new(Memory).Decide(w) }
+func Decide(w cluster.Snapshot) Decision { return new(Memory).Decide(w) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last pass.
-func (memory *Memory) Decide(w world.World) Decision {
+func (memory *Memory) Decide(w cluster.Snapshot) Decision {
 	groups := groupsOf(&w)
 	ranking := policy.Rank(w.Policies)
 	memory.begin(&w, ranking)
 	defer memory.end(len(w.Nodes))
 	w.Repeats.Begin(memory.ranked, w.Now)
 
-	met := memory.meetAll(&w)
+	met := memory.lookupAll(&w)
 	memory.rank(&w, met, ranking)
-	tolerated := taints.Tolerate(&w)
-	all := make([]*group.Member, len(met))
+	tolerated := toleranceOf(&w)
+	all := make([]*member, len(met))
 	for i, r := range met {
-		all[i] = memory.place(&w, r, placing{ranking: ranking, groups: groups, tolerated: tolerated})
+		all[i] = memory.assign(&w, r, assignment{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
 
-	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: taints.PluginConfigHeld(&w)}
-	d.Unmet = workloads.Unmet(&w, groups, all, memory.queue.Of(&w))
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: pluginConfigHeld(&w)}
+	d.Unmet = unmetWorkloads(&w, groups, all, memory.queue.Of(&w))
 	for name, g := range groups {
 		pace(&w, g, name, groups)
 		if g.By != nil {
-			d.Policies[g.By.Name] = status.Of(g, &w, tolerated, d.Unmet[g.By.Name])
+			d.Policies[g.By.Name] = computeStatus(g, &w, tolerated, d.Unmet[g.By.Name])
 		}
 	}
 	d.configure(&w, all)
@@ -100,53 +90,53 @@ func (memory *Memory) Decide(w world.World) Decision {
 
 // groupsOf returns the group of each policy by name, as yet without nodes, and that of the nodes of which the policy is not known. It
 // suspends the policies with windows that are invalid.
-func groupsOf(w *world.World) map[string]*group.Group {
-	policies, calendars, invalid := windows.Suspend(w.Policies)
+func groupsOf(w *cluster.Snapshot) map[string]*group {
+	policies, calendars, invalid := timing.Suspend(w.Policies)
 	w.Policies = policies
-	groups := map[string]*group.Group{"": {}}
+	groups := map[string]*group{"": {}}
 	for i := range w.Policies {
-		groups[w.Policies[i].Name] = &group.Group{By: &w.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
+		groups[w.Policies[i].Name] = &group{By: &w.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
 	}
 	return groups
 }
 
 // pace holds up the nodes of a group that must not change now.
-func pace(w *world.World, g *group.Group, name string, groups map[string]*group.Group) {
+func pace(w *cluster.Snapshot, g *group, name string, groups map[string]*group) {
 	if name != "" {
 		g.Counted = append(g.Counted, groups[""].Idle...)
 	}
-	budget.Pace(g, w)
-	for _, nodes := range [][]*group.Member{g.Members, g.Leaving, g.Idle} {
+	paceGroup(g, w)
+	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Idle} {
 		for _, m := range nodes {
-			budget.Withhold(m, w)
+			withholdRepeats(m, w)
 		}
 	}
 }
 
 // configure decides what NVIDIA's device plugin and mig-manager have to read.
-func (d *Decision) configure(w *world.World, all []*group.Member) {
-	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *group.Member) bool { return m.Brief.NeedsPlugin }) || pluginStaysConfigured(w)
-	d.KeepStrategy = slices.ContainsFunc(all, func(m *group.Member) bool { return m.Brief.ByDefault })
-	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *group.Member) bool { return m.Brief.NeedsMIGManager })
+func (d *Decision) configure(w *cluster.Snapshot, all []*member) {
+	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsPlugin }) || pluginStaysConfigured(w)
+	d.KeepStrategy = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.ByDefault })
+	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsMIGManager })
 	if write, needed := writeConfigs(w, all, d.ConfigureMIGManager); needed && d.ConfigurePlugin {
 		d.Actions, d.After = w.Repeats.Admit(d.Actions, write, w.Now, d.After)
 	}
 }
 
 // add adds what is done about a node, one of so many, and what is reported of it.
-func (d *Decision) add(w *world.World, m *group.Member, nodes int) {
-	if !m.Still {
-		if report, news := status.Reports(m); news {
+func (d *Decision) add(w *cluster.Snapshot, m *member, nodes int) {
+	if !m.Unchanged {
+		if report, news := reportAction(m); news {
 			d.Actions, d.After = w.Repeats.Admit(d.Actions, report, w.Now, d.After)
 		}
 	}
 	d.Actions = append(d.Actions, m.Actions...)
 	d.After = timing.Sooner(d.After, m.After)
-	if !m.Listed() {
+	if !m.HasStatus() {
 		return
 	}
 	if d.Nodes == nil {
-		d.Nodes = make([]group.NodeState, 0, nodes)
+		d.Nodes = make([]NodeState, 0, nodes)
 	}
-	d.Nodes = append(d.Nodes, status.Report(m))
+	d.Nodes = append(d.Nodes, nodeStateOf(m))
 }

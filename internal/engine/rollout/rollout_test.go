@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -57,32 +57,32 @@ func TestEachStrategyIsReached(t *testing.T) {
 	for name, c := range map[string]struct {
 		sharing     v1alpha1.Sharing
 		allocatable map[string]int64
-		states      []state.State
+		states      []node.State
 	}{
 		"time-slicing": {
 			sharing: timeSlicing(4), allocatable: map[string]int64{"nvidia.com/gpu": 8},
-			states: []state.State{
-				state.PendingNonDisruptive, state.Selecting, state.UpToDate,
+			states: []node.State{
+				node.PendingNonDisruptive, node.Selecting, node.UpToDate,
 			},
 		},
 		"MPS": {
 			sharing: mps(10), allocatable: map[string]int64{"nvidia.com/gpu": 20},
-			states: []state.State{
-				state.PendingDisruptive, state.Idle, state.Selecting, state.Releasing, state.UpToDate,
+			states: []node.State{
+				node.PendingDisruptive, node.Idle, node.Selecting, node.Releasing, node.UpToDate,
 			},
 		},
 		"MIG": {
 			sharing:     mig(count("3g.20gb", 1), count("1g", 3)),
 			allocatable: map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/mig-1g.5gb": 6},
-			states: []state.State{
-				state.PendingDisruptive, state.PausingClients, state.Idle, state.Selecting,
-				state.Releasing, state.UpToDate,
+			states: []node.State{
+				node.PendingDisruptive, node.PausingClients, node.Idle, node.Selecting,
+				node.Releasing, node.UpToDate,
 			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			cl := newCluster()
+			cl := newSite()
 			node := cl.add("a", sim.A100, sim.A100)
 			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", c.sharing)}
 			d, states := cl.run(60)
@@ -115,7 +115,7 @@ func TestUndoRestoresWhatWasFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			cl := newCluster()
+			cl := newSite()
 			cl.Configs = map[string]string{"by-hand": "version: v1\n"}
 			cl.Plugin.Configs = cl.Configs
 			node := cl.add("a", sim.A100, sim.A100)
@@ -152,7 +152,7 @@ func TestUndoRestoresWhatWasFound(t *testing.T) {
 // those of other pools. So it names the operator's ConfigMap as long as a policy exists.
 func TestAPoolThatScalesToZeroRestartsNoPlugin(t *testing.T) {
 	g := NewWithT(t)
-	cl := newCluster()
+	cl := newSite()
 	cl.add("other", sim.T4)
 	cl.add("a", sim.A100).Labels["pool"] = "shared"
 	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
@@ -180,7 +180,7 @@ func TestAPoolThatScalesToZeroRestartsNoPlugin(t *testing.T) {
 
 func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	g := NewWithT(t)
-	cl := newCluster()
+	cl := newSite()
 	node := cl.add("a", sim.A100)
 	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
@@ -207,7 +207,7 @@ func TestPairsOfStrategies(t *testing.T) {
 		for to, second := range sharings {
 			t.Run(from+" to "+to, func(t *testing.T) {
 				g := NewWithT(t)
-				cl := newCluster()
+				cl := newSite()
 				for _, name := range []string{"a", "b", "c"} {
 					cl.add(name, sim.A100, sim.A100)
 				}

@@ -17,10 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -77,7 +77,7 @@ func seeds(t *testing.T, usual uint64) uint64 {
 }
 
 type simulation struct {
-	*cluster
+	*site
 	t        *testing.T
 	random   *rand.Rand
 	budget   int
@@ -89,10 +89,10 @@ type simulation struct {
 // cached is what the controller knows: of each object what it was at some time, no earlier than when the controller last
 // wrote it. What others write, it may learn at any time later, of one object before another.
 type cached struct {
-	nodes    map[string]world.Node // labels, annotations, taints and what is advertised
+	nodes    map[string]cluster.Node // labels, annotations, taints and what is advertised
 	gpus     map[string]v1alpha1.GPUNode
-	pods     map[string]world.Node // the pods on the node, and whether its agent is Ready
-	features map[string]world.NodeFeatures
+	pods     map[string]cluster.Node // the pods on the node, and whether its agent is Ready
+	features map[string]cluster.NodeFeatures
 	version  map[string]int // of each Node
 	policies []v1alpha1.GPUSharingPolicy
 	forgets  bool // it may lack even what the controller wrote itself: what must not be
@@ -100,7 +100,7 @@ type cached struct {
 
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	t.Helper()
-	s := &simulation{cluster: newCluster(), t: t, random: rand.New(rand.NewPCG(seed, 0))}
+	s := &simulation{site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 0))}
 	s.Plugin.NodeFeatures = s.random.IntN(3) > 0
 	if s.random.IntN(3) == 0 {
 		s.byHand = mpsByHand(3)
@@ -127,8 +127,8 @@ func (s *simulation) host(name string) {
 // lead lets a new controller lead, which waits until its cache shows what the last one wrote.
 func (s *simulation) lead() {
 	s.cache = cached{
-		nodes: map[string]world.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]world.Node{},
-		features: map[string]world.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
+		nodes: map[string]cluster.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]cluster.Node{},
+		features: map[string]cluster.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
 	}
 	s.read(func() bool { return true })
 }
@@ -154,7 +154,7 @@ func (s *simulation) read(some func() bool) {
 			c.features[n.Name] = n.Features
 		}
 	}
-	maps.DeleteFunc(c.nodes, func(name string, _ world.Node) bool { return !here[name] })
+	maps.DeleteFunc(c.nodes, func(name string, _ cluster.Node) bool { return !here[name] })
 	if some() {
 		c.policies = w.Policies
 	}
@@ -178,8 +178,8 @@ func (s *simulation) wrote(a action.Action) {
 	}
 }
 
-// known is the world as the cache has it.
-func (s *simulation) known() world.World {
+// known is the snapshot as the cache has it.
+func (s *simulation) known() cluster.Snapshot {
 	w := s.withoutNodes()
 	w.Policies = s.cache.policies
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
@@ -309,14 +309,14 @@ func (s *simulation) place(h *host) {
 	s.hold(h, fmt.Sprintf("user-%d", s.pods), index, instance)
 }
 
-// pass decides on a world that may be out of date, and may end in the middle of what follows.
+// pass decides on a snapshot that may be out of date, and may end in the middle of what follows.
 func (s *simulation) pass() {
 	before := s.users()
 	s.act(s.memory.decide)
 	s.check(before)
 }
 
-func (s *simulation) act(decide func(world.World) rollout.Decision) {
+func (s *simulation) act(decide func(cluster.Snapshot) rollout.Decision) {
 	s.read(func() bool { return s.random.IntN(s.fresh) > 0 })
 	for _, a := range decide(s.known()).Actions {
 		if s.random.IntN(10) == 0 {
@@ -408,7 +408,7 @@ func (s *simulation) calm() {
 	g.Expect(d.Actions).To(BeEmpty(), "%v", d.Nodes)
 	g.Expect(s.crashes).To(BeEmpty())
 	for _, n := range d.Nodes {
-		g.Expect(n.State).To(Equal(state.UpToDate), "%+v", n)
+		g.Expect(n.State).To(Equal(node.UpToDate), "%+v", n)
 		if n.Policy != "" {
 			g.Expect(advertised(s.hosts[n.Node])).To(Equal(n.Expected), n.Node)
 		}

@@ -12,16 +12,16 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // fleet is a cluster of nodes n0, n1, … with one GPU each, and a policy for them.
-func fleet(nodes int, sharing v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
-	c := newCluster()
+func fleet(nodes int, sharing v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) *site {
+	c := newSite()
 	for i := range nodes {
 		c.add(fmt.Sprintf("n%d", i), sim.A100)
 	}
@@ -30,13 +30,13 @@ func fleet(nodes int, sharing v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharin
 }
 
 // ask changes what the policy asks for.
-func (c *cluster) ask(sharing v1alpha1.Sharing) {
+func (c *site) ask(sharing v1alpha1.Sharing) {
 	c.Policies[0].Spec.Sharing = sharing
 	c.Policies[0].Generation++
 }
 
 // during passes so often for so long.
-func (c *cluster) during(all, every time.Duration) (d rollout.Decision) {
+func (c *site) during(all, every time.Duration) (d rollout.Decision) {
 	for range all / every {
 		d = c.pass()
 		c.tick(every)
@@ -48,28 +48,28 @@ func (c *cluster) during(all, every time.Duration) (d rollout.Decision) {
 func TestASlotEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		sharing v1alpha1.Sharing
-		strike  func(*cluster, *host)
+		strike  func(*site, *host)
 		within  time.Duration // in which the others are changed; zero: some time after the deadline of the slot
 	}{
-		"when the machine dies before the agent was asked": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
+		"when the machine dies before the agent was asked": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.pass() // tainted
 			h.AgentReady = false
 		}},
-		"when the machine dies while the agent is at work": {sharing: timeSlicing(4), strike: func(c *cluster, h *host) {
+		"when the machine dies while the agent is at work": {sharing: timeSlicing(4), strike: func(c *site, h *host) {
 			c.pass()
 			h.AgentReady = false
 		}},
-		"when the machine dies while NVIDIA's clients are paused": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
+		"when the machine dies while NVIDIA's clients are paused": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.steps(1)
 			c.pass()
 			h.AgentReady = false
 		}},
-		"when the machine dies while the node is verified": {sharing: timeSlicing(4), strike: func(c *cluster, h *host) {
+		"when the machine dies while the node is verified": {sharing: timeSlicing(4), strike: func(c *site, h *host) {
 			h.breaks("")
 			c.steps(5)
 			h.AgentReady = false
 		}},
-		"when another controller rewrites the taint without its time, and a pod stays": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
+		"when another controller rewrites the taint without its time, and a pod stays": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.hold(h, "job", 0, gpu.WholeGPU)
 			c.pass() // tainted
 			for i := range h.Taints {
@@ -77,13 +77,13 @@ func TestASlotEnds(t *testing.T) {
 			}
 			c.version[h.Name]++
 		}},
-		"when the change fails": {sharing: timeSlicing(4), strike: func(_ *cluster, h *host) { h.breaks("") }},
-		"when the change fails, and a pod keeps the node from being rolled back": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
+		"when the change fails": {sharing: timeSlicing(4), strike: func(_ *site, h *host) { h.breaks("") }},
+		"when the change fails, and a pod keeps the node from being rolled back": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			h.breaks("")
 			c.steps(6)
 			c.hold(h, "quick", 0, h.devices()[0].State.Instances[0].ID)
 		}},
-		"when the node becomes unsupported in the middle": {sharing: timeSlicing(4), within: 10 * time.Minute, strike: func(c *cluster, h *host) {
+		"when the node becomes unsupported in the middle": {sharing: timeSlicing(4), within: 10 * time.Minute, strike: func(c *site, h *host) {
 			h.breaks("")
 			c.steps(10)
 			h.Labels[optOutLabel] = "false"
@@ -103,12 +103,12 @@ func TestASlotEnds(t *testing.T) {
 
 // TestANodeThatReturnsIsChangedAnew: the time in which its machine was down is no failure of the change.
 func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
-	for name, until := range map[string]func(*cluster){
-		"tainted":   func(c *cluster) { c.pass() },
-		"paused":    func(c *cluster) { c.steps(1); c.pass() },
-		"at work":   func(c *cluster) { c.steps(2); c.pass() },
-		"applied":   func(c *cluster) { c.steps(3) },
-		"selecting": func(c *cluster) { c.steps(4) },
+	for name, until := range map[string]func(*site){
+		"tainted":   func(c *site) { c.pass() },
+		"paused":    func(c *site) { c.steps(1); c.pass() },
+		"at work":   func(c *site) { c.steps(2); c.pass() },
+		"applied":   func(c *site) { c.steps(3) },
+		"selecting": func(c *site) { c.steps(4) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -126,7 +126,7 @@ func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 				return gpu.ErrBusy
 			}
 			for range 100 {
-				g.Expect(c.pass().Nodes[0].State).NotTo(Equal(state.Failed))
+				g.Expect(c.pass().Nodes[0].State).NotTo(Equal(node.Failed))
 				c.tick(time.Second)
 				d = c.pass()
 			}
@@ -185,7 +185,7 @@ func TestADegradedNodeBlocksNobody(t *testing.T) {
 			c.add("other-kind", sim.H100)
 			d := c.during(10*time.Minute, 10*time.Second)
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%+v", d.Nodes)
-			g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig-1g.5gb is 3 instead of 7"))
 			g.Expect(sick.Taints).To(BeEmpty())
@@ -203,7 +203,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	c.ask(mig(count("3g", 2)))
 	for range 600 {
 		d := c.pass()
-		if n := d.Nodes[0]; n.State == state.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
+		if n := d.Nodes[0]; n.State == node.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
 			g.Expect(c.hosts["n1"].GPU.Spec.ConfigName).To(Equal(good))
 		}
 		c.tick(time.Second)
@@ -313,7 +313,7 @@ func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 		for released := range 8 {
 			t.Run(fmt.Sprintf("%d/%d", begun+1, released), func(t *testing.T) {
 				g := NewWithT(t)
-				c := newCluster()
+				c := newSite()
 				changing, moves := c.add("changing", sim.A100), c.add("moves", sim.A100)
 				changing.Labels["pool"], moves.Labels["pool"] = "b", "a"
 				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("b", mig(count("3g", 2)), onPool("b")), policyOf("a", mps(4), onPool("a"))}
@@ -348,5 +348,5 @@ func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
 	g.Expect(c.hosts["n0"].Taints).To(BeEmpty())
-	g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate), d.Nodes[1].Message)
+	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), d.Nodes[1].Message)
 }

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -21,7 +21,7 @@ import (
 // TestOfFortyNodesTheWorstTenAreListed: a failed one, two unsupported ones, two blocked ones, and the first of those that wait.
 func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	for i := range 35 {
 		c.add(fmt.Sprintf("a%02d", i), sim.A100)
 	}
@@ -86,7 +86,7 @@ func TestTheStrategyOfANode(t *testing.T) {
 	c.steps(3)
 	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyMIG))
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyTimeSlicing))
 	c.Policies = nil
 	c.run(60)
@@ -96,7 +96,7 @@ func TestTheStrategyOfANode(t *testing.T) {
 // TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked: the change goes on for the other GPUs.
 func TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))}
 	c.run(300)

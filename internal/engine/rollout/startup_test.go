@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -33,8 +33,8 @@ func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) {
 
 // joining is a cluster of one node that is ready under a policy, in which NVIDIA's programs tolerate the startup taint if
 // the policy is one that needs it.
-func joining(with ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
-	c := newCluster()
+func joining(with ...func(*v1alpha1.GPUSharingPolicy)) *site {
+	c := newSite()
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
 	c.add("a", sim.A100)
 	p := policyOf("research", mig(count("2g", 3)), with...)
@@ -45,7 +45,7 @@ func joining(with ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
 }
 
 // join lets a node join, on which NVIDIA's programs come with the first tick.
-func (c *cluster) join(name string, taints ...corev1.Taint) *host {
+func (c *site) join(name string, taints ...corev1.Taint) *host {
 	h := c.add(name, sim.A100)
 	h.Created, h.Taints = c.Now, taints
 	h.Pods, h.Allocatable, h.plugin.running = nil, map[string]int64{}, false
@@ -66,7 +66,7 @@ func TestANewNodeTakesNoPodsBeforeItIsReady(t *testing.T) {
 		c.pass()
 	}
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
 	g.Expect(d.Policies["research"].Nodes.Changing).To(BeZero())
 	c.run(30)
@@ -128,7 +128,7 @@ func TestANodeThatIsNotMadeReadyKeepsTheStartupTaint(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
 	n := rollout.Decide(c.world()).Nodes[1]
-	g.Expect(n.State).To(Equal(state.Unsupported))
+	g.Expect(n.State).To(Equal(node.Unsupported))
 	g.Expect(n.Message).To(HaveSuffix("; the node keeps the taint gpusharing.io/startup:NoSchedule until it is in the desired state"))
 }
 
@@ -165,7 +165,7 @@ func TestANodeOfNoPolicyLosesTheStartupTaintOnceItsAgentHasReported(t *testing.T
 }
 
 // carryOut carries out a decision and lets no time pass.
-func (c *cluster) carryOut(d rollout.Decision) {
+func (c *site) carryOut(d rollout.Decision) {
 	for _, a := range d.Actions {
 		c.do(a)
 	}

@@ -14,18 +14,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // toMIG is a cluster of one node with two GPUs, under a policy that wants three instances on each.
-func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
-	c := newCluster()
+func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*site, *host) {
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), with...)}
 	return c, h
@@ -49,86 +49,86 @@ func failures(n int32) func(*v1alpha1.GPUSharingPolicy) {
 func TestStates(t *testing.T) {
 	const noActions = ""
 	for name, c := range map[string]struct {
-		situation func() *cluster
-		state     state.State
+		situation func() *site
+		state     node.State
 		reason    string
 		message   string // a part of it
 		actions   []string
 		after     time.Duration
 	}{
 		"the agent does not run": {
-			situation: func() *cluster { c, h := toMIG(); h.AgentReady = false; return c },
-			state:     state.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "the agent on the node is not Ready",
+			situation: func() *site { c, h := toMIG(); h.AgentReady = false; return c },
+			state:     node.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "the agent on the node is not Ready",
 			actions: []string{"write keys research-…"},
 		},
 		"the agent has reported nothing": {
-			situation: func() *cluster { c, h := toMIG(); h.GPU.Status.Devices = nil; return c },
-			state:     state.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "has not reported any GPU yet",
+			situation: func() *site { c, h := toMIG(); h.GPU.Status.Devices = nil; return c },
+			state:     node.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "has not reported any GPU yet",
 		},
 		"the agent cannot read the GPUs any more": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				h.GPU.Status.Conditions = []metav1.Condition{{
 					Type: v1alpha1.ConditionDiscovered, Status: metav1.ConditionUnknown, Message: "driver not loaded",
 				}}
 				return c
 			},
-			state: state.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "driver not loaded",
+			state: node.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "driver not loaded",
 			actions: []string{"write keys research-…"},
 		},
 		"the GPU has no such profile": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
 				return c
 			},
-			state: state.Unsupported, reason: v1alpha1.ReasonProfileNotAvailable, message: "1g.99gb",
+			state: node.Unsupported, reason: v1alpha1.ReasonProfileNotAvailable, message: "1g.99gb",
 		},
 		"the node has opted out": {
-			situation: func() *cluster { c, h := toMIG(); h.Labels["nvidia.com/gpu.deploy.operands"] = "false"; return c },
-			state:     state.Unsupported, reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
+			situation: func() *site { c, h := toMIG(); h.Labels["nvidia.com/gpu.deploy.operands"] = "false"; return c },
+			state:     node.Unsupported, reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
 		},
 		"nothing runs and the change is gentle": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
 				return c
 			},
-			state: state.PendingNonDisruptive, reason: v1alpha1.ReasonProgressing, message: "disturbs nothing",
+			state: node.PendingNonDisruptive, reason: v1alpha1.ReasonProgressing, message: "disturbs nothing",
 			actions: []string{"write keys research-680dc74bf8", "set spec of GPUNode a: applying policy research"},
 		},
 		"the change needs the GPUs idle": {
-			situation: func() *cluster { c, _ := toMIG(); return c },
-			state:     state.PendingDisruptive, reason: v1alpha1.ReasonProgressing, message: "needs GPUs or instances idle",
+			situation: func() *site { c, _ := toMIG(); return c },
+			state:     node.PendingDisruptive, reason: v1alpha1.ReasonProgressing, message: "needs GPUs or instances idle",
 			actions: []string{"write keys research-…", "taint node a with gpusharing.io/changing:NoSchedule"},
 		},
 		"the policy never evicts and the node is in use": {
-			situation: func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c },
-			state:     state.PendingDisruptive, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
+			situation: func() *site { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c },
+			state:     node.PendingDisruptive, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
 			actions: []string{"write keys research-…"},
 		},
 		"tainted, and a pod is waited for": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.hold(h, "train", 1, gpu.WholeGPU)
 				c.pass()
 				c.tick(time.Minute)
 				return c
 			},
-			state: state.Draining, reason: v1alpha1.ReasonGPUInUse,
+			state: node.Draining, reason: v1alpha1.ReasonGPUInUse,
 			message: "waiting for what must be freed: pod user/train (GPU 1)", actions: []string{noActions}, after: 9 * time.Minute,
 		},
 		"tainted, and a pod is evicted": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG(evicting)
 				c.hold(h, "train", 1, gpu.WholeGPU)
 				c.pass()
 				c.tick(time.Minute)
 				return c
 			},
-			state: state.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
+			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
 			actions: []string{"evict pod user/train: it holds GPU 1"}, after: 9 * time.Minute,
 		},
 		"a process outside pods is named, for nobody can evict it": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG(evicting)
 				c.pass()
 				process := gpu.Process{PID: 4711, Name: "Xorg", Instance: gpu.WholeGPU}
@@ -138,67 +138,67 @@ func TestStates(t *testing.T) {
 				c.tick(time.Second)
 				return c
 			},
-			state: state.Draining, reason: v1alpha1.ReasonGPUInUse,
+			state: node.Draining, reason: v1alpha1.ReasonGPUInUse,
 			message: "process 4711 (Xorg), which runs outside pods and has to be ended there (GPU 0)",
 			actions: []string{noActions}, after: 599 * time.Second,
 		},
 		"tainted, and a pod has just come": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.pass()
 				c.tick(time.Second)
-				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "late", UID: "late", GPU: true, Scheduled: c.Now})
+				h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "late", UID: "late", GPU: true, Scheduled: c.Now})
 				return c
 			},
-			state: state.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
+			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
 			actions: []string{noActions}, after: 20 * time.Second,
 		},
 		"drained: NVIDIA's mig-manager is fenced off": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				h.Labels[v1alpha1.LabelMIGManager] = "true"
 				c.steps(1)
 				return c
 			},
-			state: state.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
+			state: node.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
 			actions: []string{"patch node a (keeping NVIDIA's mig-manager off the node): nvidia.com/gpu.deploy.mig-manager=false " +
 				"nvidia.com/mig.config=gpu-sharing-operator"},
 		},
 		"drained: NVIDIA's clients are paused": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(1); return c },
-			state:     state.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "pausing NVIDIA's GPU clients",
+			situation: func() *site { c, _ := toMIG(); c.steps(1); return c },
+			state:     node.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "pausing NVIDIA's GPU clients",
 			actions: []string{"patch node a (pausing NVIDIA's GPU clients): " + pluginLabel + "=paused-for-mig-change " +
 				gfdLabel + "=paused-for-mig-change gpusharing.io/paused=" + pluginLabel + "," + gfdLabel},
 		},
 		"drained: another controller has paused a client": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.steps(1)
 				h.Labels[gfdLabel] = "paused-by-hand"
 				return c
 			},
-			state: state.PausingClients, reason: v1alpha1.ReasonPausingClients,
+			state: node.PausingClients, reason: v1alpha1.ReasonPausingClients,
 			message: "another controller has set " + gfdLabel + "=paused-by-hand", actions: []string{noActions},
 			after: 899 * time.Second,
 		},
 		"paused: NVIDIA's clients are still there": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(1); c.pass(); return c },
-			state:     state.PausingClients, reason: v1alpha1.ReasonPausingClients,
+			situation: func() *site { c, _ := toMIG(); c.steps(1); c.pass(); return c },
+			state:     node.PausingClients, reason: v1alpha1.ReasonPausingClients,
 			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
 			after: timing.PauseTimeout,
 		},
 		"nothing blocks the change": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(2); return c },
-			state:     state.Idle, reason: v1alpha1.ReasonProgressing, message: "nothing blocks the change",
+			situation: func() *site { c, _ := toMIG(); c.steps(2); return c },
+			state:     node.Idle, reason: v1alpha1.ReasonProgressing, message: "nothing blocks the change",
 			actions: []string{"set spec of GPUNode a: applying policy research"},
 		},
 		"the agent is at work": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c },
-			state:     state.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
+			situation: func() *site { c, _ := toMIG(); c.steps(2); c.pass(); return c },
+			state:     node.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{noActions}, after: 15 * time.Minute,
 		},
 		"the agent took too long": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.steps(2)
 				c.pass()
@@ -209,12 +209,12 @@ func TestStates(t *testing.T) {
 				c.Now = c.Now.Add(15 * time.Minute)
 				return c
 			},
-			state: state.Failed, reason: v1alpha1.ReasonApplyTimedOut,
+			state: node.Failed, reason: v1alpha1.ReasonApplyTimedOut,
 			message: "did not match the desired state within 15m0s; the agent says RebootRequired: reboot the node",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
 		"the agent reports that only another desired state helps": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.steps(2)
 				c.pass()
@@ -224,12 +224,12 @@ func TestStates(t *testing.T) {
 				}}
 				return c
 			},
-			state: state.Failed, reason: v1alpha1.ReasonLayoutDoesNotFit, message: "no room",
+			state: node.Failed, reason: v1alpha1.ReasonLayoutDoesNotFit, message: "no room",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
 		"applied: the plugin is made to see the key": {
-			situation: func() *cluster { c, _ := slicing(); c.steps(1); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			situation: func() *site { c, _ := slicing(); c.steps(1); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{
 				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000001",
 				"trigger a sync of pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000001",
@@ -237,35 +237,35 @@ func TestStates(t *testing.T) {
 			after: 2 * time.Second,
 		},
 		"applied: the plugin sees the key soon": {
-			situation: func() *cluster { c, _ := slicing(); c.steps(2); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			situation: func() *site { c, _ := slicing(); c.steps(2); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{noActions}, after: time.Second,
 		},
 		"applied: the agent has seen that the plugin sees the key": {
-			situation: func() *cluster { c, h := slicing(); h.watches = true; c.steps(2); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			situation: func() *site { c, h := slicing(); h.watches = true; c.steps(2); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000002"},
 		},
 		"applied: the agent has seen that a process of another pod sees the key": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := slicing()
 				c.steps(2)
 				spec := h.GPU.Spec
 				h.GPU.Status.Config = v1alpha1.ConfigStatus{Name: spec.ConfigName, ChangeTime: spec.ChangeTime, PodUIDs: []string{"tenant"}}
 				return c
 			},
-			state: state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			state: node.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{noActions}, after: time.Second,
 		},
 		"applied: the agent watches, and the plugin does not see the key": {
-			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(6); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			situation: func() *site { c, h := slicing(); h.neverSees(); c.steps(6); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{noActions}, after: time.Second,
 		},
 		"applied: a sync may have come too early, so it is repeated": {
-			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(7); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			situation: func() *site { c, h := slicing(); h.neverSees(); c.steps(7); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{
 				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000007",
 				"trigger a sync of pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000007",
@@ -273,14 +273,14 @@ func TestStates(t *testing.T) {
 			after: 2 * time.Second,
 		},
 		"applied: an agent that is silent for too long is not waited for": {
-			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(2); c.tick(3 * time.Minute); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			situation: func() *site { c, h := slicing(); h.neverSees(); c.steps(2); c.tick(3 * time.Minute); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000182"},
 		},
 		"the agent is at work: the plugin is made to see the key meanwhile": {
-			situation: func() *cluster { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
-			state:     state.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
+			situation: func() *site { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
+			state:     node.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{
 				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000000",
 				"trigger a sync of pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000000",
@@ -288,13 +288,13 @@ func TestStates(t *testing.T) {
 			after: 15 * time.Minute,
 		},
 		"applied: the key is selected": {
-			situation: func() *cluster { c, _ := slicing(); c.steps(3); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			situation: func() *site { c, _ := slicing(); c.steps(3); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000003"},
 		},
 		"applied: the plugin still reads the user's ConfigMap": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := slicing()
 				c.steps(1)
 				for i := range h.Pods {
@@ -302,139 +302,139 @@ func TestStates(t *testing.T) {
 				}
 				return c
 			},
-			state: state.Selecting, reason: v1alpha1.ReasonSelecting,
+			state: node.Selecting, reason: v1alpha1.ReasonSelecting,
 			message: "waiting until these pods have restarted with the operator's ConfigMap: gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{noActions}, after: 599 * time.Second,
 		},
 		"applied: key and clients in one patch": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(3); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			situation: func() *site { c, _ := toMIG(); c.steps(3); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
 				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
 		},
 		"selected: not advertised yet": {
-			situation: func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c },
-			state:     state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
+			situation: func() *site { c, _ := slicing(); c.steps(3); c.pass(); return c },
+			state:     node.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
 			actions: []string{noActions}, after: 150 * time.Second, // when the plugin is started anew
 		},
 		"selected: our taint keeps the plugin off, and the kubelet has not noticed that it ended": {
-			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); return c },
-			state:     state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
+			situation: func() *site { c, h := toMIG(); h.losesPlugin(c); return c },
+			state:     node.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
 			actions: []string{noActions}, after: 30 * time.Second,
 		},
 		"selected: our taint has kept the plugin off for a while": {
-			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); c.Now = c.Now.Add(30 * time.Second); return c },
-			state:     state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
+			situation: func() *site { c, h := toMIG(); h.losesPlugin(c); c.Now = c.Now.Add(30 * time.Second); return c },
+			state:     node.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
 			actions: []string{"remove our taint from node a"}, after: 30 * time.Second, // when the plugin should be there
 		},
 		"selected: something is advertised that must not be": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := slicing()
 				c.steps(4)
 				h.Allocatable["nvidia.com/mig-1g.5gb"] = 7
 				return c
 			},
-			state: state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/mig-1g.5gb is 7 instead of 0",
+			state: node.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/mig-1g.5gb is 7 instead of 0",
 			actions: []string{noActions}, after: 149 * time.Second,
 		},
 		"selected: not advertised in time": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, _ := slicing()
 				c.steps(3)
 				c.pass()
 				c.Now = c.Now.Add(5 * time.Minute)
 				return c
 			},
-			state: state.Failed, reason: v1alpha1.ReasonNotAdvertised,
+			state: node.Failed, reason: v1alpha1.ReasonNotAdvertised,
 			message: "not advertised within 5m0s: nvidia.com/gpu is 2 instead of 8",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
 		"advertised: the taint goes and the state is recorded": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(4); return c },
-			state:     state.Releasing, reason: v1alpha1.ReasonProgressing, message: "taint",
+			situation: func() *site { c, _ := toMIG(); c.steps(4); return c },
+			state:     node.Releasing, reason: v1alpha1.ReasonProgressing, message: "taint",
 			actions: []string{"remove our taint from node a"},
 		},
 		"advertised: the state is recorded": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(5); return c },
-			state:     state.UpToDate, reason: v1alpha1.ReasonReady,
+			situation: func() *site { c, _ := toMIG(); c.steps(5); return c },
+			state:     node.UpToDate, reason: v1alpha1.ReasonReady,
 			actions: []string{"status of GPUNode a: recording the last good state"},
 		},
 		"the instances were made anew under the same key": {
-			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			situation: func() *site { c, h := toMIG(); c.steps(5); h.destroy(0); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
 				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"},
 		},
 		"the instances were made anew, and no plugin is known of: one that comes may have seen others": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.run(60)
 				h.destroy(1)
 				h.Pods = nil
 				return c
 			},
-			state: state.UpToDate, reason: v1alpha1.ReasonReady, actions: []string{noActions},
+			state: node.UpToDate, reason: v1alpha1.ReasonReady, actions: []string{noActions},
 		},
 		"the instances were made anew, and that the plugin goes is written down": {
-			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },
-			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			situation: func() *site { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },
+			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"delete pod gpu-operator/nvidia-3: it has not seen the MIG instances that are there"},
 		},
 		"the instances were made anew, and the plugin reads another ConfigMap, which is no reason to keep it": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.steps(5)
 				h.destroy(0)
 				h.of(pluginLabel).MountsConfig = false
 				return c
 			},
-			state: state.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			state: node.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
 				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"}, after: 10*time.Minute - 3*time.Second,
 		},
 		"up to date: no pod leaves, not even one without a UID": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.steps(6)
-				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "web"})
+				h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "web"})
 				return c
 			},
-			state: state.UpToDate, reason: v1alpha1.ReasonReady,
+			state: node.UpToDate, reason: v1alpha1.ReasonReady,
 			actions: []string{noActions},
 		},
 		"up to date": {
-			situation: func() *cluster { c, _ := toMIG(); c.steps(6); return c },
-			state:     state.UpToDate, reason: v1alpha1.ReasonReady,
+			situation: func() *site { c, _ := toMIG(); c.steps(6); return c },
+			state:     node.UpToDate, reason: v1alpha1.ReasonReady,
 			actions: []string{noActions},
 		},
 		"NVIDIA's driver is being upgraded": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				h.Labels["nvidia.com/gpu-driver-upgrade-state"] = "drain-required"
 				return c
 			},
-			state: state.PendingDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
+			state: node.PendingDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
 			actions: []string{"write keys research-…"},
 		},
 		"the device plugin does not read our ConfigMap yet": {
-			situation: func() *cluster { c, _ := toMIG(); c.Plugin.Ready = false; return c },
-			state:     state.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
+			situation: func() *site { c, _ := toMIG(); c.Plugin.Ready = false; return c },
+			state:     node.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
 			actions: []string{"write keys research-…"},
 		},
 		"the rollout is paused": {
-			situation: func() *cluster { c, _ := toMIG(paused); return c },
-			state:     state.PendingDisruptive, reason: v1alpha1.ReasonPaused, message: "rollout.paused",
+			situation: func() *site { c, _ := toMIG(paused); return c },
+			state:     node.PendingDisruptive, reason: v1alpha1.ReasonPaused, message: "rollout.paused",
 			actions: []string{noActions},
 		},
 		"the rollout is paused while the node drains": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.hold(h, "train", 1, gpu.WholeGPU)
 				c.steps(1)
 				paused(&c.Policies[0])
 				return c
 			},
-			state: state.Draining, reason: v1alpha1.ReasonPaused, message: "pod user/train",
+			state: node.Draining, reason: v1alpha1.ReasonPaused, message: "pod user/train",
 			actions: []string{"remove our taint from node a"}, after: 599 * time.Second,
 		},
 	} {
@@ -446,7 +446,7 @@ func TestStates(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(c.state), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
-			if c.state == state.UpToDate {
+			if c.state == node.UpToDate {
 				g.Expect(d.Nodes[0].Message).To(BeEmpty())
 			}
 			var wanted []any
@@ -464,7 +464,7 @@ func TestStates(t *testing.T) {
 }
 
 // wakes is when something other than a report may happen though nothing changes: a step is reported after a while.
-func (c *cluster) wakes() time.Duration {
+func (c *site) wakes() time.Duration {
 	begin := c.Now
 	d := rollout.Decide(c.world())
 	c.Now = c.Now.Add(d.After)
@@ -476,13 +476,13 @@ func (c *cluster) wakes() time.Duration {
 }
 
 // slicing is a cluster of one node under a policy that time-slices.
-func slicing() (*cluster, *host) {
+func slicing() (*site, *host) {
 	return toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
 }
 
 // losesPlugin takes the node through its change, to where the plugin should come back and does not, while the kubelet
 // goes on offering what it offered.
-func (h *host) losesPlugin(c *cluster) {
+func (h *host) losesPlugin(c *site) {
 	c.steps(3)
 	c.pass()
 	h.Pods = nil
@@ -496,7 +496,7 @@ func (h *host) neverSees() {
 }
 
 // steps passes so many times, a second apart.
-func (c *cluster) steps(n int) {
+func (c *site) steps(n int) {
 	for range n {
 		c.pass()
 		c.tick(time.Second)

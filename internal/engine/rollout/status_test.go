@@ -16,11 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -30,42 +29,42 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 // TestStatuses compares what people read with testdata/*.golden.
 func TestStatuses(t *testing.T) {
-	for name, situation := range map[string]func() *cluster{
-		"ready": func() *cluster {
+	for name, situation := range map[string]func() *site{
+		"ready": func() *site {
 			c, _ := slicing()
 			c.add("b", sim.T4)
 			c.run(60)
 			return c
 		},
-		"paused shows the plan": func() *cluster {
+		"paused shows the plan": func() *site {
 			c, h := toMIG(paused)
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			return c
 		},
-		"draining": func() *cluster {
+		"draining": func() *site {
 			c, h := toMIG(evicting)
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.add("b", sim.A100)
 			c.pass()
 			return c
 		},
-		"unsupported on one node": func() *cluster {
-			c := newCluster()
+		"unsupported on one node": func() *site {
+			c := newSite()
 			c.add("a", sim.A100)
 			c.add("t", sim.T4)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
 			c.run(60)
 			return c
 		},
-		"oversubscribed instances": func() *cluster {
+		"oversubscribed instances": func() *site {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) {
 				p.Spec.Sharing.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 4}}
 			})
 			c.run(60)
 			return c
 		},
-		"rolled back and halted": func() *cluster {
-			c := newCluster()
+		"rolled back and halted": func() *site {
+			c := newSite()
 			for _, node := range []string{"a", "b"} {
 				c.add(node, sim.A100)
 			}
@@ -76,18 +75,18 @@ func TestStatuses(t *testing.T) {
 			c.run(400)
 			return c
 		},
-		"no node matches": func() *cluster {
+		"no node matches": func() *site {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) {
 				p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "none"}}
 			})
 			return c
 		},
-		"no device plugin": func() *cluster {
+		"no device plugin": func() *site {
 			c, _ := toMIG()
-			c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
+			c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
 			return c
 		},
-		"two policies for one node": func() *cluster {
+		"two policies for one node": func() *site {
 			c, _ := toMIG()
 			c.add("b", sim.A100).Labels["pool"] = "b"
 			c.Policies = append(c.Policies, policyOf("better", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
@@ -97,7 +96,7 @@ func TestStatuses(t *testing.T) {
 			c.run(60)
 			return c
 		},
-		"agent not reporting": func() *cluster { c, h := toMIG(); h.AgentReady = false; return c },
+		"agent not reporting": func() *site { c, h := toMIG(); h.AgentReady = false; return c },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -128,7 +127,7 @@ func golden(g Gomega, name, text string) {
 	g.Expect(text).To(Equal(string(want)), "go test -update writes the golden files anew")
 }
 
-func generationOf(c *cluster, policy string) int64 {
+func generationOf(c *site, policy string) int64 {
 	for _, p := range c.Policies {
 		if p.Name == policy {
 			return p.Generation
@@ -168,7 +167,7 @@ func TestNodesOfAClusterWithoutDevicePluginAreLetGo(t *testing.T) {
 	c, h := toMIG()
 	c.steps(2) // drained and paused
 	g.Expect(h.Taints).NotTo(BeEmpty())
-	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
+	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 	d, _ := c.run(20)
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
@@ -184,7 +183,7 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	c.Policies = c.Policies[1:]
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].Policy).To(Equal("second"))
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	g.Expect(h.GPU.Spec.PolicyName).To(Equal("second"))
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
@@ -213,7 +212,7 @@ func TestWhatAutoscalingReportsIsNotTheRollouts(t *testing.T) {
 	p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonConfigured})
 	p.Status.NodeGroups = []v1alpha1.NodeGroupStatus{{Kind: v1alpha1.NodeGroupNodePool, Name: "gpu", Reason: v1alpha1.ReasonConfigured}}
 	for _, status := range []v1alpha1.GPUSharingPolicyStatus{
-		rollout.Decide(c.world()).Policies[p.Name], status.Undecided(c.Policies, "no", c.Now)[p.Name],
+		rollout.Decide(c.world()).Policies[p.Name], rollout.Undecided(c.Policies, "no", c.Now)[p.Name],
 	} {
 		_, found := condition.Find(status.Conditions, v1alpha1.ConditionAutoscalingConfigured)
 		g.Expect(found).To(BeFalse())
@@ -230,6 +229,6 @@ func TestANodeIsReadyByWhatItAdvertises(t *testing.T) {
 	c.hosts["n0"].Labels["nvidia.com/gpu.replicas"] = "1"
 	c.run(60)
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(c.hosts["n0"].Labels).To(HaveKeyWithValue("nvidia.com/gpu.replicas", "1"))
 }

@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -38,15 +38,15 @@ func tainting(taints ...corev1.Taint) func(*v1alpha1.GPUSharingPolicy) {
 }
 
 // tainted is a cluster of one node under a policy with taints. NVIDIA's operator runs neither driver nor toolkit.
-func tainted(taints ...corev1.Taint) (*cluster, *host) {
-	c := newCluster()
+func tainted(taints ...corev1.Taint) (*site, *host) {
+	c := newSite()
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
 	h := c.add("a", sim.T4)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(taints...))}
 	return c, h
 }
 
-func (c *cluster) condition(policy string) metav1.Condition {
+func (c *site) condition(policy string) metav1.Condition {
 	found, _ := condition.Find(rollout.Decide(c.world()).Policies[policy].Conditions, v1alpha1.ConditionTainted)
 	return found
 }
@@ -224,10 +224,10 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 				c.hold(h, "train", 0, gpu.WholeGPU)
 			}
 			if test.claims {
-				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
+				h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
 			}
 			if test.mps {
-				h.Pods = append(h.Pods, world.Pod{Name: "mps", NVIDIA: true, NodeSelector: map[string]string{mpsLabel: "true"}})
+				h.Pods = append(h.Pods, cluster.Pod{Name: "mps", NVIDIA: true, NodeSelector: map[string]string{mpsLabel: "true"}})
 			}
 			c.pass()
 			g.Expect(h.Taints).To(BeEmpty())
@@ -254,7 +254,7 @@ func TestTheDriversPodsTakeATolerationOverLater(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
 	c.Plugin.Operands.Driver = true
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Name: "driver", UID: "driver", Serves: true, Controller: "DaemonSet", NVIDIA: true,
 		NodeSelector: map[string]string{"nvidia.com/gpu.deploy.driver": "true"}, Tolerations: []corev1.Toleration{ofNVIDIA},
 	})
@@ -265,7 +265,7 @@ func TestTheDriversPodsTakeATolerationOverLater(t *testing.T) {
 func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(native)
-	h.Pods = append(h.Pods, world.Pod{Namespace: "nfd", Name: "worker", UID: "worker", Serves: true, Controller: "DaemonSet"})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "nfd", Name: "worker", UID: "worker", Serves: true, Controller: "DaemonSet"})
 	c.run(30)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),

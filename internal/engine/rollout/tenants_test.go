@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -28,8 +28,8 @@ const tenant = "tenant"
 const ourConfigMap = "gpu-sharing-device-plugin"
 
 // programs are the namespaces in which this cluster plays the programs of NVIDIA and of NFD.
-func (c *cluster) programs() *world.Programs {
-	p := &world.Programs{
+func (c *site) programs() *cluster.Programs {
+	p := &cluster.Programs{
 		ConfigMap:    types.NamespacedName{Namespace: "gpu-operator", Name: ourConfigMap},
 		GPUOperators: []string{"gpu-operator"}, Drivers: []string{"nvidia-dra"}, Discovery: []string{"nfd"},
 	}
@@ -59,7 +59,7 @@ func disguises() map[string]func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector[label] = "true" }
 	}
 	all := map[string]func(*corev1.Pod){
-		"label of the validator's workload": labelled(world.LabelApp, "nvidia-cuda-validator"),
+		"label of the validator's workload": labelled(cluster.LabelApp, "nvidia-cuda-validator"),
 		"label of NFD":                      labelled("app.kubernetes.io/name", "node-feature-discovery"),
 		"nodeSelector of the MPS DaemonSet": selects(mpsLabel),
 		"nodeSelector of mig-manager":       selects(v1alpha1.LabelMIGManager),
@@ -70,12 +70,12 @@ func disguises() map[string]func(*corev1.Pod) {
 			}}}
 		},
 	}
-	for _, label := range world.DeployLabels() {
+	for _, label := range cluster.DeployLabels() {
 		all["nodeSelector "+label] = selects(label)
 	}
 	for name, label := range map[string]func(*corev1.Pod){
-		"DRA driver's chart":         labelled(world.DRALabels()[0], "kubelet-plugin"),
-		"DRA driver of a GPUCluster": labelled(world.LabelApp, "nvidia-dra-driver-kubelet-plugin"),
+		"DRA driver's chart":         labelled(cluster.DRALabels()[0], "kubelet-plugin"),
+		"DRA driver of a GPUCluster": labelled(cluster.LabelApp, "nvidia-dra-driver-kubelet-plugin"),
 	} {
 		all["labels and container of the "+name] = func(p *corev1.Pod) {
 			label(p)
@@ -105,15 +105,15 @@ func owners() map[string]func(*corev1.Pod) {
 }
 
 // keep lets a pod of a tenant come to a node and stay, whatever deletes it.
-func (c *cluster) keep(h *host, pod *corev1.Pod) {
-	p := world.PodOf(pod, c.programs())
-	if !slices.ContainsFunc(h.Pods, func(o world.Pod) bool { return o.UID == p.UID }) {
+func (c *site) keep(h *host, pod *corev1.Pod) {
+	p := cluster.PodOf(pod, c.programs())
+	if !slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return o.UID == p.UID }) {
 		h.Pods = append(h.Pods, p)
 	}
 }
 
 // runWith passes once a second while a pod stays on a node.
-func (c *cluster) runWith(h *host, pod *corev1.Pod, passes int) (d rollout.Decision) {
+func (c *site) runWith(h *host, pod *corev1.Pod, passes int) (d rollout.Decision) {
 	for range passes {
 		c.keep(h, pod)
 		d = c.pass()
@@ -136,7 +136,7 @@ func TestAPodOfATenantStopsNoChange(t *testing.T) {
 			pod := tenantPod("x", disguises()[disguise], owners()[owner])
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
 			d := c.runWith(h, pod, 300)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 
 			c.Policies = nil
 			d = c.runWith(h, pod, 300)
@@ -152,14 +152,14 @@ func TestAPodOfATenantStopsNoChange(t *testing.T) {
 // TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no pause of NVIDIA's programs.
 func TestAPodOfATenantStopsNoConfig(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.T4)
 	c.add("b", sim.T4)
 	c.add("c", sim.T4)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	d := c.runWith(h, tenantPod("x", disguises()["nodeSelector "+pluginLabel]), 600)
 	g.Expect(d.Nodes).To(HaveLen(3))
-	g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+	g.Expect(d.Nodes).To(HaveEach(HaveField("State", node.UpToDate)))
 }
 
 // TestADaemonSetOfATenantKeepsNoTaintOff: its pods have NFD's label and tolerate nothing.
@@ -174,45 +174,45 @@ func TestADaemonSetOfATenantKeepsNoTaintOff(t *testing.T) {
 func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
 	looks, by := disguises(), owners()
 	const daemonSet, driver = "a DaemonSet of the tenant", "labels and container of the DRA driver"
-	serves := func(p world.Pod) bool { return p.Serves }
+	serves := func(p cluster.Pod) bool { return p.Serves }
 	for name, test := range map[string]struct {
 		namespace   string
 		look, owner string
-		is          func(world.Pod) bool
+		is          func(cluster.Pod) bool
 	}{
 		"the device plugin": {
 			"gpu-operator", "nodeSelector " + pluginLabel, daemonSet,
-			func(p world.Pod) bool { return p.KeptBy(pluginLabel) && p.Serves },
+			func(p cluster.Pod) bool { return p.KeptBy(pluginLabel) && p.Serves },
 		},
 		"one that reads our ConfigMap": {
-			"gpu-operator", "volume of our ConfigMap", daemonSet, func(p world.Pod) bool { return p.MountsConfig && p.Serves },
+			"gpu-operator", "volume of our ConfigMap", daemonSet, func(p cluster.Pod) bool { return p.MountsConfig && p.Serves },
 		},
 		"the workload of the validator": {
 			"gpu-operator", "label of the validator's workload", "the ClusterPolicy",
-			func(p world.Pod) bool { return p.Validator && !p.Serves },
+			func(p cluster.Pod) bool { return p.Validator && !p.Serves },
 		},
 		"NFD with the GPU Operator": {"gpu-operator", "label of NFD", daemonSet, serves},
 		"NFD by itself":             {"nfd", "label of NFD", daemonSet, serves},
 		"the DRA driver by itself": {
-			"nvidia-dra", driver + "'s chart", daemonSet, func(p world.Pod) bool { return p.DRA && p.Serves },
+			"nvidia-dra", driver + "'s chart", daemonSet, func(p cluster.Pod) bool { return p.DRA && p.Serves },
 		},
 		"the DRA driver of the GPU Operator": {
-			"gpu-operator", driver + " of a GPUCluster", daemonSet, func(p world.Pod) bool { return p.DRA },
+			"gpu-operator", driver + " of a GPUCluster", daemonSet, func(p cluster.Pod) bool { return p.DRA },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			pod := tenantPod("x", looks[test.look], by[test.owner])
-			g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeFalse(), "in the namespace of a tenant")
-			may := test.is(world.PodOf(pod, &world.Programs{Unverified: true}))
+			g.Expect(test.is(cluster.PodOf(pod, newSite().programs()))).To(BeFalse(), "in the namespace of a tenant")
+			may := test.is(cluster.PodOf(pod, &cluster.Programs{Unverified: true}))
 			g.Expect(may).To(Equal(test.look != "volume of our ConfigMap"), "it may be one")
 			pod.Namespace = test.namespace
-			g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeTrue())
+			g.Expect(test.is(cluster.PodOf(pod, newSite().programs()))).To(BeTrue())
 			if test.look != "volume of our ConfigMap" {
 				pod.OwnerReferences = nil
-				g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeFalse(), "without a controller")
+				g.Expect(test.is(cluster.PodOf(pod, newSite().programs()))).To(BeFalse(), "without a controller")
 			}
-			g.Expect(test.is(world.PodOf(pod, &world.Programs{}))).To(BeFalse(), "where no namespace is known")
+			g.Expect(test.is(cluster.PodOf(pod, &cluster.Programs{}))).To(BeFalse(), "where no namespace is known")
 		})
 	}
 }

@@ -12,8 +12,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -27,7 +27,7 @@ type kept struct {
 }
 
 // keeps lets some hours pass, strikes in each step, and looks how long the node is kept from its users.
-func (c *cluster) keeps(h *host, hours int, strike func()) (k kept) {
+func (c *site) keeps(h *host, hours int, strike func()) (k kept) {
 	const step = 15 * time.Second
 	began, ended := time.Time{}, time.Time{}
 	k.soonest = time.Duration(hours) * time.Hour
@@ -60,12 +60,12 @@ func (c *cluster) keeps(h *host, hours int, strike func()) (k kept) {
 const validatorsPod = "nvidia-cuda-validator-x"
 
 // stays lets a test workload of NVIDIA's validator stay on a node, also if it is deleted.
-func (c *cluster) stays(h *host) {
+func (c *site) stays(h *host) {
 	if h.stuck["validator"] {
 		return
 	}
 	h.stuck = map[string]bool{"validator": true}
-	h.Pods = append(h.Pods, world.Pod{
+	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "gpu-operator", Name: validatorsPod, UID: "validator", Controller: "ClusterPolicy", Validator: true,
 		Scheduled: c.Now,
 	})
@@ -74,14 +74,14 @@ func (c *cluster) stays(h *host) {
 // TestWhatDoesNotEndKeepsNoNodeFromItsUsers: a stage that does not end in time, of a change, of the way back or of a
 // release, gives the node back once, and the next attempt is an hour later at the soonest.
 func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
-	pluginStays := func(_ *cluster, h *host) {
-		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+	pluginStays := func(_ *site, h *host) {
+		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
 		if h.stuck == nil && at >= 0 {
 			h.stuck = map[string]bool{h.Pods[at].UID: true}
 		}
 	}
-	agentLags := func(_ *cluster, h *host) { h.lags = true }
-	failing := func(_ *cluster, h *host) {
+	agentLags := func(_ *site, h *host) { h.lags = true }
+	failing := func(_ *site, h *host) {
 		h.hardware.Fail = func(op sim.Op, _ string) error {
 			if op == sim.OpCreateInstance {
 				return gpu.ErrBusy
@@ -89,7 +89,7 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 			return nil
 		}
 	}
-	refusing := func(_ *cluster, h *host) {
+	refusing := func(_ *site, h *host) {
 		h.hardware.Fail = func(op sim.Op, _ string) error {
 			if op == sim.OpObserve {
 				return nil
@@ -97,8 +97,8 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 			return gpu.ErrBusy
 		}
 	}
-	released := func(c *cluster, _ *host) { c.run(90); c.Policies = nil }
-	wayBack := func(c *cluster, h *host) {
+	released := func(c *site, _ *host) { c.run(90); c.Policies = nil }
+	wayBack := func(c *site, h *host) {
 		failing(c, h)
 		for range 2000 {
 			if h.GPU.Status.Rollout.Failed != nil {
@@ -109,7 +109,7 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 		}
 		t.Fatal("the change did not fail")
 	}
-	lost := func(c *cluster, h *host) { // the mode and the instances of a verified node
+	lost := func(c *site, h *host) { // the mode and the instances of a verified node
 		c.run(90)
 		h.hardware.Update(func(n *sim.Node) {
 			for i := range n.GPUs {
@@ -118,19 +118,19 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 		})
 		h.report()
 	}
-	whilePaused := func(strike func(*cluster, *host)) func(*cluster, *host) {
-		return func(c *cluster, h *host) {
+	whilePaused := func(strike func(*site, *host)) func(*site, *host) {
+		return func(c *site, h *host) {
 			if h.Labels[pluginLabel] != "true" {
 				strike(c, h)
 			}
 		}
 	}
-	stays := (*cluster).stays
-	nothing := func(*cluster, *host) {}
-	staysUnanswered := func(c *cluster, h *host) { stays(c, h); agentLags(c, h) }
+	stays := (*site).stays
+	nothing := func(*site, *host) {}
+	staysUnanswered := func(c *site, h *host) { stays(c, h); agentLags(c, h) }
 	const pause, apply = timing.PauseTimeout, timing.ApplyTimeout
 	for name, test := range map[string]struct {
-		begin, strike func(*cluster, *host)
+		begin, strike func(*site, *host)
 		longest       time.Duration
 		waits         string // begins what the node reports
 		says          string
@@ -175,7 +175,7 @@ func TestAPauseHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.behind = 2 * timing.PauseTimeout
-	h.stuck = map[string]bool{h.Pods[slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })].UID: true}
+	h.stuck = map[string]bool{h.Pods[slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })].UID: true}
 	c.keeps(h, 1, func() {
 		if len(h.Taints) > 0 && c.Now.Sub(h.Taints[0].TimeAdded.Time) > time.Minute {
 			h.stuck = nil
@@ -218,7 +218,7 @@ func TestARetryEndsTheRest(t *testing.T) {
 	g.Expect(h.GPU.Spec).NotTo(BeZero())
 	c.deletePod(h, "validator")
 	h.stuck = nil
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Validator })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Validator })
 	h.annotate(v1alpha1.AnnotationRetry, "now")
 	c.run(90)
 	g.Expect(h.GPU.Spec).To(BeZero())
@@ -231,7 +231,7 @@ func TestEachTimeoutInSuccessionLeavesTheNodeAloneForLonger(t *testing.T) {
 }
 
 // timedOutRelease is a release that has timed out.
-func timedOutRelease(g Gomega) (*cluster, *host) {
+func timedOutRelease(g Gomega) (*site, *host) {
 	c, h := toMIG()
 	c.run(90)
 	c.Policies = nil

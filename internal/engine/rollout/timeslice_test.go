@@ -11,8 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -43,10 +43,10 @@ func (h *host) found(slice gpu.TimeSlice) {
 
 // TestAnIntervalComesAndGoesWithoutDisruption: what was found is recorded before anything is set, and restored.
 func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
-	for name, leave := range map[string]func(c *cluster){
-		"the field is removed":      func(c *cluster) { c.ask(timeSlicing(4)) },
-		"another strategy is asked": func(c *cluster) { c.ask(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}) },
-		"the policy is deleted":     func(c *cluster) { c.Policies = nil },
+	for name, leave := range map[string]func(c *site){
+		"the field is removed":      func(c *site) { c.ask(timeSlicing(4)) },
+		"another strategy is asked": func(c *site) { c.ask(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}) },
+		"the policy is deleted":     func(c *site) { c.Policies = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -69,7 +69,7 @@ func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
 				c.tick(time.Second)
 			}
 			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
-			g.Expect(c.pass().Nodes[0].State).To(Equal(state.UpToDate))
+			g.Expect(c.pass().Nodes[0].State).To(Equal(node.UpToDate))
 			g.Expect(h.GPU.Spec.ConfigName).To(Equal(config), "the device plugin is not concerned")
 			for _, b := range h.GPU.Spec.Baseline.Devices {
 				g.Expect(b.Sharing.TimeSliceInterval).To(Equal(v1alpha1.TimeSliceIntervalMedium))
@@ -98,7 +98,7 @@ func TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing(t *test
 	before := *h.GPU.Spec.DeepCopy()
 	c.ask(interval(v1alpha1.TimeSliceIntervalLong))
 	_, states := c.run(60)
-	g.Expect(states["n0"]).To(ContainElement(state.Failed))
+	g.Expect(states["n0"]).To(ContainElement(node.Failed))
 	g.Expect(h.GPU.Status.Rollout.Failed.Message).To(ContainSubstring("has no time slice to set"))
 	g.Expect(h.hardware.Writes()).To(BeEmpty())
 	g.Expect(h.GPU.Spec.Devices).To(Equal(before.Devices), "rolled back")

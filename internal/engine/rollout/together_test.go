@@ -10,7 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -18,7 +18,7 @@ import (
 // Without a fabric manager, the GPUs behind NVSwitches are reset together, which the agent learns from a reset.
 func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
 	h.hardware.Update(func(n *sim.Node) { n.NVSwitch = true })
 	h.report()
@@ -36,6 +36,6 @@ func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	}
 	d, _ := c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
 }

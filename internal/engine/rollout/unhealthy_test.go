@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -27,7 +27,7 @@ func TestAGPUThatThePluginReportsUnhealthyStaysOut(t *testing.T) {
 	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
 	d := c.during(2*time.Hour, time.Minute)
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
-	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("has stopped, or reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
 }
 
@@ -69,7 +69,7 @@ func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	d := c.during(time.Hour, time.Minute)
 	g.Expect(c.Configs[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 
@@ -99,7 +99,7 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 	}
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	d := c.during(10*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
@@ -109,13 +109,13 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 		Capacity:    corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "nvidia.com/hostdev": resource.MustParse("2"), "cpu": resource.MustParse("8")},
 		Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("7"), "cpu": resource.MustParse("7")},
 	}}
-	n := world.NodeOf(node, &v1alpha1.GPUNode{})
+	n := cluster.NodeOf(node, &v1alpha1.GPUNode{})
 	g.Expect(n.Unhealthy(nil)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 }
 
 // TestAResourceWithoutAPluginIsNotUnhealthy: the kubelet lists the devices of a plugin that is gone as capacity for 5 minutes.
 func TestAResourceWithoutAPluginIsNotUnhealthy(t *testing.T) {
-	n := world.Node{
+	n := cluster.Node{
 		Allocatable:   map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8},
 		Unallocatable: map[string]int64{"nvidia.com/gpu": 2},
 	}
@@ -136,15 +136,15 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	c.Policies[0].Spec.Sharing.TimeSlicing.RenameByDefault = new(true)
 	c.Policies[0].Generation++
 	d, _ := c.run(200)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
 	g.Expect(h.Unallocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	h.Allocatable["nvidia.com/gpu.shared"] = 3
 	d = c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
 	d = c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 

@@ -14,8 +14,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -76,7 +76,7 @@ func (h *host) upgradeTo(state string) {
 func (u *upgrade) goesOn() bool { return u.state != "" && u.state != "upgrade-done" }
 
 // upgrading is the next thing that happens in an upgrade.
-func (c *cluster) upgrading(h *host) {
+func (c *site) upgrading(h *host) {
 	u := &h.upgrade
 	c.goesOnFromLabel(h)
 	if state := u.state; u.goesOn() {
@@ -116,17 +116,17 @@ func (c *cluster) upgrading(h *host) {
 // the class gpu.nvidia.com, which is a whole GPU, and tolerates no taint (NVIDIA/gpu-operator v26.7.0 manifests/state-dra-validation). The driver's chart has
 // none.
 func (h *host) validates() bool {
-	if !world.OfGPUCluster(h.Node.Labels) {
+	if !cluster.OfGPUCluster(h.Node.Labels) {
 		return true
 	}
-	return h.Labels[draValidatorLabel] == "true" && h.driverRuns() && h.Ruled.IsZero() && h.Published != nil &&
+	return h.Labels[draValidatorLabel] == "true" && h.driverRuns() && h.DevicesTaintedAt.IsZero() && h.Published != nil &&
 		slices.ContainsFunc(h.Published.Devices, func(d dra.Device) bool { return d.Type == "gpu" && d.Tainted == "" })
 }
 
 // goesOnFromLabel is what the upgrade controller does with a node whose label was restored from a backup. The label is all that it
 // remembers, and from each earlier state a node whose driver pod is new and Ready comes to where it was (NVIDIA/k8s-operator-libs
 // pkg/upgrade, ProcessPodRestartNodes).
-func (c *cluster) goesOnFromLabel(h *host) {
+func (c *site) goesOnFromLabel(h *host) {
 	state := h.upgrade.state
 	renewed := slices.Contains([]string{"validation-required", "uncordon-required", "upgrade-done"}, state)
 	if label, has := h.Labels[upgradeLabel]; has && label != state && renewed {
@@ -137,7 +137,7 @@ func (c *cluster) goesOnFromLabel(h *host) {
 }
 
 // manageDriver is k8s-driver-manager.
-func (c *cluster) manageDriver(h *host) {
+func (c *site) manageDriver(h *host) {
 	u := &h.upgrade
 	switch {
 	case u.alone && !u.unloaded:
@@ -147,7 +147,7 @@ func (c *cluster) manageDriver(h *host) {
 		for _, name := range driverLabels() {
 			switch value := h.Labels[name]; value {
 			case "":
-				if name != v1alpha1.LabelClient && name != world.LabelDRADriver {
+				if name != v1alpha1.LabelClient && name != cluster.LabelDRADriver {
 					h.Labels[name] = ""
 				}
 			case "false":
@@ -168,7 +168,7 @@ func (c *cluster) manageDriver(h *host) {
 // driverLabels are labels that k8s-driver-manager pauses. Where one is absent it sets the empty value, but for the last two
 // (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
 func driverLabels() []string {
-	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelClient, world.LabelDRADriver}
+	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelClient, cluster.LabelDRADriver}
 }
 
 const draValidatorLabel = "nvidia.com/gpu.deploy.dra-validator"
@@ -219,14 +219,14 @@ func (h *host) attend() {
 
 // selected reports whether a DaemonSet of the agent selects the node.
 func (h *host) selected() bool {
-	if by := h.Labels[world.LabelDRADriver]; by == "true" || by == driverPaused {
+	if by := h.Labels[cluster.LabelDRADriver]; by == "true" || by == driverPaused {
 		return by == "true" && h.Labels[draValidatorLabel] != driverPaused && h.Labels[v1alpha1.LabelClient] != "false"
 	}
 	return h.Labels[v1alpha1.LabelClient] == "true"
 }
 
 // awaitsAgents says whether an agent returns by itself.
-func (c *cluster) awaitsAgents() bool {
+func (c *site) awaitsAgents() bool {
 	for _, h := range c.hosts {
 		if h.upgrade.goesOn() || h.upgrade.leaves && h.selected() {
 			return true
@@ -255,7 +255,7 @@ func TestDriverUpgrade(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			w := newCluster()
+			w := newSite()
 			h := w.add("a", c.model)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", c.sharing)}
 			w.run(30)
@@ -276,7 +276,7 @@ func TestDriverUpgrade(t *testing.T) {
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(advertised(h)).To(Equal(want))
 			d, _ := w.run(10)
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 			g.Expect(reasons).To(HaveKey(v1alpha1.ReasonDriverUpgrade))
 			if !c.upgrade.byHand { // where nothing tells what goes on once the module is unloaded
 				g.Expect(reasons).NotTo(HaveKey(v1alpha1.ReasonAgentNotReporting))
@@ -293,7 +293,7 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 		for passes := range 14 {
 			t.Run(fmt.Sprintf("%s after pass %d", model, passes), func(t *testing.T) {
 				g := NewWithT(t)
-				w := newCluster()
+				w := newSite()
 				h := w.add("a", model)
 				w.hold(h, "train", 0, gpu.WholeGPU)
 				w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
@@ -303,7 +303,7 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 				g.Expect(h.upgrade.stuck).To(BeEmpty())
 				g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
 				d, _ := w.run(40)
-				g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 				g.Expect(advertised(h)).To(Equal(d.Nodes[0].Expected))
 				h.leftNothing(g)
 			})
@@ -324,7 +324,7 @@ func (h *host) leftNothing(g *WithT) {
 // TestMaintenanceHoldsNoSlotForEver: an upgrade that does not end keeps its slot for 30 minutes. Then the next node goes on.
 func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	g := NewWithT(t)
-	w := newCluster()
+	w := newSite()
 	a, b := w.add("a", sim.A100), w.add("b", sim.A100)
 	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 	a.hardware.Fail = func(op sim.Op, _ string) error { // its agent does not come far
@@ -342,12 +342,12 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 		ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("nvidia.com/gpu-driver-upgrade-state=upgrade-required")))
 	g.Expect(b.GPU.Spec.PolicyName).To(BeEmpty())
 	d, _ = w.run(200)
-	g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate), d.Nodes[1].Message)
+	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), d.Nodes[1].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("no slot in the budget"))
 	a.hardware.Fail = nil
 	a.Labels[upgradeLabel] = "upgrade-done"
 	d, _ = w.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	a.leftNothing(g)
 }
 
@@ -372,7 +372,7 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused(t *testing.T)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
 	h.AgentReady = true
 	d, _ = c.run(120)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	h.leftNothing(g)
 }
 
@@ -394,7 +394,7 @@ func TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers(t *testing.T)
 	}
 	h.lags = false
 	d, _ := c.run(120)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	h.leftNothing(g)
 }
 
@@ -428,7 +428,7 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 			maps.Copy(h.Annotations, c.annotations)
 			d, _ := w.run(30)
 			if c.reason == "" {
-				g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 				return
 			}
 			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason))

@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -51,7 +51,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 			}
 			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
 			g.Expect(c.evicted).NotTo(BeEmpty())
-			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring("which came to the node in spite of the taint"))
 			g.Expect(h.Taints).To(BeEmpty())
@@ -62,7 +62,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 // TestAReleaseKeepsTheBudgetOfItsPolicy: that another policy was careless does not make this one so.
 func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	for _, n := range []string{"a0", "a1", "a2", "b0", "b1"} {
 		c.add(n, sim.A100).Labels["pool"] = n[:1]
 	}
@@ -114,7 +114,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			lost, next := c.add("n0", sim.A100), c.add("n1", sim.A100)
 			lost.Labels["pool"], next.Labels["pool"] = "a", "a"
 			c.Policies = test.before
@@ -147,7 +147,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 // TestANodeThatComesInTheMiddleOfAChangeNeedsASlot: it moves to a policy whose only slot is taken, and is schedulable until it has one.
 func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	comes, there := c.add("n0", sim.A100), c.add("n1", sim.A100)
 	comes.Labels["pool"], there.Labels["pool"] = "a", "b"
 	c.Policies = []v1alpha1.GPUSharingPolicy{
@@ -171,7 +171,7 @@ func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 	for name, verified := range map[string]bool{"verified before": true, "not verified yet": false} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newCluster()
+			c := newSite()
 			returns, there := c.add("n0", sim.A100), c.add("n1", sim.A100)
 			there.byHand(0, "2g.10gb")
 			returns.Labels["pool"], there.Labels["pool"] = "b", "none"
@@ -212,7 +212,7 @@ func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 }
 
 // changing are the nodes with the operator's taint.
-func (c *cluster) changing() []string {
+func (c *site) changing() []string {
 	var nodes []string
 	for name, h := range c.hosts {
 		if slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
@@ -230,9 +230,9 @@ func TestNetworkCardsAreNoGPUs(t *testing.T) {
 			Limits: corev1.ResourceList{name: resource.MustParse("1")},
 		}}}}
 	}
-	g.Expect(world.RequestsGPU(of("nvidia.com/hostdev"))).To(BeFalse(), "NVIDIA Network Operator")
-	g.Expect(world.RequestsGPU(of("nvidia.com/gpu.shared"))).To(BeTrue())
-	g.Expect(world.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
+	g.Expect(cluster.RequestsGPU(of("nvidia.com/hostdev"))).To(BeFalse(), "NVIDIA Network Operator")
+	g.Expect(cluster.RequestsGPU(of("nvidia.com/gpu.shared"))).To(BeTrue())
+	g.Expect(cluster.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
 }
 
 // TestWhatAPodAsksForIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
@@ -260,7 +260,7 @@ func TestWhatAPodAsksForIsCountedAsTheSchedulerDoes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &corev1.PodSpec{InitContainers: test.init, Containers: []corev1.Container{gpus(test.main)}}
-			NewWithT(t).Expect(world.Asks(spec)).To(Equal(map[string]int64{"nvidia.com/gpu": test.want}))
+			NewWithT(t).Expect(cluster.GPURequests(spec)).To(Equal(map[string]int64{"nvidia.com/gpu": test.want}))
 		})
 	}
 }
@@ -278,15 +278,15 @@ func TestTheSoonerOfTwoTimesIsNeverNever(t *testing.T) {
 func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
 	c.tick(time.Minute)
 	d := c.during(5*time.Minute, 10*time.Second)
 	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
 	h.Pods[len(h.Pods)-1].InitHolds = false
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
 // TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure: it may use a GPU that the policy does not select.
@@ -302,18 +302,18 @@ func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T)
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(evicting, test.with)
-			h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+			h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
 			c.tick(time.Minute)
 			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Fate).To(HavePrefix(test.says))
 			d := c.during(5*time.Minute, 10*time.Second)
 			g.Expect(c.evicted).To(Equal(test.evicted))
 			if test.evicted == nil {
-				g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+				g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 				g.Expect(d.Nodes[0].Message).To(ContainSubstring("because nobody reports which GPU it holds"))
 				h.Pods[len(h.Pods)-1].InitHolds = false
 				d, _ = c.run(60)
 			}
-			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 		})
 	}
 }
@@ -322,16 +322,16 @@ func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T)
 func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu", Scheduled: c.Now})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu", Scheduled: c.Now})
 	c.tick(time.Minute)
 	d := c.during(5*time.Minute, 10*time.Second)
 	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPUs, by ResourceClaim user/one-gpu)"))
 	h.Pods[len(h.Pods)-1].Claim = ""
 	c.version[h.Name]++
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
 func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
@@ -340,11 +340,11 @@ func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 		Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
 	}}}}}
-	g.Expect(world.HoldsByInit(pod)).To(BeTrue())
+	g.Expect(cluster.HoldsByInit(pod)).To(BeTrue())
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodInitialized, Status: corev1.ConditionTrue}}
-	g.Expect(world.HoldsByInit(pod)).To(BeFalse())
+	g.Expect(cluster.HoldsByInit(pod)).To(BeFalse())
 	pod.Status.Conditions[0].Status = corev1.ConditionFalse
-	g.Expect(world.HoldsByInit(pod)).To(BeTrue())
+	g.Expect(cluster.HoldsByInit(pod)).To(BeTrue())
 	pod.Spec.InitContainers[0].RestartPolicy = &always
-	g.Expect(world.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
+	g.Expect(cluster.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
 }

@@ -11,25 +11,25 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // sleeping is a controller between two decisions. It wakes as the real one does: when something that it reads has changed, or
 // when the time is there that its decision named. In the seconds between it would decide the same again.
 type sleeping struct {
 	last    rollout.Decision
-	nodes   world.World // of which the last decision was made
-	rest    []byte      // of that world, since others may write into it
+	nodes   cluster.Snapshot // of which the last decision was made
+	rest    []byte           // of that snapshot, since others may write into it
 	decided bool
 }
 
-// decide returns a new decision on the world, or the last one if nobody would have woken the controller.
-func (s *sleeping) decide(w world.World, decide func(world.World) rollout.Decision) rollout.Decision {
+// decide returns a new decision on the snapshot, or the last one if nobody would have woken the controller.
+func (s *sleeping) decide(w cluster.Snapshot, decide func(cluster.Snapshot) rollout.Decision) rollout.Decision {
 	rest := others(w)
 	passed := w.Now.Sub(s.nodes.Now)
-	if s.decided && passed >= 0 && w.Repeats == nil && w.Sightings == nil && len(s.last.Actions) == 0 &&
+	if s.decided && passed >= 0 && w.Repeats == nil && w.OtherControllers == nil && len(s.last.Actions) == 0 &&
 		(s.last.After == 0 || passed < s.last.After) && bytes.Equal(rest, s.rest) &&
 		reflect.DeepEqual(w.Policies, s.nodes.Policies) && reflect.DeepEqual(w.Nodes, s.nodes.Nodes) {
 		d := s.last
@@ -46,8 +46,8 @@ func (s *sleeping) decide(w world.World, decide func(world.World) rollout.Decisi
 	return s.last
 }
 
-// others is what a world holds besides its nodes, policies and time.
-func others(w world.World) []byte {
+// others is what a snapshot holds besides its nodes, policies and time.
+func others(w cluster.Snapshot) []byte {
 	w.Nodes, w.Policies, w.Now = nil, nil, time.Time{}
 	return values(nil, reflect.ValueOf(w))
 }
@@ -56,7 +56,7 @@ func others(w world.World) []byte {
 func TestTheSimulatedControllerWakes(t *testing.T) {
 	g := NewWithT(t)
 	decisions := 0
-	counted := func(w world.World) rollout.Decision {
+	counted := func(w cluster.Snapshot) rollout.Decision {
 		decisions++
 		return rollout.Decide(w)
 	}
@@ -64,7 +64,7 @@ func TestTheSimulatedControllerWakes(t *testing.T) {
 	c.steps(60)
 	var s sleeping
 	for range 3 {
-		g.Expect(s.decide(c.world(), counted).Nodes[0].State).To(Equal(state.UpToDate))
+		g.Expect(s.decide(c.world(), counted).Nodes[0].State).To(Equal(node.UpToDate))
 		c.tick(time.Second)
 	}
 	g.Expect(decisions).To(Equal(1))

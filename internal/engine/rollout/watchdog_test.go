@@ -10,9 +10,9 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -24,7 +24,7 @@ const (
 )
 
 // migManager runs NVIDIA's mig-manager on a node: a pod of its own, because the label is another controller's here.
-func (c *cluster) migManager(h *host, state string) {
+func (c *site) migManager(h *host, state string) {
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	h.Labels["nvidia.com/mig.config"], h.Labels[stateLabel] = "all-1g.5gb", state
 	c.settle(h)
@@ -32,14 +32,14 @@ func (c *cluster) migManager(h *host, state string) {
 }
 
 // sliced is a cluster of one node that is time-sliced, with nothing left to do.
-func sliced() (*cluster, *host) {
+func sliced() (*site, *host) {
 	c, h := slicing()
 	c.run(60)
 	return c, h
 }
 
 // of is a pod of NVIDIA's on a node, by the deploy label that starts it.
-func (h *host) of(label string) *world.Pod {
+func (h *host) of(label string) *cluster.Pod {
 	for i := range h.Pods {
 		if playedBy(label)(h.Pods[i]) {
 			return &h.Pods[i]
@@ -52,27 +52,27 @@ func (h *host) of(label string) *world.Pod {
 // deadline nothing, then the reason.
 func TestWhatIsLeftHalfDone(t *testing.T) {
 	for name, c := range map[string]struct {
-		situation func() *cluster
-		state     state.State
+		situation func() *site
+		state     node.State
 		reason    string
 		message   string   // a part of it
 		actions   []string // past the deadline
 		after     time.Duration
 	}{
 		"clients that mig-manager left paused": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := sliced()
 				h.Labels[dcgmLabel], h.Labels[stateLabel] = leftPaused, "failed"
 				c.held(h)
 				return c
 			},
-			state: state.UpToDate, reason: v1alpha1.ReasonClientsLeftPaused,
+			state: node.UpToDate, reason: v1alpha1.ReasonClientsLeftPaused,
 			message: "left paused since 08:00:" /* of the clock of the tests */, after: 15 * time.Minute,
 			actions: []string{"patch node a (resuming NVIDIA's GPU clients, which its mig-manager left paused): " + dcgmLabel + "=true"},
 		},
 		"clients that we paused for an agent that is gone": {
-			situation: func() *cluster { c, h := toMIG(); c.steps(3); h.AgentReady = false; return c },
-			state:     state.Unknown, reason: v1alpha1.ReasonClientsLeftPaused,
+			situation: func() *site { c, h := toMIG(); c.steps(3); h.AgentReady = false; return c },
+			state:     node.Unknown, reason: v1alpha1.ReasonClientsLeftPaused,
 			message: "for a change that the agent has not ended", after: 14*time.Minute + 58*time.Second,
 			actions: []string{
 				"remove our taint from node a",
@@ -81,21 +81,21 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 			},
 		},
 		"a mig-manager that does not end": {
-			situation: func() *cluster { c, h := sliced(); c.migManager(h, "pending"); return c },
-			state:     state.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
+			situation: func() *site { c, h := sliced(); c.migManager(h, "pending"); return c },
+			state:     node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
 			message: "(nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending) since", after: 15 * time.Minute,
 		},
 		"a mig-manager that waits for its clients": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := sliced()
 				h.Labels[dcgmLabel] = leftPaused
 				c.migManager(h, "pending")
 				return c
 			},
-			state: state.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "has not ended", after: 15 * time.Minute,
+			state: node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "has not ended", after: 15 * time.Minute,
 		},
 		"a pod of NVIDIA's that does not end": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := toMIG()
 				c.steps(1)
 				c.pass()
@@ -103,11 +103,11 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				p.Terminating, p.EndsBy = true, c.Now
 				return c
 			},
-			state: state.PausingClients, reason: v1alpha1.ReasonClientsNotEnding,
+			state: node.PausingClients, reason: v1alpha1.ReasonClientsNotEnding,
 			message: "were deleted and do not end: gpu-operator/nvidia-1 (since 08:00:01 UTC)", after: 2 * time.Minute,
 		},
 		"pods that read another ConfigMap": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := slicing()
 				c.steps(1)
 				for i := range h.Pods {
@@ -115,7 +115,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				}
 				return c
 			},
-			state: state.Selecting, reason: v1alpha1.ReasonDevicePluginOutdated, message: "though the ClusterPolicy names that",
+			state: node.Selecting, reason: v1alpha1.ReasonDevicePluginOutdated, message: "though the ClusterPolicy names that",
 			after: 10*time.Minute - time.Second,
 			actions: []string{
 				"delete pod gpu-operator/nvidia-1: it still reads another ConfigMap than the operator's",
@@ -123,14 +123,14 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 			},
 		},
 		"a device plugin that is not there": {
-			situation: func() *cluster {
+			situation: func() *site {
 				c, h := slicing()
 				c.steps(3)
 				c.pass()
 				h.Pods = h.Pods[1:]
 				return c
 			},
-			state: state.Verifying, reason: v1alpha1.ReasonDevicePluginFailing,
+			state: node.Verifying, reason: v1alpha1.ReasonDevicePluginFailing,
 			message: "no pod of NVIDIA's device plugin is on the node; look at its DaemonSet", after: time.Minute,
 		},
 	} {
@@ -160,8 +160,8 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 }
 
 func TestAConfigManagerThatKeepsEndingIsNamed(t *testing.T) {
-	trouble := func(c *cluster, h *host) {
-		h.of(pluginLabel).Troubles = []world.Trouble{{Container: "config-manager", Why: "keeps ending with exit code 1", Ended: c.Now}}
+	trouble := func(c *site, h *host) {
+		h.of(pluginLabel).Troubles = []cluster.Trouble{{Container: "config-manager", Why: "keeps ending with exit code 1", Ended: c.Now}}
 	}
 	t.Run("though the key is there, which its pod may not see", func(t *testing.T) {
 		g := NewWithT(t)
@@ -185,7 +185,7 @@ func TestAConfigManagerThatKeepsEndingIsNamed(t *testing.T) {
 	})
 	t.Run("since the key is missing, on a node that goes back", func(t *testing.T) {
 		g := NewWithT(t)
-		c := newCluster()
+		c := newSite()
 		h := c.add("a", sim.A100)
 		h.Labels[v1alpha1.LabelConfig] = "of-the-user"
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
@@ -208,7 +208,7 @@ func TestAChangeWaitsForAMIGManagerAtWork(t *testing.T) {
 	h.Labels[stateLabel] = "success"
 	c.held(h)
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
 func TestAPauseOfTheDriversManagerIsLeftAlone(t *testing.T) {
@@ -229,7 +229,7 @@ func TestAComputeModeThatAUserLeftEvictsNoPod(t *testing.T) {
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[1].ComputeMode = gpu.ComputeExclusiveProcess })
 	h.report()
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonComputeModeLeft))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("GPU 1 (EXCLUSIVE_PROCESS): not in the default compute mode"))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("now pod user/train (GPU 1)"))

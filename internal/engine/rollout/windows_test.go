@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -39,7 +39,7 @@ func window(schedule, duration string, zone ...string) v1alpha1.MaintenanceWindo
 }
 
 // at sets the time of a cluster.
-func (c *cluster) at(text string) {
+func (c *site) at(text string) {
 	now, err := time.Parse(time.RFC3339, text)
 	if err != nil {
 		panic(err)
@@ -136,7 +136,7 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 
 func TestWhatDisruptsNothingWaitsForNoWindow(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.T4)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), inWindows(tonight))}
 	c.at("2027-03-01T12:00:00Z")
@@ -160,13 +160,13 @@ func TestTheWayBackWaitsForNoWindow(t *testing.T) {
 		g := NewWithT(t)
 		c, h := toMIG(inWindows(tonight))
 		c.at("2027-03-02T01:59:00Z")
-		h.broken = func(world.World) bool { return true }
+		h.broken = func(cluster.Snapshot) bool { return true }
 		c.run(30)
 		g.Expect(h.devices()[0].State.MIG).To(BeTrue(), "the change has reached the GPUs")
 		c.at("2027-03-02T12:00:00Z")
 		h.broken = nil
 		d, _ := c.run(200)
-		g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+		g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 		g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "it is rolled back outside of every window")
 	})
 }
@@ -183,7 +183,7 @@ func TestANodeThatIsNotInServiceYetWaitsForNoWindow(t *testing.T) {
 }
 
 // drainsAtTheEnd is a node that drains when its window closes a minute later.
-func drainsAtTheEnd(with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
+func drainsAtTheEnd(with ...func(*v1alpha1.GPUSharingPolicy)) (*site, *host) {
 	c, h := toMIG(append(with, inWindows(tonight))...)
 	c.hold(h, "train", 0, gpu.WholeGPU)
 	c.at("2027-03-02T01:59:00Z")
@@ -197,7 +197,7 @@ func TestADrainContinuesWhenItsWindowCloses(t *testing.T) {
 	c, h := drainsAtTheEnd()
 	c.at("2027-03-02T02:01:00Z")
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(h.Taints).NotTo(BeEmpty())
 	c.end(h, "train")
 	c.run(200)
@@ -208,7 +208,7 @@ func TestADrainIsCanceledWhenItsWindowClosesIfThePolicyWantsThat(t *testing.T) {
 	g := NewWithT(t)
 	c, h := drainsAtTheEnd(cancelsDrains)
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(d.After).To(Equal(59*time.Second), "the controller looks again when the window closes")
 	c.tick(d.After)
 	d = c.pass()
@@ -239,7 +239,7 @@ func TestAChangeThatHasReachedTheGPUsIsFinishedAfterItsWindow(t *testing.T) {
 
 func TestARebootWaitsForAWindow(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	h := c.add("a", sim.A100).virtual()
 	p := rebooting(v1alpha1.DrainModeEvict)
 	inWindows(tonight)(&p)
@@ -263,7 +263,7 @@ func TestARebootWaitsForAWindow(t *testing.T) {
 // TestNodesThatWaitForAWindowTakeNoSlot: another policy's nodes are not concerned, and the budget is whole when it opens.
 func TestNodesThatWaitForAWindowTakeNoSlot(t *testing.T) {
 	g := NewWithT(t)
-	c := newCluster()
+	c := newSite()
 	for _, name := range []string{"a", "b", "c"} {
 		c.add(name, sim.A100)
 	}
@@ -307,7 +307,7 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			cl := newCluster()
+			cl := newSite()
 			h := cl.add("a", sim.T4)
 			bad := inWindows(tonight, c.window)
 			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), bad, tainting(corev1.Taint{

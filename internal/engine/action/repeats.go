@@ -1,0 +1,212 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package action
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+)
+
+// mostRepeats is how often the same is written within an hour (patience) while no policy changes. A change and its way back write
+// the same twice at most. What gives back (GivesBack) is written twice as often, so that a fight does not leave a node tainted.
+const mostRepeats = 8
+
+// Repeats counts what was written, so that no fight with another controller goes on without end: what was written mostRepeats times
+// within an hour waits until that hour is over. Only what another writer undid counts: once the operator itself has written another
+// value to a field, the count of that field begins anew. It is kept by the program that carries decisions out, and is lost with it.
+// The zero value has counted nothing. Note may be called by several goroutines.
+type Repeats struct {
+	mu       sync.Mutex
+	policies string // the signature of the policies; others begin anew
+	fields   map[string]written
+}
+
+// written is the value that the operator wrote to a field last, and when: each time since it wrote another one.
+type written struct {
+	value string
+	at    []time.Time
+}
+
+// Note counts an action that was carried out.
+func (r *Repeats) Note(a Action, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fields == nil {
+		r.fields = map[string]written{}
+	}
+	for field, value := range valuesOf(a) {
+		last := r.fields[field]
+		if last.value != value {
+			last = written{value: value}
+		}
+		last.at = append(last.at, now)
+		r.fields[field] = last
+	}
+}
+
+// Begin forgets what is past, and everything if the policies have changed.
+func (r *Repeats) Begin(policies string, now time.Time) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.policies != policies {
+		r.policies, r.fields = policies, nil
+	}
+	for field, last := range r.fields {
+		last.at = slices.DeleteFunc(last.at, func(t time.Time) bool { return now.Sub(t) >= timing.Patience })
+		r.fields[field] = last
+	}
+	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at) == 0 })
+}
+
+// Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was written too often.
+func (r *Repeats) Left(a Action, now time.Time) time.Duration {
+	if r == nil {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	most := mostRepeats
+	if GivesBack(a) {
+		most *= 2 // what was taken before the taking had to wait is given back
+	}
+	var left time.Duration
+	for field, value := range valuesOf(a) {
+		last := r.fields[field]
+		if last.value == value && len(last.at) >= most {
+			left = max(left, last.at[len(last.at)-most].Add(timing.Patience).Sub(now), time.Second)
+		}
+	}
+	return left
+}
+
+// GivesBack reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
+func GivesBack(a Action) bool {
+	patch, patches := a.(PatchNode)
+	record, is := patch.Annotations[v1alpha1.AnnotationPaused]
+	return Frees(a) || patches && is && record == nil
+}
+
+// Admit adds an action unless it has to wait, and is when to decide again.
+func (r *Repeats) Admit(actions []Action, a Action, now time.Time, after time.Duration) ([]Action, time.Duration) {
+	if left := r.Left(a, now); left > 0 {
+		return actions, timing.Sooner(after, left)
+	}
+	return append(actions, a), after
+}
+
+// valuesOf is what an action writes: the value of each field, without the time at which it is written. It is empty for actions that
+// have limits of their own: evictions, and triggers for the kubelet.
+func valuesOf(a Action) map[string]string {
+	one := func(field string, value ...any) map[string]string {
+		return map[string]string{field + " " + a.Target(): fmt.Sprint(value...)}
+	}
+	switch a := a.(type) {
+	case Evict, TriggerSync:
+		return nil
+	case WriteConfigs:
+		return one("configs", a.Data)
+	case PatchNode:
+		return entriesOf(a)
+	case Taint, Untaint:
+		_, taints := a.(Taint)
+		return one("taint", taints)
+	case KeepTaints:
+		return one("taints of policies", Names(a.Want))
+	case KeepMPSOff, AllowMPS:
+		_, keepsOff := a.(KeepMPSOff)
+		return one("NodeFeature", keepsOff)
+	case TaintDevices:
+		return one("rule", true)
+	case UntaintDevices:
+		if a.Edited {
+			return one("edited rule", false) // the operator still wants one
+		}
+		return one("rule", false)
+	case WriteClass: // one that another client edited is deleted and written again, which are two writes against that client
+		return one("class "+a.Class.Name, a.Class.Beside)
+	case DeletePod: // one whose deletion is refused keeps no other from being deleted
+		return one("no pod " + a.Why)
+	case DeleteClass:
+		return one("no class " + a.Name)
+	case SetSpec: // a change and its record are two writes, of which none undoes the other
+		return one("spec for "+a.Why, a.Spec.ConfigName, a.Spec.AdminClaims)
+	case Report:
+		return one("status", a.Why, contentOf(a.Status))
+	}
+	return one(fmt.Sprintf("%T", a))
+}
+
+// entriesOf is the value of each label and annotation that a patch writes; of one with a time that it has one.
+func entriesOf(a PatchNode) map[string]string {
+	values := map[string]string{}
+	for _, of := range []map[string]*string{a.Labels, a.Annotations} {
+		for name, value := range of {
+			field := name + " " + a.Node
+			if values[field] = "-"; value != nil {
+				text, _, timed := strings.Cut(*value, "@")
+				values[field] = fmt.Sprint("=", text, timed)
+			}
+		}
+	}
+	return values
+}
+
+// contentOf is a status without the times and generations of its conditions.
+func contentOf(s v1alpha1.GPUNodeStatus) string {
+	s = *s.DeepCopy()
+	s.ObservedGeneration = 0
+	for i := range s.Conditions {
+		s.Conditions[i].ObservedGeneration, s.Conditions[i].LastTransitionTime = 0, metav1.Time{}
+	}
+	text, err := json.Marshal(s)
+	if err != nil { // cannot be: the types hold strings and numbers only
+		return ""
+	}
+	return string(text)
+}
+
+func untimed(value string) string {
+	value, _, _ = strings.Cut(value, "@")
+	return value
+}
+
+// Unstamped is an action without the times in the values that it writes. Its text is the same in each pass, as a status must be that
+// names it.
+func Unstamped(a Action) Action {
+	patch, patches := a.(PatchNode)
+	if !patches {
+		return a
+	}
+	of := patch.Annotations
+	patch.Annotations = make(map[string]*string, len(of))
+	for name, value := range of {
+		if value != nil {
+			value = new(untimed(*value))
+		}
+		patch.Annotations[name] = value
+	}
+	return patch
+}
+
+// Frees reports whether an action makes the node schedulable again.
+func Frees(a Action) bool {
+	switch a.(type) {
+	case Untaint, UntaintDevices:
+		return true
+	}
+	return false
+}

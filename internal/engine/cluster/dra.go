@@ -1,0 +1,137 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+)
+
+// DRA is what of the cluster matters where NVIDIA's DRA driver serves GPUs.
+type DRA struct {
+	// Classes are all DeviceClasses; nil: Kubernetes serves none that can have an extended resource.
+	Classes []dra.Class
+	// ServesClasses reports whether the API server has DeviceClasses of resource.k8s.io/v1, which can serve an extended resource.
+	ServesClasses bool
+	// ServesRules reports whether the API server has DeviceTaintRules.
+	ServesRules bool
+	// Named are the DeviceClasses that some ResourceClaim names.
+	Named []string
+	// Ruled are the nodes for which the operator has a DeviceTaintRule, also those that are gone.
+	Ruled []string
+	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all devices.
+	Edited []string
+	// Asked is how many shares policies need of the GPUs on nodes of the driver. Decide finds them.
+	Asked dra.Asked
+}
+
+// Has reports whether a ResourceClaim is reserved for the pod.
+func (p *Pod) Has(c dra.Claim) bool { return c.ReservedFor(p.Namespace, p.UID, p.PodGroup) }
+
+// Signature differs if something of the cluster differs on which the view of a node of the driver depends.
+func (d *DRA) Signature() string {
+	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesRules, d.Asked)
+}
+
+// StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is true, or paused, tells
+// that the device plugin is to come.
+func (w *Snapshot) StackOf(n *Node) dra.Stack {
+	reason, _ := shownByDRA(n)
+	f := dra.Facts{Driver: reason != ""}
+	if !f.Driver {
+		return dra.StackOf(f)
+	}
+	deploy := n.Labels[DeployLabels()[0]]
+	f.Plugin = w.Plugin.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(p Pod) bool {
+		return p.KeptBy(DeployLabels()[0]) || !w.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == daemonSet
+	})
+	for name, count := range n.Allocatable {
+		f.Allocatable = f.Allocatable || count > 0 && IsGPUResource(name)
+	}
+	return dra.StackOf(f)
+}
+
+// Offered returns the extended resources of GPUs and instances that pods can get on the node, each with its number: what the kubelet lists
+// as allocatable, or what NVIDIA's DRA driver publishes where it alone serves the node.
+func (n *Node) Offered(stack dra.Stack) map[string]int64 {
+	if stack == dra.Driver {
+		return n.Published.Published()
+	}
+	return n.Allocatable
+}
+
+// DRAObjects are the objects of resource.k8s.io as they are listed, of the versions that the API server prefers.
+type DRAObjects struct {
+	Slices, Claims, Classes, Rules []unstructured.Unstructured
+	// ServesClasses and ServesRules are those of DRA.
+	ServesClasses, ServesRules bool
+}
+
+// AddTo adds to a snapshot what they tell of the cluster, of each node and of its pods. A program that keeps a cache reads them one by one.
+func (o DRAObjects) AddTo(w *Snapshot) {
+	w.DRA.ServesClasses, w.DRA.ServesRules = o.ServesClasses, o.ServesRules
+	for i := range o.Classes {
+		w.DRA.Classes = append(w.DRA.Classes, dra.ClassOf(&o.Classes[i]))
+	}
+	slices.SortFunc(w.DRA.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
+	published, claimed, ruled, taken := o.read(w)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		if found := published[n.Name]; found != nil {
+			n.Published = new(dra.PoolOf(found))
+			n.DRA = cmp.Or(n.DRA, "ResourceSlices")
+		}
+		n.Claims, n.DevicesTaintedAt, n.RuleTaken = claimed[n.Name], ruled[n.Name], taken[n.Name]
+		for p := range n.Pods {
+			for _, c := range n.Claims {
+				if len(c.Of(n.Name)) > 0 && n.Pods[p].Has(c) {
+					n.Pods[p].Claim = c.Name
+				}
+			}
+		}
+	}
+}
+
+// read reads the slices, claims and rules of each node.
+func (o DRAObjects) read(w *Snapshot) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, ruled map[string]time.Time, taken map[string]bool) {
+	published, claimed, ruled, taken = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}, map[string]bool{}
+	for i := range o.Slices {
+		driver, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "driver")
+		node, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "nodeName")
+		if driver == dra.DriverName && node != "" {
+			published[node] = append(published[node], dra.SliceOf(o.Slices[i].Object))
+		}
+	}
+	for i := range o.Claims {
+		claim, counts := dra.ClaimOf(o.Claims[i].GetNamespace(), o.Claims[i].GetName(), o.Claims[i].Object)
+		if !counts {
+			continue
+		}
+		w.DRA.Named = append(w.DRA.Named, claim.Classes...)
+		for _, pool := range claim.Pools() {
+			claimed[pool] = append(claimed[pool], claim)
+		}
+	}
+	for i := range o.Rules {
+		if node, since, ours := dra.RuleOf(&o.Rules[i]); ours {
+			ruled[node] = since
+			w.DRA.Ruled = append(w.DRA.Ruled, node)
+		} else if named, is := dra.RuledNode(o.Rules[i].GetName()); is {
+			taken[named] = true
+		}
+		if node, edited := dra.EditedRule(&o.Rules[i]); edited {
+			w.DRA.Edited = append(w.DRA.Edited, node)
+		}
+	}
+	slices.Sort(w.DRA.Named)
+	w.DRA.Named = slices.Compact(w.DRA.Named)
+	slices.Sort(w.DRA.Ruled)
+	return published, claimed, ruled, taken
+}

@@ -1,0 +1,168 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// Trouble is a container that does not run as it should.
+type Trouble struct {
+	Container string
+	// Why is what is the matter, in words that stay while the kubelet tries again and again.
+	Why string
+	// Ended is the end of its last run; zero if it has not run at all.
+	Ended time.Time
+}
+
+// Counts says whether the trouble still counts, and for how long if that ends.
+func (t Trouble) Counts(now time.Time) (left time.Duration, is bool) {
+	if t.Ended.IsZero() {
+		return 0, true
+	}
+	left = t.Ended.Add(troubleLasts).Sub(now)
+	return left, left > 0
+}
+
+// troublesOf are the containers of a pod that do not run as they should.
+func troublesOf(pod *corev1.Pod) []Trouble {
+	var troubles []Trouble
+	for _, s := range TroubledContainers(pod) {
+		t := Trouble{Container: s.Name}
+		if ended := s.LastTerminationState.Terminated; ended != nil {
+			t.Why, t.Ended = fmt.Sprintf("keeps ending with exit code %d", ended.ExitCode), ended.FinishedAt.Time
+		} else {
+			t.Why = "does not start: " + strings.TrimSuffix(s.State.Waiting.Reason+": "+s.State.Waiting.Message, ": ")
+		}
+		troubles = append(troubles, t)
+	}
+	return troubles
+}
+
+// TroubledContainers are the containers of a pod that end again and again or do not start, with what tells so and nothing
+// else.
+func TroubledContainers(pod *corev1.Pod) []corev1.ContainerStatus {
+	var troubled []corev1.ContainerStatus
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		slim := corev1.ContainerStatus{Name: s.Name, RestartCount: s.RestartCount}
+		switch ended, waits := s.LastTerminationState.Terminated, s.State.Waiting; {
+		case ended != nil && ended.ExitCode != 0 && s.RestartCount >= keepsEnding:
+			slim.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{
+				ExitCode: ended.ExitCode, FinishedAt: ended.FinishedAt,
+			}
+		case waits != nil && ended == nil && !slices.Contains(usualWaits(), waits.Reason):
+			slim.State.Waiting = &corev1.ContainerStateWaiting{Reason: steady(waits.Reason), Message: format.Cut(waits.Message, maxWhy)}
+		default:
+			continue
+		}
+		troubled = append(troubled, slim)
+	}
+	return troubled
+}
+
+// maxWhy is how much of what the kubelet says is kept.
+const maxWhy = 256
+
+// usualWaits are why a container waits that will start.
+func usualWaits() []string { return []string{"", "ContainerCreating", "PodInitializing"} }
+
+// steady is one word for what the kubelet calls by turns by two.
+func steady(reason string) string {
+	if reason == "ErrImagePull" {
+		return "ImagePullBackOff"
+	}
+	return reason
+}
+
+// SelectsDeploy reports whether one of NVIDIA's deploy labels starts and stops a pod of NVIDIA's. The label for clients is
+// for others, such as our agent.
+func SelectsDeploy(nodeSelector map[string]string) bool {
+	for name := range nodeSelector {
+		if strings.HasPrefix(name, DeployPrefix) && name != v1alpha1.LabelClient {
+			return true
+		}
+	}
+	return false
+}
+
+// Holding are the authors of the labels which say that another controller works on a node, each with the time of its last
+// write and nothing else. There are none where no label says so.
+func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
+	var fields []string
+	for name, value := range node.Labels {
+		if saysAtWork(name, value) {
+			fields = append(fields, `"f:`+name+`"`)
+		}
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	var authors []metav1.ManagedFieldsEntry
+	for _, e := range node.ManagedFields {
+		owns := func(field string) bool {
+			return e.FieldsV1 == nil || strings.Contains(e.FieldsV1.GetRawString(), field)
+		}
+		if e.Time != nil && e.Subresource == "" && slices.ContainsFunc(fields, owns) {
+			authors = append(authors, metav1.ManagedFieldsEntry{Manager: e.Manager, Time: e.Time})
+		}
+	}
+	return authors
+}
+
+func saysAtWork(label, value string) bool {
+	if label == v1alpha1.LabelMIGConfigState {
+		return ManagerAtWork(value)
+	}
+	if label == LabelUpgrade {
+		return value != "" && value != UpgradeDone
+	}
+	return strings.HasPrefix(label, DeployPrefix) && value != "" && value != "true" && value != "false"
+}
+
+// heldSince is when the last of those wrote anything who say that they are at work.
+func heldSince(node *corev1.Node) (since time.Time) {
+	for _, e := range Holding(node) {
+		if e.Time.After(since) {
+			since = e.Time.Time
+		}
+	}
+	return since
+}
+
+// ownManager is the operator's field manager.
+const ownManager = "gpusharing-controller"
+
+// ConfigWriters are the other field managers that own the label nvidia.com/device-plugin.config, each with that field only.
+func ConfigWriters(node *corev1.Node) []metav1.ManagedFieldsEntry {
+	field := `"f:` + v1alpha1.LabelConfig + `"`
+	var writers []metav1.ManagedFieldsEntry
+	for _, e := range node.ManagedFields {
+		if e.Manager != ownManager && e.Time != nil && e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
+			fields := &metav1.FieldsV1{}
+			fields.SetRawString(`{"f:metadata":{"f:labels":{` + field + `:{}}}}`)
+			writers = append(writers, metav1.ManagedFieldsEntry{Manager: e.Manager, Time: e.Time, FieldsV1: fields})
+		}
+	}
+	return writers
+}
+
+// configWriter is the last of those.
+func configWriter(node *corev1.Node) (manager string) {
+	var since time.Time
+	for _, e := range ConfigWriters(node) {
+		if e.Time.After(since) {
+			manager, since = e.Manager, e.Time.Time
+		}
+	}
+	return manager
+}

@@ -1,0 +1,177 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// A node is decided on by a chain of gates, in the order of a change. Each gate reports what the node waits for; a node for which no gate
+// waits is up to date.
+//
+//	observe ─ blocked ─ drain ─ pause clients ─ apply ─ select config ─ verify ─ release
+//	   │         │        │           │           │           │            │
+//	   │         │        └───────────┴───────────┴───────────┴────────────┴→ failed → last good state, or baseline
+//	   │         └ unsupported, or another controller offers the GPUs
+//	   └ the agent does not report
+//
+// Each of them has a file of that name. Decisions follow from what is observed, so any reconcile may be the first.
+
+// Decide derives the state of a node and what to do about it.
+func Decide(v *View) Result {
+	j := decideNode(v)
+	if m, is := UnderMaintenance(v); is {
+		return underMaintenanceResult(v, m, j)
+	}
+	return continueInterrupted(v, j)
+}
+
+// decideNode judges a node by itself. The order of the questions is the order of a change.
+func decideNode(v *View) Result {
+	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
+		return awaitNodeUp(v)
+	}
+	if managerReleased(v) {
+		return released(v)
+	}
+	if problem := dynamicMIG(v); problem != nil && len(v.Node.GPU.Spec.Devices) > 0 { // also while the agent is away: it would make them again
+		return Result{
+			State: Unsupported, Reason: problem.Reason, Message: problem.Message,
+			Next: atOnce(withdrawRequest(v, "leaving the MIG instances to NVIDIA's DRA driver")),
+		}
+	}
+	if j, is := AgentNotReporting(v); is {
+		return j
+	}
+	if v.Unsupported != nil {
+		return Result{
+			State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
+			Next: atOnce(append(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v)...)...),
+		}
+	}
+	j := progress(v)
+	if f := failedChange(v); f != nil && (v.FallsBack || j.State == PendingDisruptive) {
+		return failedBefore(v, *f, j)
+	}
+	return j
+}
+
+// failedBefore reports why the change failed, while the node is on its way back, or waits to become idle after all.
+func failedBefore(v *View, f v1alpha1.FailedChange, j Result) Result {
+	j.Rollback = j.State
+	switch {
+	case !v.FallsBack && len(v.Blockers) == 0:
+		return j // it did not become idle in time, but now it is
+	case !v.FallsBack:
+		j.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
+		j.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
+	case j.State == UpToDate:
+		j.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
+			"GPUNode: " + retryAdvice(v)
+	default:
+		j.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, j.State, j.Message)
+	}
+	j.State, j.Reason = Failed, f.Reason
+	return j
+}
+
+// retryAdvice is the command that has a failed node tried again.
+func retryAdvice(v *View) string {
+	return fmt.Sprintf("kubectl annotate gpunode %s --overwrite %s=$(date +%%s)", v.Node.Name, v1alpha1.AnnotationRetry)
+}
+
+// progress is the state of a node on its way to its target.
+func progress(v *View) Result {
+	asks := v.SpecMatchesTarget()
+	if j, pending := byManager(v, asks); pending {
+		return j
+	}
+	timeout, rests := restsAfterTimeout(v)
+	switch {
+	case instancesLeftToOthers(v):
+		return applying(v)
+	case asks && stranded(v):
+		return awaitReboot(v)
+	case v.OnlyComputeMode():
+		return afterApplying(v)
+	case rests:
+		return resting(v, timeout)
+	case asks && gaveUp(v):
+		return applying(v)
+	case disrupts(v, asks):
+		return disrupt(v, asks)
+	case !asks:
+		return setGently(v)
+	}
+	if v.Applied() {
+		return afterApplying(v)
+	}
+	if j, over := verifyManager(v); over && v.Partitions() {
+		return j
+	}
+	return applying(v)
+}
+
+// disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that is only so while
+// something blocks it.
+func disrupts(v *View, asks bool) bool {
+	return v.Disruptive() && (!asks || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
+}
+
+// afterApplying is the state of a node whose GPUs are as its target has them.
+func afterApplying(v *View) Result {
+	gates := []gateFunc{contested, selecting, pluginEnumerating, verifying, settling}
+	if v.ByDriver() {
+		gates = []gateFunc{selecting, publishing}
+	}
+	for _, gate := range gates {
+		if j, pending := gate(v); pending {
+			return j
+		}
+	}
+	return changeDone(v)
+}
+
+// byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
+func byManager(v *View, asks bool) (Result, bool) {
+	switch {
+	case v.Partitions() && asks && v.Node.GPU.Spec.MIGConfigName != "":
+		return managerReturns(v, driveManager(v)), true
+	case v.Partitions() && !asks && v.Taint() == nil:
+		return prepareManager(v)
+	}
+	return Result{}, false
+}
+
+// managerReturns lets a pod of mig-manager come to a node on which it must change the GPUs and has none, because it was
+// deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is no
+// pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users' pods
+// that come meanwhile. The new pod applies what the label names.
+func managerReturns(v *View, j Result) Result {
+	if act, step := SplitStep(j.Next); len(act)+len(step.Start) > 0 || j.State == Failed {
+		return j
+	}
+	switch gone := len(managerPods(v)) == 0; {
+	case !gone && !v.Tainted() && !MustStayUntainted(v):
+		j.Next = withSlot(v, taintNode(v)...)
+	case gone && v.Tainted():
+		j.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
+			v.Node.GPU.Spec.MIGConfigName
+		patch, pauses := pausePatch(v)
+		plugins := clientPods(v, cluster.DeployLabels()[0])
+		switch {
+		case pauses:
+			j.Next = atOnce(patch)
+		case len(plugins) > 0:
+			j.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)
+		default:
+			j.Next = atOnce(removeTaints(v)...)
+		}
+	}
+	return j
+}

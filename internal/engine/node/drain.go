@@ -1,0 +1,155 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
+func disrupt(v *View, asks bool) Result {
+	j := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
+	blocked := len(v.Blockers) > 0
+	tainted := keepsPodsOff(v, blocked)
+	pod, age := justBoundPod(v)
+	switch {
+	case mustRemoveNVIDIAMPS(v) && v.Reached() && mpsLabelLeft(v) > 0:
+		return leaveToNVIDIAMPS(v)
+	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
+		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
+		j.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, asks)...)...)
+		return j
+	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
+		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
+		return j
+	case pod != "" && !tainted && v.DrainMode() == v1alpha1.DrainModeNever: // the taint would go again as soon as the agent reports the pod
+		return justBound(j, pod, age)
+	case !tainted:
+		return tainting(v, j)
+	case blocked:
+		return draining(v, j)
+	}
+	return drained(v, j, asks)
+}
+
+// keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
+func keepsPodsOff(v *View, blocked bool) bool {
+	return v.Tainted() || MustStayUntainted(v) && !blocked
+}
+
+// drained goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
+func drained(v *View, j Result, asks bool) Result {
+	if g, waits := settlingClaims(v, j); waits {
+		return g
+	}
+	if pod, age := justBoundPod(v); pod != "" {
+		j.State = Draining
+		return justBound(j, pod, age)
+	}
+	return pauseClients(v, j, asks)
+}
+
+// justBound waits for the agent to report what a pod holds that was bound to the node so long ago.
+func justBound(j Result, pod string, age time.Duration) Result {
+	j.Reason, j.After = v1alpha1.ReasonGPUInUse, timing.ReportAfter-age
+	j.Message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
+	return j
+}
+
+// tainting begins a change: nothing new may come to the node.
+func tainting(v *View, j Result) Result {
+	if g, pending := prepareForMPS(v, j.State); pending {
+		return g
+	}
+	if problem := noTaintRule(v); problem != nil && v.ByDriver() {
+		j.Reason, j.Message = problem.Reason, problem.Message // the node holds no slot meanwhile
+		return j
+	}
+	j.Message = "the change needs GPUs or instances idle"
+	if len(v.Blockers) > 0 {
+		j.Message += "; in use now: " + describeBlockers(v)
+	}
+	j.Next = withSlot(v, taintNode(v)...)
+	return j
+}
+
+// settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just before, and the
+// claim that tells so follows.
+func settlingClaims(v *View, j Result) (Result, bool) {
+	if !v.ByDriver() || v.Node.DevicesTaintedAt.IsZero() {
+		return Result{}, false
+	}
+	left := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.World.Now)
+	if left <= 0 {
+		return Result{}, false
+	}
+	j.State, j.Reason, j.After = Draining, v1alpha1.ReasonGPUInUse, left
+	j.Message = "the devices of the node were tainted just now; waiting for the claims of pods that were allocated one before"
+	return j, true
+}
+
+// interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once they are gone.
+func interruptedByUsers(v *View, asks bool) []action.Action {
+	if !asks || WasInterrupted(v) {
+		return nil
+	}
+	patch := v.Patch("recording that users of the GPUs interrupt the change")
+	patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(stampInUse, v.World.Now))
+	return []action.Action{patch}
+}
+
+// draining waits for the node to become idle, and evicts where the policy says so.
+func draining(v *View, j Result) Result {
+	j.State, j.Reason = Draining, v1alpha1.ReasonGPUInUse
+	left := DrainLeft(v)
+	evictions, stay := chooseEvictions(v)
+	why := ""
+	if len(stay) > 0 {
+		why = "; not evicted: " + format.List(stay)
+	}
+	if refused := evictionRefusals(v); len(refused) > 0 {
+		why += "; " + format.List(refused)
+	}
+	if left <= 0 {
+		message := fmt.Sprintf("not idle within %s: %s%s", v.DrainTimeout(), describeBlockers(v), why)
+		if !v.FallsBack {
+			record := recordFailure(v, v1alpha1.ReasonDrainTimedOut, message)
+			j.Next = withSlot(v, append(RestoreScheduling(v, "it did not become idle in time"), record...)...)
+			j.Message = message
+			return j
+		}
+		j.Reason, j.Next = v1alpha1.ReasonDrainTimedOut, atOnce(RestoreScheduling(v, "it did not become idle in time")...)
+		j.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
+		return j
+	}
+	j.Next, j.After = withSlot(v, evictions...), max(left, 0)
+	j.Message = "waiting for what must be freed: " + describeBlockers(v) + why
+	return j
+}
+
+// taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still come.
+func taintNode(v *View) []action.Action {
+	now := metav1.NewTime(v.World.Now)
+	if !v.ByDriver() {
+		return []action.Action{action.Taint{
+			Node: v.Node.Name, Policy: v.Ref(), Baseline: baselineCopy(v),
+			Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
+		}}
+	}
+	var actions []action.Action
+	patch := v.Patch("recording the baseline")
+	if saveBaselineCopy(v, patch); len(patch.Annotations) > 0 {
+		actions = append(actions, patch)
+	}
+	return append(actions, action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: now.Time})
+}

@@ -1,0 +1,270 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
+)
+
+// NVIDIA's mig-manager is kept off a node that the agent partitions, or driven where a policy asks for that.
+//
+//	agent:       disableMIGManager → NVIDIA's mig-manager is gone → … → managerReleased: its labels are restored, it comes back →
+//	             migManagerDone
+//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerReleased: its label is restored → migManagerDone
+//
+// Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of our
+// agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and answers
+// with another. It drains nobody and knows no deadline, so all around it is done here:
+//
+//	prepared  it runs on the node and reads our file, with the configuration in it
+//	drained   nobody uses a GPU that it clears, as for any disruptive change
+//	aside     the spec names the configuration, and the agent has closed the driver
+//	asked     the label names it, the state is removed in the same patch; a stamp on the node tells since when
+//	success   the spec no longer names it, so the agent looks: what counts is what NVML says
+//	failed    or no answer in time: the node goes back to its last good state, in the same way
+//	released  the label names what it did before the operator; our file stays until mig-manager has answered
+//
+// Its own label says true all the while. It pauses NVIDIA's clients itself.
+
+// managerUnavailable says why mig-manager cannot be asked on the node; nil if it can.
+func managerUnavailable(v *View) *plan.Problem {
+	why := v.World.Plugin.NoMIGManager
+	if !v.World.Plugin.ClusterPolicy {
+		why = "there is no ClusterPolicy with which the GPU Operator would run it"
+	}
+	if why == "" && v.Node.Labels[v1alpha1.LabelMIGManager] == "false" && !migManagerDisabledByUs(v) {
+		why = fmt.Sprintf("the node carries %s=false; remove that label", v1alpha1.LabelMIGManager)
+	}
+	if why == "" {
+		return nil
+	}
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonNoMIGManager,
+		Message: fmt.Sprintf("the policy asks for NVIDIA's mig-manager (sharing.mig.actuator), which does not run here: %s, "+
+			"or let the operator's agent do it (actuator: Agent)", why),
+	}
+}
+
+// migManagerDisabledByUs says whether it was us who keep mig-manager off the node.
+func migManagerDisabledByUs(v *View) bool {
+	b := v.Node.GPU.Spec.Baseline
+	return b != nil && b.Labels[v1alpha1.LabelMIGManager] != "false"
+}
+
+// MIGConfigs are the configurations that mig-manager needs for the node, by their names: that of the target, and while it is
+// kept off the node one of what is there, which it finds when it comes back.
+func MIGConfigs(v *View) map[string]string {
+	configs := map[string]string{}
+	if v.Partitions() {
+		c, is := migConfig(v), migmanager.Render(nil, v.Devices)
+		configs[c.Name], configs[is.Name] = c.Entries, is.Entries
+	}
+	return configs
+}
+
+// UsesMIGConfigs reports whether mig-manager has to read our file for the node's sake.
+func UsesMIGConfigs(v *View) bool {
+	return managerMayAnswer(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
+}
+
+// prepareManager is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
+// configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
+func prepareManager(v *View) (Result, bool) {
+	j := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
+	name := migConfig(v).Name
+	file, err := migmanager.Parse(v.World.Configs[migmanager.FileKey])
+	_, written := file[name]
+	switch {
+	case !v.World.Plugin.MIGReady:
+		j.Message = "NVIDIA's mig-manager is being pointed at the operator's ConfigMap"
+	case err != nil || !written:
+		j.Message = fmt.Sprintf("writing the configuration %s for NVIDIA's mig-manager into the ConfigMap", name)
+	case v.Node.Labels[v1alpha1.LabelMIGManager] == "false":
+		j.Message = "letting NVIDIA's mig-manager come back to the node"
+		j.Next = withSlot(v, enableMIGManager(v))
+	case !managerReads(v):
+		j.Message = "waiting until NVIDIA's mig-manager runs on the node with the operator's ConfigMap; look at the pods with " +
+			"app=nvidia-mig-manager there"
+	case managerBusy(v):
+		j.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
+	default:
+		return Result{}, false
+	}
+	return j, true
+}
+
+// enableMIGManager lets mig-manager come back. It applies what the label names when it starts, so that is what is there.
+func enableMIGManager(v *View) action.Action {
+	patch := v.Patch("letting NVIDIA's mig-manager come back to the node")
+	patch.Labels[v1alpha1.LabelMIGManager] = new("true")
+	patch.Labels[v1alpha1.LabelMIGConfig] = new(migmanager.Render(nil, v.Devices).Name)
+	patch.Labels[v1alpha1.LabelMIGConfigState] = nil
+	saveBaselineCopy(v, patch)
+	patch.Locked = true
+	return patch
+}
+
+func managerReads(v *View) bool {
+	pods := managerPods(v)
+	return len(pods) > 0 && !slices.ContainsFunc(pods, func(p cluster.Pod) bool { return !p.MountsConfig })
+}
+
+// managerBusy says whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever: what it
+// was asked for here, and has not done in its time, it does no more.
+func managerBusy(v *View) bool {
+	since, asked := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
+	if asked && v.World.Now.Sub(since) >= timing.RebootTimeout {
+		return false
+	}
+	switch v.Node.Labels[v1alpha1.LabelMIGConfigState] {
+	case cluster.ManagerRebooting:
+		return true
+	case cluster.ManagerPending:
+		return !asked || v.World.Now.Sub(since) < timing.ManagerTimeout
+	}
+	return false
+}
+
+// unpauseManagersClients starts NVIDIA's clients that mig-manager has paused and left so, as it does where it gives up waiting for one.
+func unpauseManagersClients(v *View, labels map[string]*string) {
+	if !v.Managed() || managerBusy(v) {
+		return
+	}
+	for _, name := range cluster.DeployLabels() {
+		if v.Node.Labels[name] == cluster.PausedValue {
+			labels[name] = new("true")
+		}
+	}
+}
+
+// driveManager lets mig-manager do what the spec says, and waits for it.
+func driveManager(v *View) Result {
+	j := Result{State: Applying, Reason: v1alpha1.ReasonMIGManagerPartitioning}
+	name := v.Node.GPU.Spec.MIGConfigName
+	since, asked := ManagerRequestedSince(v, name)
+	switch {
+	case asked:
+		return mirrorManager(v, j, name, since)
+	case !agentClosedDriver(v):
+		j.Message = "waiting until the agent has closed the driver for NVIDIA's mig-manager"
+	case managerBusy(v):
+		j.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
+	default:
+		requestManager(v, &j, name)
+	}
+	left := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.World.Now)
+	if left <= 0 {
+		return giveUpOnManager(v, j, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, j.Message))
+	}
+	j.After = timing.Sooner(j.After, left)
+	return j
+}
+
+// agentClosedDriver says whether the agent has closed the driver.
+func agentClosedDriver(v *View) bool {
+	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	return found && c.Reason == v1alpha1.ReasonMIGManagerPartitioning && c.ObservedGeneration == v.Node.GPU.Generation
+}
+
+// requestManager makes the configuration visible in mig-manager's pod and then names it in the node's label. mig-manager notices
+// another value only, so one that is there already is taken away first.
+func requestManager(v *View, j *Result, name string) {
+	j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's mig-manager", name)
+	var syncs []action.Action
+	for _, p := range managerPods(v) {
+		at, synced := timing.Stamped(p.SyncTriggered, name)
+		if !synced {
+			syncs = append(syncs, action.TriggerSync{
+				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(name, v.World.Now),
+			})
+			j.After = timing.VisibleAfter
+			continue
+		}
+		j.After = max(j.After, at.Add(timing.VisibleAfter).Sub(v.World.Now))
+	}
+	if len(syncs) > 0 || j.After > 0 {
+		j.Next = atOnce(syncs...)
+		return
+	}
+	j.Message = "asking NVIDIA's mig-manager for the configuration " + name
+	patch := v.Patch(j.Message)
+	patch.Locked = true
+	patch.Labels[v1alpha1.LabelMIGConfig] = nil
+	if v.Node.Labels[v1alpha1.LabelMIGConfig] != name {
+		patch.Labels[v1alpha1.LabelMIGConfig], patch.Labels[v1alpha1.LabelMIGConfigState] = &name, nil
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.World.Now))
+	}
+	j.Next = atOnce(patch)
+}
+
+// mirrorManager says what mig-manager says, and gives it the deadline that it does not have.
+func mirrorManager(v *View, j Result, name string, since time.Time) Result {
+	timeout := timing.ManagerTimeout
+	switch state := v.Node.Labels[v1alpha1.LabelMIGConfigState]; {
+	case v.Node.Labels[v1alpha1.LabelMIGConfig] != name:
+		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("another controller has set %s=%s; let only one drive "+
+			"NVIDIA's mig-manager", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig]))
+	case state == cluster.ManagerSuccess:
+		j.Message = "NVIDIA's mig-manager is done; the agent looks at the GPUs"
+		j.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager did"))
+		return j
+	case state == cluster.ManagerFailed:
+		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed,
+			fmt.Sprintf("NVIDIA's mig-manager failed to apply %s; its log says why: %s", name, managerLogs(v)))
+	case state == cluster.ManagerRebooting:
+		timeout = timing.RebootTimeout
+		j.Message = "NVIDIA's mig-manager reboots the node"
+	case state == "":
+		j.Message = fmt.Sprintf("waiting for NVIDIA's mig-manager to begin with %s", name)
+	default:
+		j.Message = fmt.Sprintf("NVIDIA's mig-manager applies %s (%s)", name, managerState(v))
+	}
+	j.After = since.Add(timeout).Sub(v.World.Now)
+	if j.After <= 0 {
+		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("NVIDIA's mig-manager did not apply %s within %s "+
+			"(%s); it may have left NVIDIA's clients paused; its log says more: %s", name, timeout, managerState(v), managerLogs(v)))
+	}
+	return j
+}
+
+// giveUpOnManager lets the change fail, and the agent look at what is there.
+func giveUpOnManager(v *View, j Result, reason, message string) Result {
+	j = failChange(v, j, reason, message)
+	if j.Next == nil { // on the way back, which is not given up
+		j.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager left"))
+	}
+	j.After = 0
+	return j
+}
+
+// verifyManager judges what mig-manager has left, once the agent has looked: its own word does not count.
+func verifyManager(v *View) (Result, bool) {
+	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	if _, asked := ManagerRequestedSince(v, migConfig(v).Name); !asked || !found || c.ObservedGeneration != v.Node.GPU.Generation {
+		return Result{}, false
+	}
+	message := "NVIDIA's mig-manager has not brought the GPUs to what was asked for (" + managerState(v) + ")"
+	j := Result{State: Applying, Reason: v1alpha1.ReasonMIGManagerFailed, Message: agentMessage(v, message)}
+	return failChange(v, j, v1alpha1.ReasonMIGManagerFailed, j.Message), true
+}
+
+// ManagerClearing says in one line what mig-manager is going to do.
+func ManagerClearing(v *View) string {
+	var cleared []string
+	for _, d := range managerClears(v) {
+		cleared = append(cleared, fmt.Sprintf("GPU %d", d.Index))
+	}
+	return fmt.Sprintf("NVIDIA's mig-manager: apply %s, which clears %s", migConfig(v).Name, strings.Join(cleared, ", "))
+}

@@ -1,0 +1,294 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// NVIDIA's MPS DaemonSet is kept off the nodes that the operator's MPS daemons serve, and let back afterwards.
+//
+//	prepareForMPS, keepNVIDIAMPSOff → label nvidia.com/mps.capable=false → its pods are gone → … → mpsOverrideNotNeeded → AllowNVIDIAMPS
+//
+// The operator's own MPS daemons serve every node that a policy shares by MPS. NVIDIA's MPS DaemonSet must not be on such a
+// node: it reads the default configuration only, and when it starts it unmounts the shared memory of the daemons that run.
+// It is on each node with the label nvidia.com/mps.capable=true, which GPU Feature Discovery (GFD) asks for as soon as the
+// node selects a configuration that shares by MPS. Node Feature Discovery (NFD) makes the label from NodeFeature objects.
+// The operator keeps the label false:
+//
+//	by NodeFeature   an object of ours overrides that of GFD: under the GPU Operator, and where another object names the label
+//	by hand          where no NodeFeature names the label but a user has set it, or NFD does not answer: a patch of the Node,
+//	                 which records the value before (annotation gpusharing.io/mps-capable)
+//	not at all       where the label is not set, and nothing sets it: a stand-alone device plugin without NFD
+//
+// On the way in: GPUs drained where NVIDIA's daemon serves them, label overridden, label false and no pod of the DaemonSet on
+// the node, spec written. On the way out: our daemons gone, the other configuration selected, GFD's own object says
+// false, override deleted.
+
+// nvidiaMPSPods are the pods of NVIDIA's MPS DaemonSet on the node.
+func nvidiaMPSPods(v *View) []string { return clientPods(v, cluster.LabelMPSCapable) }
+
+// noNodeFeatures reports why the label cannot be overridden on the node, as far as that is known in advance; nil if it can.
+// Without the kind, GFD writes its labels to a file and NFD keeps them on the node, whatever a client patches.
+func noNodeFeatures(v *View) *plan.Problem {
+	value, labelled := v.Node.Labels[cluster.LabelMPSCapable]
+	_, patched := v.Node.Annotations[v1alpha1.AnnotationMPSCapable]
+	if v.World.Plugin.NodeFeatures || !v.World.Plugin.ClusterPolicy || !labelled || patched || !sharedByOwnMPS(v.Target.Devices) || servesMPS(v) {
+		return nil
+	}
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonNoNodeFeatures,
+		Message: fmt.Sprintf("The node carries %s=%s and the cluster has no kind NodeFeature that could override it, so NVIDIA's MPS "+
+			"DaemonSet would run beside the operator's MPS daemons. Install Node Feature Discovery v0.17 or newer, or use another strategy",
+			cluster.LabelMPSCapable, value),
+	}
+}
+
+// prepareForMPS keeps NVIDIA's MPS DaemonSet off a node that it does not serve, before the node is drained: that disturbs
+// nobody, and where it cannot be done nobody is evicted for nothing. Meanwhile the node stays in the state before.
+func prepareForMPS(v *View, before State) (Result, bool) {
+	if len(v.EndingNVIDIAMPS()) > 0 {
+		return Result{}, false
+	}
+	g, pending := keepNVIDIAMPSOff(v)
+	if g.State != Failed {
+		g.State = before
+	}
+	return g, pending
+}
+
+// rememberNVIDIAMPS is the gate before NVIDIA's MPS daemon ends: the baseline says that it served the node.
+func rememberNVIDIAMPS(v *View) (Result, bool) {
+	if !baselineUnrecorded(v) || len(v.EndingNVIDIAMPS()) == 0 {
+		return Result{}, false
+	}
+	return Result{
+		State: PausingClients, Reason: underwayReason(v), Message: "Recording the state in which the node was found",
+		Next: withSlot(v, recordBaseline(v)),
+	}, true
+}
+
+// keepNVIDIAMPSOff is the gate before the operator's MPS daemons start: NVIDIA's MPS DaemonSet has no pod on the node and gets none.
+func keepNVIDIAMPSOff(v *View) (Result, bool) {
+	if !ExcludesNVIDIAMPS(v) || servesMPS(v) {
+		return Result{}, false
+	}
+	j := Result{State: PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
+	switch {
+	case OverriddenByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
+		j.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", action.OverrideName(v.Node.Name))
+		j.Next = withSlot(v, action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()})
+	case nvidiaMPSKeptOff(v):
+		return awaitMPSPods(v, j, nvidiaMPSPods(v))
+	case OverriddenByNodeFeature(v) && !nfdTimedOut(v):
+		return awaitNFD(v, j)
+	default:
+		return setMPSLabel(v, j)
+	}
+	return j, true
+}
+
+// nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false proves nothing: it
+// says so until the node selects a configuration that shares by MPS. So the operator's NodeFeature has a label of its own.
+func nvidiaMPSKeptOff(v *View) bool {
+	value, labelled := v.Node.Labels[cluster.LabelMPSCapable]
+	if !OverriddenByNodeFeature(v) {
+		return value == cluster.LabelFalse || !labelled
+	}
+	return value == cluster.LabelFalse && (v.Node.Labels[v1alpha1.LabelOverridden] == cluster.LabelTrue || nfdTimedOut(v))
+}
+
+// awaitMPSPods waits until the pods of NVIDIA's MPS DaemonSet are gone, which the label no longer keeps on the node.
+func awaitMPSPods(v *View, j Result, pods []string) (Result, bool) {
+	if len(pods) == 0 {
+		return Result{}, false
+	}
+	j.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
+	if since := mpsOverriddenSince(v); !since.IsZero() {
+		if j.After = since.Add(timing.PauseTimeout).Sub(v.World.Now); j.After <= 0 {
+			return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
+				"%s: %s. Look at the kubelet and the container runtime of the node", timing.PauseTimeout, format.List(pods)))
+		}
+	}
+	return j, true
+}
+
+// mpsOverriddenSince is since when the label is overridden; zero if it is not.
+func mpsOverriddenSince(v *View) time.Time {
+	_, at, _ := mpsLabelBefore(v)
+	if at.Before(v.Node.Features.OverriddenSince) {
+		return v.Node.Features.OverriddenSince
+	}
+	return at
+}
+
+// awaitNFD waits until NFD has changed the label.
+func awaitNFD(v *View, j Result) (Result, bool) {
+	j.After = v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.World.Now)
+	if j.After <= 0 {
+		return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonNodeFeatureIgnored, nodeFeatureIgnored(v))
+	}
+	j.Message = fmt.Sprintf("Waiting until Node Feature Discovery sets %s=false", cluster.LabelMPSCapable)
+	return j, true
+}
+
+// nodeFeatureIgnored is the message that NFD does not do what the operator's NodeFeature says.
+func nodeFeatureIgnored(v *View) string {
+	return fmt.Sprintf("Node Feature Discovery did not set %s=false and %s=true within %s, as NodeFeature %s asks: NodeFeature %s says %s=%s. "+
+		"Look at the log of nfd-master and its options restrictions.denyNodeFeatureLabels, nodeFeatureNamespaceSelector, disableLabels "+
+		"and allowOverwrite, denyLabelNs, labelWhiteList and noPublish",
+		cluster.LabelMPSCapable, v1alpha1.LabelOverridden, timing.NodeFeatureTimeout, action.OverrideName(v.Node.Name), v.Node.Features.Author, cluster.LabelMPSCapable,
+		v.Node.Features.Others)
+}
+
+// nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the label.
+func nfdTimedOut(v *View) bool {
+	f := v.Node.Features
+	return f.Others == "" && v.World.Now.Sub(f.OverriddenSince) >= timing.NodeFeatureTimeout
+}
+
+// setMPSLabel sets the label where NFD does not, once in an hour.
+func setMPSLabel(v *View, j Result) (Result, bool) {
+	if left := mpsLabelLeft(v); left > 0 {
+		return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonMPSCapableReset, mpsLabelReset(v))
+	}
+	j.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by %s=false", cluster.LabelMPSCapable)
+	j.Next = withSlot(v, patchMPSCapable(v))
+	return j, true
+}
+
+// failKeepingNVIDIAMPSOff gives the change up: the node stays as it was.
+func failKeepingNVIDIAMPSOff(v *View, j Result, reason, message string) (Result, bool) {
+	j.After = 0
+	if j.Next = nil; hasFallback(v) {
+		j.Next = atOnce(RestoreScheduling(v, "NVIDIA's MPS DaemonSet cannot be kept off the node")...)
+	}
+	return failChange(v, j, reason, message), true
+}
+
+// leaveToNVIDIAMPS leaves a node that was verified to NVIDIA's MPS daemon, because another client let it back within the hour.
+func leaveToNVIDIAMPS(v *View) Result {
+	return Result{
+		State: Degraded, Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: mpsLabelLeft(v),
+		Next: atOnce(RestoreScheduling(v, "another client lets NVIDIA's MPS daemon back")...),
+	}
+}
+
+// patchMPSCapable sets the label and records in the same patch what it was before the operator first set it.
+func patchMPSCapable(v *View) action.PatchNode {
+	patch := v.Patch("keeping NVIDIA's MPS DaemonSet off the node")
+	before, _, recorded := mpsLabelBefore(v)
+	if !recorded {
+		before = v.Node.Labels[cluster.LabelMPSCapable]
+	}
+	patch.Labels[cluster.LabelMPSCapable] = new(cluster.LabelFalse)
+	patch.Annotations[v1alpha1.AnnotationMPSCapable] = new(timing.Stamp(before, v.World.Now))
+	saveBaselineCopy(v, patch)
+	patch.Locked = true
+	return patch
+}
+
+// mpsLabelLeft is how long another client is still left alone that sets the label back.
+func mpsLabelLeft(v *View) time.Duration {
+	_, at, recorded := mpsLabelBefore(v)
+	if !recorded {
+		return 0
+	}
+	return at.Add(timing.Patience).Sub(v.World.Now)
+}
+
+func mpsLabelReset(v *View) string {
+	return fmt.Sprintf("Another client set %s=%s again, which the operator had set to false. Find it (kubectl get node %s "+
+		"--show-managed-fields -o yaml) and remove that label there", cluster.LabelMPSCapable, v.Node.Labels[cluster.LabelMPSCapable], v.Node.Name)
+}
+
+// nvidiaMPSNotKeptOff finds that NVIDIA's MPS DaemonSet is allowed on a node that the operator's daemons serve, and puts that right.
+func nvidiaMPSNotKeptOff(v *View, _ State) finding {
+	if !servesMPS(v) || v.Target.Before && !sharedByOwnMPS(v.Node.GPU.Spec.Devices) && servedByNVIDIAMPS(v) && v.Selects() {
+		return finding{}
+	}
+	allowed := v.Node.Labels[cluster.LabelMPSCapable] == cluster.LabelTrue
+	switch {
+	case OverriddenByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
+		f := finding{Repair: []action.Action{action.KeepMPSOff{Node: v.Node.Name}}}
+		if allowed {
+			f.Reason = v1alpha1.ReasonDisablingNVIDIAMPS
+			f.Message = fmt.Sprintf("NodeFeature %s is missing, which keeps NVIDIA's MPS DaemonSet off the node. The operator writes it again",
+				action.OverrideName(v.Node.Name))
+		}
+		return f
+	case !allowed:
+		return finding{}
+	case OverriddenByNodeFeature(v) && !nfdTimedOut(v):
+		left := v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.World.Now)
+		if left > 0 {
+			return finding{After: left}
+		}
+		return finding{Reason: v1alpha1.ReasonNodeFeatureIgnored, Message: nodeFeatureIgnored(v)}
+	}
+	if left := mpsLabelLeft(v); left > 0 {
+		return finding{Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: left}
+	}
+	return finding{Repair: []action.Action{patchMPSCapable(v)}}
+}
+
+// servedByNVIDIAMPS reports whether NVIDIA's MPS daemon serves the target.
+func servedByNVIDIAMPS(v *View) bool {
+	return sharedByDaemonOf(v.Target.Devices, v1alpha1.MPSDaemonOwnerNVIDIA)
+}
+
+// mpsOverrideNotNeeded lets NVIDIA's MPS DaemonSet back where the operator's daemons are gone, once that does no harm: GFD says false,
+// or the node was found with NVIDIA's daemon and selects the configuration from before.
+func mpsOverrideNotNeeded(v *View, _ State) finding {
+	if ExcludesNVIDIAMPS(v) || !MPSLabelOverridden(v) {
+		return finding{}
+	}
+	found := v.Target.Before && v.Selects()
+	if v.Node.Features.Others == cluster.LabelTrue && (!found || !servedByNVIDIAMPS(v)) {
+		return staleSharingLabels(v)
+	}
+	return finding{Repair: AllowNVIDIAMPS(v, found)}
+}
+
+// AllowNVIDIAMPS deletes the NodeFeature and, on a node that goes back to how it was found, restores the label.
+func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
+	var actions []action.Action
+	if !v.Node.Features.OverriddenSince.IsZero() {
+		actions = append(actions, action.AllowMPS{Node: v.Node.Name})
+	}
+	if before, _, patched := mpsLabelBefore(v); patched && restore {
+		patch := v.Patch("restoring the label " + cluster.LabelMPSCapable)
+		patch.Labels[cluster.LabelMPSCapable], patch.Annotations[v1alpha1.AnnotationMPSCapable] = nil, nil
+		if before != "" {
+			patch.Labels[cluster.LabelMPSCapable] = &before
+		}
+		actions = append(actions, patch)
+	}
+	return actions
+}
+
+// staleSharingLabels finds that GFD still says that the node shares by MPS, long after another configuration was selected.
+func staleSharingLabels(v *View) finding {
+	since := v.Node.GPU.Spec.ChangeTime
+	if since.IsZero() {
+		return finding{}
+	}
+	if left := since.Add(timing.VerifyTimeout).Sub(v.World.Now); left > 0 {
+		return finding{After: left}
+	}
+	return finding{
+		Reason: v1alpha1.ReasonMPSCapableStale,
+		Message: fmt.Sprintf("NodeFeature %s still says %s=true, though the node no longer shares its GPUs by MPS, so the operator keeps its own "+
+			"NodeFeature %s. Look at the pod of GPU Feature Discovery on the node", v.Node.Features.Author, cluster.LabelMPSCapable,
+			action.OverrideName(v.Node.Name)),
+	}
+}

@@ -1,0 +1,123 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// Another controller that offers or partitions the GPUs of a node is noticed, and remembered on the Node.
+//
+//	sign → offeredByOthers, NoteOfOthers → sign gone for five minutes → forgotten
+
+// instancesLeftToOthers reports whether the agent leaves the instances to another program, which changes them again and again.
+func instancesLeftToOthers(v *View) bool {
+	reason, _, stalled := v.Stalled()
+	return stalled && reason == v1alpha1.ReasonChangedByOthers && specMatches(v.Node.GPU.Spec, v.Target)
+}
+
+// A node that NVIDIA's DRA driver alone serves is the policy's too. It carries the annotation all the same, so that nothing is done for the
+// device plugin while the driver restarts.
+
+// Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a resource.
+// Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the annotation
+// v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After AbsentFor without
+// any sign the annotation goes, and the node is the policy's.
+
+// The slicer's resource with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that there is, absence begins with
+// the pass that first sees it so. Afterwards the annotation stays, as slicerGone, until the resource is listed no more.
+
+// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, AbsentFor after its last sign.
+const slicerGone = "SlicerGone"
+
+// signOfOthers is ShownBy with a message for users in place of the object.
+func signOfOthers(n *cluster.Node) (reason, message string) {
+	reason, object := cluster.ShownBy(n)
+	switch reason {
+	case "":
+		return "", ""
+	case v1alpha1.ReasonSlicerActive:
+		return reason, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
+			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", object)
+	}
+	return reason, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and the device plugin "+
+		"offers them too, so that pods of both sides would get the same ones. Drain the node, then keep one of them off it: the "+
+		"device plugin by the label %s=false, or the driver by the affinity of its chart", object, cluster.DeployLabels()[0])
+}
+
+// rememberedOthers is which other controller the annotation names, or was seen after what it says; since is when its last sign went, zero
+// if that is not recorded.
+func rememberedOthers(v *View) (reason string, since time.Time) {
+	note, noted := v.Node.Annotations[v1alpha1.AnnotationOtherController]
+	if key, at, gone := timing.Parse(note); gone {
+		reason, since = key, at
+	} else if note != slicerGone {
+		reason = note
+	}
+	was := v.World.OtherControllers.Of(v.Node)
+	switch {
+	case was.Reason != "" && (reason == "" || !since.IsZero() && since.Before(was.At)):
+		return was.Reason, was.At
+	case !noted && v.Node.SlicerLeft != "":
+		return v1alpha1.ReasonSlicerActive, time.Time{}
+	}
+	return reason, since
+}
+
+// offeredByOthers reports which other controller offers the GPUs of the node, or did a moment ago, so that a policy cannot be
+// honoured there.
+func offeredByOthers(v *View) *plan.Problem {
+	if reason, message := signOfOthers(v.Node); reason != "" {
+		if reason == v1alpha1.ReasonDRADriverActive && v.ByDriver() {
+			return nil // alone
+		}
+		return &plan.Problem{Reason: reason, Message: message}
+	}
+	reason, since := rememberedOthers(v)
+	switch {
+	case reason == "":
+		return nil
+	case since.IsZero():
+		return &plan.Problem{Reason: reason, Message: "Waiting: the controller that offered the GPUs of the node is gone"}
+	}
+	return &plan.Problem{Reason: reason, Message: fmt.Sprintf("Waiting: the controller that offered the GPUs of the node was last seen at %s. "+
+		"The operator takes the node over at %s unless it returns", format.Clock(since), format.Clock(since.Add(cluster.AbsentFor)))}
+}
+
+// ForgetsOthers is why the annotation goes.
+const ForgetsOthers = "forgetting the controller that offered the GPUs"
+
+// NoteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it changes, and when
+// it changes next by itself.
+func NoteOfOthers(v *View) (value, why string, left time.Duration) {
+	note, gone := v.Node.Annotations[v1alpha1.AnnotationOtherController], ""
+	if v.Node.SlicerLeft != "" {
+		gone = slicerGone
+	}
+	reason, _ := signOfOthers(v.Node)
+	was, since := rememberedOthers(v)
+	switch {
+	case reason != "" && v.ByDriver():
+		return reason, "recording that NVIDIA's DRA driver serves the GPUs", 0
+	case reason != "":
+		return reason, "recording that another controller offers the GPUs", 0
+	case was == "" && gone != "":
+		return note, "", 0
+	case was == "":
+		return "", ForgetsOthers, 0
+	case since.IsZero():
+		since = v.World.Now
+	}
+	if left := since.Add(cluster.AbsentFor).Sub(v.World.Now); left > 0 {
+		return timing.Stamp(was, since), "recording when the controller that offered the GPUs was last seen", left
+	}
+	return gone, "the controller that offered the GPUs does not return", 0
+}

@@ -1,0 +1,116 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// policyPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
+// value but true and false is another controller's pause, and stays.
+func policyPaused(v *View) (Result, bool) {
+	if !v.Closes() || !v.ByGPUOperator() {
+		return Result{}, false
+	}
+	j := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
+	for _, name := range cluster.DeployLabels() {
+		value := v.Node.Labels[name]
+		if value != "" && value != "true" && value != "false" && !slices.Contains(OwnPauses(v), name) {
+			j.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
+			return j, true
+		}
+	}
+	if patch, pauses := pausePatch(v); pauses {
+		j.Message, j.Next = "pausing NVIDIA's GPU clients, which must close their handles", withSlot(v, patch)
+		return j, true
+	}
+	remain := clientPods(v, OwnPauses(v)...)
+	var deletions []action.Action
+	for _, p := range v.Node.Pods {
+		if !p.Validator {
+			continue
+		}
+		remain = append(remain, p.Namespace+"/"+p.Name)
+		if !p.Terminating {
+			deletions = append(deletions, deletePod(v, p, "it is a test of the GPU Operator's validator and holds a GPU"))
+		}
+	}
+	if len(deletions) > 0 {
+		j.Next = atOnce(deletions...)
+	}
+	j.Message = "waiting until NVIDIA's GPU clients are gone: " + format.List(remain)
+	return j, len(remain) > 0
+}
+
+// pauseClients fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
+func pauseClients(v *View, j Result, asks bool) Result {
+	gates := []gateFunc{rememberNVIDIAMPS, disableMIGManager, policyPaused, keepNVIDIAMPSOff}
+	if mustRemoveNVIDIAMPS(v) {
+		gates = []gateFunc{rememberNVIDIAMPS, disableMIGManager, keepNVIDIAMPSOff, policyPaused}
+	}
+	for _, gate := range gates {
+		if g, pending := gate(v); pending {
+			return pausing(v, g, asks)
+		}
+	}
+	switch {
+	case asks && OnlyRebootLeft(v):
+		return rebooting(v, j)
+	case asks:
+		return applying(v)
+	}
+	j.State, j.Message = Idle, "nothing blocks the change"
+	if patch, unsaved := baselineUnsaved(v); unsaved {
+		j.Next = withSlot(v, patch)
+		return j
+	}
+	j.Next = withSlot(v, requestTarget(v))
+	return j
+}
+
+// pausing gives NVIDIA's programs their time to end.
+func pausing(v *View, j Result, asks bool) Result {
+	if _, step := SplitStep(j.Next); len(step.Start) > 0 || j.State == Failed {
+		return j
+	}
+	left, timeout := pauseLeft(v, asks)
+	if left > 0 {
+		j.After = timing.Sooner(j.After, left)
+		return j
+	}
+	message := fmt.Sprintf("not within %s: %s", timeout, j.Message)
+	if len(podsNotEnding(v)) > 0 {
+		j.Reason = v1alpha1.ReasonClientsNotEnding
+	}
+	if j.Next = nil; hasFallback(v) {
+		j.Next = atOnce(RestoreScheduling(v, "they did not end in time")...)
+	}
+	return failChange(v, j, j.Reason, message)
+}
+
+// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is paused yet
+// with the end of the time for draining, and anew on the way back. The API server's clock says when the pause was; should it be
+// behind ours, the time begins no earlier than our taint. While the agent is at work its time counts, if that is longer.
+func pauseLeft(v *View, asks bool) (left, timeout time.Duration) {
+	since := v.World.Now.Add(DrainLeft(v))
+	if taken := unschedulableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
+		since = taken
+	}
+	if f := failedChange(v); f != nil {
+		since = timing.Latest(since, f.Time.Time)
+	}
+	left, timeout = since.Add(timing.PauseTimeout).Sub(v.World.Now), timing.PauseTimeout
+	if agents, most, limited := timeLeft(v); asks && limited && agents > left {
+		return agents, most
+	}
+	return left, timeout
+}

@@ -1,0 +1,158 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// unseenInstances is why the device plugin is started anew.
+const unseenInstances = "it has not seen the MIG instances that are there"
+
+// pluginRereads is why it is started anew on a node without any.
+const pluginRereads = "it does not advertise what the configuration that the node selects promises"
+
+// pluginEnumerating has the device plugin look again where the MIG instances are not those that it has seen. To start it anew
+// is the least that does: nothing signals it under the same key, and any other key would be advertised meanwhile. Pods
+// that run keep what they hold.
+func pluginEnumerating(v *View) (Result, bool) {
+	seen, leaving := enumeratedInstances(v)
+	j := Result{
+		State: Selecting, Reason: v1alpha1.ReasonSelecting,
+		Message: "starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen",
+	}
+	if now := hashOfInstances(v); seen != "" && seen != now {
+		plugins := pluginPodUIDs(v)
+		if len(plugins) == 0 { // it may have come, and looked, without our knowing yet
+			return Result{}, false
+		}
+		patch := v.Patch(j.Message)
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(append(plugins, monitorPods(v)...), ","))
+		j.Next = atOnce(patch)
+		return j, true
+	}
+	why := unseenInstances
+	if hashOfInstances(v) == "" {
+		why, j.Message = pluginRereads, "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+	}
+	waits, plugin := false, false
+	var deletions []action.Action
+	for _, p := range v.Node.Pods {
+		if !slices.Contains(leaving, p.UID) {
+			continue
+		}
+		waits, plugin = true, plugin || isPluginPod(v, p)
+		if !p.Terminating {
+			deletions = append(deletions, deletePod(v, p, why))
+		}
+	}
+	if !plugin {
+		j.Message = "restarting NVIDIA's DCGM, which does not notice new MIG instances"
+	}
+	j.Next = atOnce(deletions...)
+	return j, waits
+}
+
+// stampInstances notes in a patch that makes the device plugin look which instances it will see.
+func stampInstances(v *View, patch action.PatchNode) {
+	_, has := v.Node.Annotations[v1alpha1.AnnotationInstances]
+	seen, leaving := enumeratedInstances(v)
+	_, selects := patch.Labels[v1alpha1.LabelConfig]
+	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	if restarted, has := v.Node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.Target.Final || restarted != restartOccasion(v)) {
+		patch.Annotations[v1alpha1.AnnotationRestarted] = nil
+	}
+	now := hashOfInstances(v)
+	switch {
+	case v.Target.Final || now == "" && !pluginLeaves(v):
+		if has {
+			patch.Annotations[v1alpha1.AnnotationInstances] = nil
+		}
+	case now != "" && now != seen && (selects || resumes || seen == "" && len(leaving) == 0):
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, resumes && !selects))
+	}
+}
+
+// pluginWillSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin that is only resumed may
+// not have ended, and has then seen others.
+func pluginWillSee(v *View, now, seen string, resumed bool) string {
+	if resumed && seen != "" {
+		return withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...))
+	}
+	return withMonitors(v, now, seen)
+}
+
+// pluginLeaves reports whether a pod that has to go is still there.
+func pluginLeaves(v *View) bool {
+	_, leaving := enumeratedInstances(v)
+	return slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) })
+}
+
+// withMonitors adds to the instances that the device plugin will see the pods of DCGM, which have seen others. It is left
+// alone on a node that is taken over as it is.
+func withMonitors(v *View, now, seen string) string {
+	uids := monitorPods(v)
+	if seen == "" && v.Node.GPU.Status.Rollout.LastGood == nil {
+		return now
+	}
+	return withoutPods(now, uids)
+}
+
+// restartPluginOnce starts the device plugin anew where it does not advertise what it must though it was verified: it has not seen the
+// MIG instances, or it started while the key had another content. It does so once for the key and the instances of a boot, and never
+// where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that has been started lately is
+// left alone: then that is not why. The patch has enumerating delete the pods.
+func restartPluginOnce(v *View) (actions []action.Action, after time.Duration) {
+	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !instancesVisible(v) {
+		return nil, 0
+	}
+	restarts, after := restartPlugin(v, pluginRereads, func(p cluster.Pod) bool { return isPluginPod(v, p) })
+	if len(restarts) == 0 {
+		return nil, after
+	}
+	patch := v.Patch("starting NVIDIA's device plugin anew, since it does not advertise what it must")
+	patch.Annotations[v1alpha1.AnnotationRestarted] = new(restartOccasion(v))
+	patch.Annotations[v1alpha1.AnnotationInstances] = new(hashOfInstances(v) + "@" + strings.Join(pluginPodUIDs(v), ","))
+	return []action.Action{patch}, 0
+}
+
+// restartOccasion names that for which the device plugin is started anew at most once.
+func restartOccasion(v *View) string {
+	return hashOfInstances(v) + "/" + v.Node.GPU.Status.BootID + "/" + v.Target.Config
+}
+
+// instancesVisible reports whether the ConfigMap has the key, so that a device plugin that starts anew reads it.
+func instancesVisible(v *View) bool {
+	data, written := v.World.Configs[v.Target.Config]
+	return written && data == v.Target.Data && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config && v.World.Plugin.Ready
+}
+
+// unhealthyDevices adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports none.
+func unhealthyDevices(v *View) string {
+	all := v.Node.Unhealthy(v.Target.Expected)
+	var sick []string
+	reports := "reports devices as unhealthy"
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		sick = append(sick, fmt.Sprintf("%d of %s", all[name], name))
+		if v.Node.Allocatable[name] == 0 {
+			reports = "has stopped, or reports devices as unhealthy"
+		}
+	}
+	if len(sick) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; NVIDIA's device plugin %s (%s): look at the GPU (nvidia-smi, XID errors in the kernel's log), then restart the "+
+		"plugin's pod", reports, format.List(sick))
+}

@@ -1,0 +1,103 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// A GPU that cannot be reset takes a new MIG mode only at a reboot. That shows when the agent has tried: the mode is
+// pending then, and everything else of the way there is done. What is left goes the same way as any disruptive change,
+// with the whole node to become idle: taint, drain, and in place of the desired state, which the spec has already, the permission
+// to end the boot that the agent has reported. In another boot that permission is spent, so the node is never rebooted
+// twice for one desired state.
+
+// awaitsReboot reports whether a GPU takes the desired MIG mode only at a reboot.
+func awaitsReboot(v *View) bool {
+	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
+	return found && c.Status == metav1.ConditionTrue && specMatches(v.Node.GPU.Spec, v.Target) &&
+		(c.ObservedGeneration == v.Node.GPU.Generation || rebootPermitted(v))
+}
+
+// pendsReboot reports whether the agent has tried what the spec asks for, and a GPU takes its MIG mode only at a reboot.
+func pendsReboot(v *View) bool {
+	return condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired, v.Node.GPU.Generation)
+}
+
+// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it destroys nothing
+// that is not the operator's.
+func mayReboot(v *View) bool {
+	return v.Rules().Reboot == v1alpha1.RebootModeIfRequired && v.Node.GPU.Status.CanReboot && rebootDestroys(v) == ""
+}
+
+// rebootDestroys names the GPUs whose MIG instances would be gone after a reboot, because the agent makes those of its spec only; empty
+// if there are none.
+func rebootDestroys(v *View) string {
+	var names []string
+	for _, d := range v.Devices {
+		if len(d.State.Instances) > 0 && !cluster.Lists(v.Target.Devices, d.UUID) {
+			names = append(names, fmt.Sprintf("GPU %d", d.Index))
+		}
+	}
+	return format.List(names)
+}
+
+// OnlyRebootLeft says whether what is left to do is to reboot the node.
+func OnlyRebootLeft(v *View) bool { return awaitsReboot(v) && mayReboot(v) }
+
+// emptiesNode reports whether all that is left to do is to reboot the node, which the policy does only once the node's other pods have left it
+// too. Once the reboot is permitted nothing waits for them any more. A new node of Karpenter is not emptied: that needs the taint, for which
+// Karpenter would start another node, with pods of its own.
+func emptiesNode(v *View) bool {
+	return OnlyRebootLeft(v) && !rebootPermitted(v) && (!MustStayUntainted(v) || v.Taint() != nil) && v.Rules().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
+}
+
+// rebootPermitted says whether the agent has, or had, the permission to reboot the node for the target.
+func rebootPermitted(v *View) bool {
+	p := v.Node.GPU.Spec.Reboot
+	return p != nil && p.Hash == v.Target.Hash()
+}
+
+// stranded reports whether the way back of a node has come to where only a reboot helps, and the operator makes none: it may not, the
+// agent cannot, or the node was rebooted in vain.
+func stranded(v *View) bool {
+	c, _ := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
+	helpless := c.Reason == v1alpha1.ReasonRebootInVain || !rebootPermitted(v) && !mayReboot(v)
+	if v.Desired != nil && !v.FallsBack || !awaitsReboot(v) || !helpless {
+		return false
+	}
+	drained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
+		waits := func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG && slices.Contains(plan.GPUs(s), d.UUID) }
+		disrupts := s.Needs() > plan.NeedsNothing || s.Closes()
+		return disrupts && !slices.ContainsFunc(v.Devices, waits)
+	}
+	return !slices.ContainsFunc(v.Steps, drained)
+}
+
+// waitsForReboot says why a node that needs a reboot is not rebooted by the operator, and what helps.
+func waitsForReboot(v *View) (message string, is bool) {
+	switch {
+	case !awaitsReboot(v) || OnlyRebootLeft(v):
+		return "", false
+	case v.Rules().Reboot != v1alpha1.RebootModeIfRequired:
+		return "; the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired, or reboot the node " +
+			fmt.Sprintf("within %s", timing.ApplyTimeout), true
+	case rebootDestroys(v) != "":
+		return fmt.Sprintf("; the operator does not reboot the node, because that destroys the MIG instances of %s, which the policy does not "+
+			"select: reboot the node within %s, or select these GPUs too", rebootDestroys(v), timing.ApplyTimeout), true
+	}
+	return fmt.Sprintf("; the policy lets the operator reboot the node (rollout.reboot: IfRequired), but its agent cannot: "+
+		"let it, as it says, or reboot the node within %s", timing.ApplyTimeout), true
+}

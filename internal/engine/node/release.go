@@ -1,0 +1,79 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+)
+
+// released is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they ask for. The operator
+// changes them no more, so it needs no report of the agent.
+func released(v *View) Result {
+	gates := []gateFunc{selecting, migManagerDone, agentLeftPaused}
+	if !v.Managed() {
+		gates = []gateFunc{selecting, published, tainted, migManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
+	}
+	for _, gate := range gates {
+		if j, pending := gate(v); pending {
+			return j
+		}
+	}
+	return changeDone(v)
+}
+
+// published is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited for longer than after a
+// change: the desired state of the agent may be reached no more.
+func published(v *View) (Result, bool) {
+	if !v.ByDriver() {
+		return Result{}, false
+	}
+	j, pending := publishing(v)
+	return j, pending && j.State == Verifying
+}
+
+// tainted removes our taint.
+func tainted(v *View) (Result, bool) {
+	return Result{
+		State: Releasing, Reason: v1alpha1.ReasonProgressing, Message: "done; the taint of the operator is being removed",
+		Next: atOnce(removeTaints(v)...),
+	}, v.Taint() != nil
+}
+
+// agentLeftPaused lets the agent return where mig-manager has paused it and given up.
+func agentLeftPaused(v *View) (Result, bool) {
+	if v.Node.Labels[v1alpha1.LabelClient] != cluster.PausedValue {
+		return Result{}, false
+	}
+	actions := takeBackAgent(v)
+	return Result{
+		State: Releasing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
+		Next: atOnce(actions...),
+	}, len(actions) > 0
+}
+
+// changeDone removes our taint and records what was reached.
+func changeDone(v *View) Result {
+	if j, is := tainted(v); is {
+		return j // what was reached is recorded after that, together with Ready
+	}
+	j := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
+	if v.Target.Final && MPSLabelOverridden(v) {
+		return allowing(v, j)
+	}
+	j.Next = atOnce(recordReached(v)...)
+	return j
+}
+
+// allowing waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is forgotten.
+func allowing(v *View, j Result) Result {
+	j.State, j.Reason = Releasing, underwayReason(v)
+	j.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
+	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue {
+		j.State, j.Reason = Failed, f.Reason
+	}
+	return j
+}

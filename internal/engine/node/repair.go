@@ -1,0 +1,206 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// What the operator or another controller left half-done on a node is reported, and repaired where it is the operator's.
+//
+//	result → each check → finding{reason, message, repair} → result
+
+// findingFunc finds what is left half-done on a node in a state.
+type findingFunc func(*View, State) finding
+
+// AddFindings adds to a result what is left half-done on the node. A finding is the reason of a node that has not
+// failed; repairs wait for no slot in the budget, since they only give back. It returns them after what the result has done at once.
+func AddFindings(v *View, j Result) (Result, []action.Action) {
+	actions, _ := SplitStep(j.Next)
+	checks := []findingFunc{ // the one that matters most comes last
+		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerAnswering,
+		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, pluginFailing, pluginOutdated, notEnding,
+		migManagerEnabledByOthers, managerStuck, leftPaused,
+	}
+	if _, is := UnderMaintenance(v); is {
+		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftPaused} // all else follows from the maintenance
+	}
+	for _, find := range checks {
+		f := find(v, j.State)
+		actions, j.After = append(actions, f.Repair...), timing.Sooner(j.After, f.After)
+		if f.Reason == "" {
+			continue
+		}
+		if j.State == Failed || j.State == Unsupported || f.Beside && j.State != UpToDate {
+			j.Message += "; " + f.Message
+			continue
+		}
+		j.Reason = f.Reason
+		j.Message = strings.TrimSuffix(f.Message+"; "+j.Message, "; ")
+	}
+	return j, actions
+}
+
+// gpuMissing finds that GPUs are missing which the policy selects by index.
+func gpuMissing(v *View, _ State) finding {
+	if v.Desired == nil {
+		return finding{}
+	}
+	missing := policy.Missing(v.Policy, PolicyNode(v.Node))
+	if len(missing) == 0 {
+		return finding{}
+	}
+	return finding{
+		Reason: v1alpha1.ReasonGPUMissing, Beside: true,
+		Message: fmt.Sprintf("The node no longer has %s, which gpuSelector.indexes selected. Policy %s keeps the other GPUs that it "+
+			"selected, though their indexes have changed. Replace the GPU, or change gpuSelector.indexes", format.List(missing), v.Policy.Name),
+	}
+}
+
+// leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by a
+// mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
+func leftPaused(v *View, s State) finding {
+	if !v.ByGPUOperator() || v.Node.HeldSince.IsZero() {
+		return finding{}
+	}
+	left := v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.World.Now)
+	theirs := pausedByOthers(v)
+	switch {
+	case len(theirs) > 0 && !managerWorks(v):
+		if left > 0 {
+			return finding{After: left}
+		}
+		patch := v.Patch("resuming NVIDIA's GPU clients, which its mig-manager left paused")
+		for _, name := range theirs {
+			patch.Labels[name] = new("true")
+		}
+		patch.Locked = true
+		return finding{
+			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: []action.Action{patch},
+			Message: fmt.Sprintf("NVIDIA's GPU clients were left paused since %s (%s) by a mig-manager that does not work on "+
+				"the node any more; they are being resumed", format.Clock(v.Node.HeldSince), format.List(theirs)),
+		}
+	case len(OwnPauses(v)) > 0 && s == Unknown:
+		if left > 0 {
+			return finding{After: left}
+		}
+		return finding{
+			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: RestoreScheduling(v, "the agent does not come back"),
+			Message: fmt.Sprintf("the operator paused NVIDIA's GPU clients at %s for a change that the agent has not ended; "+
+				"they are being resumed, and the change goes on once the agent reports again", format.Clock(v.Node.HeldSince)),
+		}
+	}
+	return finding{}
+}
+
+// pausedByOthers are the deploy labels that carry mig-manager's value and that we did not set to it.
+func pausedByOthers(v *View) []string {
+	var theirs []string
+	for name, value := range v.Node.Labels {
+		if strings.HasPrefix(name, cluster.DeployPrefix) && value == cluster.PausedValue && !slices.Contains(OwnPauses(v), name) {
+			theirs = append(theirs, name)
+		}
+	}
+	slices.Sort(theirs)
+	return theirs
+}
+
+// notEnding finds pods of NVIDIA's that should be gone long since, in a state that waits for that.
+func notEnding(v *View, s State) finding {
+	if s != PausingClients && s != Selecting && s != Verifying && s != Degraded {
+		return finding{}
+	}
+	var names []string
+	f := finding{}
+	for _, p := range v.Node.Pods {
+		if !p.Terminating || !p.NVIDIA || !cluster.SelectsDeploy(p.NodeSelector) {
+			continue
+		}
+		if left := p.EndsBy.Add(timing.EndTimeout).Sub(v.World.Now); left > 0 {
+			f.After = timing.Sooner(f.After, left)
+			continue
+		}
+		names = append(names, fmt.Sprintf("%s/%s (since %s)", p.Namespace, p.Name, format.Clock(p.EndsBy)))
+	}
+	if len(names) > 0 {
+		slices.Sort(names)
+		f.Reason = v1alpha1.ReasonClientsNotEnding
+		f.Message = fmt.Sprintf("these pods of NVIDIA's were deleted and do not end: %s; look at the kubelet and the container "+
+			"runtime of the node, which have to end them", format.List(names))
+	}
+	return f
+}
+
+// pluginOutdated finds pods of NVIDIA's device plugin that the GPU Operator has not started anew since the ClusterPolicy names
+// our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
+func pluginOutdated(v *View, s State) finding {
+	since, names := v.Node.GPU.Spec.ChangeTime, pluginsReadingOthers(v)
+	if v.ByDriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.World.Plugin.Ready {
+		return finding{}
+	}
+	if left := since.Add(timing.OutdatedTimeout).Sub(v.World.Now); left > 0 {
+		return finding{After: left}
+	}
+	restarts, after := restartPlugin(v, "it still reads another ConfigMap than the operator's", readsOthersConfig)
+	return finding{
+		Reason: v1alpha1.ReasonDevicePluginOutdated, Repair: restarts, After: after,
+		Message: fmt.Sprintf("these pods read another ConfigMap than the operator's, though the ClusterPolicy names that: %s; "+
+			"they are being started anew; look at daemonsets.updateStrategy of the ClusterPolicy", format.List(names)),
+	}
+}
+
+// computeModeLeft finds GPUs that let only one process in, or none, though no MPS control daemon serves them: the daemon
+// died, or a user set it by hand.
+func computeModeLeft(v *View, s State) finding {
+	if s != UpToDate {
+		return finding{} // until then it is a step of the plan, or changes all the time
+	}
+	var ours, others []string
+	for _, d := range v.Devices {
+		if d.State.MIG || d.Virtual || d.State.MPS != nil || d.State.ComputeMode == gpu.ComputeDefault {
+			continue
+		}
+		name := fmt.Sprintf("GPU %d (%s)", d.Index, d.State.ComputeMode)
+		if targetsGPU(v, d.UUID) {
+			ours = append(ours, name)
+		} else {
+			others = append(others, name)
+		}
+	}
+	f := finding{Reason: v1alpha1.ReasonComputeModeLeft}
+	switch {
+	case len(ours) > 0:
+		f.Message = fmt.Sprintf("%s: not in the default compute mode, and no MPS control daemon serves it, so pods get \"busy or "+
+			"unavailable\"; the agent sets it back once nobody uses the GPU", format.List(ours))
+		if len(v.Blockers) > 0 {
+			f.Message += ", now " + describeBlockers(v)
+		}
+	case len(others) > 0:
+		f.Message = fmt.Sprintf("%s: not in the default compute mode, and no MPS control daemon serves it, so pods get \"busy or "+
+			"unavailable\"; the policy does not select this GPU, so set it back by hand: nvidia-smi -i INDEX -c DEFAULT", format.List(others))
+	default:
+		return finding{}
+	}
+	return f
+}
+
+// targetsGPU reports whether the target has a desired state for a GPU.
+func targetsGPU(v *View, uuid string) bool {
+	for _, d := range v.Target.Devices {
+		if d.UUID == uuid {
+			return true
+		}
+	}
+	return false
+}

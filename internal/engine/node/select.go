@@ -1,0 +1,213 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// configReset reports whether another controller set the label that selects a configuration after the operator had.
+func configReset(v *View) bool {
+	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
+	return selected && v.Target.Config != "" && !v.Target.Final && !v.ByDriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
+}
+
+// contested leaves a label alone for an hour that another controller sets again and again. A change that is not verified yet
+// fails by it, so that the node returns to what it was; one that is makes the node degraded.
+func contested(v *View) (Result, bool) {
+	left := overruledLeft(v, v1alpha1.LabelConfig)
+	if !configReset(v) || left <= 0 {
+		return Result{}, false
+	}
+	who := "Another controller or user"
+	if v.Node.ConfigWriter != "" {
+		who = fmt.Sprintf("Field manager %q", v.Node.ConfigWriter)
+	}
+	where := "Remove the label where it comes from; on OpenShift, remove the label from the MachineSet"
+	if machine := v.Node.Annotations[cluster.AnnotationMachine]; machine != "" {
+		where = fmt.Sprintf("OpenShift copies the labels of a MachineSet to its nodes: remove the label from the MachineSet of Machine %s", machine)
+	}
+	message := fmt.Sprintf("%s sets %s=%s on the node again, and the operator selects %s. %s", who, v1alpha1.LabelConfig,
+		v.Node.Labels[v1alpha1.LabelConfig], v.Target.Config, where)
+	j := Result{State: Selecting, Reason: v1alpha1.ReasonConfigLabelReset, After: left}
+	if !v.Reached() {
+		j = failChange(v, j, v1alpha1.ReasonConfigLabelReset, message)
+		j.After = left
+		return j, true
+	}
+	j.State = Degraded
+	j.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.World.Now.Add(left)))
+	return j, true
+}
+
+// selecting makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients in
+// one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
+func selecting(v *View) (Result, bool) {
+	selected, resume, complete := selectPatch(v)
+	if complete {
+		return Result{}, false
+	}
+	j := Result{State: Selecting, Reason: v1alpha1.ReasonSelecting}
+	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && !v.ByDriver() {
+		if message, wait := hidden(v); wait {
+			j.Message = message
+			return j, true
+		}
+		if left := pluginUnseen(v); left > 0 {
+			j.Message = "Waiting for the device plugin: the controller does not see the plugin's pod yet, which may not see the configuration"
+			j.After = left
+			return j, true
+		}
+		if syncs, left, unseen := triggerSyncs(v); len(unseen) > 0 {
+			j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.Target.Config, format.List(unseen))
+			j.Next, j.After = atOnce(syncs...), left
+			return j, true
+		}
+	}
+	j.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
+	switch {
+	case v.ByDriver():
+		j.Message = "recording what NVIDIA's DRA driver must publish"
+	case v.Target.Config == "":
+		j.Message = "taking back the label " + v1alpha1.LabelConfig
+	case resume && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
+		j.Message = "resuming NVIDIA's GPU clients"
+	}
+	selected.Why = j.Message
+	j.Next = atOnce(selected)
+	return j, true
+}
+
+// selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.
+func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
+	patch, resumes = resumePatch(v)
+	labels := maps.Clone(v.Target.Labels)
+	if labels == nil {
+		labels = map[string]*string{}
+	}
+	if _, has := v.Node.Labels[v1alpha1.LabelMIGManager]; !has {
+		delete(labels, v1alpha1.LabelMIGManager) // the operator never removes it: it is another machine, or another controller's work
+	}
+	selectConfig(v, labels)
+	if disablesMIGManagerAgain(v, patch) {
+		labels[v1alpha1.LabelMIGManager] = new("false")
+	}
+	if configReset(v) {
+		if overruledLeft(v, v1alpha1.LabelConfig) > 0 {
+			delete(labels, v1alpha1.LabelConfig)
+		} else {
+			noteOverruled(v, patch, v1alpha1.LabelConfig)
+		}
+	}
+	managerReleaseLabels(v, labels)
+	claimMIG(v, labels)
+	unclaimMIG(v, labels)
+	unpauseManagersClients(v, labels)
+	for name, want := range labels {
+		value, has := v.Node.Labels[name]
+		if has != (want != nil) || has && value != *want {
+			patch.Labels[name] = want
+		}
+	}
+	stampSelected(v, patch)
+	if _, timedOut := v.Node.Annotations[v1alpha1.AnnotationTimedOut]; timedOut {
+		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
+	}
+	stampSeen(v, patch)
+	if !v.Target.Final && !v.HeldByOther() {
+		saveBaselineCopy(v, patch)
+	}
+	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
+}
+
+// selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver serves the node nothing
+// reads one.
+func selectConfig(v *View, labels map[string]*string) {
+	labels[v1alpha1.LabelConfig] = nil
+	switch {
+	case v.ByDriver():
+		restoreConfigLabel(v, labels)
+	case v.Target.Config != "":
+		labels[v1alpha1.LabelConfig] = new(v.Target.Config)
+	}
+}
+
+// stampSeen notes in a patch which instances NVIDIA's program will see that offers them.
+func stampSeen(v *View, patch action.PatchNode) {
+	if v.ByDriver() {
+		dropRestartStamps(v, patch)
+		return
+	}
+	stampInstances(v, patch)
+}
+
+// stampSelected notes when the key was selected, as far as anybody needs to know: until the node has advertised it.
+func stampSelected(v *View, patch action.PatchNode) {
+	stampManagerRequest(v, patch)
+	at, has := v.Node.Annotations[v1alpha1.AnnotationSelected]
+	_, current := timing.Stamped(at, v.Target.Config)
+	_, selects := patch.Labels[v1alpha1.LabelConfig]
+	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	switch {
+	case v.Target.Config == "" || v.Target.Final:
+		if has {
+			patch.Annotations[v1alpha1.AnnotationSelected] = nil
+		}
+		if _, has := v.Node.Annotations[v1alpha1.AnnotationOverruled]; has {
+			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
+		}
+	case selects || resumes || !current && !v.Reached():
+		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.World.Now))
+	}
+}
+
+// hidden says why the key cannot be made visible yet.
+func hidden(v *View) (message string, is bool) {
+	if v.Target.Final {
+		return "", false // not ours to write or to wire: it is what was there before
+	}
+	if _, written := v.World.Configs[v.Target.Config]; !written {
+		if v.FallsBack {
+			return "", false // likewise
+		}
+		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.Target.Config), true
+	}
+	if !v.World.Plugin.Ready {
+		return "NVIDIA's device plugin is being pointed at the operator's ConfigMap", true
+	}
+	if old := pluginsReadingOthers(v); len(old) > 0 {
+		return "waiting until these pods have restarted with the operator's ConfigMap: " + format.List(old), true
+	}
+	return "", false
+}
+
+// pluginUnseen is how long to wait yet for the pod of NVIDIA's device plugin on a node that may have one. The cache may show a Node
+// earlier than the pods on it, and a pod that has just started need not see the config that the Node is to select. It advertises
+// nothing yet then, so what the Node advertises does not tell whether there is one.
+func pluginUnseen(v *View) time.Duration {
+	runs := func(p cluster.Pod) bool { return isPluginPod(v, p) && !p.Terminating }
+	off := v.World.Plugin.ClusterPolicy && v.Node.Labels[cluster.DeployLabels()[0]] != cluster.LabelTrue
+	if off || slices.ContainsFunc(v.Node.Pods, runs) {
+		return 0
+	}
+	return max(v.Node.GPU.Spec.ChangeTime.Add(timing.PluginAway).Sub(v.World.Now), 0)
+}
+
+// syncAhead triggers syncs while the agent is at work, so that the key is visible when it is done.
+func syncAhead(v *View) []action.Action {
+	if _, wait := hidden(v); wait || v.ByDriver() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
+		return nil
+	}
+	syncs, _, _ := triggerSyncs(v)
+	return syncs
+}

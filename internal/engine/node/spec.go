@@ -1,0 +1,159 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// GPUNode.spec holds the desired state, the last good state, a failure, and the permission to reboot.
+//
+//	View.Target → requestTarget → reached: recordReached | failed: recordFailure
+
+// lookAgain lets the agent open the driver.
+func lookAgain(v *View, why string) action.SetSpec {
+	spec := keptSpec(v)
+	spec.MIGConfigName, spec.ChangeTime = "", metav1.NewTime(v.World.Now)
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+}
+
+// permitReboot gives the permission. The time that the agent has begins anew with it.
+func permitReboot(v *View) action.SetSpec {
+	spec := keptSpec(v)
+	spec.Reboot = &v1alpha1.RebootPermission{Hash: v.Target.Hash(), BootID: v.Node.GPU.Status.BootID}
+	spec.ChangeTime = metav1.NewTime(v.World.Now)
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "letting the agent reboot the node"}
+}
+
+// withdrawRebootPermission withdraws a permission that the agent has not used, and reports whether there was one. A spent one stays, so that no
+// other is given.
+func withdrawRebootPermission(v *View, spec *v1alpha1.GPUNodeSpec) bool {
+	withdraws := spec.Reboot != nil && spec.Reboot.BootID == v.Node.GPU.Status.BootID
+	if withdraws {
+		spec.Reboot = nil
+	}
+	return withdraws
+}
+
+// requestTarget asks the agent for the target.
+func requestTarget(v *View) action.SetSpec {
+	spec := keptSpec(v)
+	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
+	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.World.Now), nil
+	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, ""
+	if v.Partitions() {
+		spec.MIGConfigName = migConfig(v).Name
+	}
+	why := "applying policy " + v.Target.Policy
+	switch {
+	case v.FallsBack:
+		why = "going back to the last good state"
+	case v.Policy == nil:
+		why = "going back to the state in which the node was found"
+	}
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+}
+
+// withdrawRequest asks the agent for nothing any more, and keeps the baseline.
+func withdrawRequest(v *View, why string) action.SetSpec {
+	spec := *v.Node.GPU.Spec.DeepCopy()
+	spec.ConfigName, spec.Devices, spec.Reboot, spec.MIGConfigName, spec.ChangeTime = "", nil, nil, "", metav1.NewTime(v.World.Now)
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+}
+
+// keptSpec is the spec with what every change keeps, the baseline of each GPU recorded before its first.
+func keptSpec(v *View) v1alpha1.GPUNodeSpec {
+	spec := *v.Node.GPU.Spec.DeepCopy()
+	recordDevices(v, &spec)
+	spec.PolicyName, spec.Strategy, spec.MemoryGuard = v.Target.Policy, v.Target.Strategy, nil
+	spec.AdminClaims = AdminClaims(v.Node)
+	switch {
+	case v.Policy != nil:
+		spec.MemoryGuard = memoryGuardOf(v.Policy)
+		spec.Release = ReleaseFor(v.Policy)
+		spec.Numbering = policy.Number(v.Policy, PolicyNode(v.Node))
+	case cluster.Owner(v.Node, nil) != "":
+		if spec.Release == nil {
+			spec.Release = &v1alpha1.Release{}
+		}
+		spec.Release.PolicyName = cluster.Owner(v.Node, nil) // the copy on the Node may be lost
+	}
+	return spec
+}
+
+// recordBaseline notes the state of the node, and changes nothing.
+func recordBaseline(v *View) action.SetSpec {
+	return action.SetSpec{Node: v.Node.Name, Spec: keptSpec(v), Policy: v.Ref(), Why: "recording the state in which the node was found"}
+}
+
+// recordFailure records that the desired state failed, and withdraws the permission to reboot the node for it.
+func recordFailure(v *View, reason, message string) []action.Action {
+	const most = 1024 // of the schema, in characters
+	failed := &v1alpha1.FailedChange{
+		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.Attempt(), Time: metav1.NewTime(v.World.Now.Truncate(time.Second)),
+	}
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
+	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
+	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
+		actions = append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "withdrawing the permission to reboot the node"})
+	}
+	return actions
+}
+
+// recordReached records the target as the last good state. A node that is back at its baseline is forgotten.
+func recordReached(v *View) []action.Action {
+	if v.Target.Final {
+		return forgetNode(v)
+	}
+	spec := keptSpec(v)
+	spec.Reboot = nil
+	var actions []action.Action
+	if !v.FallsBack {
+		good := v.Target.Sharing()
+		good.Devices = withoutRestored(v, cluster.SortedByUUID(good.Devices))
+		spec.Devices, spec.Baseline.Devices = withoutRestored(v, spec.Devices), withoutRestored(v, spec.Baseline.Devices)
+		if last := v.Node.GPU.Status.Rollout; last.Failed != nil || !equality.Semantic.DeepEqual(last.LastGood, good) {
+			status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: good}}
+			actions = []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording the last good state"}}
+		}
+	}
+	return append(actions, writeReachedSpec(v, spec, "recording what the node reached")...)
+}
+
+// forgetNode removes both records of the baseline. The copy on the Node names the policy in whose budget the node counts, so it goes last of
+// what the Node has: another policy may govern the node already, and must not count a taint as its own for which it had no slot.
+func forgetNode(v *View) []action.Action {
+	var actions []action.Action
+	patch := v.Patch("forgetting the baseline")
+	if dropBaselineCopy(v, patch); len(patch.Annotations) > 0 {
+		actions = append(actions, patch)
+	}
+	return append(actions, writeReachedSpec(v, v1alpha1.GPUNodeSpec{}, "forgetting the node, which is in its baseline")...)
+}
+
+// writeReachedSpec writes the spec of a node that has reached it. The copy on the Node comes first: GPUs that it lists and the spec does
+// not are added to the spec again.
+func writeReachedSpec(v *View, spec v1alpha1.GPUNodeSpec, why string) []action.Action {
+	if !v.Node.BaselineLost && equality.Semantic.DeepEqual(spec, v.Node.GPU.Spec) {
+		return nil
+	}
+	var actions []action.Action
+	if spec.Baseline != nil {
+		patch, text := v.Patch("recording the baseline"), cluster.CopyOf(spec)
+		if v.Node.Annotations[v1alpha1.AnnotationBaseline] != text {
+			patch.Annotations[v1alpha1.AnnotationBaseline] = &text
+			actions = append(actions, patch)
+		}
+	}
+	return append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
+}

@@ -1,0 +1,36 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+// How far a node is on its way, and how a node in a state counts in the status of its policy:
+//
+//	Unknown, Unsupported                                                     nothing is done
+//	PendingNonDisruptive ─────────────────────────────────┐
+//	PendingDisruptive → Draining → PausingClients → Idle ─┴→ Applying → Selecting → Verifying → Releasing → UpToDate
+//	                        │                                   └────→ Failed ←─────────┘
+//	                        └ not idle in time: Failed                   └ back to the last good state, or the baseline
+//
+// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else is Degraded: it is
+// reported, and keeps no other node waiting.
+
+// State is how far a node is on its way. It is derived in each reconcile and never stored.
+type State string
+
+// The states, in the order in which a disruptive change goes through them.
+const (
+	Unknown              State = "Unknown"              // the agent has not reported the GPUs, or does not run
+	Unsupported          State = "Unsupported"          // the node cannot satisfy the policy until the policy or the node changes
+	PendingNonDisruptive State = "PendingNonDisruptive" // differs from the desired state; no step needs a GPU or instance idle
+	PendingDisruptive    State = "PendingDisruptive"    // differs from the desired state; some step needs a GPU or instance idle
+	Draining             State = "Draining"             // tainted; pods or processes use what must be idle
+	PausingClients       State = "PausingClients"       // drained; NVIDIA's own GPU clients must end
+	Idle                 State = "Idle"                 // nothing blocks the change
+	Applying             State = "Applying"             // the agent changes the GPUs
+	Failed               State = "Failed"               // the change failed; the node is rolled back to its last good state
+	Selecting            State = "Selecting"            // the config of the device plugin is made visible and selected
+	Verifying            State = "Verifying"            // the node does not advertise yet what it must
+	Releasing            State = "Releasing"            // done but for the operator's taint
+	Degraded             State = "Degraded"             // was up to date and no longer advertises what it must; nothing is changed
+	UpToDate             State = "UpToDate"             // the node advertises what it must
+)

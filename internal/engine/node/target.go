@@ -1,0 +1,265 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
+)
+
+// target is where a node is on its way to: the desired state of its policy, its last good state, or its baseline.
+type target struct {
+	Policy   string
+	Strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
+	// Actuator is who partitions the GPUs; empty: the agent.
+	Actuator v1alpha1.MIGActuator
+	Config   string // of the device-plugin configuration; empty: the node carries no label
+	Data     string // content of the key; empty if not known
+	Devices  []v1alpha1.DeviceSpec
+	// Expected is what the node must advertise; nil: not known, so it is not verified.
+	Expected map[string]int64
+	// Shares is how many claims must be able to share a GPU where NVIDIA's DRA driver serves the node; 0: any number.
+	Shares int64
+	// Labels are, besides the key, what labels of the node go back to; a nil value removes the label.
+	Labels map[string]*string
+	// Before says that this is the state in which the node was found.
+	Before bool
+	// Final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
+	Final bool
+}
+
+// actuatorOf is who partitions the GPUs under a policy; empty for the agent.
+func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
+	if p.Spec.Sharing.MIG != nil && p.Spec.Sharing.MIG.Actuator == v1alpha1.MIGActuatorMIGManager {
+		return v1alpha1.MIGActuatorMIGManager
+	}
+	return ""
+}
+
+// Managed says whether mig-manager brings the GPUs of the node to their target.
+func (v *View) Managed() bool { return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager }
+
+// Partitions says whether it has something to do.
+func (v *View) Partitions() bool { return v.Managed() && slices.ContainsFunc(v.Steps, plan.ChangesMIG) }
+
+// migConfig is the configuration that brings the GPUs to the target.
+func migConfig(v *View) migmanager.Config { return migmanager.Render(v.Target.Devices, v.Devices) }
+
+// ManagerRequestedSince says since when mig-manager is asked for a configuration; ok is false if it is not.
+func ManagerRequestedSince(v *View, name string) (since time.Time, ok bool) {
+	return timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationMIGConfig], name)
+}
+
+// GPUs come and go one by one: one is replaced and has another UUID, another is no longer selected. So the baseline has an
+// entry for each GPU that the operator changes, and for no other:
+//
+//	added     in the write of the spec that first lists the GPU, from what the agent reports: nobody has changed it before that
+//	used      when no policy selects the GPU, when the desired state fails and the last good state does not list it, and when no
+//	          policy governs the node
+//	removed   once a GPU that the policy does not select is back in that state; from then on it is the user's
+
+// changedDevices returns the GPUs that the operator has changed, each in its state before that. Where a policy left the node as it
+// is (releasePolicy Retain), these GPUs are the user's.
+func changedDevices(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
+	if spec.Baseline == nil || releasedAsIs(spec) {
+		return nil
+	}
+	return spec.Baseline.Devices
+}
+
+// releasedAsIs reports whether the policy that governed the node last has left it as it is.
+func releasedAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.PolicyName == "" && Retained(spec) }
+
+// restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it returns. A
+// GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS daemon: the state
+// of a GPU that nobody has partitioned.
+func restorable(n *v1alpha1.GPUNode, have []gpu.Device) []v1alpha1.DeviceSpec {
+	if n.Spec.Baseline == nil {
+		return nil
+	}
+	devices := withoutLost(n.Spec.Baseline.Devices, have)
+	for _, d := range have {
+		if specRequests(n, d.UUID) && !cluster.Lists(devices, d.UUID) {
+			devices = append(devices, unpartitioned(d.UUID))
+		}
+	}
+	return devices
+}
+
+// specRequests reports whether the spec, or the last good state, asks for a state of a GPU.
+func specRequests(n *v1alpha1.GPUNode, uuid string) bool {
+	good := n.Status.Rollout.LastGood
+	return cluster.Lists(n.Spec.Devices, uuid) || good != nil && cluster.Lists(good.Devices, uuid)
+}
+
+// unpartitioned is a GPU that is not shared and not in MIG mode.
+func unpartitioned(uuid string) v1alpha1.DeviceSpec {
+	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
+}
+
+// SpecMatchesTarget says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it. A spec with
+// the record that the target failed or timed out asks for nothing until it is written again: the deadlines of another attempt begin with that.
+func (v *View) SpecMatchesTarget() bool {
+	f := v.Node.GPU.Status.Rollout.Failed
+	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !FailureSuperseded(v, *f)
+	if _, timedOut := timedOut(v); again || timedOut || releasesAgain(v) || !specMatches(v.Node.GPU.Spec, v.Target) {
+		return false
+	}
+	if !v.Partitions() {
+		return true
+	}
+	name := migConfig(v).Name
+	_, asked := ManagerRequestedSince(v, name)
+	return asked || v.Node.GPU.Spec.MIGConfigName == name
+}
+
+// InFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.
+func (v *View) InFlight() bool {
+	spec := v.Node.GPU.Spec
+	return spec.PolicyName != "" && spec.ConfigName != "" && !isLastGood(&v.Node.GPU, target{Config: spec.ConfigName, Devices: spec.Devices})
+}
+
+// Retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
+// says so.
+func Retained(spec v1alpha1.GPUNodeSpec) bool {
+	return spec.Baseline == nil || spec.Release != nil && spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain
+}
+
+// ConfigSelectedAt is when the node selected the config of its target; zero if it has not, or if that is not known.
+func ConfigSelectedAt(v *View) time.Time {
+	at, _ := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
+	return at
+}
+
+// Hash identifies the config and the GPUs of the target.
+func (t target) Hash() string { return policy.Hash(t.Config, t.Devices) }
+
+// Sharing is the target as the spec records it.
+func (t target) Sharing() *v1alpha1.NodeSharing {
+	return &v1alpha1.NodeSharing{PolicyName: t.Policy, Strategy: t.Strategy, ConfigName: t.Config, Devices: t.Devices}
+}
+
+// targetOf is the desired state of a policy.
+func targetOf(w policy.Desired) target {
+	return target{
+		Policy: w.Policy, Config: w.Config.Key, Data: w.Config.Data, Devices: w.Devices, Expected: w.Config.Resources,
+	}
+}
+
+// FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs that the last
+// good state does not list, since they were deselected or have come later, go to their baseline.
+func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) target {
+	if good := n.Status.Rollout.LastGood; good != nil {
+		before := restorable(n, have)
+		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
+		for _, d := range before {
+			if !cluster.Lists(devices, d.UUID) {
+				devices = append(devices, d)
+			}
+		}
+		return target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
+	}
+	t := baselineTarget(n, have)
+	t.Policy, t.Final, t.Labels = by, false, nil
+	return t
+}
+
+// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver sets time slices
+// itself; in its baseline the node has the former ones.
+func (v *View) OnStack(t target) target {
+	if v.ByDriver() && !t.Final {
+		t.Devices = plan.WithoutIntervals(t.Devices)
+	}
+	if v.ByDriver() && !dra.IsConfig(t.Config) {
+		t.Config, t.Data = "", ""
+	}
+	return t
+}
+
+// LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served: nothing there reads its
+// configuration.
+func (v *View) LastOnStack() *v1alpha1.GPUNode {
+	n := v.Node.GPU
+	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) != v.ByDriver() {
+		n.Status.Rollout.LastGood = nil
+	}
+	return &n
+}
+
+// baselineTarget is the state in which the node was found.
+func baselineTarget(n *v1alpha1.GPUNode, have []gpu.Device) target {
+	spec := n.Spec
+	t := target{Final: true, Before: true, Labels: map[string]*string{}}
+	if spec.Baseline == nil {
+		return t
+	}
+	t.Config = spec.Baseline.Labels[v1alpha1.LabelConfig]
+	t.Devices = withNVIDIAMPS(restorable(n, have), have)
+	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
+		t.Labels[v1alpha1.LabelMIGManager] = &before
+	}
+	t.Actuator = spec.MIGActuator
+	return t
+}
+
+// withNVIDIAMPS adds NVIDIA's MPS daemon to the GPUs that it serves now. Where a node returns to its baseline, the configuration that NVIDIA's
+// programs read is not the operator's any more, so the operator neither ends a daemon that it asks for nor waits for one.
+func withNVIDIAMPS(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		at := slices.IndexFunc(have, func(d gpu.Device) bool { return d.UUID == devices[i].UUID })
+		if at < 0 || have[at].State.MPS == nil || !have[at].State.MPS.External || devices[i].Sharing.MIGMode != v1alpha1.MIGModeDisabled {
+			continue
+		}
+		devices[i].Sharing.MPS = plan.Observed(have[at]).MPS
+	}
+	return devices
+}
+
+// withoutLost leaves out GPUs that the node has lost since.
+func withoutLost(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
+	var kept []v1alpha1.DeviceSpec
+	for _, d := range devices {
+		if slices.ContainsFunc(have, func(h gpu.Device) bool { return h.UUID == d.UUID }) {
+			kept = append(kept, d)
+		}
+	}
+	return kept
+}
+
+// baselineLabels are the labels of a node that its baseline records.
+func baselineLabels() []string {
+	return []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState}
+}
+
+// specMatches says whether a spec asks for the target already.
+func specMatches(spec v1alpha1.GPUNodeSpec, t target) bool {
+	return spec.ConfigName == t.Config && spec.MIGActuator == t.Actuator && sameDevices(spec.Devices, t.Devices)
+}
+
+// isLastGood reports whether a target is the last good state of a node.
+func isLastGood(n *v1alpha1.GPUNode, t target) bool {
+	good := n.Status.Rollout.LastGood
+	return good != nil && good.ConfigName == t.Config && sameDevices(good.Devices, t.Devices)
+}
+
+// Reached reports whether the target was verified before.
+func (v *View) Reached() bool { return isLastGood(&v.Node.GPU, v.Target) }
+
+func sameDevices(a, b []v1alpha1.DeviceSpec) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(x v1alpha1.DeviceSpec) bool {
+		return !slices.ContainsFunc(b, func(y v1alpha1.DeviceSpec) bool {
+			return x.UUID == y.UUID && plan.Same(x.Sharing, y.Sharing)
+		})
+	})
+}

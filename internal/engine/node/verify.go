@@ -1,0 +1,125 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+)
+
+// verifying compares what the node advertises with what it must.
+func verifying(v *View) (Result, bool) {
+	differs := differs(v)
+	if len(differs) == 0 {
+		return Result{}, false
+	}
+	j := Result{
+		State: Verifying, Reason: v1alpha1.ReasonVerifying,
+		Message: "the node does not advertise yet what it must: " + strings.Join(differs, ", "),
+	}
+	if left, is := keepsPluginOff(v); is {
+		if j.After = left; left <= 0 {
+			j.Next = atOnce(removeTaints(v)...)
+		}
+		return j, true
+	}
+	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
+	left := since.Add(timing.VerifyTimeout).Sub(v.World.Now)
+	if v.Reached() || v.Target.Expected == nil {
+		j.State, j.Reason = Degraded, v1alpha1.ReasonNotAdvertised
+		j.Message += cmp.Or(unhealthyDevices(v), "; look at the pods of NVIDIA's device plugin on the node")
+		actions, after := restartPluginOnce(v)
+		if left <= 0 {
+			actions = append(actions, removeTaints(v)...)
+		} else if v.Taint() != nil {
+			after = timing.Sooner(after, left)
+		}
+		j.Next, j.After = atOnce(actions...), after
+		return j, true
+	}
+	if left <= 0 {
+		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differs, ", "), cmp.Or(pluginTroubles(v),
+			"look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
+				"lost them, and only its restart helps"))
+		return failChange(v, j, v1alpha1.ReasonNotAdvertised, message), true
+	}
+	if j.After = left - timing.VerifyTimeout/2; j.After > 0 {
+		return j, true
+	}
+	restarts, after := restartPluginOnce(v) // it may have read what another controller had written into the ConfigMap
+	j.Next, j.After = atOnce(restarts...), timing.Sooner(left, after)
+	return j, true
+}
+
+// settling waits until what the node advertises is not the device plugin's default any more, which it advertises at each start.
+// Where the default is the same the plugin is started once more all the same, and the kubelet refuses pods in that moment.
+func settling(v *View) (Result, bool) {
+	if v.Target.Config == "" || v.Target.Expected == nil {
+		return Result{}, false
+	}
+	for _, p := range v.Node.Pods {
+		if !isPluginPod(v, p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
+			continue
+		}
+		if left := p.ReadySince.Add(timing.PluginSettles).Sub(v.World.Now); left > 0 {
+			return Result{
+				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: left,
+				Message: fmt.Sprintf("Waiting for the device plugin: pod %s/%s has just started, with its default config", p.Namespace, p.Name),
+			}, true
+		}
+	}
+	return Result{}, false
+}
+
+// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate it,
+// and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a while where
+// the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that for ever.
+func keepsPluginOff(v *View) (left time.Duration, is bool) {
+	if v.Taint() == nil {
+		return 0, false
+	}
+	if AdvertisesNoGPU(v) {
+		return 0, true
+	}
+	if slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return p.KeptBy(cluster.DeployLabels()[0]) }) {
+		return 0, false
+	}
+	return ConfigSelectedAt(v).Add(timing.PluginAway).Sub(v.World.Now), true
+}
+
+// differs says how what the node advertises differs from what it must: every resource of NVIDIA's whole GPUs and
+// instances counts, also one that is not expected.
+func differs(v *View) []string {
+	if v.Target.Expected == nil {
+		return nil
+	}
+	names := map[string]bool{}
+	for name := range v.Target.Expected {
+		names[name] = true
+	}
+	for name, count := range v.Node.Offered(v.Stack) {
+		if count != 0 && cluster.IsGPUResource(name) {
+			names[name] = true
+		}
+	}
+	var differs []string
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if want, has := v.Target.Expected[name], v.Node.Allocatable[name]; want != has {
+			differs = append(differs, fmt.Sprintf("%s is %d instead of %d", name, has, want))
+		}
+	}
+	if len(differs) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
+		differs = append(differs, agentMessage(v, "the GPUs are not shared as asked"))
+	}
+	return differs
+}

@@ -1,0 +1,293 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+)
+
+// View is a node with everything that is derived from it before it is judged.
+type View struct {
+	World   *cluster.Snapshot
+	Node    *cluster.Node
+	Devices []gpu.Device
+	Stack   dra.Stack // which of NVIDIA's programs offers the GPUs of the node
+
+	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
+	Losers      []*v1alpha1.GPUSharingPolicy
+	Desired     *policy.Desired // what by asks for; nil if it cannot be met, or nobody asks
+	Unsupported *plan.Problem   // why it cannot be met
+
+	Target    target // where the node is on its way to
+	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
+	Steps     []plan.Step
+	Blockers  []plan.Blocker
+
+	// What is asked of a node that waits in each pass, and follows from the above. It is found out when it is first asked for.
+	Lines *[]string // planned
+	Saved *string   // copied
+}
+
+// EndingNVIDIAMPS are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is to be
+// shared otherwise. Its clients die with it. Under the GPU Operator it ends when NVIDIA's clients are paused, because it
+// needs the device plugin's deploy label; otherwise it ends with the label nvidia.com/mps.capable.
+func (v *View) EndingNVIDIAMPS() []gpu.Device {
+	var leaving []gpu.Device
+	for _, d := range v.Devices {
+		if d.State.MPS != nil && d.State.MPS.External && !keepsNVIDIAMPS(v, d.UUID) {
+			leaving = append(leaving, d)
+		}
+	}
+	return leaving
+}
+
+func keepsNVIDIAMPS(v *View, uuid string) bool {
+	for _, d := range v.Target.Devices {
+		if d.UUID == uuid {
+			return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
+		}
+	}
+	return true // not ours to change
+}
+
+// PolicyNode is what a policy needs to know of a node to select it.
+func PolicyNode(n *cluster.Node) policy.Node {
+	return policy.Node{
+		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changedDevices(n.GPU.Spec),
+		Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering,
+	}
+}
+
+// RequestedNode is what a policy needs to know of the node to ask something of it.
+func (v *View) RequestedNode() policy.Node {
+	n := PolicyNode(v.Node)
+	n.Stack = v.Stack
+	n.Shares, _ = v.Node.Published.Shares()
+	return n
+}
+
+// ByDriver reports whether NVIDIA's DRA driver alone offers the GPUs of the node.
+func (v *View) ByDriver() bool { return v.Stack == dra.Driver }
+
+// NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can configure.
+func (v *View) NoPlugin() bool { return v.World.Plugin.Reason != "" && !v.ByDriver() }
+
+// DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
+func (v *View) DesiredHash() string {
+	if v.Desired != nil {
+		return v.Desired.Hash()
+	}
+	return v.Target.Hash()
+}
+
+// failedChange is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
+func failedChange(v *View) *v1alpha1.FailedChange {
+	f := v.Node.GPU.Status.Rollout.Failed
+	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.Attempt() || FailureSuperseded(v, *f) {
+		return nil
+	}
+	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
+		return nil // what was missing is there
+	}
+	return f
+}
+
+// FailureSuperseded reports whether the agent was asked once more for what failed.
+func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
+	spec := v.Node.GPU.Spec
+	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
+}
+
+// agentBusy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot, which it has
+// no permission for, is not, also if that state is another policy's.
+func agentBusy(v *View) bool {
+	_, _, stalled := v.Stalled()
+	waits := stalled || pendsReboot(v) && v.Node.GPU.Spec.Reboot == nil
+	return len(v.Node.GPU.Spec.Devices) > 0 && !waits &&
+		!condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation)
+}
+
+// Disruptive says whether a step is left that needs something idle.
+func (v *View) Disruptive() bool {
+	return len(v.EndingNVIDIAMPS()) > 0 ||
+		slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
+}
+
+// OnlyComputeMode says whether the GPUs are as they were verified, but for a compute mode that a user set or a daemon
+// left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
+func (v *View) OnlyComputeMode() bool {
+	spec := v.Node.GPU.Spec
+	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.Reached()
+}
+
+// Closes says whether a step is left for which NVIDIA's clients must have closed their handles.
+func (v *View) Closes() bool {
+	return v.World.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
+		return (s.Closes() || destroysInstance(s)) && !v.Managed() // mig-manager sees to that itself
+	})
+}
+
+// destroysInstance reports whether a step destroys an instance. DCGM keeps handles of instances that nobody uses (NVIDIA/DCGM issue
+// 276), so NVIDIA's clients are paused for it, as mig-manager pauses them.
+func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs() == plan.NeedsInstance }
+
+// Applied reports whether the GPUs match the target, as far as the agent can bring that about: NVIDIA's MPS daemon,
+// with which a node was found, starts only once its configuration is selected.
+// The end of a release is verified by nothing else, so there the agent has to have looked for this very spec: its last report may
+// be older than steps of its own, after which it ended.
+func (v *View) Applied() bool {
+	if len(v.Steps) > 0 || v.Target.Final && !agentObservedGeneration(v) {
+		return false
+	}
+	awaits := false
+	for _, d := range v.Devices {
+		for _, want := range v.Target.Devices {
+			if want.UUID != d.UUID || plan.Met(want.Sharing, plan.Observed(d)) {
+				continue
+			}
+			if want.Sharing.MPS == nil || want.Sharing.MPS.Owner != v1alpha1.MPSDaemonOwnerNVIDIA || d.State.MPS != nil {
+				return false
+			}
+			awaits = true
+		}
+	}
+	return awaits || condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+}
+
+// agentObservedGeneration reports whether the agent has looked at the GPUs for the spec as it is.
+func agentObservedGeneration(v *View) bool {
+	c, reported := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	return reported && c.ObservedGeneration >= v.Node.GPU.Generation
+}
+
+// Stalled is the message of the agent that only another desired state helps.
+func (v *View) Stalled() (reason, message string, is bool) {
+	c, ok := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
+	if !ok || c.Status != "True" || c.ObservedGeneration != v.Node.GPU.Generation {
+		return "", "", false
+	}
+	return c.Reason, c.Message, true
+}
+
+// Taint is our taint on the node or, where we have none there, on its devices (DeviceTaintRule); nil if there is neither.
+func (v *View) Taint() *corev1.Taint {
+	for i := range v.Node.Taints {
+		if v.Node.Taints[i].Key == v1alpha1.TaintChanging {
+			return &v.Node.Taints[i]
+		}
+	}
+	if v.Node.DevicesTaintedAt.IsZero() {
+		return nil
+	}
+	since := metav1.NewTime(v.Node.DevicesTaintedAt)
+	return &corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &since}
+}
+
+// Tainted reports whether our taint keeps new pods off the GPUs, in the form that the stack of the node heeds.
+func (v *View) Tainted() bool {
+	if v.ByDriver() {
+		return !v.Node.DevicesTaintedAt.IsZero()
+	}
+	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+}
+
+// Disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes them
+// back may have failed when that of the taint did not.
+func (v *View) Disturbed() bool {
+	_, pauses := v.Node.Annotations[v1alpha1.AnnotationPaused]
+	return pauses || v.Taint() != nil
+}
+
+// Rules are the pace and the manners of the change: the policy's, or those that the last one left behind.
+func (v *View) Rules() v1alpha1.Rollout {
+	if v.Policy != nil {
+		return v.Policy.Spec.Rollout
+	}
+	if r := v.Node.GPU.Spec.Release; r != nil {
+		return v1alpha1.Rollout{Drain: r.Drain, MaxUnavailable: r.MaxUnavailable, Reboot: r.Reboot}
+	}
+	return v1alpha1.Rollout{}
+}
+
+// DrainTimeout is how long to wait for the node to become idle.
+func (v *View) DrainTimeout() time.Duration {
+	const usual = 600 // the default of the API
+	seconds := v.Rules().Drain.TimeoutSeconds
+	if seconds == 0 {
+		seconds = usual
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none.
+func (v *View) DrainMode() v1alpha1.DrainMode {
+	if mode := v.Rules().Drain.Mode; mode != "" {
+		return mode
+	}
+	return v1alpha1.DrainModeWaitForIdle
+}
+
+// Ref names the policy that governs the node, at its generation; zero if none does.
+func (v *View) Ref() action.PolicyRef {
+	if v.Policy == nil {
+		return action.PolicyRef{}
+	}
+	return action.PolicyRef{Name: v.Policy.Name, Generation: v.Policy.Generation}
+}
+
+// A policy that is gone cannot say how its nodes are released, so each GPUNode says it (spec.release). Users who set
+// releasePolicy: Retain and then delete the policy rely on that. So it is recorded at once on every node that the policy has
+// changed, whatever the state of the node and also while the rollout is paused, and the policy counts as observed only then.
+
+// ReleaseRecorded reports whether the GPUNode of a node records how a policy releases it, or has nothing to record.
+func ReleaseRecorded(n *cluster.Node, by *v1alpha1.GPUSharingPolicy) bool {
+	spec := &n.GPU.Spec
+	return by == nil || spec.Baseline == nil || spec.PolicyName != by.Name || equality.Semantic.DeepEqual(spec.Release, ReleaseFor(by))
+}
+
+// ReleaseFor is how the policy releases its nodes, as GPUNode.spec records it.
+func ReleaseFor(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
+	return &v1alpha1.Release{
+		PolicyName:     p.Name,
+		ReleasePolicy:  p.Spec.ReleasePolicy,
+		Drain:          p.Spec.Rollout.Drain,
+		MaxUnavailable: p.Spec.Rollout.MaxUnavailable,
+		Reboot:         p.Spec.Rollout.Reboot,
+	}
+}
+
+// memoryGuardOf is the memory guard of a policy; nil if it has none.
+func memoryGuardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
+	if p.Spec.Sharing.TimeSlicing == nil {
+		return nil
+	}
+	return p.Spec.Sharing.TimeSlicing.MemoryGuard.DeepCopy()
+}
+
+// AdminClaims are the ResourceClaims by which pods of the node have devices with adminAccess and no others, as GPUNode.spec records them. Further
+// ones than that can hold count as users.
+func AdminClaims(n *cluster.Node) []string {
+	const most = 64 // of the schema
+	var names []string
+	for _, c := range n.Claims {
+		if slices.Contains(c.Pools(), n.Name) && len(c.Of(n.Name)) == 0 && len(names) < most {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,241 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+)
+
+// The budget decides which nodes may change at the same time.
+//
+//	result with a step → blocked by pause, window, halt? → slot free (maxUnavailable, one node first)? → actions | wait
+//
+// A node that has begun holds its slot until it is up to date, failed and rolled back, or past its deadline (slots.go). Nodes are taken
+// in a fixed order, so that a decision over an older snapshot picks the same nodes again.
+
+// paceGroup turns what each node would do next into what it may do now.
+func paceGroup(g *group, w *cluster.Snapshot) {
+	for _, m := range g.Members {
+		if m.State == node.Failed {
+			g.Failures++
+		}
+	}
+	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.MaxFailures, 1))
+	b := newBudget(g)
+	for _, m := range changeOrder(g) {
+		step, asks := m.Next.(node.PacedStep)
+		if !asks {
+			continue
+		}
+		reason, message := blockedBy(g, w, m)
+		if withheld := func(a action.Action) bool { return w.Repeats.Left(a, w.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
+			m.Actions = append(m.Actions, step.Start...) // Withhold leaves them out, so the node takes nobody's turn
+			continue
+		}
+		if reason == "" {
+			reason, message = b.admit(m, step)
+		}
+		if reason != "" {
+			holdBack(m, reason, message)
+			continue
+		}
+		m.Actions = append(m.Actions, step.Start...)
+	}
+}
+
+// budget is what is left of the places for nodes that change at the same time.
+type budget struct {
+	slots, left int
+	proven      map[string]bool // configurations that some node of the group has reached
+	others      int             // nodes that the policy is changing, without those that failed
+	disturbed   int             // nodes that are kept from their users
+	alone       bool            // one of them goes first with a new configuration
+}
+
+func newBudget(g *group) *budget {
+	b := &budget{slots: slotCount(g), left: slotCount(g), proven: map[string]bool{}}
+	last := "" // of thousands of nodes, most have the same
+	for _, m := range g.Members {
+		if good := m.Summary.Configs[2]; good != last {
+			last = good
+			b.proven[last] = true
+		}
+	}
+	for _, members := range [][]*member{g.Members, g.Leaving, g.Idle} {
+		for _, m := range members {
+			b.spend(m)
+		}
+	}
+	for _, m := range g.Counted {
+		if disturbs(m) {
+			b.disturbed++
+		}
+		if m.Disturbed() && m.Holds {
+			b.left--
+		}
+	}
+	return b
+}
+
+// spend counts a node that holds a place.
+func (b *budget) spend(m *member) {
+	if disturbs(m) {
+		b.disturbed++
+	}
+	if !m.Holds {
+		return
+	}
+	if m.State == node.Failed {
+		b.left--
+	} else {
+		b.count(m)
+	}
+}
+
+// disturbs reports whether a node counts among those that are kept from their users. One whose slot has expired counts until it is
+// given back: the write that does that may fail, or come after the taint of the node that gets the slot.
+func disturbs(m *member) bool {
+	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.GivesBack))
+}
+
+func (b *budget) count(m *member) {
+	b.left--
+	if m.Policy == nil {
+		return // it goes back to what it was and tries no configuration
+	}
+	b.others++
+	b.alone = b.alone || b.unproven(m)
+}
+
+// unproven says whether no node has reached yet what this one is to get.
+func (b *budget) unproven(m *member) bool {
+	return m.Desired != nil && !b.proven[m.Desired.Config.Key]
+}
+
+// admit says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
+// there are places: one whose slot had expired may hold one on top of them.
+func (b *budget) admit(m *member, step node.PacedStep) (reason, message string) {
+	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
+	disturbs := taints && !m.Disturbed() || m.Disturbed() && !m.Holds
+	switch {
+	case disturbs && b.disturbed >= b.slots, taints && b.disturbed > b.slots: // pauses that protect a node wait for no slot
+		return b.full()
+	case !m.Holds:
+		reason, message = b.acquireSlot(m)
+	}
+	if reason == "" && disturbs {
+		b.disturbed++
+	}
+	return reason, message
+}
+
+func (b *budget) full() (reason, message string) {
+	return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("Waiting: rollout.maxUnavailable (%d) reached", b.slots)
+}
+
+// acquireSlot gives a node a place, or says why there is none.
+func (b *budget) acquireSlot(m *member) (reason, message string) {
+	switch {
+	case b.left <= 0:
+		return b.full()
+	case m.Policy != nil && b.alone || b.unproven(m) && b.others > 0:
+		return v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it"
+	}
+	b.count(m)
+	return "", ""
+}
+
+// holdBack holds a node back.
+func holdBack(m *member, reason, message string) {
+	_, step := node.SplitStep(m.Next)
+	m.Actions = append(m.Actions, step.OnDenied...)
+	untilSlotExpires(m)
+	m.Reason = reason
+	if m.Message != "" {
+		message += "; " + m.Message
+	}
+	m.Message = message
+}
+
+// changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then those that are
+// released, then by name.
+func changeOrder(g *group) []*member {
+	order := make([]*member, 0, len(g.Members)+len(g.Leaving))
+	for _, turn := range []func(*member) bool{
+		func(m *member) bool { return m.Holds },
+		func(m *member) bool { return !m.Holds && m.State == node.Failed },
+		func(m *member) bool { return !m.Holds && m.State != node.Failed },
+	} {
+		for _, nodes := range [][]*member{g.Leaving, g.Members} {
+			for _, m := range nodes {
+				if turn(m) {
+					order = append(order, m)
+				}
+			}
+		}
+	}
+	return order
+}
+
+// slotCount is how many nodes may be changing at the same time.
+func slotCount(g *group) int {
+	all := len(g.Members) + len(g.Leaving)
+	if g.By != nil {
+		return scaled(g.By.Spec.Rollout.MaxUnavailable, all)
+	}
+	least := all
+	for _, m := range g.Leaving {
+		least = min(least, scaled(m.Rules().MaxUnavailable, all))
+	}
+	return max(least, 1)
+}
+
+// scaled is a number of nodes, or a percentage of them rounded up; at least 1.
+func scaled(n *intstr.IntOrString, of int) int {
+	if n == nil {
+		return 1
+	}
+	places, err := intstr.GetScaledValueFromIntOrPercent(n, of, true)
+	if err != nil {
+		return 1
+	}
+	return max(places, 1)
+}
+
+func waitsForManager(m *member) (reason, message string) {
+	return v1alpha1.ReasonMIGManagerBusy, node.ManagerChanging(m.View) + "; the change waits for it"
+}
+
+// blockedBy says why no change may start or go on at all on a node, whatever the budget.
+func blockedBy(g *group, w *cluster.Snapshot, m *member) (reason, message string) {
+	switch {
+	case m.Policy == nil && node.ManagerHoldsUpChange(m.View):
+		return waitsForManager(m)
+	case m.Policy == nil:
+		return "", "" // nothing else holds up the way back
+	case g.Invalid != nil:
+		return v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
+	case g.By.Spec.Rollout.Paused:
+		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
+	case !w.Plugin.Ready && !m.ByDriver() && pluginConfigHeld(w) != "":
+		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(w))
+	case !w.Plugin.Ready && !m.ByDriver():
+		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(w.Plugin.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
+	case node.ManagerHoldsUpChange(m.View):
+		return waitsForManager(m)
+	case g.Halted && m.State != node.Failed:
+		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
+			"look at those, then change the policy", g.Failures, max(g.By.Spec.Rollout.MaxFailures, 1))
+	}
+	return outsideWindow(g, w, m)
+}

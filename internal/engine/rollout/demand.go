@@ -1,0 +1,142 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+)
+
+// demandOf is the demand of a pod; asks is false for one that asks for no GPU or is ending.
+func demandOf(p *cluster.Pod) (d Demand, asks bool) {
+	if len(p.Asks) == 0 || p.Terminating {
+		return Demand{}, false
+	}
+	for name, n := range p.Asks {
+		d.Asks += hashPair(name, strconv.FormatInt(n, 10))
+	}
+	for name, value := range p.NodeSelector {
+		d.Selector += hashPair(name, value)
+	}
+	return d, true
+}
+
+// demandsOf lists what the pods of a node request of shared GPUs.
+func demandsOf(pods []cluster.Pod) []podDemand {
+	var demands []podDemand
+	for i := range pods {
+		if d, asks := demandOf(&pods[i]); asks {
+			demands = append(demands, podDemand{Demand: d, Pod: i})
+		}
+	}
+	return demands
+}
+
+// waitingDemand are the pods on no node that have the same demand, as indexes in Snapshot.Unscheduled.
+type waitingDemand struct {
+	Demand
+	pods []int
+}
+
+// podQueue are the pods on no node by their demand.
+type podQueue struct {
+	version int64 // of Snapshot.Unscheduled
+	waiting []waitingDemand
+}
+
+// Of returns the pods on no node by their demand, in their order.
+func (q *podQueue) Of(w *cluster.Snapshot) []waitingDemand {
+	if w.UnscheduledVersion != 0 && q.version == w.UnscheduledVersion {
+		return q.waiting
+	}
+	*q = podQueue{version: w.UnscheduledVersion}
+	at := map[Demand]int{}
+	for p := range w.Unscheduled {
+		d, asks := demandOf(&w.Unscheduled[p])
+		if !asks {
+			continue
+		}
+		i, known := at[d]
+		if !known {
+			i, at[d] = len(q.waiting), len(q.waiting)
+			q.waiting = append(q.waiting, waitingDemand{Demand: d})
+		}
+		q.waiting[i].pods = append(q.waiting[i].pods, p)
+	}
+	return q.waiting
+}
+
+// hashPair is the 64-bit FNV-1a hash of a name and a value.
+func hashPair(name, value string) uint64 {
+	const offset, prime = 14695981039346656037, 1099511628211
+	h := uint64(offset)
+	for _, s := range [...]string{name, "=", value} {
+		for i := range len(s) {
+			h = (h ^ uint64(s[i])) * prime
+		}
+	}
+	return h
+}
+
+// labelIndex finds nodes by the value of a label, for those labels that pods select by.
+type labelIndex map[string]map[string][]*offer
+
+// with are the offers of the nodes on which a label has a value.
+func (i *impact) with(name, value string) []*offer {
+	if i.labels == nil {
+		i.labels = labelIndex{}
+	}
+	values := i.labels[name]
+	if values == nil {
+		values = map[string][]*offer{}
+		for _, o := range i.offers {
+			if has, labelled := o.Labels[name]; labelled {
+				values[has] = append(values[has], o)
+			}
+		}
+		i.labels[name] = values
+	}
+	return values[value]
+}
+
+// admitting are the offers of the nodes that a pod's node selector admits.
+func (i *impact) admitting(p *cluster.Pod) []*offer {
+	var fewest []*offer
+	selects := 0
+	for name, value := range p.NodeSelector {
+		if strings.HasPrefix(name, cluster.NvidiaDomain) {
+			continue
+		}
+		if found := i.with(name, value); selects == 0 || len(found) < len(fewest) {
+			fewest = found
+		}
+		selects++
+	}
+	switch selects {
+	case 0:
+		return i.offers
+	case 1:
+		return fewest
+	}
+	return slices.DeleteFunc(slices.Clone(fewest), func(o *offer) bool { return !selectorAdmits(p, o.Labels) })
+}
+
+// policiesFor are the policies some of whose nodes a waiting pod's node selector admits.
+func (i *impact) policiesFor(p *cluster.Pod, d Demand) []string {
+	policies, known := i.waiting[d.Selector]
+	if !known {
+		seen := map[string]bool{"": true}
+		for _, o := range i.admitting(p) {
+			if !seen[o.Policy] {
+				seen[o.Policy] = true
+				policies = append(policies, o.Policy)
+			}
+		}
+		i.waiting[d.Selector] = policies
+	}
+	return policies
+}

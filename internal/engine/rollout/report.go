@@ -1,0 +1,58 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// nodeStateOf is the state of a node as the CLI, metrics and Events report it.
+func nodeStateOf(m *member) NodeState {
+	if m.CachedState != nil {
+		return *m.CachedState
+	}
+	s := NodeState{
+		Node: m.Node.Name, State: m.State, Reason: m.Reason, Message: m.Message, Plan: plannedChanges(m.View),
+		Blockers: node.BlockersOf(m.View), ConfigName: m.Target.Config, Advertised: offeredResources(m.View), Devices: m.Target.Devices,
+		Retained: m.Policy == nil && node.Retained(m.Node.GPU.Spec),
+	}
+	if m.Policy != nil {
+		s.Policy = m.Policy.Name
+	}
+	if m.Desired != nil {
+		s.Expected, s.Replicas = m.Desired.Config.Resources, m.Desired.Config.Replicas
+	}
+	return s
+}
+
+// plannedChanges lists the steps of the plan. Nobody may change the list.
+func plannedChanges(v *node.View) []string {
+	if v.Lines == nil {
+		v.Lines = new(describeState(v))
+	}
+	return *v.Lines
+}
+
+func describeState(v *node.View) []string {
+	const most, length = 64, 256 // of the schema
+	var steps []string
+	if v.Partitions() {
+		steps = append(steps, format.Cut(node.ManagerClearing(v), length))
+	}
+	if node.ExcludesNVIDIAMPS(v) && !node.MPSLabelOverridden(v) && node.OverriddenByNodeFeature(v) {
+		steps = append(steps, "keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+action.OverrideName(v.Node.Name))
+	}
+	for _, s := range v.Steps {
+		if len(steps) < most && (!v.Managed() || !plan.ChangesMIG(s)) {
+			steps = append(steps, format.Cut(s.String(), length))
+		}
+	}
+	if node.OnlyRebootLeft(v) && len(steps) < most {
+		steps = append(steps, "reboot the node")
+	}
+	return steps
+}

@@ -1,0 +1,799 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+const (
+	pluginLabel = "nvidia.com/gpu.deploy.device-plugin"
+	gfdLabel    = "nvidia.com/gpu.deploy.gpu-feature-discovery"
+
+	upgradeLabel = "nvidia.com/gpu-driver-upgrade-state"
+	mpsLabel     = "nvidia.com/mps.capable"
+	optOutLabel  = "nvidia.com/gpu.deploy.operands"
+)
+
+// site is a cluster in miniature: an API server that refuses what the real one refuses, agents over simulated
+// hardware, and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
+type site struct {
+	cluster.Snapshot
+	hosts   map[string]*host
+	memory  remembering
+	sleeps  sleeping
+	pods    int     // given out so far
+	rewired bool    // by the last pass: what mig-manager reads
+	crashes []crash // of NVIDIA's config-manager
+	byHand  string  // the default configuration, which nodes without a label get
+	nfd     nfd
+	beside  []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
+	killed  []string // clients of an MPS daemon that ended before them
+	evicted []string
+	wronged []string // pods of tenants that the operator deletes as NVIDIA's
+	told    []string
+	version map[string]int // of each Node
+	writes  map[string]int // by kind of action
+	refused []string       // what the API server has refused, and why
+
+	behind     time.Duration     // by which the API server's clock is behind the controller's
+	dropsNames bool              // the feature gate DRAExtendedResource is off
+	orphans    []string          // DeviceTaintRules of nodes that are gone
+	scheduler  map[string]string // the class by which the scheduler serves an extended resource
+}
+
+// crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
+type crash struct {
+	node, key string
+	leaving   bool // its pod was being deleted
+}
+
+// host is a node with its hardware.
+type host struct {
+	*cluster.Node
+	made        int // GPUNodes of its name
+	hardware    *sim.Hardware
+	daemons     map[string]plan.Daemon
+	done        []string       // what the agent did
+	theirs      *gpu.MPSDaemon // of NVIDIA's DaemonSet
+	features    features
+	driver      driver
+	broken      func(cluster.Snapshot) bool // the plugin does not advertise what it reads
+	watches     bool                        // the agent reports who sees a key
+	noTimeSlice bool                        // the driver has none for the GPUs
+	machine
+	manager
+	fate
+	upgrade upgrade
+	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
+	flips   bool                // the plugin starts with its default, as NVIDIA's does
+	plugin  struct {
+		selected  string               // what the plugin reads
+		synced    map[string]time.Time // since when, by pod and key
+		slow      time.Duration        // how long the kubelet takes for a sync, where the agent watches; otherwise a second
+		seen      map[string]string    // what the kubelet has projected
+		behind    bool                 // that is not what the ConfigMap holds
+		projected time.Time            // when it last was
+		running   bool
+		uuids     []string             // of the MIG instances that it advertises
+		gone      map[string]time.Time // since when the kubelet has no plugin for a resource that it lists
+	}
+}
+
+// projectsWithin is how long the kubelet takes at most to project a changed ConfigMap into the pods that mount it.
+const projectsWithin = 90 * time.Second
+
+func newSite() *site {
+	return &site{
+		Snapshot: cluster.Snapshot{
+			Now:    time.Unix(1_800_000_000, 0),
+			Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
+		},
+		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{},
+	}
+}
+
+func (c *site) add(name string, models ...sim.Model) *host {
+	n, err := sim.NewNode(name, models...)
+	if err != nil {
+		panic(err)
+	}
+	h := &host{
+		hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}},
+		dcgm: map[string][]string{},
+	}
+	h.Node = &cluster.Node{
+		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
+		Labels: map[string]string{
+			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelClient: "true",
+		},
+	}
+	h.plugin.synced, h.plugin.gone = map[string]time.Time{}, map[string]time.Time{}
+	h.makeGPUNode()
+	c.hosts[name] = h
+	c.settle(h)
+	c.mergeFeatures(h)
+	return h
+}
+
+// makeGPUNode makes the GPUNode of a host, or makes it anew after it was deleted.
+func (h *host) makeGPUNode() {
+	h.made++
+	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made))}}
+	for _, conditionType := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{ // the default of the API
+			Type: conditionType, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonAwaitingReport, LastTransitionTime: metav1.Unix(0, 0),
+		})
+	}
+}
+
+// world is what a pass reads: values of its own.
+func (c *site) world() cluster.Snapshot {
+	w := c.withoutNodes()
+	for i := range c.Policies {
+		w.Policies = append(w.Policies, *c.Policies[i].DeepCopy())
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		w.Nodes = append(w.Nodes, c.hosts[name].copied())
+	}
+	return w
+}
+
+// withoutNodes is the snapshot without its nodes and policies.
+func (c *site) withoutNodes() cluster.Snapshot {
+	w := c.Snapshot
+	w.Configs, w.Policies, w.Nodes = maps.Clone(c.Configs), nil, nil
+	w.DRA.Ruled, w.DRA.Named, w.DRA.Edited = c.ruled(), c.named(), c.edited()
+	return w
+}
+
+// copied is the node as it is now.
+func (h *host) copied() cluster.Node {
+	n := *h.Node
+	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
+	n.Unallocatable = maps.Clone(n.Unallocatable)
+	n.Taints, n.Pods, n.Claims = slices.Clone(n.Taints), slices.Clone(n.Pods), slices.Clone(n.Claims)
+	n.Features = h.features.seen()
+	return n.WithCopy(n.GPU.DeepCopy())
+}
+
+// hold lets a pod of a user hold a GPU of a node, or an instance of it.
+func (c *site) hold(h *host, name string, index, instance int) {
+	h.Pods = append(h.Pods, cluster.Pod{
+		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now,
+	})
+	uuid := h.devices()[index].UUID
+	h.hardware.Update(func(n *sim.Node) {
+		g, err := n.GPU(uuid)
+		if err != nil {
+			panic(err)
+		}
+		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: name, Container: "main", Instance: instance})
+	})
+	h.report()
+}
+
+// end lets a pod of a user end.
+func (c *site) end(h *host, name string) {
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
+	h.unclaim(name)
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
+		}
+	})
+	h.report()
+}
+
+// do carries out an action as the executor does.
+func (c *site) do(a action.Action) {
+	c.writes[fmt.Sprintf("%T", a)]++
+	h := c.hosts[a.Target()]
+	switch a := a.(type) {
+	case action.WriteConfigs:
+		c.Configs, c.ConfigsCopy = maps.Clone(a.Data), maps.Clone(a.Data)
+	case action.TriggerSync:
+		c.sync(h, a)
+	case action.PatchNode:
+		c.version[h.Name]++
+		patch(h.Labels, a.Labels)
+		patch(h.Annotations, a.Annotations)
+		c.held(h)
+	case action.Taint:
+		c.version[h.Name]++
+		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
+			h.Taints = append(h.Taints, a.Taint)
+			if a.Baseline != "" {
+				h.Annotations[v1alpha1.AnnotationBaseline] = a.Baseline
+			}
+		}
+	case action.Untaint:
+		c.version[h.Name]++
+		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+	case action.KeepTaints:
+		c.version[h.Name]++
+		taints, record := rollout.Retaint(h.Taints, h.Annotations[v1alpha1.AnnotationTaints], a.Want)
+		h.Taints = taints
+		patch(h.Annotations, map[string]*string{v1alpha1.AnnotationTaints: nil})
+		if record != "" {
+			h.Annotations[v1alpha1.AnnotationTaints] = record
+		}
+	case action.Evict:
+		c.evicted = append(c.evicted, a.Pod)
+		c.end(h, a.Pod)
+	case action.DeletePod:
+		c.deletePod(h, a.UID)
+	case action.KeepMPSOff:
+		c.keepMPSOff(h)
+	case action.AllowMPS:
+		h.features.ours = time.Time{}
+	case action.TaintDevices:
+		if c.DRA.ServesRules && !h.RuleTaken && !h.driver.refused && !h.driver.edited {
+			h.DevicesTaintedAt = a.Since
+		}
+	case action.UntaintDevices:
+		if c.orphans = slices.DeleteFunc(c.orphans, func(node string) bool { return node == a.Node }); h != nil {
+			h.DevicesTaintedAt, h.driver.edited = time.Time{}, false
+		}
+	case action.WriteClass:
+		c.writeClass(a.Class)
+	case action.DeleteClass:
+		c.dropClass(a.Name)
+	case action.Report:
+		if !c.takes(a, v1alpha1.GPUNode{Status: a.Status}) {
+			return
+		}
+		h.setReported(*a.Status.DeepCopy())
+		c.told = append(c.told, h.waits())
+	case action.SetSpec:
+		if !c.takes(a, v1alpha1.GPUNode{Spec: a.Spec}) {
+			return
+		}
+		h.setSpec(*a.Spec.DeepCopy())
+	}
+}
+
+// takes reports whether the API server takes what an action writes, which must not exceed the schema.
+func (c *site) takes(a action.Action, n v1alpha1.GPUNode) bool {
+	why := refusal(n)
+	if why != "" {
+		c.refused = append(c.refused, fmt.Sprintf("%s: %s", a, why))
+	}
+	return why == ""
+}
+
+// SetSpec stores a spec as the API server does, whose generations count what the agent looks at.
+func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
+	want.ChangeTime = metav1.NewTime(want.ChangeTime.Truncate(time.Second))
+	if !reflect.DeepEqual(want, h.GPU.Spec) {
+		h.GPU.Spec = want
+		h.GPU.Generation++
+	}
+}
+
+// setReported stores the controller's part of the status, beside the agent's.
+func (h *host) setReported(status v1alpha1.GPUNodeStatus) {
+	agents := h.agents()
+	h.GPU.Status.ObservedGeneration, h.GPU.Status.Rollout = status.ObservedGeneration, status.Rollout
+	h.GPU.Status.Conditions = slices.Concat(status.Conditions, agents)
+}
+
+// agents are the conditions of the agent.
+func (h *host) agents() []metav1.Condition {
+	ours := rollout.ReportedStatus(h.GPU.Status).Conditions
+	return slices.DeleteFunc(slices.Clone(h.GPU.Status.Conditions), func(c metav1.Condition) bool { return slices.Contains(ours, c) })
+}
+
+// waits is why a node is not ready, as its GPUNode reports it: <reason>: <message>.
+func (h *host) waits() string {
+	if c, _ := condition.Find(h.GPU.Status.Conditions, v1alpha1.ConditionReady); c.Status == metav1.ConditionFalse {
+		return c.Reason + ": " + c.Message
+	}
+	return ""
+}
+
+// annotate sets an annotation of the GPUNode.
+func (h *host) annotate(name, value string) {
+	h.GPU.Annotations = maps.Clone(h.GPU.Annotations)
+	if h.GPU.Annotations == nil {
+		h.GPU.Annotations = map[string]string{}
+	}
+	h.GPU.Annotations[name] = value
+}
+
+func (c *site) sync(h *host, a action.TriggerSync) {
+	for i := range h.Pods {
+		if h.Pods[i].UID == a.UID {
+			h.Pods[i].SyncTriggered = a.Value
+			key, _, _ := strings.Cut(a.Value, "@")
+			if _, again := h.plugin.synced[a.UID+key]; !again {
+				h.plugin.synced[a.UID+key] = c.Now.Truncate(time.Second)
+			}
+		}
+	}
+}
+
+// held notes, as the managed fields of a Node do, when another controller said last that it works there.
+func (c *site) held(h *host) {
+	h.HeldSince = time.Time{}
+	for name, value := range h.Labels {
+		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
+			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
+			h.HeldSince = c.Now.Add(-c.behind)
+		}
+	}
+}
+
+// DeletePod ends a pod of one of NVIDIA's DaemonSets, with what runs in it.
+func (c *site) deletePod(h *host, uid string) {
+	at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == uid })
+	if at < 0 {
+		return
+	}
+	if h.Pods[at].Namespace == tenant {
+		c.wronged = append(c.wronged, h.Pods[at].Name) // it comes back, or the admission policy keeps it
+		return
+	}
+	if h.stuck[uid] {
+		c.hang(h, at)
+		return
+	}
+	if h.Pods[at].Validator {
+		c.end(h, h.Pods[at].Name)
+		return
+	}
+	servesMPS := playedBy(mpsLabel)(h.Pods[at])
+	h.Pods = slices.Delete(h.Pods, at, at+1)
+	switch {
+	case h.dcgm[uid] != nil:
+	case !servesMPS:
+		h.plugin.running = false
+	default:
+		c.endMPS(h)
+	}
+}
+
+// hang tells a pod of NVIDIA's to end that does not. The deletion of a test workload of its validator is refused.
+func (c *site) hang(h *host, at int) {
+	if p := &h.Pods[at]; !p.Validator && !p.Terminating {
+		p.Terminating, p.EndsBy = true, c.Now.Add(30*time.Second)
+	}
+}
+
+func patch(have map[string]string, with map[string]*string) {
+	for name, value := range with {
+		if value == nil {
+			delete(have, name)
+			continue
+		}
+		have[name] = *value
+	}
+}
+
+// settle lets what is not ours catch up: DaemonSets, the kubelet, the agent, the plugin.
+func (c *site) settle(h *host) {
+	h.now = c.Now
+	if h.off {
+		return
+	}
+	c.upgrading(h)
+	h.attend()
+	c.mergeFeatures(h)
+	c.daemonSets(h)
+	c.project(h)
+	h.boot()
+	c.partition(h)
+	h.converge()
+	h.report()
+	h.reportConfig()
+	h.goDown()
+	c.advertise(h)
+	c.publish(h)
+	c.discoverFeatures(h)
+}
+
+// daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than those
+// of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
+func (c *site) daemonSets(h *host) {
+	for _, label := range append([]string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager}, monitorLabels()...) {
+		at := slices.IndexFunc(h.Pods, playedBy(label))
+		if at >= 0 && h.stuck[h.Pods[at].UID] {
+			if h.Labels[label] != "true" {
+				c.hang(h, at)
+			}
+			continue
+		}
+		if at >= 0 && c.Plugin.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Plugin.Operands.Tolerations) {
+			h.Pods = slices.Delete(h.Pods, at, at+1)
+			h.plugin.running = false
+			at = -1
+		}
+		switch wanted := h.Labels[label] == "true"; {
+		case wanted && at < 0 && c.keptOff(h):
+		case wanted && at < 0:
+			c.pods++
+			h.Pods = append(h.Pods, cluster.Pod{
+				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
+				Controller: "DaemonSet", NVIDIA: true, NodeSelector: map[string]string{label: "true"},
+				MountsConfig: !monitors(label) && (label != v1alpha1.LabelMIGManager || c.Plugin.MIGReady), Scheduled: c.Now,
+				Serves: true, Tolerations: c.tolerations(),
+			})
+			if monitors(label) {
+				h.dcgm[h.Pods[len(h.Pods)-1].UID] = append([]string{}, h.instances()...)
+			}
+			h.plugin.seen = maps.Clone(c.Configs) // a new pod is given what is there
+		case !wanted && at >= 0:
+			h.Pods = slices.Delete(h.Pods, at, at+1)
+		}
+	}
+	c.mpsDaemonSet(h)
+}
+
+// playedBy reports whether a pod is the one of NVIDIA's that a label keeps on its node. The cluster knows that of
+// itself: a pod of a tenant may select any label.
+func playedBy(label string) func(cluster.Pod) bool {
+	return func(p cluster.Pod) bool { return p.Namespace != tenant && p.NodeSelector[label] != "" }
+}
+
+func (c *site) tolerations() []corev1.Toleration {
+	if c.Plugin.Operands == nil {
+		return nil
+	}
+	return c.Plugin.Operands.Tolerations
+}
+
+// keptOff says whether a taint keeps NVIDIA's programs off a node.
+func (c *site) keptOff(h *host) bool {
+	return slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool {
+		return c.Plugin.Operands != nil && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(c.tolerations(), t)
+	})
+}
+
+// tolerate makes exactly these tolerations of the ClusterPolicy ours.
+func (c *site) tolerate(ours []corev1.Toleration) {
+	if c.Plugin.Operands == nil {
+		return
+	}
+	o := *c.Plugin.Operands
+	o.Tolerations = slices.DeleteFunc(slices.Clone(o.Tolerations), func(t corev1.Toleration) bool { return slices.Contains(o.Ours, t) })
+	o.Tolerations, o.Ours = append(o.Tolerations, ours...), ours
+	c.Plugin.Operands = &o
+}
+
+// endMPS ends NVIDIA's MPS daemon and all that use it.
+func (c *site) endMPS(h *host) {
+	if h.theirs == nil {
+		return
+	}
+	theirs := strings.HasPrefix(h.Labels[pluginLabel], "paused-for-driver") // NVIDIA itself ended it, for an upgrade of its driver
+	for _, d := range h.devices() {
+		for _, o := range d.Holders {
+			if theirs {
+				continue
+			}
+			c.killed = append(c.killed, o.Pod)
+		}
+	}
+	h.theirs = nil
+	if len(h.daemons) == 0 {
+		h.computeMode(gpu.ComputeDefault)
+	}
+}
+
+func (h *host) computeMode(mode gpu.ComputeMode) {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].ComputeMode = mode
+		}
+	})
+}
+
+// parsed keeps what parse has read: a simulation reads the same few configurations again and again.
+var parsed sync.Map
+
+func parse(data string) nvidia.Config {
+	if config, known := parsed.Load(data); known {
+		return config.(nvidia.Config)
+	}
+	var config nvidia.Config
+	if err := yaml.UnmarshalStrict([]byte(data), &config); err != nil {
+		panic(err)
+	}
+	parsed.Store(data, config)
+	return config
+}
+
+// project shows the ConfigMap to the pods of which a sync was triggered a while ago, and to all of them once the kubelet comes round to it.
+func (c *site) project(h *host) {
+	if h.plugin.behind = len(h.readers()) > 0 && !maps.Equal(h.plugin.seen, c.Configs); !h.plugin.behind {
+		h.plugin.projected = c.Now
+	} else if c.Now.Sub(h.plugin.projected) >= projectsWithin {
+		h.plugin.seen = maps.Clone(c.Configs)
+	}
+	takes := time.Second
+	if h.watches && !slices.ContainsFunc(h.readers(), func(uid string) bool { return !slices.Contains(h.GPU.Status.Config.PodUIDs, uid) }) {
+		takes = max(takes, h.plugin.slow)
+	}
+	for _, p := range h.Pods {
+		key, _, synced := strings.Cut(p.SyncTriggered, "@")
+		if synced && c.Now.Sub(h.plugin.synced[p.UID+key]) >= takes {
+			h.plugin.seen = maps.Clone(c.Configs)
+		}
+	}
+}
+
+// readers are the pods that read our ConfigMap.
+func (h *host) readers() []string {
+	var uids []string
+	for _, p := range h.Pods {
+		if p.MountsConfig {
+			uids = append(uids, p.UID)
+		}
+	}
+	return uids
+}
+
+// reportConfig is the agent's report of who sees the desired key, if it is one that reports that.
+func (h *host) reportConfig() {
+	key := h.GPU.Spec.ConfigName
+	if _, seen := h.plugin.seen[key]; h.watches && seen && key != "" {
+		h.GPU.Status.Config = v1alpha1.ConfigStatus{Name: key, ChangeTime: h.GPU.Spec.ChangeTime, PodUIDs: h.readers()}
+	}
+}
+
+// devices are the GPUs as the agent observes them.
+func (h *host) devices() []gpu.Device {
+	inventory, err := h.hardware.Observe(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for i := range inventory.Devices {
+		d := &inventory.Devices[i]
+		d.Holders = slices.DeleteFunc(slices.Clone(d.Holders), h.isAdmins)
+		timed := func(s v1alpha1.DeviceSpec) bool { return s.UUID == d.UUID && plan.Timed(s.Sharing) }
+		if !d.State.MIG && slices.ContainsFunc(h.GPU.Spec.Devices, timed) {
+			d.State.TimeSlice = h.timeSlice(d.UUID)
+		}
+		inventory.Devices[i].State.MPS = h.theirs
+		for resource, d := range h.daemons {
+			for _, served := range d.Devices {
+				if served.UUID == inventory.Devices[i].UUID {
+					inventory.Devices[i].State.MPS = &gpu.MPSDaemon{
+						Resource: resource, ActiveThreadPercentage: d.ActiveThreadPercentage,
+						PinnedMemoryLimitMiB: served.PinnedMemoryLimitMiB,
+					}
+				}
+			}
+		}
+	}
+	return inventory.Devices
+}
+
+// timeSlice is that of a GPU, whether or not the agent reads it.
+func (h *host) timeSlice(uuid string) (slice gpu.TimeSlice) {
+	h.hardware.Update(func(n *sim.Node) {
+		var err error
+		if slice, err = n.TimeSlice(uuid); err != nil || h.noTimeSlice {
+			slice = gpu.TimeSliceNone
+		}
+	})
+	return slice
+}
+
+// Start implements plan.MPS.
+func (h *host) Start(_ context.Context, d plan.Daemon) error {
+	h.daemons[d.Resource] = d
+	return nil
+}
+
+// Stop implements plan.MPS.
+func (h *host) Stop(_ context.Context, resource string) error {
+	delete(h.daemons, resource)
+	return nil
+}
+
+// advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another key
+// is selected, and never else.
+func (c *site) advertise(h *host) {
+	c.forgetGone(h)
+	pod := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool {
+		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
+	})
+	if pod < 0 || !h.upgrade.driver() {
+		h.plugin.running = false
+		c.offerNothing(h)
+		return
+	}
+	key := h.Labels[v1alpha1.LabelConfig]
+	if !h.plugin.running && h.flips {
+		h.Pods[pod].ReadySince = c.Now
+		h.plugin.running, h.plugin.selected = true, "default"
+		h.forgetHealth()
+		c.offer(h, c.Configs["default"])
+		return
+	}
+	if h.plugin.running && key == h.plugin.selected {
+		return
+	}
+	data, seen := h.plugin.seen[key]
+	if key == "" {
+		data = c.byHand
+	}
+	if key != "" && !seen {
+		c.crashes = append(c.crashes, crash{node: h.Name, key: key, leaving: h.Pods[pod].Terminating})
+		return
+	}
+	h.plugin.running, h.plugin.selected = true, key
+	h.forgetHealth()
+	if h.broken != nil && h.broken(c.Snapshot) {
+		c.offerNothing(h)
+		return
+	}
+	c.offer(h, data)
+	h.plugin.uuids = h.instances()
+}
+
+// keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod of
+// https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
+const keepsCapacity = 5 * time.Minute
+
+// offer is NVIDIA's device plugin that registers what it makes of a configuration: its former resources are gone.
+func (c *site) offer(h *host, data string) {
+	c.offerNothing(h)
+	healthy := enumerate(data, h.healthy())
+	for name, all := range enumerate(data, h.devices()) {
+		delete(h.plugin.gone, name)
+		h.Allocatable[name] = healthy[name]
+		h.unallocatable(name, all-healthy[name])
+	}
+	c.version[h.Name]++
+}
+
+// offerNothing leaves each resource with 0, because the kubelet never forgets one, and with its devices as capacity for a while.
+func (c *site) offerNothing(h *host) {
+	for name, n := range h.Allocatable {
+		if _, gone := h.plugin.gone[name]; !gone {
+			h.plugin.gone[name] = c.Now
+			h.unallocatable(name, n+h.Unallocatable[name])
+		}
+		h.Allocatable[name] = 0
+	}
+}
+
+// forgetGone is the kubelet that lists the devices of a plugin that is gone no longer.
+func (c *site) forgetGone(h *host) {
+	for name, since := range h.plugin.gone {
+		if h.Unallocatable[name] > 0 && c.Now.Sub(since) >= keepsCapacity {
+			h.unallocatable(name, 0)
+			c.version[h.Name]++
+		}
+	}
+}
+
+// unallocatable sets how many devices of a resource are capacity and cannot be allocated.
+func (h *host) unallocatable(name string, n int64) {
+	if h.Unallocatable == nil {
+		h.Unallocatable = map[string]int64{}
+	}
+	if h.Unallocatable[name] = n; n == 0 {
+		delete(h.Unallocatable, name)
+	}
+}
+
+// enumerate is what NVIDIA's device plugin makes of a configuration and GPUs.
+func enumerate(data string, devices []gpu.Device) map[string]int64 {
+	config := parse(data)
+	strategy := "none"
+	if config.Flags.MigStrategy != nil {
+		strategy = *config.Flags.MigStrategy
+	}
+	counts := map[string]int64{}
+	for _, d := range devices {
+		if strategy == "none" || !d.State.MIG {
+			counts["nvidia.com/gpu"]++
+			continue
+		}
+		for _, i := range d.State.Instances {
+			name := "nvidia.com/gpu"
+			if strategy == "mixed" {
+				name = "nvidia.com/mig-" + strings.ReplaceAll(i.Profile, "+", ".")
+			}
+			counts[name]++
+		}
+	}
+	for _, r := range config.Sharing.ReplicatedResources().Resources {
+		count := counts[string(r.Name)] * int64(r.Replicas)
+		if r.Rename != "" {
+			delete(counts, string(r.Name))
+			r.Name = r.Rename
+		}
+		counts[string(r.Name)] = count
+	}
+	return counts
+}
+
+// instances are the UUIDs of the MIG instances.
+func (h *host) instances() []string {
+	var uuids []string
+	for _, d := range h.devices() {
+		for _, i := range d.State.Instances {
+			uuids = append(uuids, i.UUID)
+		}
+	}
+	return uuids
+}
+
+// destroy takes an instance away by hand, and the agent makes it again.
+func (h *host) destroy(index int) {
+	d := h.devices()[index]
+	if err := h.hardware.DestroyInstance(context.Background(), d.UUID, d.State.Instances[0].ID); err != nil {
+		panic(err)
+	}
+	h.converge()
+	h.report()
+}
+
+// tick lets time pass and everybody catch up.
+func (c *site) tick(d time.Duration) {
+	c.Now = c.Now.Add(d)
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		c.settle(c.hosts[name])
+	}
+}
+
+// pass decides, if anything wakes the controller, acts, and keeps the statuses.
+func (c *site) pass() rollout.Decision {
+	d := c.sleeps.decide(c.world(), c.memory.decide)
+	c.tolerate(d.Tolerations)
+	for _, a := range d.Actions {
+		c.do(a)
+	}
+	c.wireMIG(d)
+	for i := range c.Policies {
+		c.Policies[i].Status = d.Policies[c.Policies[i].Name]
+	}
+	return d
+}
+
+// run passes until nothing is left to do, or for so many passes; the states that each node went through are returned.
+func (c *site) run(passes int) (d rollout.Decision, states map[string][]node.State) {
+	states = map[string][]node.State{}
+	for range passes {
+		d = c.pass()
+		for _, n := range d.Nodes {
+			if seen := states[n.Node]; len(seen) == 0 || seen[len(seen)-1] != n.State {
+				states[n.Node] = append(seen, n.State)
+			}
+		}
+		if len(d.Actions) == 0 && d.After == 0 && !c.rewired && !c.awaitsAgents() {
+			return d, states
+		}
+		c.tick(time.Second)
+	}
+	return d, states
+}

@@ -1,0 +1,119 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+)
+
+// slotTimeout is how long after its last step a change keeps its slot in the budget. No step takes longer: a node reboots
+// within RebootTimeout, NVIDIA's mig-manager ends within ManagerTimeout.
+const slotTimeout = 30 * time.Minute
+
+// slotOf is the slot that the node holds. It follows from the state of the node and from what the controller itself has
+// written there, never from what another client may write late.
+func slotOf(m *member) Slot {
+	if !hasBegun(m) {
+		return Slot{}
+	}
+	until := slotDeadline(m.View)
+	if until.After(m.World.Now) {
+		return Slot{Holds: true, Until: until}
+	}
+	return Slot{Until: until, Expired: true}
+}
+
+// hasBegun reports whether a change has begun on the node and is not over. A node that failed or that
+// cannot honour its policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A
+// degraded one counts as long as the former.
+func hasBegun(m *member) bool {
+	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing}
+	if m.State == node.Failed {
+		return m.Disturbed() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)
+	}
+	if m.State == node.Unsupported {
+		return m.Disturbed()
+	}
+	return m.Disturbed() || slices.Contains(changing, m.State) || m.InFlight()
+}
+
+// acts reports whether anything is done about the node, or will be once it has a slot.
+func acts(m *member) bool {
+	_, step := node.SplitStep(m.Next)
+	return len(m.Actions)+len(step.Start) > 0
+}
+
+// slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded.
+func slotDeadline(v *node.View) time.Time {
+	if at, was := node.InterruptedAt(v); was {
+		return at.Add(timing.MaintenanceTimeout)
+	}
+	if at, was := node.AgentLostAt(v); was {
+		return at
+	}
+	last := timing.Latest(v.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(v))
+	if len(node.OwnPauses(v)) > 0 {
+		last = timing.Latest(last, v.Node.HeldSince)
+	}
+	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
+		last = timing.Latest(last, at)
+	}
+	until := last.Add(slotTimeout)
+	if !node.DrainingSince(v).IsZero() { // without its time, as another client may write it, nothing would end the drain
+		until = timing.Latest(until, v.World.Now.Add(node.DrainLeft(v)+timing.PauseTimeout+time.Minute))
+	}
+	return until
+}
+
+// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's clients run again. Where the agent was
+// lost in the middle the controller records that, so that the change begins anew once the agent is back.
+func reclaimSlot(m *member) {
+	if !acts(m) {
+		untilSlotExpires(m)
+	}
+	if _, is := node.UnderMaintenance(m.View); is || !m.Expired {
+		return
+	}
+	if _, waits := node.RequestAgain(m.View); waits && m.Node.AgentReady {
+		return // NVIDIA's device plugin must not start before the agent has made its instances again
+	}
+	if m.Disturbed() {
+		_, step := node.SplitStep(m.Next)
+		if slices.ContainsFunc(step.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
+			m.Actions = append(m.Actions, step.Start...)
+		}
+		m.Next = nil
+		if !slices.ContainsFunc(m.Actions, action.Frees) {
+			m.Actions = append(m.Actions, releaseStale(m)...)
+		}
+	}
+	if m.State == node.Unknown && m.InFlight() && !node.WasInterrupted(m.View) {
+		patch := m.Patch("recording that the agent was lost during the change")
+		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(node.StampAgentLost, m.World.Now))
+		m.Actions = append(m.Actions, patch)
+	}
+}
+
+// releaseStale ends a change that has made no step in time. Where the agent is away the change goes on once it is back;
+// else, with a step left that would take the same from the node again, not at once.
+func releaseStale(m *member) []action.Action {
+	const why = "the change has made no step in time"
+	if m.State == node.Unknown || !m.Disruptive() {
+		return node.RestoreScheduling(m.View, why)
+	}
+	return node.RecordTimeout(m.View, m.Reason, why)
+}
+
+// untilSlotExpires decides again once the slot expires, because nothing else may happen until then.
+func untilSlotExpires(m *member) {
+	if m.Holds {
+		m.After = timing.Sooner(m.After, m.Until.Sub(m.World.Now))
+	}
+}

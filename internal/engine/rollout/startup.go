@@ -1,0 +1,128 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+)
+
+// isStartupTaint reports whether a taint keeps pods off a new node until it is as its policy asks.
+func isStartupTaint(t corev1.Taint) bool { return isStartupKey(t.Key) }
+
+func isStartupKey(key string) bool {
+	return key == v1alpha1.TaintStartup || key == v1alpha1.TaintStartupAutoscaler || key == v1alpha1.TaintStartupReadiness
+}
+
+// taintsNewNodes reports whether a policy asks for the startup taint.
+func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) bool {
+	return p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady
+}
+
+// startupTaints are the startup taints that nodes may get, so that NVIDIA's programs have to tolerate them. They do not depend on
+// the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on all others.
+func startupTaints(w *cluster.Snapshot) []corev1.Taint {
+	keys := []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler}
+	if w.ReadinessTaint || poolsList(w, v1alpha1.TaintStartupReadiness) {
+		keys = append(keys, v1alpha1.TaintStartupReadiness)
+	}
+	taints := make([]corev1.Taint, len(keys))
+	for i, key := range keys {
+		taints[i] = corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+	}
+	return taints
+}
+
+// startupTaint is the startup taint for the node, with the key that ignores by itself which autoscaler may have made it. Another
+// taint would make Cluster Autoscaler add nodes until one is Ready for a minute, and Karpenter without end.
+func startupTaint(v *node.View) corev1.Taint {
+	key := v1alpha1.TaintStartup
+	if has := startupTaintOn(v); has != nil {
+		key = has.Key
+	} else if cluster.IsKarpenters(v.Node) {
+		key = v1alpha1.TaintStartupReadiness
+	} else if cluster.InGroup(v.Node) {
+		key = v1alpha1.TaintStartupAutoscaler
+	}
+	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// startupTaintOn is the startup taint that the node has; nil if it has none.
+func startupTaintOn(v *node.View) *corev1.Taint {
+	at := slices.IndexFunc(v.Node.Taints, isStartupTaint)
+	if at < 0 {
+		return nil
+	}
+	return &v.Node.Taints[at]
+}
+
+// wantStartup says whether the node is to have the startup taint. Who put it there does not matter: kubelet and
+// autoscalers register nodes with it, and rely on us to take it off. A node that no policy governs loses it once its agent
+// has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn out to
+// govern it.
+func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) bool {
+	_, silent := node.AgentNotReporting(m.View)
+	has := startupTaintOn(m.View) != nil
+	switch {
+	case m.NoPlugin() && g.By != nil:
+		return has // the policy is not honoured yet
+	case g.By == nil && !silent:
+		return false
+	case g.By != nil && m.State == node.UpToDate:
+		return false
+	case has:
+		return true
+	case g.By != nil:
+		awaited = g.By
+	}
+	return awaited != nil && isNewNode(m, awaited) && karpenterWaits(m) && toleratesStartup(m, t)
+}
+
+// isNewNode says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too late
+// for a node that has run pods.
+func isNewNode(m *member, p *v1alpha1.GPUSharingPolicy) bool {
+	return taintsNewNodes(p) && !p.Spec.Rollout.Paused &&
+		m.Node.Created.After(p.CreationTimestamp.Time) && m.Node.GPU.Status.Rollout.LastGood == nil && node.AdvertisesNoGPU(m.View)
+}
+
+// toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin it
+// would never be ready.
+func toleratesStartup(m *member, t tolerance) bool {
+	if m.NoPlugin() {
+		return false
+	}
+	taint := startupTaint(m.View)
+	reason, message := t.refuses(taint, t.byDriver(m.View))
+	if reason == "" {
+		reason, message = t.refusesOn(m.Node, taint)
+	}
+	if reason != "" {
+		m.TaintStatus.Reason, m.TaintStatus.Message = reason, message
+	}
+	return reason == ""
+}
+
+// explainStartup adds to the message of a node that it takes no pods, and what keeps it from becoming ready.
+func explainStartup(m *member, g policy.Governed, t tolerance) {
+	has := startupTaintOn(m.View)
+	if has == nil || g.By == nil || m.NoPlugin() {
+		return
+	}
+	says := fmt.Sprintf("the node keeps the taint %s until it is in the desired state", action.NameOf(*has))
+	if _, message := t.refuses(*has, t.byDriver(m.View)); message != "" {
+		says += "; " + message
+	}
+	if m.Message != "" {
+		says = m.Message + "; " + says
+	}
+	m.Message = says
+}

@@ -1,0 +1,265 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// What is reported is worded here: the conditions of a policy, the counts and messages of its nodes.
+//
+//	groups → computeStatus → GPUSharingPolicy.status
+//	Member → nodeStateOf → node state for CLI, metrics and Events
+
+// observedGeneration returns the generation of the policy that its conditions are about.
+func observedGeneration(g *group) int64 {
+	if g.Unrecorded == 0 {
+		return g.By.Generation
+	}
+	last, _ := condition.Find(g.By.Status.Conditions, v1alpha1.ConditionAccepted) // all that earlier versions reported
+	return cmp.Or(g.By.Status.ObservedGeneration, last.ObservedGeneration)
+}
+
+// ownConditions are the conditions of a policy without those that the controllers of autoscaling and of the memory guard report.
+func ownConditions(conditions []metav1.Condition) []metav1.Condition {
+	return condition.Remove(condition.Remove(conditions, v1alpha1.ConditionAutoscalingConfigured), v1alpha1.ConditionMemoryPressure)
+}
+
+// computeStatus is what is so with a policy.
+func computeStatus(g *group, w *cluster.Snapshot, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
+	s := v1alpha1.GPUSharingPolicyStatus{
+		Nodes: nodeCounts(g), Resources: resourceCounts(g.Members, mostResources), Pending: pendingNodes(g), NextWindowTime: g.NextWindow,
+	}
+	s.Conditions = ownConditions(g.By.Status.Conditions)
+	observed := observedGeneration(g)
+	s.ObservedGeneration = observed
+	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
+		c.ObservedGeneration = observed
+		s.Conditions = found(s.Conditions, c)
+	}
+	always := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
+		return condition.Set(list, c, w.Now)
+	}
+	whenTrue := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
+		return condition.SetWhenTrue(list, c, w.Now)
+	}
+	accepted := acceptedCondition(g, w)
+	ready := readyCondition(g, accepted)
+	set(accepted, always)
+	set(ready, always)
+	s.Conditions = condition.SetProgress(s.Conditions, stalledCondition(g, accepted, ready), w.Now)
+	set(affectedCondition(unmet), whenTrue)
+	if tainted, asked := taintsCondition(g, tolerated); asked {
+		set(tainted, always)
+	} else {
+		s.Conditions = condition.Remove(s.Conditions, v1alpha1.ConditionTainted)
+	}
+	return s
+}
+
+func nodeCounts(g *group) v1alpha1.NodeCounts {
+	c := v1alpha1.NodeCounts{Matched: int32(len(g.Members) + len(g.Lost)), Conflicted: int32(len(g.Lost))}
+	for _, m := range g.Members {
+		stands := standingOf(m)
+		switch {
+		case stands == node.NodeReady:
+			c.Ready++
+		case stands == node.NodeFailed || stands == node.NodeUnsupported:
+			c.Failed++
+		case m.Holds:
+			c.Changing++
+		default:
+			c.Waiting++
+		}
+		if stands == node.NodeBlocked {
+			c.Blocked++
+		}
+		if node.Updated(m.State) {
+			c.Updated++
+		}
+	}
+	return c
+}
+
+// standingOf is how the node counts.
+func standingOf(m *member) node.Standing { return node.StandingOf(m.State, m.Reason) }
+
+// worstFirst sorts nodes by their standing, the worst first, and those of one standing by name.
+func worstFirst(members []*member) {
+	slices.SortFunc(members, func(a, b *member) int {
+		return cmp.Or(cmp.Compare(standingOf(a), standingOf(b)), cmp.Compare(a.Node.Name, b.Node.Name))
+	})
+}
+
+// pendingNodes lists the nodes that are not ready or on which something is left undone, each with its reason, the worst first, and then
+// those that another policy governs: as many as there is room for.
+func pendingNodes(g *group) []v1alpha1.PendingNode {
+	const most, length = v1alpha1.MostPending, 2048 // of the schema
+	var listed []*member
+	for _, m := range g.Members {
+		if m.State != node.UpToDate || m.Reason != v1alpha1.ReasonReady {
+			listed = append(listed, m)
+		}
+	}
+	worstFirst(listed)
+	var pending []v1alpha1.PendingNode
+	for _, m := range listed[:min(len(listed), most)] {
+		pending = append(pending, v1alpha1.PendingNode{
+			NodeName: m.Node.Name, State: string(m.State), Reason: m.Reason, Message: format.Cut(m.Message, length),
+		})
+	}
+	for _, l := range g.Lost[:min(len(g.Lost), most-len(pending))] {
+		pending = append(pending, v1alpha1.PendingNode{
+			NodeName: l.Node, Reason: v1alpha1.ReasonConflicted,
+			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.To),
+		})
+	}
+	return pending
+}
+
+// acceptedCondition says whether the policy governs what it selects.
+func acceptedCondition(g *group, w *cluster.Snapshot) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
+	switch {
+	case w.Plugin.Reason != "" && len(g.Members) == 0:
+		c.Reason, c.Message = w.Plugin.Reason, w.Plugin.Message
+	case g.Invalid != nil:
+		c.Reason, c.Message = v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
+	case len(g.Lost) > 0:
+		c.Reason, c.Message = v1alpha1.ReasonConflicted, conflictMessage(g)
+	case len(g.Members) == 0:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNoMatchingNodes
+		c.Message = "no GPU node has the labels, or no reported GPU the products and indexes, that the policy selects; " +
+			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`"
+	case g.By.Spec.Rollout.Paused:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonPaused
+		c.Message = "the rollout is paused; `kubectl gpusharing status` says what would be done, and status.rollout of each GPUNode"
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
+		c.Message = fmt.Sprintf("the policy governs %s", countOfNodes(len(g.Members)))
+	}
+	return c
+}
+
+// conflictMessage says who governs the nodes that the policy does not.
+func conflictMessage(g *group) string {
+	by := map[string][]string{}
+	for _, l := range g.Lost {
+		by[l.To] = append(by[l.To], l.Node)
+	}
+	var parts []string
+	for _, winner := range slices.Sorted(maps.Keys(by)) {
+		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, format.List(by[winner])))
+	}
+	return strings.Join(parts, "; ") + "; give this policy a higher priority, or select other nodes"
+}
+
+// readyCondition says whether every governed node advertises what the policy asks for.
+func readyCondition(g *group, accepted metav1.Condition) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	waiting := unreadyMembers(g)
+	switch {
+	case g.Invalid != nil:
+		c.Reason, c.Message = accepted.Reason, accepted.Message
+	case len(g.Awaited) > 0 && len(waiting) == 0:
+		c.Reason = v1alpha1.ReasonAgentNotReporting
+		c.Message = fmt.Sprintf("gpuSelector may select GPUs of nodes whose agents have not reported any: %s; look at the pods with "+
+			"app.kubernetes.io/name=gpu-sharing-agent there", format.List(g.Awaited))
+	case len(g.Members) == 0:
+		c.Status, c.Reason, c.Message = accepted.Status, accepted.Reason, accepted.Message // nothing is to be done, as for a DaemonSet without nodes
+	case len(waiting) == 0:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
+		c.Message = fmt.Sprintf("%s advertise what the policy asks for", countOfNodes(len(g.Members)))
+		if len(g.Members) == 1 {
+			c.Message = "1 node advertises what the policy asks for"
+		}
+	default:
+		c.Reason = waitingReason(waiting)
+		c.Message = fmt.Sprintf("%d of %s ready; %s", len(g.Members)-len(waiting), countOfNodes(len(g.Members)), waitingSentences(waiting))
+		if c.Reason == v1alpha1.ReasonMPSClientsRunning {
+			c.Message = fmt.Sprintf("Waiting: %s; %s", pluginConfigHeld(waiting[0].World), c.Message)
+		}
+	}
+	return c
+}
+
+func unreadyMembers(g *group) []*member {
+	var waiting []*member
+	for _, m := range g.Members {
+		if m.State != node.UpToDate {
+			waiting = append(waiting, m)
+		}
+	}
+	return waiting
+}
+
+// waitingReason is the one that the user should read first: what failed, what holds everything up, then what goes on.
+func waitingReason(waiting []*member) string {
+	first := waiting[0].Reason
+	for _, m := range waiting {
+		if m.State == node.Failed || m.State == node.Unsupported {
+			return m.Reason
+		}
+	}
+	for _, m := range waiting {
+		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonConfiguringDevicePlugin, v1alpha1.ReasonMPSClientsRunning}, m.Reason) {
+			return m.Reason
+		}
+		if m.Reason != first {
+			first = v1alpha1.ReasonProgressing
+		}
+	}
+	return first
+}
+
+// waitingSentences tells about the first few nodes, the worst first.
+func waitingSentences(waiting []*member) string {
+	const most, length = 3, 1024
+	ordered := slices.Clone(waiting)
+	worstFirst(ordered)
+	var parts []string
+	for _, m := range ordered[:min(len(ordered), most)] {
+		parts = append(parts, fmt.Sprintf("node %s: %s", m.Node.Name, m.Message))
+	}
+	if more := len(ordered) - most; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more, see status.pending", more))
+	}
+	return format.Cut(strings.Join(parts, "; "), length)
+}
+
+// stalledCondition is true if only a changed policy, node or cluster helps: every node that is not ready is unsupported, failed and rolled back, or
+// held back by a rollout that is halted.
+func stalledCondition(g *group, accepted, ready metav1.Condition) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,
+	}
+	waiting := unreadyMembers(g)
+	if (len(g.Members) == 0 || g.Invalid != nil) && accepted.Status == metav1.ConditionFalse {
+		c.Status = metav1.ConditionTrue
+		return c
+	}
+	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m *member) bool { return !hasEnded(m) }) {
+		c.Status = metav1.ConditionTrue
+	}
+	return c
+}
+
+func countOfNodes(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", n)
+}

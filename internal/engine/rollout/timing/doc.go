@@ -1,6 +1,0 @@
-// Copyright The GPU Sharing Operator Authors.
-// SPDX-License-Identifier: Apache-2.0
-
-// Package timing holds the deadlines of a rollout and the stamps <key>@<seconds since 1970>, by which annotations record when
-// something was done. It knows no clock.
-package timing

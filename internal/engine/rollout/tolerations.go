@@ -1,0 +1,288 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+)
+
+// labelDriver is the deploy label of NVIDIA's driver.
+const labelDriver = cluster.DeployPrefix + "driver"
+
+// tolerance is what NVIDIA's programs tolerate, and what they are to. A taint is put on a node only when they tolerate it,
+// and taken off again when they no longer do: a pod of theirs that ends could not come back otherwise, and the node would
+// lose its GPUs. So tolerations come before taints, and go after them.
+type tolerance struct {
+	world *cluster.Snapshot
+	// Ours are the tolerations that the operator must have in the ClusterPolicy.
+	Ours []corev1.Toleration
+	// coming says that they are not there yet, and are being added.
+	coming bool
+	// unsafe is why the ClusterPolicy is left as it is though it lacks some; empty: it does not.
+	unsafe string
+	known  map[wantedTaint]taintRefusal // what refuses has found out
+}
+
+// wantedTaint is a taint, and whether NVIDIA's DRA driver has to tolerate it rather than the device plugin.
+type wantedTaint struct {
+	corev1.Taint
+	byDriver bool
+}
+
+// taintRefusal is why NVIDIA's programs do not tolerate a taint, or are not known to.
+type taintRefusal struct {
+	reason, message string
+	unknown         bool // nothing tells now what they tolerate: a taint that is there stays
+}
+
+// toleranceOf finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
+// replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
+func toleranceOf(w *cluster.Snapshot) tolerance {
+	t := tolerance{world: w, known: map[wantedTaint]taintRefusal{}}
+	o := w.Plugin.Operands
+	if o == nil {
+		return t
+	}
+	t.Ours = o.Ours
+	users := slices.DeleteFunc(slices.Clone(o.Tolerations), func(have corev1.Toleration) bool { return hasToleration(o.Ours, have) })
+	var want []corev1.Toleration
+	for _, taint := range taintsToTolerate(w) {
+		if !clusterpolicy.Tolerates(slices.Concat(users, want), taint) {
+			want = append(want, tolerationOf(taint))
+		}
+	}
+	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !hasToleration(o.Ours, x) }) {
+		return t
+	}
+	if t.unsafe = tolerationsUnsafe(w); t.unsafe == "" {
+		t.Ours, t.coming = want, true
+	}
+	return t
+}
+
+// taintsToTolerate are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of ours that
+// are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the toleration counts too, no matter what put
+// it there: without the toleration the node would lose its device plugin. So the loss of the record of our taints costs no node its
+// GPUs, also once the node is released. PreferNoSchedule keeps no pod of a DaemonSet off.
+func taintsToTolerate(w *cluster.Snapshot) []corev1.Taint {
+	var taints []corev1.Taint
+	for i := range w.Policies {
+		if p := &w.Policies[i]; p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused {
+			taints = append(taints, taintsOf(p)...)
+			if taintsNewNodes(p) {
+				taints = append(taints, startupTaints(w)...)
+			}
+		}
+	}
+	for i := range w.Nodes {
+		for _, t := range w.Nodes[i].Taints {
+			if hasToleration(w.Plugin.Operands.Ours, tolerationOf(t)) || recordedIn(w.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
+				taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
+			}
+		}
+	}
+	taints = slices.DeleteFunc(taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectPreferNoSchedule })
+	slices.SortFunc(taints, func(a, b corev1.Taint) int {
+		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value))
+	})
+	return slices.Compact(taints)
+}
+
+// taintsOf are the taints that a policy asks for itself, beside the startup taint.
+func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
+	var taints []corev1.Taint // most policies have none
+	for _, t := range p.Spec.Taints {
+		taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+	}
+	return taints
+}
+
+// tolerationOf is for the key, so that another value changes no DaemonSet. Who registers nodes with the startup taint may
+// choose its effect.
+func tolerationOf(taint corev1.Taint) corev1.Toleration {
+	t := corev1.Toleration{Key: taint.Key, Operator: corev1.TolerationOpExists, Effect: taint.Effect}
+	if isStartupTaint(taint) {
+		t.Effect = ""
+	}
+	return t
+}
+
+// tolerationsUnsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where each is from.
+func tolerationsUnsafe(w *cluster.Snapshot) string {
+	o := w.Plugin.Operands
+	users := w.Users()
+	switch {
+	case o.Taken != "":
+		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
+	case o.Upgrades:
+		return "NVIDIA's operator would take the change for an upgrade of its driver and go through every node " +
+			"(driver.upgradePolicy.autoUpgrade), before v26.7 deleting the pods that use GPUs"
+	case o.Toolkit && len(users) > 0:
+		return "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
+			"the pods that hold GPUs; now " + format.List(users)
+	case len(w.MpsUsers) > 0:
+		return "NVIDIA's MPS daemons would restart and end their clients; now " + format.List(w.MpsUsers)
+	}
+	return ""
+}
+
+// pluginConfigHeld returns why devicePlugin.config of the ClusterPolicy must not change now: NVIDIA's MPS DaemonSet mounts that ConfigMap
+// too, so its daemons restart on every node, and their clients end with them. Empty if it may.
+func pluginConfigHeld(w *cluster.Snapshot) string {
+	if w.Plugin.Operands == nil || len(w.MpsUsers) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(w), format.List(w.MpsUsers))
+}
+
+// pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names: nodes report it, and no node has news when a pod elsewhere begins or ends.
+func pluginConfigChange(w *cluster.Snapshot) string {
+	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", w.Plugin.Operands.Name)
+}
+
+// byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator runs no device plugin, and the
+// driver alone serves the node.
+func (t tolerance) byDriver(v *node.View) bool {
+	return v.ByDriver() && t.world.Plugin.Operands == nil && !t.world.Plugin.ClusterPolicy
+}
+
+// programsOf are the values of byDriver of the nodes of a group; that of a node of the device plugin if it has none.
+func (t tolerance) programsOf(g *group) []bool {
+	var all []bool
+	for _, m := range g.Members {
+		if is := t.byDriver(m.View); !slices.Contains(all, is) {
+			all = append(all, is)
+		}
+	}
+	if len(all) == 0 {
+		return []bool{false}
+	}
+	return all
+}
+
+// refuses says why NVIDIA's programs do not tolerate a taint anywhere, with the reason for it; empty: they do.
+func (t tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message string) {
+	taint.TimeAdded = nil
+	r, known := t.known[wantedTaint{taint, byDriver}]
+	if !known {
+		r.reason, r.message = t.refusal(taint, byDriver)
+		r.unknown = r.reason != "" && t.world.Plugin.Operands == nil && len(t.pods(byDriver)) == 0
+		t.known[wantedTaint{taint, byDriver}] = r
+	}
+	return r.reason, r.message
+}
+
+// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin, and the DRA driver, have no pod while
+// their DaemonSet replaces it.
+func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
+	taint.TimeAdded = nil
+	return t.known[wantedTaint{taint, byDriver}].unknown
+}
+
+// pods are those of a stand-alone device plugin, or of NVIDIA's DRA driver, that do not end.
+func (t tolerance) pods(byDriver bool) []*cluster.Pod {
+	var pods []*cluster.Pod
+	for i := range t.world.Nodes {
+		for p := range t.world.Nodes[i].Pods {
+			pod := &t.world.Nodes[i].Pods[p]
+			if is := byDriver && pod.DRA || !byDriver && pod.MountsConfig; is && !pod.Terminating {
+				pods = append(pods, pod)
+			}
+		}
+	}
+	return pods
+}
+
+func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
+	o, w := t.world.Plugin.Operands, t.world
+	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", action.NameOf(taint))
+	switch {
+	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
+		return "", ""
+	case o == nil && w.Plugin.ClusterPolicy:
+		return v1alpha1.ReasonTolerationMissing, "the ClusterPolicy could not be read, so it is not known what NVIDIA's programs tolerate"
+	case o == nil:
+		return t.podsRefuse(taint, byDriver, missing)
+	case clusterpolicy.Tolerates(o.Tolerations, taint):
+		return "", ""
+	case t.coming:
+		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
+			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
+	}
+	unsafe := cmp.Or(t.unsafe, tolerationsUnsafe(w))
+	if unsafe == "" {
+		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
+			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
+	}
+	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to spec.daemonsets.tolerations of ClusterPolicy %s "+
+		"(with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by itself, since %s",
+		missing, writtenToleration(tolerationOf(taint)), o.Name, unsafe)
+}
+
+// podsRefuse says whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint: their DaemonSet is its owner's.
+func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string) (reason, message string) {
+	program, value := "NVIDIA's device plugin", "tolerations"
+	if byDriver {
+		program, value = "NVIDIA's DRA driver", "kubeletPlugin.tolerations"
+	}
+	pods := t.pods(byDriver)
+	for _, p := range pods {
+		if !clusterpolicy.Tolerates(p.Tolerations, taint) {
+			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to %s)",
+				missing, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
+		}
+	}
+	if len(pods) == 0 {
+		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("no pod of %s is there yet that would tell what it tolerates", program)
+	}
+	return "", ""
+}
+
+// refusesOn says which pods on a node do not tolerate a taint yet; empty: all do. The driver's pods take the toleration
+// over when they are next restarted, and it is their DaemonSet that counts.
+func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, message string) {
+	if taint.Effect == corev1.TaintEffectPreferNoSchedule {
+		return "", ""
+	}
+	o := t.world.Plugin.Operands
+	var pods []string
+	for _, p := range n.Pods {
+		driver := o != nil && o.Driver && p.KeptBy(labelDriver)
+		if p.Serves && p.Controller == "DaemonSet" && !p.Terminating && !driver && !clusterpolicy.Tolerates(p.Tolerations, taint) {
+			pods = append(pods, p.Namespace+"/"+p.Name)
+		}
+	}
+	if len(pods) == 0 {
+		return "", ""
+	}
+	slices.Sort(pods)
+	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
+		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their DaemonSet "+
+		"(Helm: node-feature-discovery.worker.tolerations)", action.NameOf(taint), format.List(pods), writtenToleration(tolerationOf(taint)))
+}
+
+func hasToleration(all []corev1.Toleration, t corev1.Toleration) bool {
+	return slices.ContainsFunc(all, func(o corev1.Toleration) bool { return o.MatchToleration(&t) })
+}
+
+// writtenToleration is a toleration as YAML on one line.
+func writtenToleration(t corev1.Toleration) string {
+	parts := []string{"key: " + t.Key, "operator: " + string(t.Operator)}
+	if t.Effect != "" {
+		parts = append(parts, "effect: "+string(t.Effect))
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}
