@@ -46,31 +46,31 @@ func TestPreviewsOfADeletion(t *testing.T) {
 	for name, situation := range map[string]func(*testing.T) (cluster.Snapshot, change){
 		"the last policy": func(t *testing.T) (cluster.Snapshot, change) {
 			unchanged := newNode(t, "b", sim.A100)
-			w := worldOf(holding(governed(t, evict)), unchanged)
+			w := snapshotOf(holding(governed(t, evict)), unchanged)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"a policy that retains": func(t *testing.T) (cluster.Snapshot, change) {
-			w := worldOf(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
+			w := snapshotOf(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"and the one below governs": func(t *testing.T) (cluster.Snapshot, change) {
-			w := worldOf(holding(governed(t, evict)))
+			w := snapshotOf(holding(governed(t, evict)))
 			research := policy(t, "research", mixedLayout)
 			research.Spec.Priority = 1
 			w.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"and a paused one is left": func(t *testing.T) (cluster.Snapshot, change) {
-			w := worldOf(governed(t, evict))
+			w := snapshotOf(governed(t, evict))
 			other := policy(t, "other", slicing)
 			other.Spec.Rollout.Paused, other.Spec.NodeSelector = true, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout), other}
 			return w, change{deleted: []string{"research"}}
 		},
 		"a policy that was always paused": func(t *testing.T) (cluster.Snapshot, change) {
-			w := worldOf(newNode(t, "a", sim.A100))
+			w := snapshotOf(newNode(t, "a", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			w.Policies[0].Spec.Rollout.Paused = true
 			return w, change{deleted: []string{"research"}}
@@ -83,7 +83,7 @@ func TestPreviewsOfADeletion(t *testing.T) {
 				n.Taints = []corev1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
 				n.Annotations = map[string]string{v1alpha1.AnnotationTaints: "example.com/shared:NoSchedule"}
 			}
-			w := worldOf(a, b)
+			w := snapshotOf(a, b)
 			w.Policies = []v1alpha1.GPUSharingPolicy{tainted}
 			return w, change{deleted: []string{"research"}}
 		},
@@ -98,7 +98,7 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			asking(&a, "whole", "nvidia.com/gpu", 1)
 			b.Name, b.GPU.Name, b.Labels["pool"] = "b", "b", "b"
 			asking(&b, "small-2", "nvidia.com/mig-1g.5gb", 1)
-			w := worldOf(a, b, newNode(t, "c", sim.T4))
+			w := snapshotOf(a, b, newNode(t, "c", sim.T4))
 			w.Unscheduled = []cluster.Pod{
 				{Namespace: "team", Name: "waits", GPU: true, Asks: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Workload: "Job team/waits"},
 				{Namespace: "team", Name: "never", GPU: true, Asks: map[string]int64{"nvidia.com/mig-7g.40gb": 1}, Workload: "Job team/never"},
@@ -117,21 +117,21 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			a := governed(t, evict)
 			a.Pods = []cluster.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 			a.GPU.Spec.Baseline.Labels = map[string]string{v1alpha1.LabelConfig: "a100-shared"}
-			w := worldOf(a)
+			w := snapshotOf(a)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"and the one below shares what two GPUs were asked of": func(t *testing.T) (cluster.Snapshot, change) {
 			a := newNode(t, "a", sim.T4, sim.T4)
 			a.Pods = []cluster.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
-			w := worldOf(a)
+			w := snapshotOf(a)
 			whole := policy(t, "whole", `{sharing: {strategy: Exclusive}}`)
 			whole.Spec.Priority = 1
 			w.Policies = []v1alpha1.GPUSharingPolicy{whole, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"whole"}}
 		},
 		"and another under a new name": func(t *testing.T) (cluster.Snapshot, change) {
-			w := worldOf(governed(t, evict))
+			w := snapshotOf(governed(t, evict))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "science", mixedLayout)}, deleted: []string{"research"}}
 		},
@@ -145,7 +145,7 @@ func TestPreviewsOfADeletion(t *testing.T) {
 
 func TestOnlyAPolicyThatExistsIsDeleted(t *testing.T) {
 	g := NewWithT(t)
-	w := worldOf()
+	w := snapshotOf()
 	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}
 	g.Expect(knows(w, change{deleted: []string{"research"}})).To(Succeed())
 	g.Expect(knows(w, change{deleted: []string{"research", "reseach"}})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
@@ -191,7 +191,7 @@ func TestWhatAShareMeans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			n := newNode(t, "a", test.model)
-			w := worldOf(n)
+			w := snapshotOf(n)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "p", test.policy)}
 			d := rollout.Decide(w)
 			g.Expect(d.Nodes).To(HaveLen(1))

@@ -128,7 +128,7 @@ const (
 	slicing = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}`
 )
 
-func worldOf(nodes ...cluster.Node) cluster.Snapshot {
+func snapshotOf(nodes ...cluster.Node) cluster.Snapshot {
 	w := cluster.Snapshot{Now: now, Nodes: nodes}
 	w.Plugin = wiringOf(&w)
 	return w
@@ -143,7 +143,7 @@ func TestPreviews(t *testing.T) {
 			hold(&a, "daemon", 0, nil)
 			a.Pods[1].Controller = "DaemonSet"
 			b.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 4711, Name: "python"}}
-			return worldOf(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
+			return snapshotOf(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 		},
 		"a reboot that other pods block": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			a := newNode(t, "a", sim.A100)
@@ -153,7 +153,7 @@ func TestPreviews(t *testing.T) {
 			}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Reboot, p.Spec.Rollout.Drain.BeforeReboot = v1alpha1.RebootModeIfRequired, v1alpha1.BeforeRebootAllPods
-			w := worldOf(a)
+			w := snapshotOf(a)
 			w.Policies = []v1alpha1.GPUSharingPolicy{p}
 			asked := rollout.Decide(w).Nodes[0]
 			n := &w.Nodes[0].GPU
@@ -168,17 +168,17 @@ func TestPreviews(t *testing.T) {
 		"time-slicing disturbs nobody": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			a := newNode(t, "a", sim.T4, sim.T4)
 			hold(&a, "train", 1, nil)
-			return worldOf(a), policy(t, "cheap", slicing)
+			return snapshotOf(a), policy(t, "cheap", slicing)
 		},
 		"another policy loses a node": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
-			w := worldOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.A100))
+			w := snapshotOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))
 			p.Spec.Priority, p.Spec.NodeSelector = 1, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
 		},
 		"a selector that leaves a node out": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
-			w := worldOf(newNode(t, "a", sim.T4), newNode(t, "b", sim.T4))
+			w := snapshotOf(newNode(t, "a", sim.T4), newNode(t, "b", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			d := rollout.Decide(w)
 			for i := range w.Nodes {
@@ -193,7 +193,7 @@ func TestPreviews(t *testing.T) {
 			a := newNode(t, "a", sim.T4)
 			hold(&a, "web", 0, nil)
 			a.Pods[0].Asks, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
-			w := worldOf(a)
+			w := snapshotOf(a)
 			w.Unscheduled = []cluster.Pod{{
 				Namespace: "team", Name: "train", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
 			}}
@@ -204,10 +204,10 @@ func TestPreviews(t *testing.T) {
 		"a change that waits for a maintenance window": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Windows = []v1alpha1.MaintenanceWindow{{Schedule: "0 22 * * FRI", Duration: "4h", TimeZone: "Europe/Berlin"}}
-			return worldOf(newNode(t, "a", sim.A100)), p
+			return snapshotOf(newNode(t, "a", sim.A100)), p
 		},
 		"nothing to configure": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
-			w := worldOf(newNode(t, "a", sim.T4))
+			w := snapshotOf(newNode(t, "a", sim.T4))
 			w.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
 			return w, policy(t, "cheap", slicing)
 		},
@@ -222,7 +222,7 @@ func TestPreviews(t *testing.T) {
 // TestStatuses compares what status prints with testdata/status-*.golden.
 func TestStatuses(t *testing.T) {
 	for name, situation := range map[string]func(*testing.T) (w cluster.Snapshot, only []string){
-		"nothing there": func(*testing.T) (cluster.Snapshot, []string) { return worldOf(), nil },
+		"nothing there": func(*testing.T) (cluster.Snapshot, []string) { return snapshotOf(), nil },
 		"instances and their holders": func(t *testing.T) (cluster.Snapshot, []string) {
 			a := partitioned(t)
 			a.GPU.Spec.PolicyName = "research"
@@ -232,10 +232,10 @@ func TestStatuses(t *testing.T) {
 			a.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{
 				{PID: 7, Name: "python", PodUID: "uid-web", Instance: of(1)}, {PID: 8, Name: "bench", Instance: of(2)},
 			}
-			return worldOf(a), []string{"a"}
+			return snapshotOf(a), []string{"a"}
 		},
 		"why policies and nodes are not ready": func(t *testing.T) (cluster.Snapshot, []string) {
-			w := worldOf(newNode(t, "a", sim.A100, sim.A100), newNode(t, "t", sim.T4), newNode(t, "u", sim.T4))
+			w := snapshotOf(newNode(t, "a", sim.A100, sim.A100), newNode(t, "t", sim.T4), newNode(t, "u", sim.T4))
 			hold(&w.Nodes[0], "train", 1, nil)
 			w.Nodes[2].AgentReady = false
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
@@ -250,7 +250,7 @@ func TestStatuses(t *testing.T) {
 			return w, nil
 		},
 		"a generation that no controller has seen": func(t *testing.T) (cluster.Snapshot, []string) {
-			w := worldOf(newNode(t, "t", sim.T4))
+			w := snapshotOf(newNode(t, "t", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, ObservedGeneration: 1},
@@ -267,7 +267,7 @@ func TestStatuses(t *testing.T) {
 				hold(&a, fmt.Sprintf("notebook-%d", i), 0, nil)
 			}
 			hold(&a, "notebook-3", 0, nil)
-			return worldOf(a), nil
+			return snapshotOf(a), nil
 		},
 		"a GPU shared by MPS": func(t *testing.T) (cluster.Snapshot, []string) {
 			a := newNode(t, "a", sim.H100)
@@ -278,7 +278,7 @@ func TestStatuses(t *testing.T) {
 			for i := range 9 {
 				hold(&a, fmt.Sprintf("inference-%d", i), 0, nil)
 			}
-			return worldOf(a), nil
+			return snapshotOf(a), nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -224,11 +224,11 @@ func (b *board) note(change func()) {
 
 // sight is all that is known now.
 func (b *board) sight() sight {
-	w, blind, missing := b.seen.world(b.program.Clock.Now())
+	w, blind, missing := b.seen.snapshot(b.program.Clock.Now())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	lacks := b.driver.tell(&w)
-	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind, stale: b.stale}
+	s := sight{cluster: b.cluster, snapshot: w, measured: b.measured, blind: blind, stale: b.stale}
 	if failing := b.seen.failing(); failing != nil && (s.stale == nil || failing.Since.Before(s.stale.Since)) {
 		s.stale = failing
 	}

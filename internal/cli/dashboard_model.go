@@ -27,7 +27,7 @@ import (
 // sight is what the page is made of.
 type sight struct {
 	cluster  string
-	world    cluster.Snapshot
+	snapshot cluster.Snapshot
 	measured map[string]measuredNode // by node; nil: nothing is measured
 	notes    []string
 	stale    *dashboard.Stale // nil: the API server answers
@@ -38,11 +38,11 @@ type sight struct {
 // page is what the page shows: what status prints, and what top prints.
 func (s sight) page() dashboard.Page {
 	p := dashboard.Page{Cluster: s.cluster, Stale: s.stale, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
-	for i := range s.world.Policies {
-		p.Policies = append(p.Policies, policyCard(&s.world.Policies[i]))
+	for i := range s.snapshot.Policies {
+		p.Policies = append(p.Policies, policyCard(&s.snapshot.Policies[i]))
 	}
 	slices.SortFunc(p.Policies, func(a, b dashboard.Policy) int { return cmp.Compare(a.Name, b.Name) })
-	all := reports(s.world, query{})
+	all := reports(s.snapshot, query{})
 	for i := range all {
 		p.Nodes = append(p.Nodes, s.card(&all[i]))
 	}

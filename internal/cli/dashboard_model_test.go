@@ -34,7 +34,7 @@ func drawn(size int, name string, holders ...string) dashboard.Block {
 func TestInstancesAreDrawnToScaleWithWhoHoldsThem(t *testing.T) {
 	g := NewWithT(t)
 	n := ready(partitioned(t))
-	s := sight{world: worldOf(n)}
+	s := sight{snapshot: snapshotOf(n)}
 	card := s.page().Nodes[0]
 	g.Expect(card.Tone).To(Equal(dashboard.ToneReady))
 	devices := plan.Devices(n.GPU.Status.Devices)
@@ -62,7 +62,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 	hold(&n, "infer", 0, nil)
 	t.Run("by what the node advertises", func(t *testing.T) {
 		g := NewWithT(t)
-		card := sight{world: worldOf(n)}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(n)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Drawing).To(Equal(dashboard.Drawing{Slices: 4, Blocks: []dashboard.Block{
 			drawn(1, "replica", "team/train"), drawn(1, "replica", "team/train"), drawn(1, "replica", "team/infer"), drawn(1, "1 replica"),
 		}}))
@@ -74,7 +74,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 	t.Run("by what the agent measured, if it did", func(t *testing.T) {
 		g := NewWithT(t)
 		measured := measuredNode{name: "a", report: usage.Report{Units: []usage.Unit{{GPU: n.GPU.Status.Devices[0].UUID, Replicas: 6}}}}
-		card := sight{world: worldOf(n), measured: map[string]measuredNode{"a": measured}}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(n), measured: map[string]measuredNode{"a": measured}}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Drawing.Slices).To(Equal(6))
 		g.Expect(card.GPUs[1].Drawing.Slices).To(Equal(4))
 	})
@@ -82,7 +82,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 		g := NewWithT(t)
 		odd := n
 		odd.Allocatable = map[string]int64{"nvidia.com/gpu": 7}
-		card := sight{world: worldOf(odd)}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(odd)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Drawing.Blocks).To(Equal([]dashboard.Block{drawn(wholeSlices, wholeGPU, "team/infer", "team/train")}))
 		g.Expect(card.GPUs[0].Sharing).To(BeEmpty(), "it is not known")
 	})
@@ -90,7 +90,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 		g := NewWithT(t)
 		sick := n
 		sick.Allocatable, sick.Unallocatable = map[string]int64{"nvidia.com/gpu": 4}, map[string]int64{"nvidia.com/gpu": 4}
-		card := sight{world: worldOf(sick)}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(sick)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
 		g.Expect(card.GPUs[1].Sharing).To(Equal("TimeSlicing, 4 replicas"))
 		g.Expect(card.Notes).To(Equal([]string{"4 of nvidia.com/gpu are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"}))
@@ -102,7 +102,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 		renamed.Allocatable = map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8}
 		renamed.Unallocatable = map[string]int64{"nvidia.com/gpu": 2}
 		renamed.GPU.Status.Rollout.Resources = []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu.shared", Expected: 8, Advertised: 8}}
-		card := sight{world: worldOf(renamed)}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(renamed)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
 		g.Expect(card.GPUs[1].Drawing.Blocks).To(Equal([]dashboard.Block{drawn(4, "4 replicas")}))
 		g.Expect(card.Notes).To(BeEmpty(), "no GPU is unhealthy")
@@ -113,7 +113,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 		gone.GPU = *n.GPU.DeepCopy()
 		gone.Allocatable, gone.Unallocatable = map[string]int64{"nvidia.com/gpu": 0}, map[string]int64{"nvidia.com/gpu": 8}
 		gone.GPU.Status.Rollout.Resources = []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu", Expected: 8}}
-		card := sight{world: worldOf(gone)}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(gone)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
 		g.Expect(card.Notes).To(ConsistOf(HavePrefix("No pod gets any of 8 nvidia.com/gpu: NVIDIA's device plugin restarts, has stopped, or ")))
 	})
@@ -122,7 +122,7 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 		with := n
 		with.GPU = *n.GPU.DeepCopy()
 		with.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 7, Name: "python"}, {PID: 8, Name: "train", PodUID: "uid-train"}}
-		card := sight{world: worldOf(with)}.page().Nodes[0]
+		card := sight{snapshot: snapshotOf(with)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Others).To(Equal([]string{"process 7 (python)"}))
 		g.Expect(card.GPUs[0].Drawing.Blocks[3].Holders).To(BeEmpty(), "a replica that nobody holds is free")
 	})
@@ -138,7 +138,7 @@ func TestWhatIsMeasuredIsShownWithTheGPU(t *testing.T) {
 		Containers: []usage.Container{using("greedy", 8, 4, 0.7), using("modest", 3, 4, 0)},
 	}
 	measured := measuredNode{name: "a", report: usage.Report{Units: []usage.Unit{unit}, Incomplete: "sampling GPU 1: lost"}}
-	card := sight{world: worldOf(n), measured: map[string]measuredNode{"a": measured}}.page().Nodes[0]
+	card := sight{snapshot: snapshotOf(n), measured: map[string]measuredNode{"a": measured}}.page().Nodes[0]
 	shown := card.GPUs[0]
 	g.Expect(shown.Memory).To(Equal(&dashboard.Memory{Used: 12 << 30, Total: 16 << 30}))
 	g.Expect(shown.Utilization).To(HaveValue(Equal(0.9)))
@@ -149,7 +149,7 @@ func TestWhatIsMeasuredIsShownWithTheGPU(t *testing.T) {
 	}))
 	g.Expect(card.Notes).To(Equal([]string{"Measured in part: sampling GPU 1: lost"}))
 
-	card = sight{world: worldOf(n), measured: map[string]measuredNode{"a": {name: "a", failed: "503"}}}.page().Nodes[0]
+	card = sight{snapshot: snapshotOf(n), measured: map[string]measuredNode{"a": {name: "a", failed: "503"}}}.page().Nodes[0]
 	g.Expect(card.Notes).To(Equal([]string{"Not measured: 503"}))
 	g.Expect(card.GPUs[0].Memory).To(BeNil(), "what is not known is not 0")
 }
@@ -167,7 +167,7 @@ func TestAnInstanceIsShownWithItsOwnMemory(t *testing.T) {
 			Containers: []usage.Container{using("train", 4, 10, 0)},
 		},
 	}}}
-	card := sight{world: worldOf(n), measured: map[string]measuredNode{n.Name: measured}}.page().Nodes[0]
+	card := sight{snapshot: snapshotOf(n), measured: map[string]measuredNode{n.Name: measured}}.page().Nodes[0]
 	var with []string
 	for _, b := range card.GPUs[d.Index].Drawing.Blocks {
 		if b.Memory != nil {
@@ -187,7 +187,7 @@ func TestAContainerWithTwoInstancesIsShownInEach(t *testing.T) {
 		id := int(d.Instances[at].ID)
 		units = append(units, usage.Unit{GPU: d.UUID, Instance: &id, Profile: d.Instances[at].Profile, Containers: []usage.Container{using("train", used, 10, 0)}})
 	}
-	card := sight{world: worldOf(n), measured: map[string]measuredNode{n.Name: {name: n.Name, report: usage.Report{Units: units}}}}.page().Nodes[0]
+	card := sight{snapshot: snapshotOf(n), measured: map[string]measuredNode{n.Name: {name: n.Name, report: usage.Report{Units: units}}}}.page().Nodes[0]
 	var where []string
 	for _, c := range card.GPUs[0].Containers {
 		where = append(where, c.Where)
@@ -216,7 +216,7 @@ func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
 	lost := ready(newNode(t, "c", sim.A100))
 	lost.AgentReady = false
 	g := NewWithT(t)
-	page := sight{world: worldOf(blocked, failed, lost, ready(newNode(t, "d", sim.A100)))}.page()
+	page := sight{snapshot: snapshotOf(blocked, failed, lost, ready(newNode(t, "d", sim.A100)))}.page()
 	tones := []dashboard.Tone{}
 	for _, n := range page.Nodes {
 		tones = append(tones, n.Tone)
@@ -238,7 +238,7 @@ func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
 // The page takes a list that is empty for a list.
 func TestAnEmptyListIsNoNull(t *testing.T) {
 	for title, s := range map[string]sight{
-		"an empty cluster": {}, "an empty node": {world: worldOf(cluster.Node{Name: "a"})}, "a node": {world: worldOf(ready(newNode(t, "a", sim.T4)))},
+		"an empty cluster": {}, "an empty node": {snapshot: snapshotOf(cluster.Node{Name: "a"})}, "a node": {snapshot: snapshotOf(ready(newNode(t, "a", sim.T4)))},
 	} {
 		g := NewWithT(t)
 		page := s.page()
@@ -259,7 +259,7 @@ func TestWhatAnUnreadableNodeAdvertisesIsNotKnown(t *testing.T) {
 	n.GPU.Status.Rollout = v1alpha1.RolloutStatus{
 		PolicyName: "research", State: "Applying", Resources: []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu", Expected: 4}},
 	}
-	card := sight{world: worldOf(n), blind: true}.page().Nodes[0]
+	card := sight{snapshot: snapshotOf(n), blind: true}.page().Nodes[0]
 	g.Expect(card.Resources).To(Equal([]dashboard.Resource{{Name: "nvidia.com/gpu", Then: new(int64(4))}}))
 	g.Expect(card.Tone).To(Equal(dashboard.ToneWorking))
 }
@@ -269,7 +269,7 @@ func TestAPreviewDrawsGPUsBeforeAndAfter(t *testing.T) {
 	hold(&n, "train", 0, nil)
 	t.Run("MIG", func(t *testing.T) {
 		g := NewWithT(t)
-		nodes := previewsOf(worldOf(n), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research",
+		nodes := previewsOf(snapshotOf(n), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research",
 			`{gpuSelector: {products: ["NVIDIA-A100-*"]}, sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 2g.10gb, count: 3}]}]}}}`)}})
 		g.Expect(nodes).To(HaveLen(1))
 		g.Expect(nodes[0].GPUs).To(HaveLen(1), "the T4 is not selected")
@@ -285,13 +285,13 @@ func TestAPreviewDrawsGPUsBeforeAndAfter(t *testing.T) {
 	})
 	t.Run("time-slicing", func(t *testing.T) {
 		g := NewWithT(t)
-		nodes := previewsOf(worldOf(n), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "slices", slicing)}})
+		nodes := previewsOf(snapshotOf(n), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "slices", slicing)}})
 		g.Expect(nodes).To(HaveLen(1))
 		g.Expect(nodes[0].GPUs).To(HaveLen(2))
 		g.Expect(nodes[0].GPUs[1].After).To(Equal(dashboard.Drawing{Slices: 4, Blocks: []dashboard.Block{drawn(4, "4 replicas")}}))
 	})
 	t.Run("nothing", func(t *testing.T) {
-		NewWithT(t).Expect(previewsOf(worldOf(n), change{})).To(BeEmpty())
+		NewWithT(t).Expect(previewsOf(snapshotOf(n), change{})).To(BeEmpty())
 	})
 }
 

@@ -239,8 +239,8 @@ func (w *watches) know(programs programs) {
 	w.mark()
 }
 
-// world is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
-func (w *watches) world(now time.Time) (known cluster.Snapshot, blind bool, missing []string) {
+// snapshot is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
+func (w *watches) snapshot(now time.Time) (known cluster.Snapshot, blind bool, missing []string) {
 	for _, k := range w.kinds() {
 		if err := k.missing(); err != nil {
 			missing = append(missing, strings.ToUpper(k.without[:1])+k.without[1:]+": "+advise(err).Error())

@@ -71,7 +71,7 @@ func diagnose(is installation) []finding {
 	d.each(is.nodes, levelWarning, "driver older than "+leastDriver+", which is not supported. Upgrade the driver", func(n nodeParts) bool {
 		return older(n.driver, leastDriver)
 	})
-	d.policies(is.world.Policies)
+	d.policies(is.snapshot.Policies)
 	return d.found
 }
 
@@ -181,8 +181,8 @@ func (d *diagnosis) agents(is installation) {
 // nvidia diagnoses NVIDIA's programs.
 func (d *diagnosis) nvidia(is installation) {
 	switch {
-	case is.world.Plugin.Reason != "":
-		d.error("%s: %s", is.world.Plugin.Reason, is.world.Plugin.Message)
+	case is.snapshot.Plugin.Reason != "":
+		d.error("%s: %s", is.snapshot.Plugin.Reason, is.snapshot.Plugin.Message)
 	case is.clusterPolicy == "" && !slices.ContainsFunc(is.nodes, usesPlugin): // NVIDIA's DRA driver serves them all
 	case is.clusterPolicy == "":
 		d.ok("No ClusterPolicy of NVIDIA's GPU Operator was found")
@@ -252,7 +252,7 @@ func (d *diagnosis) dra(is installation) {
 	}
 	d.each(is.nodes, levelError, "kubelet older than "+leastForDRA+", where NVIDIA's DRA driver serves the GPUs. Upgrade Kubernetes, or serve them by the device plugin",
 		func(n nodeParts) bool { return !usesPlugin(n) && older(n.kubelet, leastForDRA) })
-	d.classes(is.world.DRA)
+	d.classes(is.snapshot.DRA)
 }
 
 // classes diagnoses DeviceClasses and DeviceTaintRules.

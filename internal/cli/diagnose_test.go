@@ -37,7 +37,7 @@ func healthy(t *testing.T, nodes int) installation {
 	p := policy(t, "cheap", slicing)
 	p.Status.ObservedGeneration = 1
 	p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady}}
-	is.world.Policies = []v1alpha1.GPUSharingPolicy{p}
+	is.snapshot.Policies = []v1alpha1.GPUSharingPolicy{p}
 	return is
 }
 
@@ -46,7 +46,7 @@ func drivenIn(fault func(*installation)) func(*installation) {
 	return func(is *installation) {
 		n := &is.nodes[1]
 		n.stack, n.plugins, n.drivers = dra.Driver, nil, []component{{name: "d", version: "v0.5.0", ready: true}}
-		is.world.DRA = cluster.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
+		is.snapshot.DRA = cluster.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
 		fault(is)
 	}
 }
@@ -141,7 +141,7 @@ func TestDoctor(t *testing.T) {
 		},
 		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
-			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
+			is.snapshot.Plugin.Reason, is.snapshot.Plugin.Message = "NoDevicePlugin", "install it"
 		}, levelError, "NoDevicePlugin: install it"},
 		"a stand-alone device plugin":                  {aloneIn("p/configs", "p/configs"), "", ""},
 		"a stand-alone device plugin that is not told": {aloneIn("p/configs", ""), levelError, "Upgrade the operator with --set devicePlugin.namespace=p,devicePlugin.configMap=configs"},
@@ -160,8 +160,8 @@ func TestDoctor(t *testing.T) {
 		"an old driver":              {func(is *installation) { is.nodes[0].driver = "525.147.05" }, levelWarning, "1 node (node-0): driver older than 535"},
 		"a driver that is not known": {func(is *installation) { is.nodes[0].driver = "" }, "", ""},
 		"a policy that is not ready": {func(is *installation) {
-			is.world.Policies[0].Status.Conditions[0].Status, is.world.Policies[0].Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonMIGActive
-			is.world.Policies[0].Status.Conditions[0].Message = "GPU 0 is in MIG mode"
+			is.snapshot.Policies[0].Status.Conditions[0].Status, is.snapshot.Policies[0].Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonMIGActive
+			is.snapshot.Policies[0].Status.Conditions[0].Message = "GPU 0 is in MIG mode"
 		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. docs/troubleshooting.md"},
 		"NVIDIA's DRA driver serves a node": {drivenIn(func(*installation) {}), "", ""},
 		"NVIDIA's DRA driver serves all nodes": {drivenIn(func(is *installation) {
@@ -171,11 +171,11 @@ func TestDoctor(t *testing.T) {
 		"NVIDIA's DRA driver is away":  {drivenIn(func(is *installation) { is.nodes[1].drivers = nil }), levelError, "1 node (node-1): no pod of NVIDIA's DRA driver that is ready"},
 		"another DRA driver":           {drivenIn(func(is *installation) { is.nodes[1].drivers[0].version = "v0.6.0" }), levelWarning, "NVIDIA's DRA driver is v0.6.0. Version v0.5.0 was tested"},
 		"a Kubernetes too old for DRA": {drivenIn(func(is *installation) { is.nodes[1].kubelet = "v1.35.4" }), levelError, "1 node (node-1): kubelet older than 1.36, where NVIDIA's DRA driver"},
-		"no taints of devices":         {drivenIn(func(is *installation) { is.world.DRA.ServesRules = false }), levelWarning, "serves no DeviceTaintRules"},
-		"no classes of v1":             {drivenIn(func(is *installation) { is.world.DRA.ServesClasses = false }), levelError, "serves no DeviceClasses of resource.k8s.io/v1"},
+		"no taints of devices":         {drivenIn(func(is *installation) { is.snapshot.DRA.ServesRules = false }), levelWarning, "serves no DeviceTaintRules"},
+		"no classes of v1":             {drivenIn(func(is *installation) { is.snapshot.DRA.ServesClasses = false }), levelError, "serves no DeviceClasses of resource.k8s.io/v1"},
 		"a right that the user lacks":  {drivenIn(func(is *installation) { is.lacks = []string{"You may not list ResourceClaims"} }), levelWarning, "You may not list ResourceClaims"},
 		"two classes for one resource": {drivenIn(func(is *installation) {
-			is.world.DRA.Classes = append(is.world.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "x"}, dra.Class{Name: "y"})
+			is.snapshot.DRA.Classes = append(is.snapshot.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "x"}, dra.Class{Name: "y"})
 		}), levelWarning, "DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine. When"},
 		"many nodes": {func(is *installation) {
 			*is = healthy(t, 9)
@@ -334,7 +334,7 @@ func TestNodesThatTheControllerSelectsHaveAGPUNode(t *testing.T) {
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"pool": "gpu"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{"nvidia.com/gpu.present": "true"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c", Labels: map[string]string{"pool": "gpu"}}}).Build()
-	is := installation{world: worldOf(newNode(t, "c"))}
+	is := installation{snapshot: snapshotOf(newNode(t, "c"))}
 	g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
 	g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
 	g.Expect(is.unknown).To(Equal([]string{"a"}))
@@ -370,7 +370,7 @@ func TestAPodOfATenantIsNoAgent(t *testing.T) {
 		pod := agentOn(namespace, "a")
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(deployment, pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}).Build()
-		is := installation{world: worldOf(newNode(t, "a"))}
+		is := installation{snapshot: snapshotOf(newNode(t, "a"))}
 		g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
 		g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
 		g.Expect(is.nodes[0].agents).To(HaveLen(agents), namespace)

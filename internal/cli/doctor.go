@@ -43,7 +43,7 @@ type installation struct {
 	// updateGoesOn says that the agents of further nodes were updated a short while ago.
 	updateGoesOn bool
 	skews        []skew
-	world        cluster.Snapshot
+	snapshot     cluster.Snapshot
 	lacks        []string // what is not known of NVIDIA's DRA driver, because the user may not read it
 	programs     programs
 	nodes        []nodeParts
@@ -171,7 +171,7 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if err != nil {
 		return is, err
 	}
-	is.world, is.lacks, is.programs = w, told.lacks, told.programs
+	is.snapshot, is.lacks, is.programs = w, told.lacks, told.programs
 	if is.skews, err = readSkews(published); err != nil && !apierrors.IsForbidden(err) {
 		return is, err
 	}
@@ -297,10 +297,10 @@ func nodeSelectorOf(spec *corev1.PodSpec) labels.Selector {
 // readNodes reads the nodes with GPUs, and the pods of the operator's agent and of NVIDIA's device plugin and DRA driver on them.
 func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	at := map[string]*nodeParts{}
-	is.nodes = make([]nodeParts, len(is.world.Nodes))
-	for i := range is.world.Nodes {
-		n := &is.world.Nodes[i]
-		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion, stack: is.world.StackOf(n)}
+	is.nodes = make([]nodeParts, len(is.snapshot.Nodes))
+	for i := range is.snapshot.Nodes {
+		n := &is.snapshot.Nodes[i]
+		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion, stack: is.snapshot.StackOf(n)}
 		at[n.Name] = &is.nodes[i]
 	}
 	selector, err := labels.Parse(is.selector())
@@ -363,7 +363,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	case isDevicePlugin(pod) && (of.NVIDIA || is.standAlone): // without the GPU Operator it may run in any namespace
 		part.config = configRead(pod)
 		n.plugins = append(n.plugins, part)
-	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.world.Plugin.NodeFeatures):
+	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.snapshot.Plugin.NodeFeatures):
 		n.discovery = append(n.discovery, part)
 	case n.stack != dra.DevicePlugin && cluster.OffersGPUs(pod):
 		n.drivers = append(n.drivers, part)

@@ -129,7 +129,7 @@ func bothStacks(t *testing.T, shares int64) cluster.Snapshot {
 	p, d := newNode(t, "p", sim.A100), driven(t, newNode(t, "d", sim.A100, sim.A100))
 	p.Pods = append(p.Pods, cluster.Pod{Namespace: "gpu-operator", Name: "plugin", NVIDIA: true, NodeSelector: map[string]string{deployPlugin: "true"}, Controller: "DaemonSet", Serves: true})
 	holdByClaim(&d, "train")
-	w := worldOf(p, d)
+	w := snapshotOf(p, d)
 	o := inCluster(published(&d, shares), claimed("d", "train", "gpu-1"), ofChart())
 	NewWithT(t).Expect(o.tell(&w)).To(BeEmpty())
 	return w
@@ -159,7 +159,7 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 // TestPlanSaysNothingOfStacksWhereThereIsOne: clusters before Kubernetes 1.34 have the device plugin alone.
 func TestPlanSaysNothingOfStacksWhereThereIsOne(t *testing.T) {
 	g := NewWithT(t)
-	w := worldOf(newNode(t, "p", sim.T4))
+	w := snapshotOf(newNode(t, "p", sim.T4))
 	shown := text{}
 	shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
 	g.Expect(shown.String()).NotTo(ContainSubstring("STACK"))
@@ -179,7 +179,7 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 	}}
 	both := newNode(t, "b", sim.T4)
 	both.Pods = append(both.Pods, cluster.Pod{Name: "dra", DRA: true})
-	w := worldOf(a, both)
+	w := snapshotOf(a, both)
 	second := ""
 	for _, i := range a.GPU.Status.Devices[0].Instances {
 		if i.Profile == "2g.10gb" {
@@ -189,7 +189,7 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 	o := inCluster(published(&w.Nodes[0], 1), claimed("a", "train", second), ofChart())
 	NewWithT(t).Expect(o.tell(&w)).To(BeEmpty())
 	compare(t, "status of nodes on the DRA driver", func(shown *text) { shown.status(w, query{all: true}) })
-	card := sight{world: w}.page().Nodes[0]
+	card := sight{snapshot: w}.page().Nodes[0]
 	NewWithT(t).Expect(card.Notes).To(ContainElement("Offered by NVIDIA's DRA driver"))
 	NewWithT(t).Expect(card.Resources).To(HaveLen(3))
 }
@@ -198,7 +198,7 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 func TestWhatAUserMayNotReadIsSaid(t *testing.T) {
 	g := NewWithT(t)
 	d := driven(t, newNode(t, "d", sim.A100))
-	w := worldOf(d)
+	w := snapshotOf(d)
 	o := inCluster()
 	for _, without := range withoutDRA {
 		o.unread[without.kind] = true
@@ -211,7 +211,7 @@ func TestWhatAUserMayNotReadIsSaid(t *testing.T) {
 	g.Expect(shown.String()).To(And(ContainSubstring("You may not list ResourceSlices"), ContainSubstring("gpu-sharing-cli"),
 		ContainSubstring("afterwards   nvidia.com/gpu: 4"), Not(ContainSubstring("No DeviceClass serves")), Not(ContainSubstring(v1alpha1.ReasonDRASharesDiffer))))
 
-	w = worldOf(newNode(t, "p", sim.A100))
+	w = snapshotOf(newNode(t, "p", sim.A100))
 	g.Expect(o.tell(&w)).To(BeEmpty(), "nothing depends on it where the device plugin serves all nodes")
 }
 
@@ -220,11 +220,11 @@ func TestANodeWhoseDriverIsAwayStaysADRANode(t *testing.T) {
 	g := NewWithT(t)
 	d := driven(t, newNode(t, "d", sim.A100))
 	d.Pods = nil
-	w, o := worldOf(d), inCluster()
+	w, o := snapshotOf(d), inCluster()
 	o.tell(&w)
 	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.DevicePlugin))
 	d.Annotations = map[string]string{v1alpha1.AnnotationOtherController: v1alpha1.ReasonDRADriverActive}
-	w = worldOf(d)
+	w = snapshotOf(d)
 	o.tell(&w)
 	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.Driver))
 }
@@ -326,7 +326,7 @@ func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
 	w := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: true}, Nodes: []cluster.Node{{Name: "bare"}}}
 	moved := movedOver(w)
 	NewWithT(t).Expect(moved.StackOf(&moved.Nodes[0])).To(Equal(dra.Driver))
-	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the world that was read stays as it is")
+	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the snapshot that was read stays as it is")
 }
 
 // TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin: its ClusterPolicy has devicePlugin.enabled false, and its nodes
@@ -346,7 +346,7 @@ func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t 
 
 	a := driven(t, newNode(t, "a", sim.A100))
 	a.Labels[deployPlugin] = cluster.LabelTrue
-	w := worldOf(a)
+	w := snapshotOf(a)
 	o := inCluster(published(&a, 1), ofChart())
 	g.Expect(o.tell(&w)).To(BeEmpty())
 	g.Expect(readClusterPolicy(t.Context(), c, &w)).To(Succeed())

@@ -119,7 +119,7 @@ func (g *gathering) gather(ctx context.Context, p *Program, server discovery.Dis
 	}
 	g.add("doctor.yaml", doctorsReport(found))
 	g.add("versions.yaml", versionsOf(is, kubernetes.GitVersion))
-	if err := g.chooseNodes(ctx, is.world, nodes); err != nil {
+	if err := g.chooseNodes(ctx, is.snapshot, nodes); err != nil {
 		return err
 	}
 	workloads := g.objects(ctx)

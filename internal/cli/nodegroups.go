@@ -21,8 +21,8 @@ import (
 )
 
 // readGroups reads the objects of autoscalers, as far as the cluster has them and the user may read them.
-func readGroups(ctx context.Context, c client.Client, w cluster.Snapshot) (autoscaling.World, error) {
-	groups := autoscaling.World{Now: w.Now, Policies: w.Policies, MachineSets: map[string]string{}}
+func readGroups(ctx context.Context, c client.Client, w cluster.Snapshot) (autoscaling.Snapshot, error) {
+	groups := autoscaling.Snapshot{Now: w.Now, Policies: w.Policies, MachineSets: map[string]string{}}
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		groups.Nodes = append(groups.Nodes, autoscaling.Node{
@@ -101,7 +101,7 @@ func eachOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, vi
 }
 
 // nodeGroups writes what autoscalers must know of new nodes once these policies exist.
-func (t *text) nodeGroups(w autoscaling.World, policies []v1alpha1.GPUSharingPolicy) {
+func (t *text) nodeGroups(w autoscaling.Snapshot, policies []v1alpha1.GPUSharingPolicy) {
 	advice := w.Advise()
 	for i := range policies {
 		for _, g := range advice.Groups[policies[i].Name] {

@@ -84,7 +84,7 @@ func TestTopForPrograms(t *testing.T) {
 // TestPlanForPrograms: JSON holds what becomes of policies and nodes.
 func TestPlanForPrograms(t *testing.T) {
 	g := NewWithT(t)
-	w := worldOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.T4))
+	w := snapshotOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.T4))
 	w.Policies = append(w.Policies, policy(t, "cheap", slicing))
 	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 	wanted := policy(t, "research", slicing)
@@ -114,7 +114,7 @@ func TestPlanForPrograms(t *testing.T) {
 func TestPlanTellsProgramsWhatItCouldNotRead(t *testing.T) {
 	g := NewWithT(t)
 	const lacks = "You may not list ResourceSlices, so it is not known what NVIDIA's DRA driver publishes"
-	text, err := marshal(planOf(worldOf(newNode(t, "a", sim.A100)), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}, lacks: []string{lacks}}), outputJSON)
+	text, err := marshal(planOf(snapshotOf(newNode(t, "a", sim.A100)), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}, lacks: []string{lacks}}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	var shown planReport
 	g.Expect(json.Unmarshal([]byte(text), &shown)).To(Succeed())

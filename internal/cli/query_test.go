@@ -124,7 +124,7 @@ func TestProgramsReadHowGPUsAreShared(t *testing.T) {
 	c := partitioned(t)
 	hold(&c, "web", 0, new(c.GPU.Status.Devices[0].Instances[0].ID))
 	c.Name, c.GPU.Name = "c", "c"
-	shown, err := encoded(worldOf(a, b, c, newNode(t, "d", sim.T4)), query{}, doubts{}, outputJSON)
+	shown, err := encoded(snapshotOf(a, b, c, newNode(t, "d", sim.T4)), query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	var read struct{ Nodes []report }
 	g.Expect(json.Unmarshal([]byte(shown), &read)).To(Succeed())

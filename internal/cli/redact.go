@@ -78,7 +78,7 @@ var keptKinds = map[schema.GroupKind]kept{
 	{Group: "apps", Kind: "Deployment"}:                                keptWorkload,
 	{Group: "apps", Kind: "DaemonSet"}:                                 keptWorkload,
 	{Kind: "ConfigMap"}:                                                {"data": nil},
-	{Group: cluster.NodeFeatureKind().Group, Kind: "NodeFeature"}:        {"spec": {"labels": nil}},
+	{Group: cluster.NodeFeatureKind().Group, Kind: "NodeFeature"}:      {"spec": {"labels": nil}},
 	{Group: clusterPolicyKind().Group, Kind: clusterPolicyKind().Kind}: {"spec": {"*": keptOperand}, "status": {"namespace": nil, "state": nil, "conditions": nil}},
 	{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}: {
 		"spec": {"group": nil, "scope": nil, "names": nil, "versions": {"name": nil, "served": nil, "storage": nil, "deprecated": nil}}, "status": nil,

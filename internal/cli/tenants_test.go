@@ -175,10 +175,10 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 	} {
 		for namespace, count := range map[string]int{nvidias: 1, "team": 0} {
 			is := installation{programs: programs{Programs: cluster.Programs{GPUOperators: []string{nvidias}}}}
-			is.world.Plugin.NodeFeatures = true
+			is.snapshot.Plugin.NodeFeatures = true
 			pod := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: tc.labels}})
 			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
-			w := worldOf(newNode(t, "a"))
+			w := snapshotOf(newNode(t, "a"))
 			w.Nodes[0].Pods = []cluster.Pod{is.programs.podOf(pod)}
 			n := nodeParts{stack: w.StackOf(&w.Nodes[0])}
 			is.place(pod, &n)
@@ -200,7 +200,7 @@ func TestThePageTakesNoPodOfATenantForAProgram(t *testing.T) {
 		g.Expect(k.GetStore().Add(o)).To(Succeed())
 		seen.touch(o)
 	}
-	shown := func() cluster.Pod { w, _, _ := seen.world(now); return w.Nodes[0].Pods[0] }
+	shown := func() cluster.Pod { w, _, _ := seen.snapshot(now); return w.Nodes[0].Pods[0] }
 	g.Expect(shown().DRA).To(BeTrue(), "nothing is known yet")
 	seen.know(programs{agents: []string{"gpu-sharing-operator"}})
 	g.Expect(shown().DRA).To(BeFalse())

@@ -25,7 +25,7 @@ func forty(t *testing.T) cluster.Snapshot {
 	for i := range 39 {
 		nodes = append(nodes, newNode(t, fmt.Sprintf("a%02d", i), sim.A100))
 	}
-	w := worldOf(nodes...)
+	w := snapshotOf(nodes...)
 	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))}
 	w.Policies[0].Status = rollout.Decide(w).Policies["research"]
 	return w

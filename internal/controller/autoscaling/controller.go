@@ -3,7 +3,7 @@
 
 // Package autoscaling tells autoscalers what new nodes will advertise. Its one request goes over all node groups:
 //
-//	gather (reads, from caches) → autoscaling.World.Advise (pure) → write what policies in mode Manage ask for → report on the policies
+//	gather (reads, from caches) → autoscaling.Snapshot.Advise (pure) → write what policies in mode Manage ask for → report on the policies
 //
 // It touches no node, and no rollout waits for it. It writes nothing in mode Advise, which is the default, and may not write without the
 // rights of config/autoscaling.
@@ -123,19 +123,19 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 }
 
 // gather reads the cluster. What it returns is shared with the caches and must not be changed.
-func (c *Controller) gather(ctx context.Context) (*autoscaling.World, error) {
+func (c *Controller) gather(ctx context.Context) (*autoscaling.Snapshot, error) {
 	policies := &v1alpha1.GPUSharingPolicyList{}
 	if err := c.client.List(ctx, policies); err != nil {
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
-	w := &autoscaling.World{Now: c.clock.Now(), Policies: policies.Items, Refused: map[string]autoscaling.Refusal{}}
+	w := &autoscaling.Snapshot{Now: c.clock.Now(), Policies: policies.Items, Refused: map[string]autoscaling.Refusal{}}
 	for target, r := range c.refused {
 		w.Refused[target] = r.Refusal
 	}
 	return w, errors.Join(c.gatherNodes(ctx, w), c.gatherGroups(ctx, w))
 }
 
-func (c *Controller) gatherNodes(ctx context.Context, w *autoscaling.World) error {
+func (c *Controller) gatherNodes(ctx context.Context, w *autoscaling.Snapshot) error {
 	if len(w.Policies) == 0 {
 		return nil
 	}
@@ -158,7 +158,7 @@ func (c *Controller) gatherNodes(ctx context.Context, w *autoscaling.World) erro
 	return nil
 }
 
-func (c *Controller) gatherGroups(ctx context.Context, w *autoscaling.World) (err error) {
+func (c *Controller) gatherGroups(ctx context.Context, w *autoscaling.Snapshot) (err error) {
 	var errs []error
 	each := func(of kind, visit func(*unstructured.Unstructured)) string {
 		all, version, err := c.kinds.list(ctx, of)

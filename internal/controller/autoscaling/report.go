@@ -23,7 +23,7 @@ import (
 
 // report applies what each policy reports of its node groups: status.nodeGroups and the condition AutoscalingConfigured, and nothing else of
 // the status.
-func (c *Controller) report(ctx context.Context, w *autoscaling.World, advice autoscaling.Advice) error {
+func (c *Controller) report(ctx context.Context, w *autoscaling.Snapshot, advice autoscaling.Advice) error {
 	var errs []error
 	for i := range w.Policies {
 		p := &w.Policies[i]

@@ -29,7 +29,7 @@ const (
 )
 
 // stale reports whether the cache lacks one of the last writes, so that what it shows may be what was there before.
-func (c *Controller) stale(w *autoscaling.World) bool {
+func (c *Controller) stale(w *autoscaling.Snapshot) bool {
 	shown := map[string]string{}
 	for i := range w.Scalables {
 		s := &w.Scalables[i]
@@ -45,7 +45,7 @@ func (c *Controller) stale(w *autoscaling.World) bool {
 }
 
 // write writes what is wanted; after is when to try again what was refused.
-func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []autoscaling.Write) (after time.Duration) {
+func (c *Controller) write(ctx context.Context, w *autoscaling.Snapshot, writes []autoscaling.Write) (after time.Duration) {
 	for target, r := range c.refused {
 		if !slices.ContainsFunc(writes, func(write autoscaling.Write) bool { return write.Target() == target }) {
 			delete(c.refused, target) // nobody wants it any more, or it is there

@@ -64,17 +64,17 @@ type Controller struct {
 	client       client.Client
 	metrics      *metrics
 	catchUp      *catchUp
-	changes      changes              // since the last pass
-	known        known                // of the nodes, from the last pass
-	memory       rollout.Memory       // likewise
-	repeats      action.Repeats       // what was written in the last hour
-	sightings    cluster.OtherControllers      // of other controllers that are not recorded on their Nodes
-	slices       watchedKind          // sliceKind
-	claims       watchedKind          // claimKind
-	classes      watchedKind          // classKind
-	rules        watchedKind          // ruleKind
-	pools        map[string]knownPool // what is published of each node, from the last pass
-	nodePools    watchedKind          // nodePoolKind
+	changes      changes                  // since the last pass
+	known        known                    // of the nodes, from the last pass
+	memory       rollout.Memory           // likewise
+	repeats      action.Repeats           // what was written in the last hour
+	sightings    cluster.OtherControllers // of other controllers that are not recorded on their Nodes
+	slices       watchedKind              // sliceKind
+	claims       watchedKind              // claimKind
+	classes      watchedKind              // classKind
+	rules        watchedKind              // ruleKind
+	pools        map[string]knownPool     // what is published of each node, from the last pass
+	nodePools    watchedKind              // nodePoolKind
 	refusals     refusals
 	publishers   publishers
 	deleted      map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
@@ -143,8 +143,8 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
 	}
-	seen.world.Repeats, seen.world.OtherControllers = &c.repeats, &c.sightings
-	decision := c.memory.Decide(seen.world)
+	seen.snapshot.Repeats, seen.snapshot.OtherControllers = &c.repeats, &c.sightings
+	decision := c.memory.Decide(seen.snapshot)
 	c.metrics.decided(decision)
 	if debug := log.FromContext(ctx).V(1); debug.Enabled() {
 		for _, n := range decision.Nodes {

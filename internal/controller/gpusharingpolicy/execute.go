@@ -46,12 +46,12 @@ func (p *pass) again(after time.Duration) time.Duration {
 	if p.writer.blocked {
 		after = timing.Sooner(after, askAgain)
 	}
-	after = timing.Sooner(after, p.refusals.left(p.world.Now)) // the status names them until then
+	after = timing.Sooner(after, p.refusals.left(p.snapshot.Now)) // the status names them until then
 	if p.left || p.writer.outdated {
 		after = lookAgain
 	}
 	if o := p.plugin.Overridden; o != nil {
-		after = timing.Sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
+		after = timing.Sooner(after, max(o.Until.Sub(p.snapshot.Now), time.Second))
 	}
 	return after
 }
@@ -78,13 +78,13 @@ func (p *pass) carryOut(ctx context.Context, a action.Action) error {
 	}
 	wrote, err := p.writer.do(ctx, a)
 	if _, taints := a.(action.TaintDevices); taints && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
-		p.repeats.Note(a, p.world.Now) // so that a node that is refused its rule each time takes no turn of others
+		p.repeats.Note(a, p.snapshot.Now) // so that a node that is refused its rule each time takes no turn of others
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", a, err)
 	}
 	if wrote {
-		p.repeats.Note(a, p.world.Now)
+		p.repeats.Note(a, p.snapshot.Now)
 		logger := log.FromContext(ctx)
 		if _, reports := a.(action.Report); reports {
 			logger = logger.V(1) // there may be one for each of thousands of nodes that wait
@@ -123,7 +123,7 @@ func (p *pass) changes(d rollout.Decision) bool {
 // confirm asks the API server, once before a pass writes, which policies there are, so that none is taken for released
 // that the cache lacks for another reason.
 func (p *pass) confirm(ctx context.Context) error {
-	policies, err := p.Wiring.OwnPolicies(ctx, p.world.Policies)
+	policies, err := p.Wiring.OwnPolicies(ctx, p.snapshot.Policies)
 	for name, policy := range policies {
 		p.current[action.PolicyRef{Name: name, Generation: policy.Generation}] = policy.DeletionTimestamp == nil
 	}

@@ -28,7 +28,7 @@ const (
 
 // seen is the cluster as one pass read it: the snapshot to decide on, and the objects to write to.
 type seen struct {
-	world    cluster.Snapshot
+	snapshot cluster.Snapshot
 	plugin   *pluginconfig.Observed
 	policies map[string]*v1alpha1.GPUSharingPolicy
 	gpuNodes map[string]*v1alpha1.GPUNode
@@ -50,11 +50,11 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	s.plugin = plugin
-	s.world.Now, s.world.Plugin, s.world.Configs, s.world.ConfigsCopy = c.Clock.Now(), plugin.DevicePlugin, plugin.Applied, plugin.Copied
-	if s.world.NodePools, err = c.gatherNodePools(ctx); err != nil {
+	s.snapshot.Now, s.snapshot.Plugin, s.snapshot.Configs, s.snapshot.ConfigsCopy = c.Clock.Now(), plugin.DevicePlugin, plugin.Applied, plugin.Copied
+	if s.snapshot.NodePools, err = c.gatherNodePools(ctx); err != nil {
 		return nil, err
 	}
-	s.world.ReadinessTaint = c.ReadinessTaint
+	s.snapshot.ReadinessTaint = c.ReadinessTaint
 	if err := c.gatherFeatures(ctx, s); err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
 	if err := c.client.List(ctx, policies); err != nil {
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
-	s := &seen{world: cluster.Snapshot{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
+	s := &seen{snapshot: cluster.Snapshot{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
 	for i := range policies.Items {
 		s.policies[policies.Items[i].Name] = &policies.Items[i]
 	}
@@ -76,7 +76,7 @@ func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
 
 func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	k := &c.known
-	for _, node := range c.refusals.prune(s.world.Now) {
+	for _, node := range c.refusals.prune(s.snapshot.Now) {
 		c.changes.node(node, true)
 	}
 	changed, watched := c.changes.take()
@@ -102,13 +102,13 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	}
 	dra.deploy(drivers, k.nodes)
 	k.tell(s.features.of, dra.nodes)
-	if c.awaitsDRA(k.world) {
+	if c.awaitsDRA(k.listed) {
 		return fmt.Errorf("the kinds of resource.k8s.io: %w", pluginconfig.ErrNotSynced)
 	}
 	k.complete = true
-	s.dra, s.world.DRA = dra, dra.cluster
+	s.dra, s.snapshot.DRA = dra, dra.cluster
 	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
-	s.world.Nodes, s.world.Unscheduled, s.world.UnscheduledVersion = k.world, k.unscheduled, k.unscheduledVersion
+	s.snapshot.Nodes, s.snapshot.Unscheduled, s.snapshot.UnscheduledVersion = k.listed, k.unscheduled, k.unscheduledVersion
 	return k.lacks()
 }
 
@@ -134,7 +134,7 @@ func (s *seen) failedOf(node string) *v1alpha1.FailedChange {
 
 // mounted says whether a pod mounts our ConfigMap.
 func (s *seen) mounted() bool {
-	return slices.ContainsFunc(s.world.Nodes, func(n cluster.Node) bool {
+	return slices.ContainsFunc(s.snapshot.Nodes, func(n cluster.Node) bool {
 		return slices.ContainsFunc(n.Pods, func(pod cluster.Pod) bool { return pod.MountsConfig })
 	})
 }

@@ -31,11 +31,11 @@ import (
 // known is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
 // another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
 type known struct {
-	complete bool           // everything was read, and no error came in between
+	complete bool             // everything was read, and no error came in between
 	programs cluster.Programs // by which pods were read
 	nodes    map[string]*corev1.Node
 	gpuNodes map[string]*v1alpha1.GPUNode
-	world    []cluster.Node    // nodes with a GPUNode, by name
+	listed   []cluster.Node  // nodes with a GPUNode, by name
 	lost     map[string]bool // nodes that the operator changed and that have no GPUNode
 	versions int64
 
@@ -55,18 +55,18 @@ func (k *known) put(read []cluster.Node, gone map[string]bool) {
 	var added []cluster.Node
 	for _, n := range read {
 		n.Version = k.version()
-		if at, found := slices.BinarySearchFunc(k.world, n.Name, byName); found {
-			k.world[at] = n
+		if at, found := slices.BinarySearchFunc(k.listed, n.Name, byName); found {
+			k.listed[at] = n
 		} else {
 			added = append(added, n)
 		}
 	}
 	if len(gone) > 0 {
-		k.world = slices.DeleteFunc(k.world, func(n cluster.Node) bool { return gone[n.Name] })
+		k.listed = slices.DeleteFunc(k.listed, func(n cluster.Node) bool { return gone[n.Name] })
 	}
 	if len(added) > 0 {
-		k.world = append(k.world, added...)
-		slices.SortFunc(k.world, func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
+		k.listed = append(k.listed, added...)
+		slices.SortFunc(k.listed, func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
 }
 
@@ -90,8 +90,8 @@ func byName(n cluster.Node, name string) int { return cmp.Compare(n.Name, name) 
 
 // tell records what other objects report of each node.
 func (k *known) tell(features map[string]cluster.NodeFeatures, dra map[string]nodeDRA) {
-	for i := range k.world {
-		n := &k.world[i]
+	for i := range k.listed {
+		n := &k.listed[i]
 		f, d := features[n.Name], dra[n.Name]
 		if n.Features != f || !reflect.DeepEqual(draOf(n), d) {
 			n.Features, n.Version = f, k.version()
@@ -105,8 +105,8 @@ func (k *known) claim(claims map[string]string, changed changedNodes) {
 	if maps.Equal(claims, k.claims) {
 		return
 	}
-	for i := range k.world {
-		n := &k.world[i]
+	for i := range k.listed {
+		n := &k.listed[i]
 		differs := func(p cluster.Pod) bool { return claimOf(&p, claims) != claimOf(&p, k.claims) }
 		if slices.ContainsFunc(n.Pods, differs) {
 			changed.nodes[n.Name] = true
@@ -125,7 +125,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	k := &c.known
-	k.nodes, k.gpuNodes, k.world = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
+	k.nodes, k.gpuNodes, k.listed = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
 	k.lost = map[string]bool{}
 	for i := range gpuNodes.Items {
 		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
@@ -206,8 +206,8 @@ func (c *Controller) cached(ctx context.Context, name string, into client.Object
 // readNode reads a node with its pods. What other objects report of it stays as it was.
 func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (cluster.Node, error) {
 	n := cluster.NodeOf(node, gpuNode)
-	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
-		was := &c.known.world[at]
+	if at, found := slices.BinarySearchFunc(c.known.listed, n.Name, byName); found {
+		was := &c.known.listed[at]
 		n.Features = was.Features
 		draOf(was).addTo(&n)
 	}

@@ -100,7 +100,7 @@ func (r *reading) nodes() map[string]cluster.Node {
 	s, err := r.try()
 	r.Expect(err).NotTo(HaveOccurred())
 	nodes := map[string]cluster.Node{}
-	for _, n := range s.world.Nodes {
+	for _, n := range s.snapshot.Nodes {
 		nodes[n.Name] = n
 	}
 	return nodes
@@ -210,7 +210,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	s, err := r.try()
 	r.Expect(err).NotTo(HaveOccurred())
 	var names []string
-	for _, n := range s.world.Nodes {
+	for _, n := range s.snapshot.Nodes {
 		names = append(names, n.Name)
 	}
 	r.Expect(names).To(Equal([]string{"a", "aa", "c"}))
@@ -382,13 +382,13 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 	now := r.Clock.Now()
 	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
 	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
-	p := newPass(r.Controller, &seen{world: cluster.Snapshot{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
+	p := newPass(r.Controller, &seen{snapshot: cluster.Snapshot{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
 	r.Expect(p.again(0)).To(Equal(40 * time.Second))
 	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
-	s := &seen{plugin: &pluginconfig.Observed{}, world: cluster.Snapshot{Now: r.Clock.Now()}}
+	s := &seen{plugin: &pluginconfig.Observed{}, snapshot: cluster.Snapshot{Now: r.Clock.Now()}}
 	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
-	r.Expect(s.world.Nodes[1].Pods[0].Refused).To(BeEmpty())
-	p.world.Now = r.Clock.Now()
+	r.Expect(s.snapshot.Nodes[1].Pods[0].Refused).To(BeEmpty())
+	p.snapshot.Now = r.Clock.Now()
 	r.Expect(p.again(0)).To(BeZero())
 }
 
@@ -415,8 +415,8 @@ func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 	r.changes.note(pod, true)
 	s, err := r.try()
 	r.Expect(err).NotTo(HaveOccurred())
-	r.Expect(s.world.Unscheduled).To(HaveLen(1))
-	version := s.world.UnscheduledVersion
+	r.Expect(s.snapshot.Unscheduled).To(HaveLen(1))
+	version := s.snapshot.UnscheduledVersion
 
 	bound := pod.DeepCopy()
 	bound.Spec.NodeName = "c"
@@ -424,9 +424,9 @@ func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 	r.report(pod, bound)
 	s, err = r.try()
 	r.Expect(err).NotTo(HaveOccurred())
-	r.Expect(s.world.Unscheduled).To(BeEmpty())
-	r.Expect(s.world.UnscheduledVersion).NotTo(Equal(version))
-	r.Expect(s.world.Nodes[2].Pods).To(HaveLen(1), "the pod is on its node")
+	r.Expect(s.snapshot.Unscheduled).To(BeEmpty())
+	r.Expect(s.snapshot.UnscheduledVersion).NotTo(Equal(version))
+	r.Expect(s.snapshot.Nodes[2].Pods).To(HaveLen(1), "the pod is on its node")
 }
 
 // TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController, because the reboot may wait for it. Elsewhere only those do that a decision

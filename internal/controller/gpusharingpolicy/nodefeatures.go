@@ -41,7 +41,7 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	s.world.Plugin.NodeFeatures = !served.Empty()
+	s.snapshot.Plugin.NodeFeatures = !served.Empty()
 	s.features = features{
 		served: served, of: map[string]cluster.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{},
 	}
@@ -87,7 +87,7 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 	want.SetNamespace(w.Namespace)
 	want.SetName(action.OverrideName(a.Node))
 	want.SetLabels(map[string]string{cluster.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
-	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(cluster.LabelFalse, w.world.Now)})
+	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(cluster.LabelFalse, w.snapshot.Now)})
 	want.Object["spec"] = map[string]any{
 		"labels":   map[string]any{cluster.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
 		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},

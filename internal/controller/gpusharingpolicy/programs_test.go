@@ -142,7 +142,7 @@ func TestTheDRADriverOfAGPUClusterNeedsNoQuestion(t *testing.T) {
 	r.driver("gpu-operator", "plugin")
 	s := &seen{plugin: &pluginconfig.Observed{GPUOperators: []string{"gpu-operator"}}}
 	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
-	r.Expect(s.world.Nodes).To(HaveEach(HaveField("DRA", "DaemonSet gpu-operator/plugin")))
+	r.Expect(s.snapshot.Nodes).To(HaveEach(HaveField("DRA", "DaemonSet gpu-operator/plugin")))
 	r.Expect(r.asked).To(BeZero())
 }
 

@@ -43,5 +43,5 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 		return err
 	}
 	message := fmt.Sprintf("The controller has decided nothing about any node since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
-	return newPass(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.world.Policies, message, now)})
+	return newPass(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.snapshot.Policies, message, now)})
 }

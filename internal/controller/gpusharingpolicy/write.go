@@ -116,7 +116,7 @@ func (w *writer) deletePod(ctx context.Context, a action.DeletePod) (bool, error
 // note notes a write to a Node or GPUNode: the resource version after it, or the error.
 func (w *writer) note(kind schema.GroupVersionKind, name, version string, err error) {
 	w.changes.node(name, true)
-	w.catchUp.wrote(kind, name, version, err, w.world.Now)
+	w.catchUp.wrote(kind, name, version, err, w.snapshot.Now)
 }
 
 func mergePatch(body map[string]any) (client.Patch, error) {

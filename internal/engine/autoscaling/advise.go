@@ -39,7 +39,7 @@ type Group struct {
 
 // entry is a group as one policy reports it: with one shape of its nodes.
 type entry struct {
-	w         *World
+	w         *Snapshot
 	g         *group
 	by        *v1alpha1.GPUSharingPolicy
 	shape     shape
@@ -58,7 +58,7 @@ func (e *entry) find(reason, format string, args ...any) {
 }
 
 // Advise decides what autoscalers must be told.
-func (w *World) Advise() Advice {
+func (w *Snapshot) Advise() Advice {
 	ranking, known := policy.Rank(w.Policies), hardwareOf(w.Nodes)
 	advice := Advice{Groups: map[string][]Group{}}
 	var wanted wants
@@ -84,7 +84,7 @@ func (w *World) Advise() Advice {
 }
 
 // entries are what policies report of a group: one for each shape of its nodes.
-func (w *World) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
+func (w *Snapshot) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
 	shapes, ambiguous := w.shapes(g, known)
 	if len(shapes) == 0 {
 		by := selects(ranking, g, ambiguous != "")
@@ -218,7 +218,7 @@ func mayGovern(p *v1alpha1.GPUSharingPolicy, n policy.Node) bool {
 	return policy.Rank([]v1alpha1.GPUSharingPolicy{*p}).Govern(n).By != nil
 }
 
-func (w *World) policy(name string) *v1alpha1.GPUSharingPolicy {
+func (w *Snapshot) policy(name string) *v1alpha1.GPUSharingPolicy {
 	for i := range w.Policies {
 		if p := &w.Policies[i]; p.Name == name && p.DeletionTimestamp.IsZero() {
 			return p
@@ -229,7 +229,7 @@ func (w *World) policy(name string) *v1alpha1.GPUSharingPolicy {
 
 // missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern. of are the entries
 // of each group.
-func (w *World) missing(groups []*group, of map[*group][]*entry) []*entry {
+func (w *Snapshot) missing(groups []*group, of map[*group][]*entry) []*entry {
 	var all []*entry
 	for i := range w.Policies {
 		p := &w.Policies[i]
@@ -248,7 +248,7 @@ func (w *World) missing(groups []*group, of map[*group][]*entry) []*entry {
 }
 
 // declaredGroup is what is wrong with the name of a group in nodeShapes; nil if nothing is.
-func (w *World) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, of map[*group][]*entry) *entry {
+func (w *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, of map[*group][]*entry) *entry {
 	at := slices.IndexFunc(groups, func(g *group) bool { return g.is(r.Kind, r.Namespace, r.Name) })
 	ref := Ref{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 	if r.Kind == v1alpha1.NodeGroupNodePool {

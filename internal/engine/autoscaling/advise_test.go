@@ -62,56 +62,56 @@ func TestANodeThatIsSharedAlreadyIsTakenAsNew(t *testing.T) {
 }
 
 func TestShapes(t *testing.T) {
-	type world = autoscaling.World
-	two := func(t *testing.T) world { t.Helper(); return karpenter(t, renamed+declared) }
+	type snapshot = autoscaling.Snapshot
+	two := func(t *testing.T) snapshot { t.Helper(); return karpenter(t, renamed+declared) }
 	for name, c := range map[string]struct {
-		world  func(t *testing.T) world
-		reason string
-		says   string
+		snapshot func(t *testing.T) snapshot
+		reason   string
+		says     string
 	}{
-		"nothing is known of a NodePool that is selected": {func(t *testing.T) world {
+		"nothing is known of a NodePool that is selected": {func(t *testing.T) snapshot {
 			t.Helper()
 			w := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}")
 			w.Pools[0].Labels["team"] = "a"
 			return w
 		}, v1alpha1.ReasonUnknownShape, "nodeShapes: {product: PRODUCT, gpusPerNode: N, instanceTypes: [TYPE], nodeGroups: [{kind: NodePool, name: gpu}]}"},
-		"the nodes of a MachineSet differ": {func(t *testing.T) world {
+		"the nodes of a MachineSet differ": {func(t *testing.T) snapshot {
 			t.Helper()
 			a, b := node("a", t4, 1, nil), node("b", a100, 1, nil)
 			a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
-			return world{
+			return snapshot{
 				Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", renamed+"\nnodeSelector: {matchLabels: {nvidia.com/gpu.present: \"true\"}}")},
 				Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
 				Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
 			}
 		}, v1alpha1.ReasonAmbiguousShape, "NVIDIA-A100-SXM4-40GB"},
-		"a product that nobody knows cannot be partitioned": {func(t *testing.T) world {
+		"a product that nobody knows cannot be partitioned": {func(t *testing.T) snapshot {
 			t.Helper()
 			w := two(t)
 			w.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
 			w.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = "NVIDIA-A100-SXM4-39GB"
 			return w
 		}, v1alpha1.ReasonUnknownShape, "NVIDIA-A100-SXM4-39GB"},
-		"a GPU without MIG": {func(t *testing.T) world {
+		"a GPU without MIG": {func(t *testing.T) snapshot {
 			t.Helper()
 			w := two(t)
 			w.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
 			w.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = t4
 			return w
 		}, v1alpha1.ReasonMIGNotSupported, "has no MIG"},
-		"a layout that does not fit": {func(t *testing.T) world {
+		"a layout that does not fit": {func(t *testing.T) snapshot {
 			t.Helper()
 			w := two(t)
 			w.Policies[0].Spec.Sharing = policy(t, "x", "sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g.20gb, count: 2}]}]}}").Spec.Sharing
 			return w
 		}, v1alpha1.ReasonLayoutDoesNotFit, "NodePool gpu"},
-		"a group that does not exist": {func(t *testing.T) world {
+		"a group that does not exist": {func(t *testing.T) snapshot {
 			t.Helper()
 			w := two(t)
 			w.Pools = nil
 			return w
 		}, v1alpha1.ReasonNodeGroupNotFound, "no NodePool gpu"},
-		"a group that the policy does not select": {func(t *testing.T) world {
+		"a group that the policy does not select": {func(t *testing.T) snapshot {
 			t.Helper()
 			w := two(t)
 			w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"team": "a"}}
@@ -119,7 +119,7 @@ func TestShapes(t *testing.T) {
 		}, v1alpha1.ReasonNodeGroupNotSelected, "labels"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, w := NewWithT(t), c.world(t)
+			g, w := NewWithT(t), c.snapshot(t)
 			group := only(t, w)
 			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
 			g.Expect(group.Message).To(ContainSubstring(c.says))
@@ -199,7 +199,7 @@ func TestOnAWSAGPUIsSelectedByNameAndCount(t *testing.T) {
 }
 
 // made is the NodeOverlay that the operator writes, as the cluster has it.
-func made(t *testing.T, w autoscaling.World) autoscaling.Overlay {
+func made(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
 	t.Helper()
 	NewWithT(t).Expect(w.Advise().Writes).To(HaveLen(1))
 	applied := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
@@ -211,28 +211,28 @@ func made(t *testing.T, w autoscaling.World) autoscaling.Overlay {
 
 func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(w *autoscaling.World, o *autoscaling.Overlay)
+		change func(w *autoscaling.Snapshot, o *autoscaling.Overlay)
 		reason string
 		says   string
 	}{
-		"applies it":       {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Observed = true }, v1alpha1.ReasonConfigured, "knows by NodeOverlay"},
-		"has just seen it": {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Created = now }, v1alpha1.ReasonConfiguring, "yet"},
-		"does not look":    {func(*autoscaling.World, *autoscaling.Overlay) {}, v1alpha1.ReasonFeatureGateOff, "--feature-gates=NodeOverlay=true"},
-		"finds a conflict": {func(_ *autoscaling.World, o *autoscaling.Overlay) {
+		"applies it":       {func(_ *autoscaling.Snapshot, o *autoscaling.Overlay) { o.Observed = true }, v1alpha1.ReasonConfigured, "knows by NodeOverlay"},
+		"has just seen it": {func(_ *autoscaling.Snapshot, o *autoscaling.Overlay) { o.Created = now }, v1alpha1.ReasonConfiguring, "yet"},
+		"does not look":    {func(*autoscaling.Snapshot, *autoscaling.Overlay) {}, v1alpha1.ReasonFeatureGateOff, "--feature-gates=NodeOverlay=true"},
+		"finds a conflict": {func(_ *autoscaling.Snapshot, o *autoscaling.Overlay) {
 			o.Observed, o.NotReady = true, "Conflict: conflict with another overlay"
 		}, v1alpha1.ReasonOverlayConflict, "conflict with another overlay"},
-		"prefers one of a higher weight": {func(w *autoscaling.World, o *autoscaling.Overlay) {
+		"prefers one of a higher weight": {func(w *autoscaling.Snapshot, o *autoscaling.Overlay) {
 			o.Observed = true
 			w.Overlays = append(w.Overlays, autoscaling.Overlay{Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"}})
 		}, v1alpha1.ReasonOverlayConflict, "NodeOverlay theirs has weight 9000"},
-		"prefers one for other nodes": {func(w *autoscaling.World, o *autoscaling.Overlay) {
+		"prefers one for other nodes": {func(w *autoscaling.Snapshot, o *autoscaling.Overlay) {
 			o.Observed = true
 			w.Overlays = append(w.Overlays, autoscaling.Overlay{
 				Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"},
 				Requirements: []autoscaling.Requirement{{Key: "karpenter.sh/nodepool", Operator: "In", Values: []string{"cpu"}}},
 			})
 		}, v1alpha1.ReasonConfigured, "knows by NodeOverlay"},
-		"has one of that name of another": {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Policy, o.Weight = "", 1 }, v1alpha1.ReasonOwnedByOther, "Delete it"},
+		"has one of that name of another": {func(_ *autoscaling.Snapshot, o *autoscaling.Overlay) { o.Policy, o.Weight = "", 1 }, v1alpha1.ReasonOwnedByOther, "Delete it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g, w := NewWithT(t), karpenter(t, renamed+declared)
@@ -250,12 +250,12 @@ func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
 func TestANodeOverlayGoesWhenNobodyWantsIt(t *testing.T) {
 	w := karpenter(t, renamed+declared)
 	w.Overlays = []autoscaling.Overlay{made(t, w), {Name: "theirs", UID: "2"}}
-	for name, change := range map[string]func(w *autoscaling.World){
-		"the policy is deleted":      func(w *autoscaling.World) { w.Policies = nil },
-		"the policy ends":            func(w *autoscaling.World) { w.Policies[0].DeletionTimestamp = &metav1.Time{Time: now} },
-		"the operator only advises":  func(w *autoscaling.World) { w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise },
-		"the NodePool is gone":       func(w *autoscaling.World) { w.Pools = nil },
-		"the nodes offer whole GPUs": func(w *autoscaling.World) { w.Policies[0].Spec.Sharing = policy(t, "x", exclusive).Spec.Sharing },
+	for name, change := range map[string]func(w *autoscaling.Snapshot){
+		"the policy is deleted":      func(w *autoscaling.Snapshot) { w.Policies = nil },
+		"the policy ends":            func(w *autoscaling.Snapshot) { w.Policies[0].DeletionTimestamp = &metav1.Time{Time: now} },
+		"the operator only advises":  func(w *autoscaling.Snapshot) { w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise },
+		"the NodePool is gone":       func(w *autoscaling.Snapshot) { w.Pools = nil },
+		"the nodes offer whole GPUs": func(w *autoscaling.Snapshot) { w.Policies[0].Spec.Sharing = policy(t, "x", exclusive).Spec.Sharing },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g, w := NewWithT(t), w

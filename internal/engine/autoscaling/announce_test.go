@@ -48,7 +48,7 @@ func TestAmbiguousNodesOfAPolicyWithoutSelector(t *testing.T) {
 	g := NewWithT(t)
 	a, b := node("a", t4, 1, nil), node("b", a100, 1, nil)
 	a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
-	w := autoscaling.World{
+	w := autoscaling.Snapshot{
 		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+"\nautoscaling: {mode: Manage}")}, OpenShift: "4.19.3",
 		Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
 		Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
@@ -160,7 +160,7 @@ func TestAToolThatDeletesTheNodeOverlayIsLeftAlone(t *testing.T) {
 // What does not fit into the status is counted, and what the operator has written to stays known.
 func TestMoreNodeGroupsThanTheStatusLists(t *testing.T) {
 	g := NewWithT(t)
-	w := autoscaling.World{Now: now, OpenShift: "4.19.3", Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+
+	w := autoscaling.Snapshot{Now: now, OpenShift: "4.19.3", Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+
 		"\nnodeSelector: {matchLabels: {pool: gpu}}\nautoscaling: {mode: Manage, nodeShapes: [{product: "+a100+", gpusPerNode: 1, nodeGroups: []}]}")}}
 	shape := &w.Policies[0].Spec.Autoscaling.NodeShapes[0]
 	for i := range v1alpha1.MostNodeGroups + 6 {
@@ -184,7 +184,7 @@ func TestMoreNodeGroupsThanTheStatusLists(t *testing.T) {
 }
 
 // applied is the NodeOverlay that the policy has written, as the API server returns it.
-func applied(t *testing.T, w autoscaling.World) autoscaling.Overlay {
+func applied(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
 	t.Helper()
 	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})

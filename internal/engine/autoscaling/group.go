@@ -13,7 +13,7 @@ import (
 
 // groups are the node groups of the cluster with their nodes, by kind and name. A group without an object is known by its nodes, or
 // because a policy reported it or declares it.
-func (w *World) groups() []*group {
+func (w *Snapshot) groups() []*group {
 	all := map[Ref]*group{}
 	of := func(r Ref) *group {
 		if all[r] == nil {
@@ -58,7 +58,7 @@ func (w *World) groups() []*group {
 }
 
 // clouds are the groups of clouds that policies reported or declare.
-func (w *World) clouds() []Ref {
+func (w *Snapshot) clouds() []Ref {
 	var all []Ref
 	add := func(kind v1alpha1.NodeGroupKind, name string) {
 		if isCloud(kind) {
@@ -84,7 +84,7 @@ func isCloud(kind v1alpha1.NodeGroupKind) bool {
 }
 
 // groupOf is the group that a node belongs to.
-func (w *World) groupOf(n *Node) (Ref, bool) {
+func (w *Snapshot) groupOf(n *Node) (Ref, bool) {
 	if name := n.Labels[labelNodePool]; name != "" {
 		return Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: name}, true
 	}

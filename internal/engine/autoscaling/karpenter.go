@@ -259,7 +259,7 @@ func (o *Overlay) same(want Overlay) bool {
 // of reports whether the NodeOverlay lives as long as a policy. The policy may have been deleted and created again under its name.
 func (o *Overlay) of(p *v1alpha1.GPUSharingPolicy) bool { return o.Owner == string(p.UID) }
 
-func (w *World) overlay(name string) *Overlay {
+func (w *Snapshot) overlay(name string) *Overlay {
 	for i := range w.Overlays {
 		if w.Overlays[i].Name == name {
 			return &w.Overlays[i]
@@ -270,7 +270,7 @@ func (w *World) overlay(name string) *Overlay {
 
 // above is a NodeOverlay of a higher weight that sets one of the same resources for the same nodes, as far as the requirements tell;
 // nil: there is none.
-func (w *World) above(o *Overlay) *Overlay {
+func (w *Snapshot) above(o *Overlay) *Overlay {
 	for i := range w.Overlays {
 		other := &w.Overlays[i]
 		if other.Weight <= o.Weight || other.NotReady != "" || !overlap(o.Requirements, other.Requirements) {

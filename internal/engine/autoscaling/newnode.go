@@ -119,7 +119,7 @@ func profilesOf(d gpu.Device) []v1alpha1.ProfileStatus {
 // shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that policies declare. A
 // shape is for instance types, and the first source of an instance type counts. ambiguous is why one node group would have nodes that
 // differ, though its autoscaler takes them for alike.
-func (w *World) shapes(g *group, known hardware) (all []shape, ambiguous string) {
+func (w *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous string) {
 	all, ambiguous = live(g.nodes)
 	if ambiguous != "" {
 		return nil, ambiguous
@@ -247,7 +247,7 @@ func common(a, b map[string]string) map[string]string {
 }
 
 // remembered are the shapes that policies reported of a group.
-func (w *World) remembered(of Ref, known hardware) []shape {
+func (w *Snapshot) remembered(of Ref, known hardware) []shape {
 	var all []shape
 	for i := range w.Policies {
 		p := &w.Policies[i]
@@ -267,7 +267,7 @@ func (w *World) remembered(of Ref, known hardware) []shape {
 }
 
 // lastOf is what a policy reported of a shape of a group last.
-func (w *World) lastOf(of Ref, s *shape) *v1alpha1.NodeGroupStatus {
+func (w *Snapshot) lastOf(of Ref, s *shape) *v1alpha1.NodeGroupStatus {
 	for i := range w.Policies {
 		all := w.Policies[i].Status.NodeGroups
 		for j := range all {
@@ -280,7 +280,7 @@ func (w *World) lastOf(of Ref, s *shape) *v1alpha1.NodeGroupStatus {
 }
 
 // declared are the shapes that policies declare for a group.
-func (w *World) declared(g *group, known hardware) []shape {
+func (w *Snapshot) declared(g *group, known hardware) []shape {
 	var all []shape
 	for i := range w.Policies {
 		p := &w.Policies[i]

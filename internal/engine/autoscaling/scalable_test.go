@@ -40,10 +40,10 @@ const shapeOfSet = `
 nodeSelector: {matchLabels: {pool: gpu}}
 autoscaling: {mode: Manage, nodeShapes: [{product: NVIDIA-A100-SXM4-40GB, gpusPerNode: 1, nodeGroups: [{kind: MachineSet, namespace: ns, name: set}]}]}`
 
-// scalable is a world with MachineSet ns/set.
-func scalable(t *testing.T, group, spec string, annotations map[string]string) autoscaling.World {
+// scalable is a snapshot with MachineSet ns/set.
+func scalable(t *testing.T, group, spec string, annotations map[string]string) autoscaling.Snapshot {
 	t.Helper()
-	return autoscaling.World{
+	return autoscaling.Snapshot{
 		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", spec+shapeOfSet)}, OpenShift: "4.19.3",
 		Scalables: []autoscaling.Scalable{machineSet(group, annotations)},
 	}
@@ -247,7 +247,7 @@ func TestCloudsGetTags(t *testing.T) {
 		g := NewWithT(t)
 		n := node("a", a100, 1, map[string]string{label: "gpu"})
 		n.Advertised = map[string]int64{shared: 1}
-		w := autoscaling.World{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []autoscaling.Node{n}}
+		w := autoscaling.Snapshot{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []autoscaling.Node{n}}
 		group := only(t, w)
 		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonAdviceOnly))
 		g.Expect(group.Paste).To(Equal(c.want))

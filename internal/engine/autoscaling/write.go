@@ -86,7 +86,7 @@ func (e *entry) refused(target string) bool {
 }
 
 // writes brings what is there to what is wanted: what nobody wants any more is undone.
-func (w *World) writes(wanted wants) []Write {
+func (w *Snapshot) writes(wanted wants) []Write {
 	var all []Write
 	for _, want := range wanted.overlays {
 		have := w.overlay(want.Name)

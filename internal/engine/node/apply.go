@@ -84,7 +84,7 @@ func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 	if _, waits := waitsForReboot(v); !waits && rebootPermitted(v) {
 		timeout = timing.RebootTimeout
 	}
-	return since.Add(timeout).Sub(v.World.Now), timeout, true
+	return since.Add(timeout).Sub(v.Snapshot.Now), timeout, true
 }
 
 // gaveUp reports whether the release of the node failed, and the node was given back to its users. There is no other state to go
@@ -115,7 +115,7 @@ func resting(v *View, t timeout) Result {
 		j.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
 		return j
 	}
-	left := t.Until().Sub(v.World.Now)
+	left := t.Until().Sub(v.Snapshot.Now)
 	if j.After = max(left, 0); left <= 0 {
 		j.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
 		return j

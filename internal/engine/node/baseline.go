@@ -143,9 +143,9 @@ func isOwnMIGConfig(v *View) bool {
 // isOwnConfig reports whether a config is one that the operator has rendered, and not one that it copied from the ConfigMap that
 // was there before.
 func isOwnConfig(v *View, key string) bool {
-	if _, copied := v.World.Plugin.Configs[key]; copied && !deviceplugin.IsDefault(key) {
+	if _, copied := v.Snapshot.Plugin.Configs[key]; copied && !deviceplugin.IsDefault(key) {
 		return false
 	}
-	_, written := v.World.Configs[key]
-	return written || v.World.Plugin.ClusterPolicy && deviceplugin.Rendered(key)
+	_, written := v.Snapshot.Configs[key]
+	return written || v.Snapshot.Plugin.ClusterPolicy && deviceplugin.Rendered(key)
 }

@@ -20,7 +20,7 @@ func DrainLeft(v *View) time.Duration {
 	if c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && OnlyRebootLeft(v) {
 		since = timing.Latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
 	}
-	return since.Add(v.DrainTimeout()).Sub(v.World.Now)
+	return since.Add(v.DrainTimeout()).Sub(v.Snapshot.Now)
 }
 
 // DrainingSince is when the time for draining began; zero if it has not, or if that is not recorded.

@@ -54,7 +54,7 @@ func duplicatedClasses(v *View, s State) finding {
 	}
 	var says []string
 	for _, resource := range slices.Sorted(maps.Keys(v.Target.Expected)) {
-		if duplicates := dra.Duplicates(v.World.DRA.Classes, resource); duplicates != "" {
+		if duplicates := dra.Duplicates(v.Snapshot.DRA.Classes, resource); duplicates != "" {
 			says = append(says, duplicates)
 		}
 	}
@@ -95,7 +95,7 @@ func draPluginFailing(v *View, s State) finding {
 	for _, p := range draPluginPods(v) {
 		running = running || !p.Terminating
 		for _, t := range p.Troubles {
-			left, is := t.Counts(v.World.Now)
+			left, is := t.Counts(v.Snapshot.Now)
 			if f.After = timing.Sooner(f.After, left); is {
 				says = append(says, fmt.Sprintf("container %s of pod %s/%s %s; look at `kubectl logs -n %s %s -c %s --previous`",
 					t.Container, p.Namespace, p.Name, t.Why, p.Namespace, p.Name, t.Container))
@@ -103,7 +103,7 @@ func draPluginFailing(v *View, s State) finding {
 		}
 	}
 	if waits := s == Verifying || s == Degraded; !running && waits {
-		if left := ConfigSelectedAt(v).Add(draPluginStartsWithin).Sub(v.World.Now); left > 0 {
+		if left := ConfigSelectedAt(v).Add(draPluginStartsWithin).Sub(v.Snapshot.Now); left > 0 {
 			return finding{After: left} // it may be on its way
 		}
 		says = append(says, "no pod of NVIDIA's DRA driver is on the node; look at its DaemonSet, and whether its pods tolerate the node's taints")

@@ -89,7 +89,7 @@ func settlingClaims(v *View, j Result) (Result, bool) {
 	if !v.ByDriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
 	}
-	left := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.World.Now)
+	left := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
 	if left <= 0 {
 		return Result{}, false
 	}
@@ -104,7 +104,7 @@ func interruptedByUsers(v *View, asks bool) []action.Action {
 		return nil
 	}
 	patch := v.Patch("recording that users of the GPUs interrupt the change")
-	patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(stampInUse, v.World.Now))
+	patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(stampInUse, v.Snapshot.Now))
 	return []action.Action{patch}
 }
 
@@ -139,7 +139,7 @@ func draining(v *View, j Result) Result {
 
 // taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still come.
 func taintNode(v *View) []action.Action {
-	now := metav1.NewTime(v.World.Now)
+	now := metav1.NewTime(v.Snapshot.Now)
 	if !v.ByDriver() {
 		return []action.Action{action.Taint{
 			Node: v.Node.Name, Policy: v.Ref(), Baseline: baselineCopy(v),

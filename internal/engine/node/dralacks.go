@@ -53,10 +53,10 @@ func dynamicMIG(v *View) *plan.Problem {
 func kubernetesLacks(v *View) *plan.Problem {
 	partitions := slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }) ||
 		slices.ContainsFunc(v.Devices, func(d gpu.Device) bool { return d.State.MIG })
-	if problem := noTaintRule(v); partitions && v.World.DRA.ServesClasses && problem != nil {
+	if problem := noTaintRule(v); partitions && v.Snapshot.DRA.ServesClasses && problem != nil {
 		return problem
 	}
-	if v.World.DRA.ServesClasses {
+	if v.Snapshot.DRA.ServesClasses {
 		return nil
 	}
 	return &plan.Problem{
@@ -70,7 +70,7 @@ func kubernetesLacks(v *View) *plan.Problem {
 func noTaintRule(v *View) *plan.Problem {
 	var message string
 	switch {
-	case !v.World.DRA.ServesRules:
+	case !v.Snapshot.DRA.ServesRules:
 		message = "The API server serves no DeviceTaintRules, which keep new pods off the GPUs while they are changed. Use Kubernetes 1.37, or 1.36 with the feature gate " +
 			"DRADeviceTaintRules"
 	case v.Node.RuleTaken:
@@ -87,7 +87,7 @@ func noTaintRule(v *View) *plan.Problem {
 
 func classesLack(v *View) *plan.Problem {
 	for _, class := range DeviceClasses(v) {
-		if problem := dra.ClassProblem(v.World.DRA.Classes, class); problem != nil {
+		if problem := dra.ClassProblem(v.Snapshot.DRA.Classes, class); problem != nil {
 			return problem
 		}
 	}
@@ -121,7 +121,7 @@ func sharesDiffer(v *View) *plan.Problem {
 	if v.Target.Expected[plan.ResourceGPU] == 0 || v.Target.Shares == 0 {
 		return nil
 	}
-	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.World.DRA.Asked)
+	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.Snapshot.DRA.Asked)
 }
 
 // intervalDiffers compares the time slice that the DeviceClass of whole GPUs gives them with what the policy needs.
@@ -135,7 +135,7 @@ func intervalDiffers(v *View) *plan.Problem {
 			off = p.Namespace + "/" + p.Name
 		}
 	}
-	return dra.IntervalProblem(v.World.DRA.Classes, dra.Interval(v.Policy.Spec.Sharing), v.Policy.Name, off)
+	return dra.IntervalProblem(v.Snapshot.DRA.Classes, dra.Interval(v.Policy.Spec.Sharing), v.Policy.Name, off)
 }
 
 // profilesOf are the MIG profiles of which the GPUs are to have instances, each once.

@@ -71,7 +71,7 @@ func publishing(v *View) (Result, bool) {
 func unofferedResources(v *View) []string {
 	var lacking []string
 	for _, class := range DeviceClasses(v) {
-		if _, offered := dra.Offering(v.World.DRA.Classes, class.Resource); !offered {
+		if _, offered := dra.Offering(v.Snapshot.DRA.Classes, class.Resource); !offered {
 			lacking = append(lacking, "no DeviceClass serves "+class.Resource)
 		}
 	}
@@ -86,7 +86,7 @@ func publishingOverdue(v *View, j Result) Result {
 		return j
 	}
 	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time)
-	left := since.Add(timing.VerifyTimeout).Sub(v.World.Now)
+	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if left <= 0 {
 		return failChange(v, j, v1alpha1.ReasonNotPublished, message)
 	}
@@ -132,7 +132,7 @@ func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is boo
 		if p.Terminating {
 			continue
 		}
-		left := p.ReadySince.Add(draPublishesWithin).Sub(v.World.Now)
+		left := p.ReadySince.Add(draPublishesWithin).Sub(v.Snapshot.Now)
 		if is = is || p.ReadySince.IsZero() || left > 0; left > 0 {
 			after = timing.Sooner(after, left)
 		}
@@ -147,7 +147,7 @@ func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next nextStep, after ti
 		return nil, 0
 	}
 	for _, p := range pods {
-		if left := p.Scheduled.Add(timing.VerifyTimeout / 2).Sub(v.World.Now); left > 0 {
+		if left := p.Scheduled.Add(timing.VerifyTimeout / 2).Sub(v.Snapshot.Now); left > 0 {
 			after = timing.Sooner(after, left)
 		}
 	}

@@ -184,7 +184,7 @@ func comesBackByClaim(v *View, p *cluster.Pod) string {
 // it holds, and for how long it has been there.
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for _, p := range v.Node.Pods {
-		age := v.World.Now.Sub(p.Scheduled)
+		age := v.Snapshot.Now.Sub(p.Scheduled)
 		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !podReported(v, p) {
 			return p.Namespace + "/" + p.Name, age
 		}

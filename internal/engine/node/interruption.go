@@ -34,14 +34,14 @@ func underMaintenanceResult(v *View, m maintenance, j Result) Result {
 	}
 	if _, recorded := InterruptedAt(v); !recorded && (v.InFlight() || m.Unloads && agentMakesInstances(v)) {
 		patch := v.Patch("recording that maintenance interrupts the node")
-		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(stampMaintenance, v.World.Now))
+		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(stampMaintenance, v.Snapshot.Now))
 		actions = append(actions, patch)
 	}
 	if patch, pauses := keepPluginAwayFromDriver(v, m); pauses {
 		actions = append(actions, patch)
 	}
 	if m.Validates && v.Disturbed() {
-		left := v.Node.HeldSince.Add(timing.PauseTimeout).Sub(v.World.Now)
+		left := v.Node.HeldSince.Add(timing.PauseTimeout).Sub(v.Snapshot.Now)
 		if left <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}
@@ -101,12 +101,12 @@ func RequestAgain(v *View) (j Result, waits bool) {
 	}
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	if !spec.ChangeTime.After(at) {
-		spec.ChangeTime = metav1.NewTime(v.World.Now)
+		spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
 		j.Next = atOnce(action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
 		j.After = time.Second // an interruption of less than that
 		return j, true
 	}
-	left := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.World.Now)
+	left := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
 	c, reported := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	j.After = left
 	return j, left > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
@@ -137,7 +137,7 @@ func continueInterrupted(v *View, j Result) Result {
 	patch := v.Patch("continuing, because the agent has reported")
 	patch.Annotations[v1alpha1.AnnotationInterrupted] = nil
 	if _, has := v.Node.Annotations[v1alpha1.AnnotationSelected]; has && v.Target.Config != "" {
-		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.World.Now))
+		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
 	return Result{State: j.State, Reason: j.Reason, Message: j.Message, Next: atOnce(patch)}
 }

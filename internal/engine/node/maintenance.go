@@ -121,5 +121,5 @@ func WasInterrupted(v *View) bool {
 // interruptionOverdue reports whether the change was interrupted for so long that it keeps no slot in the budget.
 func interruptionOverdue(v *View) bool {
 	at, was := InterruptedAt(v)
-	return was && v.World.Now.Sub(at) >= timing.MaintenanceTimeout
+	return was && v.Snapshot.Now.Sub(at) >= timing.MaintenanceTimeout
 }

@@ -40,8 +40,8 @@ import (
 
 // managerUnavailable says why mig-manager cannot be asked on the node; nil if it can.
 func managerUnavailable(v *View) *plan.Problem {
-	why := v.World.Plugin.NoMIGManager
-	if !v.World.Plugin.ClusterPolicy {
+	why := v.Snapshot.Plugin.NoMIGManager
+	if !v.Snapshot.Plugin.ClusterPolicy {
 		why = "there is no ClusterPolicy with which the GPU Operator would run it"
 	}
 	if why == "" && v.Node.Labels[v1alpha1.LabelMIGManager] == "false" && !migManagerDisabledByUs(v) {
@@ -84,10 +84,10 @@ func UsesMIGConfigs(v *View) bool {
 func prepareManager(v *View) (Result, bool) {
 	j := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
 	name := migConfig(v).Name
-	file, err := migmanager.Parse(v.World.Configs[migmanager.FileKey])
+	file, err := migmanager.Parse(v.Snapshot.Configs[migmanager.FileKey])
 	_, written := file[name]
 	switch {
-	case !v.World.Plugin.MIGReady:
+	case !v.Snapshot.Plugin.MIGReady:
 		j.Message = "NVIDIA's mig-manager is being pointed at the operator's ConfigMap"
 	case err != nil || !written:
 		j.Message = fmt.Sprintf("writing the configuration %s for NVIDIA's mig-manager into the ConfigMap", name)
@@ -125,14 +125,14 @@ func managerReads(v *View) bool {
 // was asked for here, and has not done in its time, it does no more.
 func managerBusy(v *View) bool {
 	since, asked := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
-	if asked && v.World.Now.Sub(since) >= timing.RebootTimeout {
+	if asked && v.Snapshot.Now.Sub(since) >= timing.RebootTimeout {
 		return false
 	}
 	switch v.Node.Labels[v1alpha1.LabelMIGConfigState] {
 	case cluster.ManagerRebooting:
 		return true
 	case cluster.ManagerPending:
-		return !asked || v.World.Now.Sub(since) < timing.ManagerTimeout
+		return !asked || v.Snapshot.Now.Sub(since) < timing.ManagerTimeout
 	}
 	return false
 }
@@ -164,7 +164,7 @@ func driveManager(v *View) Result {
 	default:
 		requestManager(v, &j, name)
 	}
-	left := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.World.Now)
+	left := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
 	if left <= 0 {
 		return giveUpOnManager(v, j, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, j.Message))
 	}
@@ -187,12 +187,12 @@ func requestManager(v *View, j *Result, name string) {
 		at, synced := timing.Stamped(p.SyncTriggered, name)
 		if !synced {
 			syncs = append(syncs, action.TriggerSync{
-				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(name, v.World.Now),
+				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(name, v.Snapshot.Now),
 			})
 			j.After = timing.VisibleAfter
 			continue
 		}
-		j.After = max(j.After, at.Add(timing.VisibleAfter).Sub(v.World.Now))
+		j.After = max(j.After, at.Add(timing.VisibleAfter).Sub(v.Snapshot.Now))
 	}
 	if len(syncs) > 0 || j.After > 0 {
 		j.Next = atOnce(syncs...)
@@ -204,7 +204,7 @@ func requestManager(v *View, j *Result, name string) {
 	patch.Labels[v1alpha1.LabelMIGConfig] = nil
 	if v.Node.Labels[v1alpha1.LabelMIGConfig] != name {
 		patch.Labels[v1alpha1.LabelMIGConfig], patch.Labels[v1alpha1.LabelMIGConfigState] = &name, nil
-		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.World.Now))
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.Snapshot.Now))
 	}
 	j.Next = atOnce(patch)
 }
@@ -231,7 +231,7 @@ func mirrorManager(v *View, j Result, name string, since time.Time) Result {
 	default:
 		j.Message = fmt.Sprintf("NVIDIA's mig-manager applies %s (%s)", name, managerState(v))
 	}
-	j.After = since.Add(timeout).Sub(v.World.Now)
+	j.After = since.Add(timeout).Sub(v.Snapshot.Now)
 	if j.After <= 0 {
 		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("NVIDIA's mig-manager did not apply %s within %s "+
 			"(%s); it may have left NVIDIA's clients paused; its log says more: %s", name, timeout, managerState(v), managerLogs(v)))

@@ -81,7 +81,7 @@ func migManagerEnabledByOthers(v *View, _ State) finding {
 		Reason: v1alpha1.ReasonMIGManagerUnfenced, After: left,
 		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
 			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
-			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.World.Now.Add(left)), v.Node.Name),
+			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(left)), v.Node.Name),
 	}
 }
 

@@ -46,13 +46,13 @@ func managerReleaseLabels(v *View, labels map[string]*string) {
 func stampManagerRequest(v *View, patch action.PatchNode) {
 	name := labelRestored(v, patch)
 	if at, former, is := managerFormerSince(v); name == "" && is && v.Target.Final {
-		if !at.After(v.World.Now) {
+		if !at.After(v.Snapshot.Now) {
 			return
 		}
 		name = former
 	}
 	if name != "" {
-		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.World.Now))
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.Snapshot.Now))
 		return
 	}
 	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked && !managerMayAnswer(v) {
@@ -96,7 +96,7 @@ func managerFormerSince(v *View) (at time.Time, name string, is bool) {
 // node that could, or if no change of the ClusterPolicy would replace its pod.
 func managerAnswersBy(v *View) (by time.Time, ok bool) {
 	at, _, former := managerFormerSince(v)
-	if !former || v.Node.GPU.Spec.Baseline == nil || !v.World.Plugin.MIGReady {
+	if !former || v.Node.GPU.Spec.Baseline == nil || !v.Snapshot.Plugin.MIGReady {
 		return time.Time{}, false
 	}
 	runs, wasAway := len(managerPods(v)) > 0, v.Node.GPU.Spec.MIGActuator == ""
@@ -116,7 +116,7 @@ func managerAnswersBy(v *View) (by time.Time, ok bool) {
 // managerMayAnswer reports whether mig-manager still has time to answer.
 func managerMayAnswer(v *View) bool {
 	by, waits := managerAnswersBy(v)
-	return waits && by.After(v.World.Now)
+	return waits && by.After(v.Snapshot.Now)
 }
 
 // migManagerAnswering finds that mig-manager is still at work on its label of before under another policy, and forgets that once it is over: its
@@ -126,7 +126,7 @@ func migManagerAnswering(v *View, _ State) finding {
 		return finding{}
 	}
 	if by, _ := managerAnswersBy(v); managerMayAnswer(v) {
-		return finding{After: by.Sub(v.World.Now)}
+		return finding{After: by.Sub(v.Snapshot.Now)}
 	}
 	patch, _ := ForgetManager(v)
 	return finding{Repair: []action.Action{patch}}
@@ -135,7 +135,7 @@ func migManagerAnswering(v *View, _ State) finding {
 // migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time for that is over.
 func migManagerDone(v *View) (Result, bool) {
 	by, waits := managerAnswersBy(v)
-	left := by.Sub(v.World.Now)
+	left := by.Sub(v.Snapshot.Now)
 	if !waits || left <= 0 {
 		return Result{}, false
 	}

@@ -20,7 +20,7 @@ func managerLeft(v *View) (left time.Duration, works bool) {
 	if v.Node.HeldSince.IsZero() {
 		return timing.LeftTimeout, true
 	}
-	return v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.World.Now), true
+	return v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
 }
 
 // ManagerHoldsUpChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no

@@ -36,7 +36,7 @@ func servesMPS(v *View) bool {
 // plugin no deploy label stops it, and where the node selects its configuration already, another client has let it back.
 func mustRemoveNVIDIAMPS(v *View) bool {
 	letBack := v.Target.Config != "" && !v.Target.Before && v.Selects()
-	return (!v.World.Plugin.ClusterPolicy || letBack) && len(v.EndingNVIDIAMPS()) > 0
+	return (!v.Snapshot.Plugin.ClusterPolicy || letBack) && len(v.EndingNVIDIAMPS()) > 0
 }
 
 // ExcludesNVIDIAMPS reports whether NVIDIA's MPS DaemonSet must have no pod on the node.
@@ -46,7 +46,7 @@ func ExcludesNVIDIAMPS(v *View) bool {
 
 // OverriddenByNodeFeature reports whether a NodeFeature overrides the label of the node.
 func OverriddenByNodeFeature(v *View) bool {
-	return v.World.Plugin.NodeFeatures && (v.World.Plugin.ClusterPolicy || v.Node.Features.Others != "")
+	return v.Snapshot.Plugin.NodeFeatures && (v.Snapshot.Plugin.ClusterPolicy || v.Node.Features.Others != "")
 }
 
 // mpsLabelBefore is what the label was before the operator first set it (empty: it was not set), and when the operator set it

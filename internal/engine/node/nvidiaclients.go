@@ -65,7 +65,7 @@ func overlaidPauses(v *View) []string {
 // ByGPUOperator reports whether deploy labels start and stop NVIDIA's programs on the node. A GPU Operator whose device plugin is off runs the
 // others by them all the same. Beside NVIDIA's DRA driver the labels themselves are its sign, because nothing of the ClusterPolicy is configured.
 func (v *View) ByGPUOperator() bool {
-	return v.World.Plugin.ClusterPolicy || v.ByDriver() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
+	return v.Snapshot.Plugin.ClusterPolicy || v.ByDriver() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
 }
 
 // clientPods are the pods on the node that one of the deploy labels keeps there.

@@ -42,7 +42,7 @@ func nvidiaMPSPods(v *View) []string { return clientPods(v, cluster.LabelMPSCapa
 func noNodeFeatures(v *View) *plan.Problem {
 	value, labelled := v.Node.Labels[cluster.LabelMPSCapable]
 	_, patched := v.Node.Annotations[v1alpha1.AnnotationMPSCapable]
-	if v.World.Plugin.NodeFeatures || !v.World.Plugin.ClusterPolicy || !labelled || patched || !sharedByOwnMPS(v.Target.Devices) || servesMPS(v) {
+	if v.Snapshot.Plugin.NodeFeatures || !v.Snapshot.Plugin.ClusterPolicy || !labelled || patched || !sharedByOwnMPS(v.Target.Devices) || servesMPS(v) {
 		return nil
 	}
 	return &plan.Problem{
@@ -114,7 +114,7 @@ func awaitMPSPods(v *View, j Result, pods []string) (Result, bool) {
 	}
 	j.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
 	if since := mpsOverriddenSince(v); !since.IsZero() {
-		if j.After = since.Add(timing.PauseTimeout).Sub(v.World.Now); j.After <= 0 {
+		if j.After = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now); j.After <= 0 {
 			return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
 				"%s: %s. Look at the kubelet and the container runtime of the node", timing.PauseTimeout, format.List(pods)))
 		}
@@ -133,7 +133,7 @@ func mpsOverriddenSince(v *View) time.Time {
 
 // awaitNFD waits until NFD has changed the label.
 func awaitNFD(v *View, j Result) (Result, bool) {
-	j.After = v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.World.Now)
+	j.After = v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
 	if j.After <= 0 {
 		return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonNodeFeatureIgnored, nodeFeatureIgnored(v))
 	}
@@ -153,7 +153,7 @@ func nodeFeatureIgnored(v *View) string {
 // nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the label.
 func nfdTimedOut(v *View) bool {
 	f := v.Node.Features
-	return f.Others == "" && v.World.Now.Sub(f.OverriddenSince) >= timing.NodeFeatureTimeout
+	return f.Others == "" && v.Snapshot.Now.Sub(f.OverriddenSince) >= timing.NodeFeatureTimeout
 }
 
 // setMPSLabel sets the label where NFD does not, once in an hour.
@@ -191,7 +191,7 @@ func patchMPSCapable(v *View) action.PatchNode {
 		before = v.Node.Labels[cluster.LabelMPSCapable]
 	}
 	patch.Labels[cluster.LabelMPSCapable] = new(cluster.LabelFalse)
-	patch.Annotations[v1alpha1.AnnotationMPSCapable] = new(timing.Stamp(before, v.World.Now))
+	patch.Annotations[v1alpha1.AnnotationMPSCapable] = new(timing.Stamp(before, v.Snapshot.Now))
 	saveBaselineCopy(v, patch)
 	patch.Locked = true
 	return patch
@@ -203,7 +203,7 @@ func mpsLabelLeft(v *View) time.Duration {
 	if !recorded {
 		return 0
 	}
-	return at.Add(timing.Patience).Sub(v.World.Now)
+	return at.Add(timing.Patience).Sub(v.Snapshot.Now)
 }
 
 func mpsLabelReset(v *View) string {
@@ -229,7 +229,7 @@ func nvidiaMPSNotKeptOff(v *View, _ State) finding {
 	case !allowed:
 		return finding{}
 	case OverriddenByNodeFeature(v) && !nfdTimedOut(v):
-		left := v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.World.Now)
+		left := v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
 		if left > 0 {
 			return finding{After: left}
 		}
@@ -282,7 +282,7 @@ func staleSharingLabels(v *View) finding {
 	if since.IsZero() {
 		return finding{}
 	}
-	if left := since.Add(timing.VerifyTimeout).Sub(v.World.Now); left > 0 {
+	if left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now); left > 0 {
 		return finding{After: left}
 	}
 	return finding{

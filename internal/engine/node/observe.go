@@ -31,7 +31,7 @@ func takeBackAgent(v *View) []action.Action {
 
 // Observe derives the view of a node.
 func Observe(w *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
-	v := &View{World: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: w.StackOf(n), Policy: g.By, Losers: g.Over}
+	v := &View{Snapshot: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: w.StackOf(n), Policy: g.By, Losers: g.Over}
 	switch {
 	case g.By != nil:
 		requestAgent(v)

@@ -62,7 +62,7 @@ func rememberedOthers(v *View) (reason string, since time.Time) {
 	} else if note != slicerGone {
 		reason = note
 	}
-	was := v.World.OtherControllers.Of(v.Node)
+	was := v.Snapshot.OtherControllers.Of(v.Node)
 	switch {
 	case was.Reason != "" && (reason == "" || !since.IsZero() && since.Before(was.At)):
 		return was.Reason, was.At
@@ -114,9 +114,9 @@ func NoteOfOthers(v *View) (value, why string, left time.Duration) {
 	case was == "":
 		return "", ForgetsOthers, 0
 	case since.IsZero():
-		since = v.World.Now
+		since = v.Snapshot.Now
 	}
-	if left := since.Add(cluster.AbsentFor).Sub(v.World.Now); left > 0 {
+	if left := since.Add(cluster.AbsentFor).Sub(v.Snapshot.Now); left > 0 {
 		return timing.Stamp(was, since), "recording when the controller that offered the GPUs was last seen", left
 	}
 	return gone, "the controller that offered the GPUs does not return", 0

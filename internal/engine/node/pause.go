@@ -101,14 +101,14 @@ func pausing(v *View, j Result, asks bool) Result {
 // with the end of the time for draining, and anew on the way back. The API server's clock says when the pause was; should it be
 // behind ours, the time begins no earlier than our taint. While the agent is at work its time counts, if that is longer.
 func pauseLeft(v *View, asks bool) (left, timeout time.Duration) {
-	since := v.World.Now.Add(DrainLeft(v))
+	since := v.Snapshot.Now.Add(DrainLeft(v))
 	if taken := unschedulableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
 		since = taken
 	}
 	if f := failedChange(v); f != nil {
 		since = timing.Latest(since, f.Time.Time)
 	}
-	left, timeout = since.Add(timing.PauseTimeout).Sub(v.World.Now), timing.PauseTimeout
+	left, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout
 	if agents, most, limited := timeLeft(v); asks && limited && agents > left {
 		return agents, most
 	}

@@ -135,8 +135,8 @@ func restartOccasion(v *View) string {
 
 // instancesVisible reports whether the ConfigMap has the key, so that a device plugin that starts anew reads it.
 func instancesVisible(v *View) bool {
-	data, written := v.World.Configs[v.Target.Config]
-	return written && data == v.Target.Data && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config && v.World.Plugin.Ready
+	data, written := v.Snapshot.Configs[v.Target.Config]
+	return written && data == v.Target.Data && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config && v.Snapshot.Plugin.Ready
 }
 
 // unhealthyDevices adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports none.

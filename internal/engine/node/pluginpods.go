@@ -38,7 +38,7 @@ func pluginFailing(v *View, s State) finding {
 	f := finding{Message: pluginTroubles(v)}
 	for _, p := range v.Node.Pods {
 		for _, t := range p.Troubles {
-			left, is := t.Counts(v.World.Now)
+			left, is := t.Counts(v.Snapshot.Now)
 			if !is {
 				continue
 			}
@@ -55,7 +55,7 @@ func pluginFailing(v *View, s State) finding {
 		f.After = timing.Sooner(f.After, after)
 	case f.Message != "" && f.Reason == "" && (s == Verifying || s == Degraded):
 		f.Reason = v1alpha1.ReasonDevicePluginFailing
-		if left := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.World.Now); left > 0 {
+		if left := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.Snapshot.Now); left > 0 {
 			return finding{After: left} // it may be on its way
 		}
 	case f.Reason == "":
@@ -66,9 +66,9 @@ func pluginFailing(v *View, s State) finding {
 
 // configManagerFails says whether the config-manager of a pod keeps ending though the key that the node selects is there.
 func configManagerFails(v *View, p cluster.Pod) bool {
-	_, written := v.World.Configs[v.Node.Labels[v1alpha1.LabelConfig]]
+	_, written := v.Snapshot.Configs[v.Node.Labels[v1alpha1.LabelConfig]]
 	return written && p.MountsConfig && slices.ContainsFunc(p.Troubles, func(t cluster.Trouble) bool {
-		_, is := t.Counts(v.World.Now)
+		_, is := t.Counts(v.Snapshot.Now)
 		return is && strings.HasPrefix(t.Container, configManagerContainer)
 	})
 }
@@ -80,7 +80,7 @@ func pluginTroubles(v *View) string {
 	for _, p := range v.Node.Pods {
 		running = running || isPluginPod(v, p) && !p.Terminating
 		for _, t := range p.Troubles {
-			if _, is := t.Counts(v.World.Now); is {
+			if _, is := t.Counts(v.Snapshot.Now); is {
 				says = append(says, describeTrouble(v, p, t))
 			}
 		}
@@ -98,7 +98,7 @@ func describeTrouble(v *View, p cluster.Pod, t cluster.Trouble) string {
 		return fmt.Sprintf("%s; look at `kubectl logs -n %s %s -c %s --previous`", says, p.Namespace, p.Name, t.Container)
 	}
 	key := v.Node.Labels[v1alpha1.LabelConfig]
-	if _, written := v.World.Configs[key]; written || key == "" {
+	if _, written := v.Snapshot.Configs[key]; written || key == "" {
 		return says + ", though the key that the node selects is there; the pod is started anew if that goes on"
 	}
 	return fmt.Sprintf("%s: the node selects the key %s (%s), which the ConfigMap that the pod mounts does not hold",
@@ -108,7 +108,7 @@ func describeTrouble(v *View, p cluster.Pod, t cluster.Trouble) string {
 // noPluginPod says why no pod of the device plugin is on the node.
 func noPluginPod(v *View) string {
 	label := cluster.DeployLabels()[0]
-	if value := v.Node.Labels[label]; value != "true" && v.World.Plugin.ClusterPolicy {
+	if value := v.Node.Labels[label]; value != "true" && v.Snapshot.Plugin.ClusterPolicy {
 		return fmt.Sprintf("no pod of NVIDIA's device plugin is on the node, since its label %s is %q; set it to true if nobody "+
 			"is at work there", label, value)
 	}
@@ -138,14 +138,14 @@ func readsOthersConfig(p cluster.Pod) bool {
 // restartPlugin deletes pods of NVIDIA's DaemonSets on the node, so that they start anew. One that has been started lately is
 // left alone: then that does not help.
 func restartPlugin(v *View, why string, which func(cluster.Pod) bool) (actions []action.Action, after time.Duration) {
-	if !v.World.Plugin.ClusterPolicy {
+	if !v.Snapshot.Plugin.ClusterPolicy {
 		return nil, 0
 	}
 	for _, p := range v.Node.Pods {
 		if p.Terminating || p.Scheduled.IsZero() || p.Controller != "DaemonSet" || !which(p) {
 			continue // one that has just been made is about to start
 		}
-		if left := p.Scheduled.Add(timing.PluginRestart).Sub(v.World.Now); left > 0 {
+		if left := p.Scheduled.Add(timing.PluginRestart).Sub(v.Snapshot.Now); left > 0 {
 			after = timing.Sooner(after, left)
 			continue
 		}

@@ -16,7 +16,7 @@ func awaitNodeUp(v *View) Result {
 		State: Unknown, Reason: v1alpha1.ReasonRebooting,
 		Message: "the node is being rebooted, as rollout.reboot allows; waiting until its agent is Ready again",
 	}
-	j.After = max(v.Node.GPU.Spec.ChangeTime.Add(timing.RebootTimeout).Sub(v.World.Now), 0)
+	j.After = max(v.Node.GPU.Spec.ChangeTime.Add(timing.RebootTimeout).Sub(v.Snapshot.Now), 0)
 	if j.After == 0 {
 		j.Reason = v1alpha1.ReasonAgentNotReporting
 		j.Message = fmt.Sprintf("the node was rebooted and its agent is not Ready again within %s; look at the machine", timing.RebootTimeout)

@@ -74,7 +74,7 @@ func leftPaused(v *View, s State) finding {
 	if !v.ByGPUOperator() || v.Node.HeldSince.IsZero() {
 		return finding{}
 	}
-	left := v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.World.Now)
+	left := v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
 	theirs := pausedByOthers(v)
 	switch {
 	case len(theirs) > 0 && !managerWorks(v):
@@ -127,7 +127,7 @@ func notEnding(v *View, s State) finding {
 		if !p.Terminating || !p.NVIDIA || !cluster.SelectsDeploy(p.NodeSelector) {
 			continue
 		}
-		if left := p.EndsBy.Add(timing.EndTimeout).Sub(v.World.Now); left > 0 {
+		if left := p.EndsBy.Add(timing.EndTimeout).Sub(v.Snapshot.Now); left > 0 {
 			f.After = timing.Sooner(f.After, left)
 			continue
 		}
@@ -146,10 +146,10 @@ func notEnding(v *View, s State) finding {
 // our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
 func pluginOutdated(v *View, s State) finding {
 	since, names := v.Node.GPU.Spec.ChangeTime, pluginsReadingOthers(v)
-	if v.ByDriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.World.Plugin.Ready {
+	if v.ByDriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
 		return finding{}
 	}
-	if left := since.Add(timing.OutdatedTimeout).Sub(v.World.Now); left > 0 {
+	if left := since.Add(timing.OutdatedTimeout).Sub(v.Snapshot.Now); left > 0 {
 		return finding{After: left}
 	}
 	restarts, after := restartPlugin(v, "it still reads another ConfigMap than the operator's", readsOthersConfig)

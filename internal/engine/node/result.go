@@ -65,8 +65,8 @@ func failChange(v *View, j Result, reason, message string) Result {
 	case v.Disturbed():
 		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
 	case v.Desired == nil && !v.Managed():
-		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.World.Now) {
-			j.After = again.Sub(v.World.Now)
+		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
+			j.After = again.Sub(v.Snapshot.Now)
 			j.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
 		}
 	}
@@ -159,7 +159,7 @@ func agentAwayMessage(why string) string {
 // untilOverdue has the node decided on again when its interrupted change is overdue.
 func untilOverdue(v *View, j Result) Result {
 	if at, was := InterruptedAt(v); was {
-		j.After = timing.Sooner(j.After, at.Add(timing.MaintenanceTimeout).Sub(v.World.Now))
+		j.After = timing.Sooner(j.After, at.Add(timing.MaintenanceTimeout).Sub(v.Snapshot.Now))
 	}
 	return j
 }

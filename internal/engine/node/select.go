@@ -46,7 +46,7 @@ func contested(v *View) (Result, bool) {
 		return j, true
 	}
 	j.State = Degraded
-	j.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.World.Now.Add(left)))
+	j.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.Snapshot.Now.Add(left)))
 	return j, true
 }
 
@@ -167,7 +167,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
 		}
 	case selects || resumes || !current && !v.Reached():
-		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.World.Now))
+		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
 }
 
@@ -176,13 +176,13 @@ func hidden(v *View) (message string, is bool) {
 	if v.Target.Final {
 		return "", false // not ours to write or to wire: it is what was there before
 	}
-	if _, written := v.World.Configs[v.Target.Config]; !written {
+	if _, written := v.Snapshot.Configs[v.Target.Config]; !written {
 		if v.FallsBack {
 			return "", false // likewise
 		}
 		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.Target.Config), true
 	}
-	if !v.World.Plugin.Ready {
+	if !v.Snapshot.Plugin.Ready {
 		return "NVIDIA's device plugin is being pointed at the operator's ConfigMap", true
 	}
 	if old := pluginsReadingOthers(v); len(old) > 0 {
@@ -196,11 +196,11 @@ func hidden(v *View) (message string, is bool) {
 // nothing yet then, so what the Node advertises does not tell whether there is one.
 func pluginUnseen(v *View) time.Duration {
 	runs := func(p cluster.Pod) bool { return isPluginPod(v, p) && !p.Terminating }
-	off := v.World.Plugin.ClusterPolicy && v.Node.Labels[cluster.DeployLabels()[0]] != cluster.LabelTrue
+	off := v.Snapshot.Plugin.ClusterPolicy && v.Node.Labels[cluster.DeployLabels()[0]] != cluster.LabelTrue
 	if off || slices.ContainsFunc(v.Node.Pods, runs) {
 		return 0
 	}
-	return max(v.Node.GPU.Spec.ChangeTime.Add(timing.PluginAway).Sub(v.World.Now), 0)
+	return max(v.Node.GPU.Spec.ChangeTime.Add(timing.PluginAway).Sub(v.Snapshot.Now), 0)
 }
 
 // syncAhead triggers syncs while the agent is at work, so that the key is visible when it is done.

@@ -23,7 +23,7 @@ import (
 // lookAgain lets the agent open the driver.
 func lookAgain(v *View, why string) action.SetSpec {
 	spec := keptSpec(v)
-	spec.MIGConfigName, spec.ChangeTime = "", metav1.NewTime(v.World.Now)
+	spec.MIGConfigName, spec.ChangeTime = "", metav1.NewTime(v.Snapshot.Now)
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
 }
 
@@ -31,7 +31,7 @@ func lookAgain(v *View, why string) action.SetSpec {
 func permitReboot(v *View) action.SetSpec {
 	spec := keptSpec(v)
 	spec.Reboot = &v1alpha1.RebootPermission{Hash: v.Target.Hash(), BootID: v.Node.GPU.Status.BootID}
-	spec.ChangeTime = metav1.NewTime(v.World.Now)
+	spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "letting the agent reboot the node"}
 }
 
@@ -49,7 +49,7 @@ func withdrawRebootPermission(v *View, spec *v1alpha1.GPUNodeSpec) bool {
 func requestTarget(v *View) action.SetSpec {
 	spec := keptSpec(v)
 	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
-	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.World.Now), nil
+	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.Snapshot.Now), nil
 	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, ""
 	if v.Partitions() {
 		spec.MIGConfigName = migConfig(v).Name
@@ -67,7 +67,7 @@ func requestTarget(v *View) action.SetSpec {
 // withdrawRequest asks the agent for nothing any more, and keeps the baseline.
 func withdrawRequest(v *View, why string) action.SetSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
-	spec.ConfigName, spec.Devices, spec.Reboot, spec.MIGConfigName, spec.ChangeTime = "", nil, nil, "", metav1.NewTime(v.World.Now)
+	spec.ConfigName, spec.Devices, spec.Reboot, spec.MIGConfigName, spec.ChangeTime = "", nil, nil, "", metav1.NewTime(v.Snapshot.Now)
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
 }
 
@@ -100,7 +100,7 @@ func recordBaseline(v *View) action.SetSpec {
 func recordFailure(v *View, reason, message string) []action.Action {
 	const most = 1024 // of the schema, in characters
 	failed := &v1alpha1.FailedChange{
-		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.Attempt(), Time: metav1.NewTime(v.World.Now.Truncate(time.Second)),
+		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.Attempt(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
 	}
 	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
 	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}

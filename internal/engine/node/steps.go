@@ -18,7 +18,7 @@ import (
 func overruledLeft(v *View, label string) time.Duration {
 	for part := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationOverruled], ",") {
 		if at, did := timing.Stamped(part, label); did {
-			return at.Add(timing.Patience).Sub(v.World.Now)
+			return at.Add(timing.Patience).Sub(v.Snapshot.Now)
 		}
 	}
 	return 0
@@ -30,7 +30,7 @@ func noteOverruled(v *View, patch action.PatchNode, label string) {
 	if in, has := patch.Annotations[v1alpha1.AnnotationOverruled]; has && in != nil {
 		noted = *in
 	}
-	parts := []string{timing.Stamp(label, v.World.Now)}
+	parts := []string{timing.Stamp(label, v.Snapshot.Now)}
 	for part := range strings.SplitSeq(noted, ",") {
 		if part != "" && !strings.HasPrefix(part, label+"@") {
 			parts = append(parts, part)
@@ -48,7 +48,7 @@ func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []
 			continue
 		}
 		at, synced := timing.Stamped(p.SyncTriggered, v.Target.Config)
-		age := v.World.Now.Sub(at)
+		age := v.Snapshot.Now.Sub(at)
 		sees, watched := seesConfig(v, p)
 		if sees || !watched && synced && age >= timing.VisibleAfter {
 			continue
@@ -56,7 +56,7 @@ func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []
 		unseen = append(unseen, p.Namespace+"/"+p.Name)
 		if !synced || age >= timing.VisibleAfter {
 			syncs = append(syncs, action.TriggerSync{
-				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(v.Target.Config, v.World.Now),
+				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(v.Target.Config, v.Snapshot.Now),
 			})
 			age = 0
 		}
@@ -74,7 +74,7 @@ func seesConfig(v *View, p cluster.Pod) (sees, watched bool) {
 	if config.Name == v.Target.Config && config.ChangeTime.Equal(&since) {
 		return listed, false
 	}
-	return false, listed && v.World.Now.Sub(since.Time) < timing.AgentSilent
+	return false, listed && v.Snapshot.Now.Sub(since.Time) < timing.AgentSilent
 }
 
 // deletePod deletes a pod of the node.

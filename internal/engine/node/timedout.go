@@ -46,7 +46,7 @@ func releasesAgain(v *View) bool {
 	if t, recorded := lastTimeout(v); recorded && !since.After(t.At) {
 		return false
 	}
-	if v.Policy != nil || since.IsZero() || v.World.Now.Sub(since.Time) < timing.Patience {
+	if v.Policy != nil || since.IsZero() || v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
 	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !stranded(v)
@@ -57,13 +57,13 @@ func releasesAgain(v *View) bool {
 func restsAfterTimeout(v *View) (t timeout, is bool) {
 	t, timedOut := timedOut(v)
 	_, reboot := waitsForReboot(v)
-	return t, timedOut && (reboot || v.World.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
+	return t, timedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
 }
 
 // nextTimeout is the value of v1alpha1.AnnotationTimedOut for a change that times out now.
 func nextTimeout(v *View, reason string) string {
 	last, _ := lastTimeout(v)
-	return timing.Stamp(fmt.Sprintf("%s.%s.%d", reason, attempt(v), last.Times+1), v.World.Now)
+	return timing.Stamp(fmt.Sprintf("%s.%s.%d", reason, attempt(v), last.Times+1), v.Snapshot.Now)
 }
 
 // mostTimeouts is the highest count that is read: the rest is as long as it gets well before.
@@ -82,7 +82,7 @@ func lastTimeout(v *View) (t timeout, ok bool) {
 }
 
 func fromFuture(v *View, at time.Time) bool {
-	now := v.World.Now // zero where nothing may depend on it
+	now := v.Snapshot.Now // zero where nothing may depend on it
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 

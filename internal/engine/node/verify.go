@@ -34,7 +34,7 @@ func verifying(v *View) (Result, bool) {
 		return j, true
 	}
 	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
-	left := since.Add(timing.VerifyTimeout).Sub(v.World.Now)
+	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.Reached() || v.Target.Expected == nil {
 		j.State, j.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		j.Message += cmp.Or(unhealthyDevices(v), "; look at the pods of NVIDIA's device plugin on the node")
@@ -71,7 +71,7 @@ func settling(v *View) (Result, bool) {
 		if !isPluginPod(v, p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
 			continue
 		}
-		if left := p.ReadySince.Add(timing.PluginSettles).Sub(v.World.Now); left > 0 {
+		if left := p.ReadySince.Add(timing.PluginSettles).Sub(v.Snapshot.Now); left > 0 {
 			return Result{
 				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: left,
 				Message: fmt.Sprintf("Waiting for the device plugin: pod %s/%s has just started, with its default config", p.Namespace, p.Name),
@@ -94,7 +94,7 @@ func keepsPluginOff(v *View) (left time.Duration, is bool) {
 	if slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return p.KeptBy(cluster.DeployLabels()[0]) }) {
 		return 0, false
 	}
-	return ConfigSelectedAt(v).Add(timing.PluginAway).Sub(v.World.Now), true
+	return ConfigSelectedAt(v).Add(timing.PluginAway).Sub(v.Snapshot.Now), true
 }
 
 // differs says how what the node advertises differs from what it must: every resource of NVIDIA's whole GPUs and

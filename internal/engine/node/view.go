@@ -23,10 +23,10 @@ import (
 
 // View is a node with everything that is derived from it before it is judged.
 type View struct {
-	World   *cluster.Snapshot
-	Node    *cluster.Node
-	Devices []gpu.Device
-	Stack   dra.Stack // which of NVIDIA's programs offers the GPUs of the node
+	Snapshot *cluster.Snapshot
+	Node     *cluster.Node
+	Devices  []gpu.Device
+	Stack    dra.Stack // which of NVIDIA's programs offers the GPUs of the node
 
 	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	Losers      []*v1alpha1.GPUSharingPolicy
@@ -85,7 +85,7 @@ func (v *View) RequestedNode() policy.Node {
 func (v *View) ByDriver() bool { return v.Stack == dra.Driver }
 
 // NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can configure.
-func (v *View) NoPlugin() bool { return v.World.Plugin.Reason != "" && !v.ByDriver() }
+func (v *View) NoPlugin() bool { return v.Snapshot.Plugin.Reason != "" && !v.ByDriver() }
 
 // DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
 func (v *View) DesiredHash() string {
@@ -137,7 +137,7 @@ func (v *View) OnlyComputeMode() bool {
 
 // Closes says whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *View) Closes() bool {
-	return v.World.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
+	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
 		return (s.Closes() || destroysInstance(s)) && !v.Managed() // mig-manager sees to that itself
 	})
 }

@@ -28,14 +28,14 @@ func allowAgent(m *member) {
 	if cluster.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
 		return
 	}
-	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.World.Now.Sub(at) < timing.Patience {
-		m.After = timing.Sooner(m.After, at.Add(timing.Patience).Sub(m.World.Now)) // another controller removed it
+	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.Snapshot.Now.Sub(at) < timing.Patience {
+		m.After = timing.Sooner(m.After, at.Add(timing.Patience).Sub(m.Snapshot.Now)) // another controller removed it
 		return
 	}
 	patch := action.PatchNode{
 		Node: m.Node.Name, Why: "allowing the agent on the node",
 		Labels:      map[string]*string{v1alpha1.LabelClient: new("true")},
-		Annotations: map[string]*string{v1alpha1.AnnotationClient: new(timing.Stamp(clientSet, m.World.Now))},
+		Annotations: map[string]*string{v1alpha1.AnnotationClient: new(timing.Stamp(clientSet, m.Snapshot.Now))},
 	}
 	m.Actions = append(m.Actions, patch)
 }

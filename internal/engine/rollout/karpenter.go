@@ -21,7 +21,7 @@ func startsUntainted(m *member) bool {
 // karpenterIgnoresStartup reports whether the startup taint that the operator would put on the node makes Karpenter start no other.
 // Karpenter takes a node with a taint that it does not know for one without room, and starts another, for which the same holds.
 func karpenterIgnoresStartup(v *node.View) bool {
-	return !cluster.IsKarpenters(v.Node) || v.World.ReadinessTaint
+	return !cluster.IsKarpenters(v.Node) || v.Snapshot.ReadinessTaint
 }
 
 // karpenterWaits is karpenterIgnoresStartup, and reports why the node lacks the taint.

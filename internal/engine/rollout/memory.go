@@ -60,7 +60,7 @@ type derived struct {
 	selected, target string // content of the key that the node selects, and of the one that it is to select
 	view             *node.View
 	tally            demandTally
-	judgement        node.Result
+	result           node.Result
 	actions          []action.Action // that wait for no slot
 	// settled says that the result stands until its basis changes: nothing is to be done, and no deadline passes.
 	settled bool
@@ -187,7 +187,7 @@ func (memory *Memory) assign(w *cluster.Snapshot, r *nodeEntry, in assignment) *
 		governed = policy.Governed{}
 	}
 	if m.Unchanged && w.OtherControllers.Of(n) == (cluster.OtherController{}) {
-		m.World, m.Node, m.Policy, m.Losers = w, n, governed.By, governed.Over
+		m.Snapshot, m.Node, m.Policy, m.Losers = w, n, governed.By, governed.Over
 	} else {
 		r.consider(w, selected, governed, in)
 	}
@@ -228,7 +228,7 @@ func (r *nodeEntry) consider(w *cluster.Snapshot, selected, governed policy.Gove
 		r.derived, *m = nil, stays
 	} else {
 		d := r.cachedView(w, governed)
-		*m = member{View: d.view, Result: d.judgement, Actions: d.actions, Slot: d.slot, Demand: d.tally}
+		*m = member{View: d.view, Result: d.result, Actions: d.actions, Slot: d.slot, Demand: d.tally}
 		settled, released = d.settled, d.released
 		if settled {
 			m.CachedState = &d.state
@@ -266,7 +266,7 @@ func (r *nodeEntry) cachedView(w *cluster.Snapshot, g policy.Governed) *derived 
 		d.selected, d.target = d.keys(w, n)
 		r.derived = d
 	}
-	d.view.World, d.view.Node, d.view.Policy, d.view.Losers = w, n, g.By, g.Over
+	d.view.Snapshot, d.view.Node, d.view.Policy, d.view.Losers = w, n, g.By, g.Over
 	if !d.settled {
 		d.decide()
 	}
@@ -278,7 +278,7 @@ func (d *derived) decide() {
 	m.Result, m.Actions = node.AddFindings(d.view, node.Decide(d.view))
 	m.Slot = slotOf(m)
 	reclaimSlot(m)
-	d.judgement, d.actions, d.slot = m.Result, slices.Clip(m.Actions), m.Slot
+	d.result, d.actions, d.slot = m.Result, slices.Clip(m.Actions), m.Slot
 	d.settled = m.State == node.UpToDate && len(m.Actions) == 0 && m.Next == nil && m.After == 0
 	if d.settled {
 		d.state = nodeStateOf(m)

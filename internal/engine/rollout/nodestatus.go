@@ -115,7 +115,7 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if t := m.Taint(); t != nil && t.TimeAdded != nil {
 		last = timing.Latest(last, t.TimeAdded.Time)
 	}
-	left := last.Add(reportAt).Sub(m.World.Now)
+	left := last.Add(reportAt).Sub(m.Snapshot.Now)
 	if left <= 0 || m.Disturbed() && condition.IsTrue(have.Conditions, v1alpha1.ConditionReady) {
 		return false
 	}
@@ -144,7 +144,7 @@ func leadsOn(a action.Action) bool {
 // desired state that failed.
 func nodeStatus(m *member, have v1alpha1.GPUNodeStatus, record v1alpha1.RolloutStatus) v1alpha1.GPUNodeStatus {
 	const most = 32 // of the schema
-	ready, now := nodeReadyCondition(m), m.World.Now
+	ready, now := nodeReadyCondition(m), m.Snapshot.Now
 	s := v1alpha1.GPUNodeStatus{ObservedGeneration: m.Node.GPU.Generation, Rollout: record}
 	s.Conditions = condition.Set(have.Conditions, ready, now)
 	problem := ready
@@ -196,7 +196,7 @@ func nodeReadyCondition(m *member) metav1.Condition {
 	discovered, reported := condition.Find(m.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
 	switch {
 	case m.Unserved:
-		c.Reason, c.Message = m.World.Plugin.Reason, format.Cut(m.World.Plugin.Message, length)
+		c.Reason, c.Message = m.Snapshot.Plugin.Reason, format.Cut(m.Snapshot.Plugin.Message, length)
 	case m.State != node.UpToDate:
 	case m.Policy != nil:
 		c.Status, c.Message = metav1.ConditionTrue, cmp.Or(c.Message, fmt.Sprintf("The node advertises what policy %s asks for", m.Policy.Name))

@@ -24,7 +24,7 @@ func slotOf(m *member) Slot {
 		return Slot{}
 	}
 	until := slotDeadline(m.View)
-	if until.After(m.World.Now) {
+	if until.After(m.Snapshot.Now) {
 		return Slot{Holds: true, Until: until}
 	}
 	return Slot{Until: until, Expired: true}
@@ -67,7 +67,7 @@ func slotDeadline(v *node.View) time.Time {
 	}
 	until := last.Add(slotTimeout)
 	if !node.DrainingSince(v).IsZero() { // without its time, as another client may write it, nothing would end the drain
-		until = timing.Latest(until, v.World.Now.Add(node.DrainLeft(v)+timing.PauseTimeout+time.Minute))
+		until = timing.Latest(until, v.Snapshot.Now.Add(node.DrainLeft(v)+timing.PauseTimeout+time.Minute))
 	}
 	return until
 }
@@ -96,7 +96,7 @@ func reclaimSlot(m *member) {
 	}
 	if m.State == node.Unknown && m.InFlight() && !node.WasInterrupted(m.View) {
 		patch := m.Patch("recording that the agent was lost during the change")
-		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(node.StampAgentLost, m.World.Now))
+		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(node.StampAgentLost, m.Snapshot.Now))
 		m.Actions = append(m.Actions, patch)
 	}
 }
@@ -114,6 +114,6 @@ func releaseStale(m *member) []action.Action {
 // untilSlotExpires decides again once the slot expires, because nothing else may happen until then.
 func untilSlotExpires(m *member) {
 	if m.Holds {
-		m.After = timing.Sooner(m.After, m.Until.Sub(m.World.Now))
+		m.After = timing.Sooner(m.After, m.Until.Sub(m.Snapshot.Now))
 	}
 }

@@ -190,7 +190,7 @@ func readyCondition(g *group, accepted metav1.Condition) metav1.Condition {
 		c.Reason = waitingReason(waiting)
 		c.Message = fmt.Sprintf("%d of %s ready; %s", len(g.Members)-len(waiting), countOfNodes(len(g.Members)), waitingSentences(waiting))
 		if c.Reason == v1alpha1.ReasonMPSClientsRunning {
-			c.Message = fmt.Sprintf("Waiting: %s; %s", pluginConfigHeld(waiting[0].World), c.Message)
+			c.Message = fmt.Sprintf("Waiting: %s; %s", pluginConfigHeld(waiting[0].Snapshot), c.Message)
 		}
 	}
 	return c

@@ -79,7 +79,7 @@ func wantTaints(m *member, by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1.
 				reason, message = t.refusesOn(m.Node, taint)
 			}
 		case !there:
-			reason, message = m.World.Plugin.Reason, m.World.Plugin.Message
+			reason, message = m.Snapshot.Plugin.Reason, m.Snapshot.Plugin.Message
 		}
 		if reason == "" {
 			want = append(want, taint)
@@ -152,7 +152,7 @@ func taintsLacking(g *group, t tolerance, taints []corev1.Taint) []taintStatus {
 		}
 	}
 	if len(g.Members) == 0 { // otherwise NVIDIA's DRA driver serves all of them
-		add(t.world.Plugin.Reason, t.world.Plugin.Message)
+		add(t.snapshot.Plugin.Reason, t.snapshot.Plugin.Message)
 	}
 	if g.Invalid != nil {
 		add(v1alpha1.ReasonInvalidWindow, g.InvalidWindow())
@@ -164,7 +164,7 @@ func taintsLacking(g *group, t tolerance, taints []corev1.Taint) []taintStatus {
 			}
 		}
 	}
-	for _, message := range startupMissing(g, t.world) {
+	for _, message := range startupMissing(g, t.snapshot) {
 		add(v1alpha1.ReasonStartupTaintMissing, message)
 	}
 	if len(all) > 0 {

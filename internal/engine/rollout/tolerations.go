@@ -26,7 +26,7 @@ const labelDriver = cluster.DeployPrefix + "driver"
 // and taken off again when they no longer do: a pod of theirs that ends could not come back otherwise, and the node would
 // lose its GPUs. So tolerations come before taints, and go after them.
 type tolerance struct {
-	world *cluster.Snapshot
+	snapshot *cluster.Snapshot
 	// Ours are the tolerations that the operator must have in the ClusterPolicy.
 	Ours []corev1.Toleration
 	// coming says that they are not there yet, and are being added.
@@ -51,7 +51,7 @@ type taintRefusal struct {
 // toleranceOf finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
 // replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
 func toleranceOf(w *cluster.Snapshot) tolerance {
-	t := tolerance{world: w, known: map[wantedTaint]taintRefusal{}}
+	t := tolerance{snapshot: w, known: map[wantedTaint]taintRefusal{}}
 	o := w.Plugin.Operands
 	if o == nil {
 		return t
@@ -156,7 +156,7 @@ func pluginConfigChange(w *cluster.Snapshot) string {
 // byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator runs no device plugin, and the
 // driver alone serves the node.
 func (t tolerance) byDriver(v *node.View) bool {
-	return v.ByDriver() && t.world.Plugin.Operands == nil && !t.world.Plugin.ClusterPolicy
+	return v.ByDriver() && t.snapshot.Plugin.Operands == nil && !t.snapshot.Plugin.ClusterPolicy
 }
 
 // programsOf are the values of byDriver of the nodes of a group; that of a node of the device plugin if it has none.
@@ -179,7 +179,7 @@ func (t tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message s
 	r, known := t.known[wantedTaint{taint, byDriver}]
 	if !known {
 		r.reason, r.message = t.refusal(taint, byDriver)
-		r.unknown = r.reason != "" && t.world.Plugin.Operands == nil && len(t.pods(byDriver)) == 0
+		r.unknown = r.reason != "" && t.snapshot.Plugin.Operands == nil && len(t.pods(byDriver)) == 0
 		t.known[wantedTaint{taint, byDriver}] = r
 	}
 	return r.reason, r.message
@@ -195,9 +195,9 @@ func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 // pods are those of a stand-alone device plugin, or of NVIDIA's DRA driver, that do not end.
 func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 	var pods []*cluster.Pod
-	for i := range t.world.Nodes {
-		for p := range t.world.Nodes[i].Pods {
-			pod := &t.world.Nodes[i].Pods[p]
+	for i := range t.snapshot.Nodes {
+		for p := range t.snapshot.Nodes[i].Pods {
+			pod := &t.snapshot.Nodes[i].Pods[p]
 			if is := byDriver && pod.DRA || !byDriver && pod.MountsConfig; is && !pod.Terminating {
 				pods = append(pods, pod)
 			}
@@ -207,7 +207,7 @@ func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 }
 
 func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
-	o, w := t.world.Plugin.Operands, t.world
+	o, w := t.snapshot.Plugin.Operands, t.snapshot
 	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", action.NameOf(taint))
 	switch {
 	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
@@ -257,7 +257,7 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 	if taint.Effect == corev1.TaintEffectPreferNoSchedule {
 		return "", ""
 	}
-	o := t.world.Plugin.Operands
+	o := t.snapshot.Plugin.Operands
 	var pods []string
 	for _, p := range n.Pods {
 		driver := o != nil && o.Driver && p.KeptBy(labelDriver)

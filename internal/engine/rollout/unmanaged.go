@@ -23,7 +23,7 @@ func ungoverned(
 	if governed.By != nil {
 		return m, false, false
 	}
-	v := &node.View{World: w, Node: n, Stack: w.StackOf(n)}
+	v := &node.View{Snapshot: w, Node: n, Stack: w.StackOf(n)}
 	if unserved || node.Retained(n.GPU.Spec) {
 		return staying(v, selected), node.ReleaseRecorded(n, selected.By), true
 	}
@@ -39,7 +39,7 @@ func staying(v *node.View, selected policy.Governed) member {
 	m := member{View: v}
 	m.Result, m.Actions = node.Result{State: node.UpToDate, Reason: v1alpha1.ReasonReady}, retain(&m)
 	if selected.By == nil && !node.Retained(v.Node.GPU.Spec) { // no status of a policy reports why it is not restored
-		m.State, m.Reason, m.Message = node.Unsupported, v.World.Plugin.Reason, v.World.Plugin.Message
+		m.State, m.Reason, m.Message = node.Unsupported, v.Snapshot.Plugin.Reason, v.Snapshot.Plugin.Message
 	}
 	m.Unserved = selected.By != nil && m.NoPlugin()
 	m.Slot = slotOf(&m)
@@ -52,7 +52,7 @@ func staying(v *node.View, selected policy.Governed) member {
 func policiesReturn(v *node.View) (until time.Time, may bool) {
 	n, spec, created := v.Node, &v.Node.GPU.Spec, v.Node.GPU.CreationTimestamp.Time
 	until = created.Add(timing.PoliciesReturn)
-	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(v.World.Now) {
+	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(v.Snapshot.Now) {
 		return until, false
 	}
 	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
@@ -64,7 +64,7 @@ func policiesReturn(v *node.View) (until time.Time, may bool) {
 func awaiting(v *node.View, until time.Time) member {
 	m := member{View: v}
 	m.Result = node.Result{
-		State: node.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(v.World.Now),
+		State: node.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(v.Snapshot.Now),
 		Message: "The GPUNode was made anew, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
 	}
 	m.Actions = node.RestoreScheduling(v, "no policy governs the node")

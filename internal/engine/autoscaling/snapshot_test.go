@@ -64,10 +64,10 @@ func pool(name string, labels map[string]string) autoscaling.Pool {
 	return p
 }
 
-// karpenter is a world with NodePool gpu and NodeOverlays.
-func karpenter(t *testing.T, spec string, nodes ...autoscaling.Node) autoscaling.World {
+// karpenter is a snapshot with NodePool gpu and NodeOverlays.
+func karpenter(t *testing.T, spec string, nodes ...autoscaling.Node) autoscaling.Snapshot {
 	t.Helper()
-	return autoscaling.World{
+	return autoscaling.Snapshot{
 		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", spec)}, Nodes: nodes,
 		Pools: []autoscaling.Pool{pool("gpu", nil)}, OverlayVersion: autoscaling.KnownOverlayVersion,
 	}
@@ -82,7 +82,7 @@ const declared = `
 autoscaling: {mode: Manage, nodeShapes: [{product: NVIDIA-A100-SXM4-40GB, gpusPerNode: 2, instanceTypes: [gpu.two], nodeGroups: [{kind: NodePool, name: gpu}]}]}`
 
 // only is the only group of policy research.
-func only(t *testing.T, w autoscaling.World) autoscaling.Group {
+func only(t *testing.T, w autoscaling.Snapshot) autoscaling.Group {
 	t.Helper()
 	groups := w.Advise().Groups["research"]
 	NewWithT(t).Expect(groups).To(HaveLen(1))

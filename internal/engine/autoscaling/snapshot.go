@@ -28,8 +28,8 @@ const (
 	GroupOpenShift  = "machine.openshift.io"
 )
 
-// World is everything that Advise depends on. Advise changes none of it.
-type World struct {
+// Snapshot is everything that Advise depends on. Advise changes none of it.
+type Snapshot struct {
 	Now time.Time
 	// Policies are all policies, with their last status.
 	Policies []v1alpha1.GPUSharingPolicy
