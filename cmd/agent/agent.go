@@ -170,8 +170,8 @@ func newRebooter(f agentFlags, proc *os.Root) host.Rebooter {
 }
 
 // newHardware is NVML of the driver that the node has. Replaced ends this process.
-func newHardware(node driver.Node, replaced func()) *agent.Late {
-	return agent.NewLate(agent.Source{
+func newHardware(node driver.Node, replaced func()) *agent.LazyHardware {
+	return agent.NewLazyHardware(agent.Source{
 		Find: node.Find,
 		Open: func(found driver.Driver) gpu.Hardware {
 			return nvml.New(nvml.Options{

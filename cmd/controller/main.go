@@ -142,7 +142,7 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		Reader:    mgr.GetAPIReader(),
 		Clock:     clk,
 		Events:    mgr.GetEventRecorder(name),
-		Wiring:    pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
+		PluginConfig:    pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
 		Namespace: f.namespace,
 		Writers:   writers,
 
@@ -182,6 +182,6 @@ func registerAutoscaling(mgr manager.Manager, clk clock.Clock, f flags) error {
 		return fmt.Errorf("making the cache for the objects of autoscalers: %w", err)
 	}
 	return autoscaling.New(mgr.GetClient(), autoscaling.Options{
-		Cache: groups, Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone), Clock: clk, Events: mgr.GetEventRecorder(name),
+		Cache: groups, PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone), Clock: clk, Events: mgr.GetEventRecorder(name),
 	}).Register(mgr)
 }

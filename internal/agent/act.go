@@ -57,12 +57,12 @@ func (o outcome) waiting() bool {
 	return len(o.waits)+len(o.reboot.waits) > 0 || len(o.unmet) > len(o.pending)
 }
 
-// converger brings the GPUs to a desired state.
-type converger struct{ observer }
+// applier brings the GPUs to a desired state.
+type applier struct{ observer }
 
 // converge carries out plan after plan until nothing is left to do or something blocks it, and returns the last
 // observation. What fails is rolled back. An error means that there is none.
-func (c converger) converge(
+func (c applier) converge(
 	ctx context.Context, spec v1alpha1.GPUNodeSpec, before observation,
 ) (observation, outcome, error) {
 	desired, unknown := split(spec.Devices, before.devices)
@@ -103,7 +103,7 @@ func baselineOf(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
 }
 
 // conclude rolls back what failed and sums up.
-func (c converger) conclude(
+func (c applier) conclude(
 	ctx context.Context, desired []v1alpha1.DeviceSpec, before, now observation, o outcome,
 ) (observation, outcome, error) {
 	o.failures, o.pending = needReboot(o.failures, now.devices)

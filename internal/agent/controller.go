@@ -84,7 +84,7 @@ type Config struct {
 //	meter      who uses the GPUs, whenever that is asked: usage.go
 type Controller struct {
 	tools
-	converger
+	applier
 	meter
 
 	bootID   string
@@ -106,7 +106,7 @@ type tools struct {
 	processes   host.Processes
 	allocations Allocations
 	clock       clock.Clock
-	turns       turns
+	turns       hardwareLock
 	metrics     *metrics
 }
 
@@ -120,10 +120,10 @@ func New(c Config) *Controller {
 	}
 	t := tools{
 		node: c.Node, client: c.Client, hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
-		clock: c.Clock, turns: make(turns, 1), metrics: newMetrics(),
+		clock: c.Clock, turns: make(hardwareLock, 1), metrics: newMetrics(),
 	}
 	return &Controller{
-		tools: t, converger: converger{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},
+		tools: t, applier: applier{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},
 		bootID: c.BootID, reader: c.Reader, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
 		nodes: c.Nodes, rebooter: c.Rebooter, driver: c.Driver, resync: c.Resync,
 	}
@@ -177,7 +177,7 @@ func (c *Controller) reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if node.Spec.MIGConfigName != "" {
 		return c.finish(ctx, node, report{aside: true})
 	}
-	work := converger{c.of(node)}
+	work := applier{c.of(node)}
 	before, err := work.observe(ctx)
 	if err != nil {
 		return c.finish(ctx, node, report{failed: err})

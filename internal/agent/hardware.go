@@ -36,9 +36,9 @@ type Source struct {
 	Replaced func()
 }
 
-// Late is hardware whose driver may come after this process, go and be replaced, as that of NVIDIA's driver container does.
+// LazyHardware is hardware whose driver may come after this process, go and be replaced, as that of NVIDIA's driver container does.
 // While there is none, nothing of it is open.
-type Late struct {
+type LazyHardware struct {
 	source Source
 	clock  clock.PassiveClock
 
@@ -48,13 +48,15 @@ type Late struct {
 	mismatched time.Time // since when the library is of another version than the kernel module; zero: it is not
 }
 
-var _ gpu.Hardware = (*Late)(nil)
+var _ gpu.Hardware = (*LazyHardware)(nil)
 
-// NewLate makes hardware of what the source will find.
-func NewLate(source Source, clk clock.PassiveClock) *Late { return &Late{source: source, clock: clk} }
+// NewLazyHardware makes hardware of what the source will find.
+func NewLazyHardware(source Source, clk clock.PassiveClock) *LazyHardware {
+	return &LazyHardware{source: source, clock: clk}
+}
 
 // opened is the hardware of the driver that is there now.
-func (l *Late) opened() (gpu.Hardware, driver.Driver, error) {
+func (l *LazyHardware) opened() (gpu.Hardware, driver.Driver, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found, err := l.source.Find()
@@ -71,7 +73,7 @@ func (l *Late) opened() (gpu.Hardware, driver.Driver, error) {
 }
 
 // Observe implements gpu.Hardware.
-func (l *Late) Observe(ctx context.Context) (gpu.Inventory, error) {
+func (l *LazyHardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 	h, found, err := l.opened()
 	if err != nil {
 		return gpu.Inventory{}, err
@@ -85,7 +87,7 @@ func (l *Late) Observe(ctx context.Context) (gpu.Inventory, error) {
 }
 
 // Sample implements gpu.Hardware.
-func (l *Late) Sample(ctx context.Context) (gpu.Sample, error) {
+func (l *LazyHardware) Sample(ctx context.Context) (gpu.Sample, error) {
 	h, found, err := l.opened()
 	if err != nil {
 		return gpu.Sample{}, err
@@ -97,7 +99,7 @@ func (l *Late) Sample(ctx context.Context) (gpu.Sample, error) {
 }
 
 // note remembers since when library and kernel module differ.
-func (l *Late) note(mismatch bool) {
+func (l *LazyHardware) note(mismatch bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -110,7 +112,7 @@ func (l *Late) note(mismatch bool) {
 
 // Alive is a liveness check. It fails if library and kernel module have differed for long: a new process loads the library
 // anew.
-func (l *Late) Alive(*http.Request) error {
+func (l *LazyHardware) Alive(*http.Request) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if since := l.clock.Since(l.mismatched); !l.mismatched.IsZero() && since > mismatchDeadline {
@@ -120,32 +122,32 @@ func (l *Late) Alive(*http.Request) error {
 }
 
 // SetMIG implements gpu.Hardware.
-func (l *Late) SetMIG(ctx context.Context, uuid string, enabled bool) error {
+func (l *LazyHardware) SetMIG(ctx context.Context, uuid string, enabled bool) error {
 	return l.do(func(h gpu.Hardware) error { return h.SetMIG(ctx, uuid, enabled) })
 }
 
 // Reset implements gpu.Hardware.
-func (l *Late) Reset(ctx context.Context, uuids ...string) error {
+func (l *LazyHardware) Reset(ctx context.Context, uuids ...string) error {
 	return l.do(func(h gpu.Hardware) error { return h.Reset(ctx, uuids...) })
 }
 
 // CreateInstance implements gpu.Hardware.
-func (l *Late) CreateInstance(ctx context.Context, uuid, profile string, at gpu.Placement) error {
+func (l *LazyHardware) CreateInstance(ctx context.Context, uuid, profile string, at gpu.Placement) error {
 	return l.do(func(h gpu.Hardware) error { return h.CreateInstance(ctx, uuid, profile, at) })
 }
 
 // DestroyInstance implements gpu.Hardware.
-func (l *Late) DestroyInstance(ctx context.Context, uuid string, id int) error {
+func (l *LazyHardware) DestroyInstance(ctx context.Context, uuid string, id int) error {
 	return l.do(func(h gpu.Hardware) error { return h.DestroyInstance(ctx, uuid, id) })
 }
 
 // SetComputeMode implements gpu.Hardware.
-func (l *Late) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {
+func (l *LazyHardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {
 	return l.do(func(h gpu.Hardware) error { return h.SetComputeMode(ctx, uuid, mode) })
 }
 
 // TimeSlices implements gpu.Hardware.
-func (l *Late) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
+func (l *LazyHardware) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
 	h, _, err := l.opened()
 	if err != nil {
 		return nil, err
@@ -154,25 +156,25 @@ func (l *Late) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.
 }
 
 // SetTimeSlice implements gpu.Hardware.
-func (l *Late) SetTimeSlice(ctx context.Context, uuid string, slice gpu.TimeSlice) error {
+func (l *LazyHardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.TimeSlice) error {
 	return l.do(func(h gpu.Hardware) error { return h.SetTimeSlice(ctx, uuid, slice) })
 }
 
 // Close implements gpu.Hardware. What was never opened needs no closing.
-func (l *Late) Close() error {
+func (l *LazyHardware) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.close()
 }
 
-func (l *Late) close() error {
+func (l *LazyHardware) close() error {
 	if l.hardware == nil {
 		return nil
 	}
 	return l.hardware.Close()
 }
 
-func (l *Late) do(operation func(gpu.Hardware) error) error {
+func (l *LazyHardware) do(operation func(gpu.Hardware) error) error {
 	h, _, err := l.opened()
 	if err != nil {
 		return err

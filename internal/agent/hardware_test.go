@@ -47,8 +47,8 @@ func (i *installation) Close() error {
 	return i.Hardware.Close()
 }
 
-func (i *installation) late(clk *testclock.FakePassiveClock) *agent.Late {
-	return agent.NewLate(agent.Source{
+func (i *installation) late(clk *testclock.FakePassiveClock) *agent.LazyHardware {
+	return agent.NewLazyHardware(agent.Source{
 		Find: func() (driver.Driver, error) { return i.found, i.missing },
 		Open: func(driver.Driver) gpu.Hardware {
 			i.opened++

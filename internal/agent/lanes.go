@@ -16,9 +16,9 @@ import (
 
 // run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends the
 // steps of its GPUs; the others go on. An error means that the node could not be observed.
-func (c converger) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
-	var ended ended
-	seen := &sight{now: now}
+func (c applier) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
+	var ended failedGPUs
+	seen := &sharedObservation{now: now}
 	for _, stage := range plan.Stages(steps) {
 		results := c.stage(ctx, stage, ended, seen)
 		var errs []error
@@ -37,13 +37,13 @@ func (c converger) run(ctx context.Context, steps []plan.Step, now observation, 
 }
 
 // stage carries out the lanes of a stage side by side.
-func (c converger) stage(ctx context.Context, stage []plan.Lane, ended ended, seen *sight) []result {
+func (c applier) stage(ctx context.Context, stage []plan.Lane, ended failedGPUs, seen *sharedObservation) []result {
 	results := make([]result, len(stage))
-	meeting := newMeeting(stage)
+	meeting := newResetBarrier(stage)
 	var running sync.WaitGroup
 	for i, steps := range stage {
 		running.Go(func() {
-			l := lane{converger: c, seen: seen, hardware: meeting.member(c.hardware)}
+			l := lane{applier: c, seen: seen, hardware: meeting.member(c.hardware)}
 			defer l.hardware.leave()
 			results[i] = l.run(ctx, steps, slices.Clone(ended))
 		})
@@ -55,7 +55,7 @@ func (c converger) stage(ctx context.Context, stage []plan.Lane, ended ended, se
 // result is what became of a lane.
 type result struct {
 	acted    bool
-	ended    ended
+	ended    failedGPUs
 	waits    []string
 	failures []failure
 	err      error // why the node could not be observed
@@ -63,13 +63,13 @@ type result struct {
 
 // lane carries out steps one after the other.
 type lane struct {
-	converger
+	applier
 
-	seen     *sight
+	seen     *sharedObservation
 	hardware *member
 }
 
-func (l lane) run(ctx context.Context, steps plan.Lane, before ended) (r result) {
+func (l lane) run(ctx context.Context, steps plan.Lane, before failedGPUs) (r result) {
 	for _, s := range steps {
 		if before.has(s) || r.ended.has(s) {
 			continue
@@ -121,14 +121,14 @@ func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error)
 	return plan.Blockers(s, now.devices), nil
 }
 
-// sight is the last observation, which lanes share: one looks for all who wait for it.
-type sight struct {
+// sharedObservation is the last observation, which lanes share: one looks for all who wait for it.
+type sharedObservation struct {
 	mu  sync.Mutex
 	now observation
 }
 
 // fresh is an observation of the moment in which it is asked for, or of shortly before.
-func (s *sight) fresh(ctx context.Context, o observer) (observation, error) {
+func (s *sharedObservation) fresh(ctx context.Context, o observer) (observation, error) {
 	asked := o.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,29 +143,29 @@ func (s *sight) fresh(ctx context.Context, o observer) (observation, error) {
 	return now, nil
 }
 
-// ended are the GPUs whose steps have ended early.
-type ended []string
+// failedGPUs are the GPUs whose steps have ended early.
+type failedGPUs []string
 
-func (e *ended) add(s plan.Step) { *e = append(*e, plan.GPUs(s)...) }
+func (e *failedGPUs) add(s plan.Step) { *e = append(*e, plan.GPUs(s)...) }
 
 // has says whether a step concerns one of them: an MPS daemon is not started before all its GPUs are ready for it.
-func (e *ended) has(s plan.Step) bool {
+func (e *failedGPUs) has(s plan.Step) bool {
 	return slices.ContainsFunc(plan.GPUs(s), func(uuid string) bool { return slices.Contains(*e, uuid) })
 }
 
-// meeting lets the resets of several GPUs begin together. Each needs all handles of this process closed, so one that began
+// resetBarrier lets the resets of several GPUs begin together. Each needs all handles of this process closed, so one that began
 // by itself would keep the others' changes of mode waiting, or have to wait for them.
-type meeting struct {
+type resetBarrier struct {
 	mu      sync.Mutex
 	missing int           // lanes that neither wait to reset nor have ended
 	all     chan struct{} // closed when none is missing
 }
 
-func newMeeting(stage []plan.Lane) *meeting {
-	return &meeting{missing: len(stage), all: make(chan struct{})}
+func newResetBarrier(stage []plan.Lane) *resetBarrier {
+	return &resetBarrier{missing: len(stage), all: make(chan struct{})}
 }
 
-func (m *meeting) arrive() {
+func (m *resetBarrier) arrive() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.missing--; m.missing == 0 {
@@ -173,7 +173,7 @@ func (m *meeting) arrive() {
 	}
 }
 
-func (m *meeting) member(h gpu.Hardware) *member {
+func (m *resetBarrier) member(h gpu.Hardware) *member {
 	return &member{Hardware: h, all: m.all, leave: sync.OnceFunc(m.arrive)}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // rollBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that what
 // was usable stays so until the spec is tried again. It returns what is so then.
-func (c converger) rollBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
+func (c applier) rollBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
 	if len(o.failures) == 0 {
 		return now, nil
 	}

@@ -25,11 +25,11 @@ const sampleTimeout = 8 * time.Second
 // errAside says why nothing can be measured.
 var errAside = errors.New("NVIDIA's mig-manager is changing the GPUs, so the agent leaves the driver closed")
 
-// turns lets one reconcile or one measurement at a time use the hardware, since either closes it at its end.
-type turns chan struct{}
+// hardwareLock lets one reconcile or one measurement at a time use the hardware, since either closes it at its end.
+type hardwareLock chan struct{}
 
 // take waits for its turn.
-func (t turns) take(ctx context.Context) (done func(), err error) {
+func (t hardwareLock) take(ctx context.Context) (done func(), err error) {
 	select {
 	case t <- struct{}{}:
 		return func() { <-t }, nil

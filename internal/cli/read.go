@@ -83,14 +83,14 @@ func readClusterPolicy(ctx context.Context, c client.Client, w *cluster.Snapshot
 	if err != nil {
 		return err
 	}
-	wiring := &w.Plugin
-	if wiring.ClusterPolicy = clusterpolicy.RunsPlugin(policy); !wiring.ClusterPolicy {
+	plugin := &w.Plugin
+	if plugin.ClusterPolicy = clusterpolicy.RunsPlugin(policy); !plugin.ClusterPolicy {
 		return nil
 	}
-	wiring.Operands = new(clusterpolicy.OperandsOf(policy))
-	wiring.NoMIGManager = clusterpolicy.NoMIGManager(policy)
+	plugin.Operands = new(clusterpolicy.OperandsOf(policy))
+	plugin.NoMIGManager = clusterpolicy.NoMIGManager(policy)
 	if !namesOurs(policy) && rollout.Decide(*w).Held != "" {
-		wiring.Ready = false // and everything waits until it is
+		plugin.Ready = false // and everything waits until it is
 	}
 	return nil
 }
@@ -235,17 +235,17 @@ func readPods(ctx context.Context, c client.Client, w *cluster.Snapshot, program
 // wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not read our
 // ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer, readClusterPolicy says so.
 func wiringOf(w *cluster.Snapshot) cluster.DevicePlugin {
-	wiring := cluster.DevicePlugin{Ready: true}
+	plugin := cluster.DevicePlugin{Ready: true}
 	for i := range w.Policies {
 		c, reported := condition.Find(w.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)
 		if reported && (c.Reason == v1alpha1.ReasonNoDevicePlugin || c.Reason == v1alpha1.ReasonDRAStackActive) {
-			wiring.Reason, wiring.Message = c.Reason, c.Message
+			plugin.Reason, plugin.Message = c.Reason, c.Message
 		}
 	}
 	for i := range w.Nodes {
-		wiring.ClusterPolicy = wiring.ClusterPolicy || w.Nodes[i].Labels[deployPlugin] != ""
+		plugin.ClusterPolicy = plugin.ClusterPolicy || w.Nodes[i].Labels[deployPlugin] != ""
 	}
-	return wiring
+	return plugin
 }
 
 // readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there are

@@ -135,7 +135,7 @@ func (s *scaled) measurePass(nodes int) passFigures {
 	s.Expect(err).NotTo(HaveOccurred())
 	c := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: clock.RealClock{}, Events: mgr.GetEventRecorder("bench"), Namespace: ownNamespace, Writers: 8,
-		Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
+		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
 	})
 	s.Expect(c.Register(ctx, mgr)).To(Succeed())
 	ended := make(chan struct{})

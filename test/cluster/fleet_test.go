@@ -76,8 +76,8 @@ type fleet struct {
 	machines   []*machine
 	record     *record
 	before     cluster.Snapshot // the cluster before a policy was there
-	evicted    []string    // pods that had to go
-	leader     func()      // ends the controllers
+	evicted    []string         // pods that had to go
+	leader     func()           // ends the controllers
 }
 
 // skewed is a clock that is ahead.
@@ -197,7 +197,7 @@ func (f *fleet) lead() (stop func()) {
 	f.Expect(gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
-		Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}),
+		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }

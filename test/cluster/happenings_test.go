@@ -34,31 +34,31 @@ import (
 )
 
 // happenings are all events that a history may have, by name.
-func happenings() map[string]func(*story, *rand.Rand) {
-	return map[string]func(*story, *rand.Rand){
-		"die": (*story).dieEvent, "return": (*story).returnEvent, "reboot": (*story).rebootEvent, "lost": (*story).lostEvent,
-		"join": (*story).joinEvent, "replace-node": (*story).replaceNodeEvent,
-		"pod": (*story).podEvent, "pods": (*story).podEvent, "leave": (*story).leaveEvent,
-		"rewrite": (*story).rewriteEvent, "rewrites": (*story).rewriteEvent, "fight": (*story).fightEvent,
-		"back-up": (*story).backUpEvent, "restore": (*story).restoreEvent, "delete": (*story).deleteEvent,
-		"edit": (*story).editEvent, "edits": (*story).editEvent, "split": (*story).splitEvent, "drop": (*story).dropEvent,
-		"create": (*story).createEvent, "relabel": (*story).relabelEvent,
-		"agent": (*story).agentEvent, "crash": (*story).crashEvent, "lie": (*story).lieEvent, "destroy": (*story).destroyEvent,
-		"lead": (*story).leadEvent, "wait": (*story).waitEvent, "plugin": (*story).pluginEvent, "breaks": (*story).breaksEvent,
-		"dra": (*story).draEvent,
+func happenings() map[string]func(*run, *rand.Rand) {
+	return map[string]func(*run, *rand.Rand){
+		"die": (*run).dieEvent, "return": (*run).returnEvent, "reboot": (*run).rebootEvent, "lost": (*run).lostEvent,
+		"join": (*run).joinEvent, "replace-node": (*run).replaceNodeEvent,
+		"pod": (*run).podEvent, "pods": (*run).podEvent, "leave": (*run).leaveEvent,
+		"rewrite": (*run).rewriteEvent, "rewrites": (*run).rewriteEvent, "fight": (*run).fightEvent,
+		"back-up": (*run).backUpEvent, "restore": (*run).restoreEvent, "delete": (*run).deleteEvent,
+		"edit": (*run).editEvent, "edits": (*run).editEvent, "split": (*run).splitEvent, "drop": (*run).dropEvent,
+		"create": (*run).createEvent, "relabel": (*run).relabelEvent,
+		"agent": (*run).agentEvent, "crash": (*run).crashEvent, "lie": (*run).lieEvent, "destroy": (*run).destroyEvent,
+		"lead": (*run).leadEvent, "wait": (*run).waitEvent, "plugin": (*run).pluginEvent, "breaks": (*run).breaksEvent,
+		"dra": (*run).draEvent,
 	}
 }
 
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
-func lateHappenings() map[string]func(*story, *rand.Rand) {
-	return map[string]func(*story, *rand.Rand){
-		"late-chart":    (*story).chartEvent,
-		"late-recreate": (*story).recreateEvent,
-		"tenant":        (*story).tenantEvent,
+func lateHappenings() map[string]func(*run, *rand.Rand) {
+	return map[string]func(*run, *rand.Rand){
+		"late-chart":    (*run).chartEvent,
+		"late-recreate": (*run).recreateEvent,
+		"tenant":        (*run).tenantEvent,
 	}
 }
 
-func (s *story) dieEvent(random *rand.Rand) {
+func (s *run) dieEvent(random *rand.Rand) {
 	p := s.some(random)
 	if p.off {
 		return
@@ -71,7 +71,7 @@ func (s *story) dieEvent(random *rand.Rand) {
 const unreachable = "node.kubernetes.io/unreachable"
 
 // dies switches a machine off, with what the control plane reports of it.
-func (s *story) dies(p *place) {
+func (s *run) dies(p *place) {
 	s.halts(p)
 	s.changeNode(p.name, func(n *corev1.Node) {
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: unreachable, Effect: corev1.TaintEffectNoSchedule})
@@ -87,12 +87,12 @@ func (s *story) dies(p *place) {
 }
 
 // changeNode changes a Node, if it is there.
-func (s *story) changeNode(name string, change func(*corev1.Node)) {
+func (s *run) changeNode(name string, change func(*corev1.Node)) {
 	s.change(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, func(o client.Object) { change(o.(*corev1.Node)) })
 }
 
 // change reads an object and writes it changed. One that is not there stays so.
-func (s *story) change(o client.Object, change func(client.Object)) (changed bool) {
+func (s *run) change(o client.Object, change func(client.Object)) (changed bool) {
 	s.t.Helper()
 	s.Eventually(func() error {
 		if err := s.client.Get(s.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
@@ -108,14 +108,14 @@ func (s *story) change(o client.Object, change func(client.Object)) (changed boo
 	return changed
 }
 
-func (s *story) podsOn(node string) []corev1.Pod {
+func (s *run) podsOn(node string) []corev1.Pod {
 	list := &corev1.PodList{}
 	s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.Spec.NodeName != node })
 }
 
 // returns boots a machine that is off. The pods of users are gone.
-func (s *story) returns(p *place) {
+func (s *run) returns(p *place) {
 	p.hardware.Reboot()
 	s.facts.Lock()
 	p.remember()
@@ -143,13 +143,13 @@ func (s *story) returns(p *place) {
 }
 
 // rebooted boots a machine whose agent has asked for it.
-func (s *story) rebooted(p *place) {
+func (s *run) rebooted(p *place) {
 	s.tell("the agent of %s reboots it", p.name)
 	s.dies(p)
 	s.returns(p)
 }
 
-func (s *story) returnEvent(random *rand.Rand) {
+func (s *run) returnEvent(random *rand.Rand) {
 	for _, p := range s.all() {
 		if p.off {
 			s.bootsWith(p, random)
@@ -157,7 +157,7 @@ func (s *story) returnEvent(random *rand.Rand) {
 	}
 }
 
-func (s *story) rebootEvent(random *rand.Rand) {
+func (s *run) rebootEvent(random *rand.Rand) {
 	if p := s.some(random); !p.off {
 		s.dies(p)
 		s.bootsWith(p, random)
@@ -165,7 +165,7 @@ func (s *story) rebootEvent(random *rand.Rand) {
 }
 
 // bootsWith boots a machine with the GPUs that it had, fewer, or others.
-func (s *story) bootsWith(p *place, random *rand.Rand) {
+func (s *run) bootsWith(p *place, random *rand.Rand) {
 	s.serial++
 	what, count := "as it was", len(p.devices())
 	switch index := random.IntN(count); random.IntN(4) {
@@ -185,7 +185,7 @@ func (s *story) bootsWith(p *place, random *rand.Rand) {
 }
 
 // swap replaces the GPU at an index by a new one of a model; an empty model takes it out.
-func (s *story) swap(p *place, index int, model sim.Model, serial int) {
+func (s *run) swap(p *place, index int, model sim.Model, serial int) {
 	s.facts.Lock()
 	defer s.facts.Unlock()
 	p.hardware.Update(func(n *sim.Node) {
@@ -211,7 +211,7 @@ func (s *story) swap(p *place, index int, model sim.Model, serial int) {
 }
 
 // lostEvent takes a GPU off the bus of a machine that runs, and what used it ends.
-func (s *story) lostEvent(random *rand.Rand) {
+func (s *run) lostEvent(random *rand.Rand) {
 	p := s.some(random)
 	if devices := p.devices(); p.off || len(devices) < 2 {
 		return
@@ -227,7 +227,7 @@ func (s *story) lostEvent(random *rand.Rand) {
 	s.tell("a GPU of %s falls off the bus", p.name)
 }
 
-func (s *story) joinEvent(random *rand.Rand) {
+func (s *run) joinEvent(random *rand.Rand) {
 	if len(s.machines) < 3 {
 		s.serial++
 		s.join(fmt.Sprintf("j%d", s.serial), random)
@@ -236,7 +236,7 @@ func (s *story) joinEvent(random *rand.Rand) {
 }
 
 // recalls notes how a node is before the operator has changed it.
-func (s *story) recalls(name string) {
+func (s *run) recalls(name string) {
 	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n cluster.Node) bool { return n.Name == name })
 	s.until("node "+name, func() bool {
 		s.round()
@@ -251,7 +251,7 @@ func (s *story) recalls(name string) {
 }
 
 // replaceNodeEvent deletes a Node with all that is on it, and registers another machine of that name.
-func (s *story) replaceNodeEvent(random *rand.Rand) {
+func (s *run) replaceNodeEvent(random *rand.Rand) {
 	p := s.some(random)
 	if !p.off {
 		s.halts(p)
@@ -274,12 +274,12 @@ func podKinds() []string {
 	return []string{"replica", "replica", "tolerant", "bare", "static", "daemon", "process", "protected", "hanging", "bystander"}
 }
 
-func (s *story) podEvent(random *rand.Rand) {
+func (s *run) podEvent(random *rand.Rand) {
 	s.start(s.some(random), podKinds()[random.IntN(len(podKinds()))], random)
 }
 
 // start lets a pod come to a node, if there is room and it tolerates what is there.
-func (s *story) start(p *place, kind string, random *rand.Rand) {
+func (s *run) start(p *place, kind string, random *rand.Rand) {
 	node := &corev1.Node{}
 	s.Expect(s.client.Get(s.t.Context(), types.NamespacedName{Name: p.name}, node)).To(Succeed())
 	tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoSchedule })
@@ -339,7 +339,7 @@ func podOf(kind, name, node string) *corev1.Pod {
 }
 
 // opens lets a process of a pod open a GPU, or an instance of it; false if the GPU has none.
-func (s *story) opens(d gpu.Device, p *place, pod *corev1.Pod) bool {
+func (s *run) opens(d gpu.Device, p *place, pod *corev1.Pod) bool {
 	process := gpu.Process{PID: 10000 + s.serial, Name: "python", PodUID: string(pod.UID), Instance: gpu.WholeGPU}
 	if d.State.MIG {
 		if len(d.State.Instances) == 0 {
@@ -362,7 +362,7 @@ func offered(n *corev1.Node) map[string]int64 {
 }
 
 // comeBack ends what a pod that the controller evicted has left, and lets those come back that nothing keeps off.
-func (s *story) comeBack() {
+func (s *run) comeBack() {
 	s.mu.Lock()
 	gone := maps.Clone(s.gone)
 	clear(s.gone)
@@ -384,7 +384,7 @@ func (s *story) comeBack() {
 }
 
 // ended removes a pod, with its processes.
-func (s *story) ended(name string) {
+func (s *run) ended(name string) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name}}
 	if namespace, of, qualified := strings.Cut(name, "/"); qualified {
 		pod.Namespace, pod.Name = namespace, of
@@ -403,7 +403,7 @@ func (s *story) ended(name string) {
 	}
 }
 
-func (s *story) leaveEvent(random *rand.Rand) {
+func (s *run) leaveEvent(random *rand.Rand) {
 	var names []string
 	for _, pod := range s.podsOn(s.some(random).name) {
 		if pod.Namespace == users {
@@ -416,7 +416,7 @@ func (s *story) leaveEvent(random *rand.Rand) {
 }
 
 // rewriting is a way in which another controller changes what the operator has written. It says whether there was anything to do.
-func (s *story) rewriting(random *rand.Rand) (what string, again func() bool) {
+func (s *run) rewriting(random *rand.Rand) (what string, again func() bool) {
 	name := s.some(random).name
 	node := func(change func(*corev1.Node)) func() bool {
 		return func() bool {
@@ -471,7 +471,7 @@ func relabel(n *corev1.Node, label, value string) {
 }
 
 // rewritesConfigMap edits or removes all keys of the operator's ConfigMap but the default.
-func (s *story) rewritesConfigMap(edits bool) func() bool {
+func (s *run) rewritesConfigMap(edits bool) func() bool {
 	return func() bool {
 		return s.change(ourConfigMap(), func(o client.Object) {
 			data := o.(*corev1.ConfigMap).Data
@@ -487,7 +487,7 @@ func (s *story) rewritesConfigMap(edits bool) func() bool {
 	}
 }
 
-func (s *story) rewritesClusterPolicy(change func(map[string]any)) func() bool {
+func (s *run) rewritesClusterPolicy(change func(map[string]any)) func() bool {
 	return func() bool {
 		return s.change(theClusterPolicy(), func(o client.Object) { change(o.(*unstructured.Unstructured).Object) })
 	}
@@ -512,19 +512,19 @@ func ourNodeFeature(node string) *unstructured.Unstructured {
 	return o
 }
 
-func (s *story) deleted(o client.Object) bool {
+func (s *run) deleted(o client.Object) bool {
 	err := s.client.Delete(s.t.Context(), o)
 	s.Expect(client.IgnoreNotFound(err)).To(Succeed())
 	return err == nil
 }
 
-func (s *story) rewriteEvent(random *rand.Rand) {
+func (s *run) rewriteEvent(random *rand.Rand) {
 	what, again := s.rewriting(random)
 	s.tell("another controller rewrites %s: %v", what, again())
 }
 
 // fightEvent lets another controller set something again whenever the operator has changed it, for two hours.
-func (s *story) fightEvent(random *rand.Rand) {
+func (s *run) fightEvent(random *rand.Rand) {
 	what, again := s.rewriting(random)
 	s.tell("another controller sets again and again: %s", what)
 	s.forget()
@@ -538,7 +538,7 @@ func (s *story) fightEvent(random *rand.Rand) {
 }
 
 // backUpEvent copies what a backup tool copies.
-func (s *story) backUpEvent(*rand.Rand) {
+func (s *run) backUpEvent(*rand.Rand) {
 	s.backup = nil
 	for _, list := range []client.ObjectList{&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}} {
 		s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
@@ -563,7 +563,7 @@ func objects(list client.ObjectList) []client.Object {
 }
 
 // restoreEvent replaces the objects of a kind by the copies of the backup.
-func (s *story) restoreEvent(random *rand.Rand) {
+func (s *run) restoreEvent(random *rand.Rand) {
 	if len(s.backup) == 0 {
 		return
 	}
@@ -592,14 +592,14 @@ func (s *story) restoreEvent(random *rand.Rand) {
 }
 
 // deleteEvent deletes an object that the operator made.
-func (s *story) deleteEvent(random *rand.Rand) {
+func (s *run) deleteEvent(random *rand.Rand) {
 	name := s.some(random).name
 	o := []client.Object{ourConfigMap(), ourNodeFeature(name), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}}}[random.IntN(3)]
 	s.tell("%T %s is deleted: %v", o, o.GetName(), s.deleted(o))
 }
 
 // create creates policies.
-func (s *story) create(policies []v1alpha1.GPUSharingPolicy) {
+func (s *run) create(policies []v1alpha1.GPUSharingPolicy) {
 	for i := range policies {
 		p := policies[i].DeepCopy()
 		p.Generation = 0
@@ -609,7 +609,7 @@ func (s *story) create(policies []v1alpha1.GPUSharingPolicy) {
 	}
 }
 
-func (s *story) current() []v1alpha1.GPUSharingPolicy {
+func (s *run) current() []v1alpha1.GPUSharingPolicy {
 	s.t.Helper()
 	list := &v1alpha1.GPUSharingPolicyList{}
 	s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
@@ -617,19 +617,19 @@ func (s *story) current() []v1alpha1.GPUSharingPolicy {
 }
 
 // edits changes a policy.
-func (s *story) edits(p *v1alpha1.GPUSharingPolicy, change func(*v1alpha1.GPUSharingPolicy)) {
+func (s *run) edits(p *v1alpha1.GPUSharingPolicy, change func(*v1alpha1.GPUSharingPolicy)) {
 	s.change(p, func(o client.Object) { change(o.(*v1alpha1.GPUSharingPolicy)) })
 	s.asked(p)
 }
 
 // asked notes what a policy asks for.
-func (s *story) asked(p *v1alpha1.GPUSharingPolicy) {
+func (s *run) asked(p *v1alpha1.GPUSharingPolicy) {
 	s.facts.Lock()
 	defer s.facts.Unlock()
 	s.policies[p.Name] = append(s.policies[p.Name], *p)
 }
 
-func (s *story) editEvent(random *rand.Rand) {
+func (s *run) editEvent(random *rand.Rand) {
 	all := s.current()
 	if len(all) == 0 {
 		return
@@ -644,7 +644,7 @@ func (s *story) editEvent(random *rand.Rand) {
 }
 
 // countsAnew takes the present indexes of the GPUs for their places, as a user does who writes indexes into a policy.
-func (s *story) countsAnew() {
+func (s *run) countsAnew() {
 	all := s.all()
 	s.facts.Lock()
 	defer s.facts.Unlock()
@@ -655,7 +655,7 @@ func (s *story) countsAnew() {
 	}
 }
 
-func (s *story) splitEvent(random *rand.Rand) {
+func (s *run) splitEvent(random *rand.Rand) {
 	if all := s.current(); len(all) == 1 && all[0].Name == "all" {
 		s.create(history.Split(random))
 		s.deleted(&all[0])
@@ -663,21 +663,21 @@ func (s *story) splitEvent(random *rand.Rand) {
 	}
 }
 
-func (s *story) dropEvent(random *rand.Rand) {
+func (s *run) dropEvent(random *rand.Rand) {
 	if all := s.current(); len(all) > 0 {
 		p := &all[random.IntN(len(all))]
 		s.tell("policy %s is deleted: %v", p.Name, s.deleted(p))
 	}
 }
 
-func (s *story) createEvent(random *rand.Rand) {
+func (s *run) createEvent(random *rand.Rand) {
 	if len(s.current()) == 0 {
 		s.create(history.Policies(random))
 		s.countsAnew()
 	}
 }
 
-func (s *story) relabelEvent(random *rand.Rand) {
+func (s *run) relabelEvent(random *rand.Rand) {
 	p := s.some(random)
 	p.labels[history.PoolLabel] = map[string]string{"a": "b", "b": "a"}[p.labels[history.PoolLabel]]
 	s.changeNode(p.name, func(n *corev1.Node) { n.Labels[history.PoolLabel] = p.labels[history.PoolLabel] })
@@ -691,7 +691,7 @@ func (s *story) relabelEvent(random *rand.Rand) {
 }
 
 // agentEvent takes the agent of a node away, or brings it back.
-func (s *story) agentEvent(random *rand.Rand) {
+func (s *run) agentEvent(random *rand.Rand) {
 	p := s.some(random)
 	if p.off {
 		return
@@ -701,7 +701,7 @@ func (s *story) agentEvent(random *rand.Rand) {
 }
 
 // crashEvent ends the agent of a node in the middle of its steps, and starts it again later.
-func (s *story) crashEvent(random *rand.Rand) {
+func (s *run) crashEvent(random *rand.Rand) {
 	p := s.some(random)
 	after := random.IntN(4)
 	p.hardware.Fail = func(op sim.Op, _ string) error {
@@ -718,7 +718,7 @@ func (s *story) crashEvent(random *rand.Rand) {
 }
 
 // lieEvent lets the agent of a node report that all is as desired, and then nothing any more.
-func (s *story) lieEvent(random *rand.Rand) {
+func (s *run) lieEvent(random *rand.Rand) {
 	p := s.some(random)
 	n := &v1alpha1.GPUNode{}
 	if err := s.client.Get(s.t.Context(), types.NamespacedName{Name: p.name}, n); err != nil || p.off {
@@ -738,7 +738,7 @@ func (s *story) lieEvent(random *rand.Rand) {
 }
 
 // destroyEvent takes an idle instance away.
-func (s *story) destroyEvent(random *rand.Rand) {
+func (s *run) destroyEvent(random *rand.Rand) {
 	p := s.some(random)
 	if p.off || len(p.node.Allocations()) > 0 || p.hardware.Fail != nil {
 		return
@@ -754,7 +754,7 @@ func (s *story) destroyEvent(random *rand.Rand) {
 }
 
 // rebornUnmanaged notes how GPUs are that another user has changed while the operator had no part in the node.
-func (s *story) rebornUnmanaged(p *place) {
+func (s *run) rebornUnmanaged(p *place) {
 	if s.spec(p.name).Baseline == nil {
 		s.facts.Lock()
 		defer s.facts.Unlock()
@@ -764,26 +764,26 @@ func (s *story) rebornUnmanaged(p *place) {
 	}
 }
 
-func (s *story) leadEvent(*rand.Rand) {
+func (s *run) leadEvent(*rand.Rand) {
 	s.leader()
 	s.leader = s.lead()
 	s.tell("another controller leads")
 }
 
-func (s *story) waitEvent(random *rand.Rand) {
+func (s *run) waitEvent(random *rand.Rand) {
 	d := []time.Duration{time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour}[random.IntN(4)]
 	s.tell("%s pass", d)
 	s.rest(d, 40)
 }
 
-func (s *story) pluginEvent(random *rand.Rand) {
+func (s *run) pluginEvent(random *rand.Rand) {
 	p := s.some(random)
 	s.restartPlugin(p)
 	s.tell("the device plugin of %s restarts", p.name)
 }
 
 // restartPlugin deletes the pod of NVIDIA's device plugin.
-func (s *story) restartPlugin(p *place) {
+func (s *run) restartPlugin(p *place) {
 	for _, pod := range s.podsOn(p.name) {
 		if pod.Labels["app"] == "nvidia-device-plugin-daemonset" {
 			s.deleted(&pod)
@@ -791,14 +791,14 @@ func (s *story) restartPlugin(p *place) {
 	}
 }
 
-func (s *story) breaksEvent(random *rand.Rand) {
+func (s *run) breaksEvent(random *rand.Rand) {
 	p := s.some(random)
 	p.deaf.Store(!p.deaf.Load())
 	s.tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
 }
 
 // draEvent lets NVIDIA's DRA driver come to a node, or restart: for a moment neither a pod nor a ResourceSlice shows it.
-func (s *story) draEvent(random *rand.Rand) {
+func (s *run) draEvent(random *rand.Rand) {
 	p := s.some(random)
 	var sign client.Object = draSlice(p.name)
 	if random.IntN(2) == 0 {

@@ -118,7 +118,7 @@ func play(t *testing.T, site *fleet, h history.History) (broken string, told []s
 	t.Helper()
 	t.Run(fmt.Sprint(h.Seed), func(t *testing.T) {
 		begun := time.Now()
-		s := newStory(t, site, h.Seed)
+		s := newRun(t, site, h.Seed)
 		s.plays(h)
 		broken, told = s.isBroken(), s.told
 		t.Logf("%d events, %s", len(h.Events), time.Since(begun).Round(100*time.Millisecond))
@@ -126,7 +126,7 @@ func play(t *testing.T, site *fleet, h history.History) (broken string, told []s
 	return broken, told
 }
 
-func (s *story) plays(h history.History) {
+func (s *run) plays(h history.History) {
 	for _, e := range h.Events {
 		if s.isBroken() != "" {
 			return
@@ -148,7 +148,7 @@ func (s *story) plays(h history.History) {
 
 // faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at rest has a
 // cause.
-func (s *story) faultsEnd() {
+func (s *run) faultsEnd() {
 	s.tell("the faults end")
 	for _, p := range s.all() {
 		p.hardware.Fail = nil
@@ -167,7 +167,7 @@ func (s *story) faultsEnd() {
 }
 
 // settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
-func (s *story) settles() {
+func (s *run) settles() {
 	s.tell("the users leave, and the policies are edited")
 	s.record.begin()
 	for _, p := range s.all() {
@@ -195,7 +195,7 @@ func (s *story) settles() {
 }
 
 // released deletes every policy, and looks whether everything is as it was before the operator.
-func (s *story) released() {
+func (s *run) released() {
 	s.tell("every policy is deleted")
 	s.record.begin()
 	for _, p := range s.current() {
@@ -207,7 +207,7 @@ func (s *story) released() {
 }
 
 // comesToRest rests for eight hours, in which nothing may go on all the time.
-func (s *story) comesToRest() {
+func (s *run) comesToRest() {
 	s.forget()
 	if !s.rest(8*time.Hour, 400) {
 		s.breaks("bounded", "400 rounds in 8h do not come to rest: %s", s.counted())

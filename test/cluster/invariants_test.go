@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -42,20 +42,20 @@ const (
 func equal(a, b any) bool { return equality.Semantic.DeepEqual(a, b) }
 
 // forget begins to count anew.
-func (s *story) forget() {
+func (s *run) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.count)
 }
 
-func (s *story) counted() string {
+func (s *run) counted() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return fmt.Sprint(s.count)
 }
 
 // bounded looks whether anything was done too often.
-func (s *story) bounded(when string, most int) {
+func (s *run) bounded(when string, most int) {
 	s.mu.Lock()
 	count := maps.Clone(s.count)
 	s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *story) bounded(when string, most int) {
 }
 
 // evicts looks at an eviction that the controller has asked for.
-func (s *story) evicts(name string, status int) {
+func (s *run) evicts(name string, status int) {
 	s.facts.RLock()
 	kind, home := s.kinds[name], s.homes[name]
 	s.facts.RUnlock()
@@ -110,7 +110,7 @@ func (s *story) evicts(name string, status int) {
 }
 
 // mayEmpty reports whether a policy drains nodes of all their pods before a reboot, or one did that may still release nodes.
-func (s *story) mayEmpty() bool {
+func (s *run) mayEmpty() bool {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
 	for _, versions := range s.policies {
@@ -124,7 +124,7 @@ func (s *story) mayEmpty() bool {
 }
 
 // mustReboot reports whether a node must be rebooted, as the controller may know it: its cache is a little behind, and the record too.
-func (s *story) mustReboot(node string) bool {
+func (s *run) mustReboot(node string) bool {
 	n := &v1alpha1.GPUNode{}
 	if err := s.client.Get(context.Background(), client.ObjectKey{Name: node}, n); client.IgnoreNotFound(err) != nil {
 		return true // nobody can tell
@@ -149,7 +149,7 @@ func (p *place) gpuOf(device string) string {
 
 // mayChange reports whether a GPU is the operator's to change: a policy selects it or did, by where it is in the machine, or it is
 // not as it came any more.
-func (s *story) mayChange(p *place, uuid string) bool {
+func (s *run) mayChange(p *place, uuid string) bool {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
 	for _, d := range p.devices() {
@@ -173,7 +173,7 @@ func (s *story) mayChange(p *place, uuid string) bool {
 
 // touches looks at what the agent is about to do to a GPU: no policy may have nothing to do with it, and what it takes away must
 // not be in use.
-func (s *story) touches(p *place, op sim.Op, uuid string, instance int) error {
+func (s *run) touches(p *place, op sim.Op, uuid string, instance int) error {
 	if !s.mayChange(p, uuid) {
 		s.breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
 	}
@@ -197,7 +197,7 @@ func (s *story) touches(p *place, op sim.Op, uuid string, instance int) error {
 	return nil
 }
 
-func (s *story) hasEnded(pod string) bool {
+func (s *run) hasEnded(pod string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, leaves := s.gone[pod]
@@ -205,7 +205,7 @@ func (s *story) hasEnded(pod string) bool {
 }
 
 // desired is what a policy desires of a node as it is; an error where it cannot be.
-func (s *story) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+func (s *run) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
 		want, err = policy.Ask(by, node)
@@ -214,7 +214,7 @@ func (s *story) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (
 }
 
 // differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
-func (s *story) differs(p *place, n *cluster.Node, want policy.Desired) string {
+func (s *run) differs(p *place, n *cluster.Node, want policy.Desired) string {
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
 	if !maps.Equal(has, want.Config.Resources) {
@@ -241,7 +241,7 @@ func (s *story) differs(p *place, n *cluster.Node, want policy.Desired) string {
 }
 
 // truthful looks whether what is said of each policy and each node at rest is so.
-func (s *story) truthful() {
+func (s *run) truthful() {
 	w := s.world()
 	for i := range w.Policies {
 		p := &w.Policies[i]
@@ -266,7 +266,7 @@ func (s *story) truthful() {
 }
 
 // untrue says why the reason of a node that waits at rest is none; empty: it is one.
-func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) string {
+func (s *run) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) string {
 	p := s.places[n.NodeName]
 	if p == nil {
 		return "there is no such node"
@@ -307,14 +307,14 @@ func holdsBack(by *v1alpha1.GPUSharingPolicy, reason string) string {
 }
 
 // shared reports whether NVIDIA's DRA driver offers the GPUs of a node.
-func (s *story) shared(node string) bool {
+func (s *run) shared(node string) bool {
 	slice := draSlice(node)
 	return s.client.Get(s.t.Context(), client.ObjectKeyFromObject(slice), slice) == nil ||
 		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return cluster.OffersGPUs(&p) })
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
-func (s *story) progressed() {
+func (s *run) progressed() {
 	w := s.world()
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
@@ -342,7 +342,7 @@ func (s *story) progressed() {
 }
 
 // inBudget looks whether more nodes were disturbed at the same moment than the policies allow together, since the record began.
-func (s *story) inBudget() {
+func (s *run) inBudget() {
 	var off []string
 	for _, p := range s.all() {
 		if p.off {
@@ -371,7 +371,7 @@ func notReady(n *v1alpha1.GPUNode) bool {
 }
 
 // restored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
-func (s *story) restored() {
+func (s *run) restored() {
 	w := s.world()
 	before := s.before
 	before.Nodes = slices.Clone(before.Nodes)
@@ -409,7 +409,7 @@ func (s *story) restored() {
 	}
 }
 
-func (s *story) everEvicted() []string {
+func (s *run) everEvicted() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
@@ -420,7 +420,7 @@ func (s *story) everEvicted() []string {
 }
 
 // writtenByOthers reports whether a problem is about what another controller has written.
-func (s *story) writtenByOthers(problem string) bool {
+func (s *run) writtenByOthers(problem string) bool {
 	node, what, _ := strings.Cut(problem, ": ")
 	for written := range s.theirs {
 		of, label, _ := strings.Cut(written, " ")
@@ -432,7 +432,7 @@ func (s *story) writtenByOthers(problem string) bool {
 }
 
 // left says what of the operator is left on a Node, or which label is not as it was; empty: nothing.
-func (s *story) left(p *place, n *cluster.Node) string {
+func (s *run) left(p *place, n *cluster.Node) string {
 	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
 		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
 			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
@@ -452,7 +452,7 @@ func (s *story) left(p *place, n *cluster.Node) string {
 }
 
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
-func (s *story) unrestored(p *place, n *cluster.Node) string {
+func (s *run) unrestored(p *place, n *cluster.Node) string {
 	if what := s.left(p, n); what != "" {
 		return what
 	}
@@ -475,7 +475,7 @@ func (s *story) unrestored(p *place, n *cluster.Node) string {
 }
 
 // repair ends what others have done to a node and would not leave so.
-func (s *story) repair() {
+func (s *run) repair() {
 	for _, p := range s.all() {
 		s.changeNode(p.name, func(n *corev1.Node) {
 			for _, label := range []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery", v1alpha1.LabelClient} {

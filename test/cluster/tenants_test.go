@@ -21,7 +21,7 @@ const tenant = "tenant"
 
 // tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or of Node Feature
 // Discovery's. It stays until the history ends.
-func (s *story) tenantEvent(random *rand.Rand) {
+func (s *run) tenantEvent(random *rand.Rand) {
 	p := s.some(random)
 	if p.off {
 		return

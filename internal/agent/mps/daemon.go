@@ -27,18 +27,18 @@ var errExternal = fmt.Errorf("%w: NVIDIA's own MPS DaemonSet serves this resourc
 var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the node is about to change and no pod uses MPS; "+
 	"it starts once the driver is ready", ErrDaemon)
 
-// keeper keeps each daemon as desired:
+// daemonManager keeps each daemon as desired:
 //
 //	ensure → asked → start or limit (apply) | look after it (keep) | start it again with another driver (renew) | make room for one (yield)
 //	end    → not desired any more
-type keeper struct {
+type daemonManager struct {
 	stopper
 
 	idle map[int]time.Time // since when a server has no clients, by PID
 }
 
 // end ends a daemon of ours. Its record goes last, so that a crash before that does not disown the daemon.
-func (k *keeper) end(ctx context.Context, resource string) error {
+func (k *daemonManager) end(ctx context.Context, resource string) error {
 	was, recorded, err := k.files.record(resource)
 	if err != nil || !recorded {
 		return err
@@ -51,7 +51,7 @@ func (k *keeper) end(ctx context.Context, resource string) error {
 }
 
 // ensure makes a daemon as desired.
-func (k *keeper) ensure(ctx context.Context, desired plan.Daemon, thorough bool) error {
+func (k *daemonManager) ensure(ctx context.Context, desired plan.Daemon, thorough bool) error {
 	if err := checkResource(desired.Resource); err != nil {
 		return err
 	}
@@ -62,11 +62,11 @@ func (k *keeper) ensure(ctx context.Context, desired plan.Daemon, thorough bool)
 	if was.answers(desired) && !thorough && (!was.Applied || !k.node.DriverLeaves()) {
 		return nil
 	}
-	return k.bring(ctx, desired, was, recorded)
+	return k.reconcile(ctx, desired, was, recorded)
 }
 
-// bring asks a daemon and makes it as desired.
-func (k *keeper) bring(ctx context.Context, desired plan.Daemon, was record, recorded bool) error {
+// reconcile asks a daemon and makes it as desired.
+func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was record, recorded bool) error {
 	percentage, answers, err := k.control.ask(ctx, desired.Resource)
 	if err != nil {
 		return err
@@ -85,31 +85,31 @@ func (k *keeper) bring(ctx context.Context, desired plan.Daemon, was record, rec
 			return err
 		}
 	}
-	return k.settle(ctx, desired, was, heard{percentage: percentage, answers: answers, recorded: recorded})
+	return k.reconcileAsked(ctx, desired, was, daemonState{percentage: percentage, answers: answers, recorded: recorded})
 }
 
 // usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are connected, whom a new
 // start would end; otherwise as not desired, so that it is started anew, because no other way shows which users it serves.
-func (k *keeper) usersOf(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
+func (k *daemonManager) usersOf(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	return desired.MultiUser == (len(connected(servers)) > 0), err
 }
 
-// heard is what is known of a daemon once it was asked.
-type heard struct {
+// daemonState is what is known of a daemon once it was asked.
+type daemonState struct {
 	percentage        int // of the multiprocessors, that it answered
 	answers, recorded bool
 }
 
-// settle makes a daemon as desired that was asked.
-func (k *keeper) settle(ctx context.Context, desired plan.Daemon, was record, is heard) error {
+// reconcileAsked makes a daemon as desired that was asked.
+func (k *daemonManager) reconcileAsked(ctx context.Context, desired plan.Daemon, was record, is daemonState) error {
 	switch {
 	case is.answers && !is.recorded:
 		return errExternal
 	case k.node.DriverLeaves():
-		return k.yield(ctx, desired, was, is.answers)
+		return k.stopForDriver(ctx, desired, was, is.answers)
 	case is.answers && k.outlived(was):
-		return k.renew(ctx, desired, was)
+		return k.restart(ctx, desired, was)
 	case is.answers && was.answers(desired) && was.Applied && is.percentage == was.Answered:
 		return k.keep(ctx, was)
 	}
@@ -118,14 +118,14 @@ func (k *keeper) settle(ctx context.Context, desired plan.Daemon, was record, is
 
 // outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that it starts
 // would be of that version.
-func (k *keeper) outlived(was record) bool {
+func (k *daemonManager) outlived(was record) bool {
 	now := k.node.DriverVersion()
 	return was.DriverVersion != "" && now != "" && now != was.DriverVersion
 }
 
-// renew starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new one. While a
+// restart starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new one. While a
 // client is connected, the kernel module is still that of the daemon.
-func (k *keeper) renew(ctx context.Context, desired plan.Daemon, was record) error {
+func (k *daemonManager) restart(ctx context.Context, desired plan.Daemon, was record) error {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (k *keeper) renew(ctx context.Context, desired plan.Daemon, was record) err
 }
 
 // keep looks at a daemon that runs as desired: whether it still has its limits, and how it is used.
-func (k *keeper) keep(ctx context.Context, was record) error {
+func (k *daemonManager) keep(ctx context.Context, was record) error {
 	limited, err := k.control.Limited(ctx, was.Daemon)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (k *keeper) keep(ctx context.Context, was record) error {
 }
 
 // look finds how a daemon is used, and ends a server that has had no clients for a while.
-func (k *keeper) look(ctx context.Context, d plan.Daemon, outdated []int) (Use, error) {
+func (k *daemonManager) look(ctx context.Context, d plan.Daemon, outdated []int) (Use, error) {
 	servers, err := k.control.Servers(ctx, d.Resource)
 	if err != nil {
 		return Use{}, err
@@ -183,15 +183,15 @@ func (k *keeper) look(ctx context.Context, d plan.Daemon, outdated []int) (Use, 
 }
 
 // use finds how a daemon with these servers is used, and whether it can be.
-func (k *keeper) use(d plan.Daemon, servers []Server, outdated []int) (Use, error) {
+func (k *daemonManager) use(d plan.Daemon, servers []Server, outdated []int) (Use, error) {
 	use, err := useOf(d, servers, outdated, k.processes)
 	use.Unreachable = !k.node.SharesMemory()
 	return use, err
 }
 
-// yield stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
+// stopForDriver stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
 // does one whose pods may connect at any time.
-func (k *keeper) yield(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
+func (k *daemonManager) stopForDriver(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
 	now := was
 	now.Daemon = desired
 	if answers {
@@ -217,7 +217,7 @@ func (k *keeper) yield(ctx context.Context, desired plan.Daemon, was record, ans
 
 // apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves users
 // otherwise is started anew.
-func (k *keeper) apply(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
+func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
 	now := record{Daemon: desired, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
 	if err := k.files.write(recordFile(desired.Resource), now); err != nil {
 		return err
@@ -255,19 +255,19 @@ func (k *keeper) apply(ctx context.Context, desired plan.Daemon, was record, ans
 }
 
 // failed records why a daemon does not run as desired.
-func (k *keeper) failed(now record, why error) error {
+func (k *daemonManager) failed(now record, why error) error {
 	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
 	now.Applied, now.Error = false, err.Error()
 	return errors.Join(err, k.files.write(recordFile(now.Daemon.Resource), now))
 }
 
 // notStopped records why a daemon does not stop, and returns it.
-func (k *keeper) notStopped(was record, why error) error {
+func (k *daemonManager) notStopped(was record, why error) error {
 	return k.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, was.Daemon.Resource, why))
 }
 
 // note records why a daemon of ours, which may go on running as it is recorded, is not as desired, and returns it.
-func (k *keeper) note(was record, why error) error {
+func (k *daemonManager) note(was record, why error) error {
 	now := was
 	now.Error = why.Error()
 	if was.Error == now.Error || errors.Is(why, context.Canceled) {

@@ -39,7 +39,7 @@ type Node struct {
 type Host struct {
 	tools
 
-	daemons *keeper
+	daemons *daemonManager
 	unused  *unusedServers
 	logs    *logs
 
@@ -60,7 +60,7 @@ func NewHost(control Control, n Node) *Host {
 	t := tools{control: control, files: control.files, clock: control.clock, processes: n.Processes, node: n}
 	return &Host{
 		tools: t, logs: newLogs(t.files),
-		daemons: &keeper{stopper: stopper{t}, idle: map[int]time.Time{}},
+		daemons: &daemonManager{stopper: stopper{t}, idle: map[int]time.Time{}},
 		unused:  &unusedServers{tools: t, silent: map[string]time.Time{}},
 	}
 }

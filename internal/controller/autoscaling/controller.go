@@ -36,10 +36,10 @@ type Pass struct{}
 // Options are what a controller needs beside a client.
 type Options struct {
 	// Cache holds the objects of autoscalers, with the options of CacheOptions.
-	Cache  cache.Cache
-	Wiring *pluginconfig.Wiring
-	Clock  clock.PassiveClock
-	Events events.EventRecorder
+	Cache        cache.Cache
+	PluginConfig *pluginconfig.Configurer
+	Clock        clock.PassiveClock
+	Events       events.EventRecorder
 }
 
 // Controller tells autoscalers what new nodes will advertise.
@@ -66,7 +66,7 @@ type refusal struct {
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
-		client: c, clock: o.Clock, events: o.Events, kinds: kinds{cache: o.Cache, wiring: o.Wiring, wake: func() {}, watching: map[string]watched{}},
+		client: c, clock: o.Clock, events: o.Events, kinds: kinds{cache: o.Cache, pluginConfig: o.PluginConfig, wake: func() {}, watching: map[string]watched{}},
 		wrote: map[string]string{}, refused: map[string]refusal{},
 	}
 }
@@ -110,7 +110,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	}
 	advice := w.Advise()
 	if len(advice.Writes) > 0 { // what no policy asks for is undone, and the policies may have gone with their kind
-		if _, err := c.kinds.wiring.OwnPolicies(ctx, w.Policies); err != nil {
+		if _, err := c.kinds.pluginConfig.OwnPolicies(ctx, w.Policies); err != nil {
 			return reconcile.Result{RequeueAfter: kindsAgain}, c.cannotRead(ctx, err)
 		}
 	}

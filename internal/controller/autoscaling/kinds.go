@@ -52,10 +52,10 @@ var (
 // kinds reads the objects of autoscalers from a cache of its own, in the versions that are served. A kind that is not served is not
 // watched: a watch on it would fail again and again.
 type kinds struct {
-	cache    cache.Cache
-	wiring   *pluginconfig.Wiring
-	wake     func()
-	watching map[string]watched // by name of the definition
+	cache        cache.Cache
+	pluginConfig *pluginconfig.Configurer
+	wake         func()
+	watching     map[string]watched // by name of the definition
 }
 
 type watched struct {
@@ -77,7 +77,7 @@ func (k *kinds) object(of kind, version schema.GroupVersionKind) client.Object {
 // follow watches a kind in the version that is served. It returns the zero value if none is, and pluginconfig.ErrNotSynced as long as the
 // objects are not read.
 func (k *kinds) follow(ctx context.Context, of kind) (schema.GroupVersionKind, error) {
-	served, err := k.wiring.Served(ctx, of.GroupVersionKind, of.definition)
+	served, err := k.pluginConfig.Served(ctx, of.GroupVersionKind, of.definition)
 	if err != nil && !errors.Is(err, pluginconfig.ErrNotSynced) {
 		return served, err
 	}

@@ -30,7 +30,7 @@ import (
 func TestSlimPods(t *testing.T) {
 	yes := true
 	shares := corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("1")}}
-	c := New(nil, Options{Namespace: "own", Wiring: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
+	c := New(nil, Options{Namespace: "own", PluginConfig: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
 	for name, change := range map[string]func(*corev1.Pod){
 		"a bystander": func(*corev1.Pod) {},
 		"one with a GPU in a container": func(p *corev1.Pod) {

@@ -22,7 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// catchUp is what the cache has to show before a pass may decide: who holds a place in the budget is read from Nodes and
+// cacheBarrier is what the cache has to show before a pass may decide: who holds a place in the budget is read from Nodes and
 // GPUNodes, so a pass over a cache that lacks our last write could give the same place away twice. It is the one thing
 // that is remembered from pass to pass:
 //
@@ -32,7 +32,7 @@ import (
 //     are. Its cache may have been filled long before, or from an API server that lags behind.
 //
 // What others write may come late: none of it can hide that a node holds a place.
-type catchUp struct {
+type cacheBarrier struct {
 	reader   client.Reader // not cached
 	mu       sync.Mutex    // guards expected while actions are carried out
 	expected map[object]expectation
@@ -70,7 +70,7 @@ const (
 
 // wrote notes a write of ours: the resource version of the object after it, or the error. What the cache lacked when another client was
 // faster, it has to show too.
-func (c *catchUp) wrote(kind schema.GroupVersionKind, name, version string, err error, now time.Time) {
+func (c *cacheBarrier) wrote(kind schema.GroupVersionKind, name, version string, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -91,9 +91,9 @@ func inDoubt(err error) bool {
 		apierrors.IsServiceUnavailable(err) || said.Status().Reason == metav1.StatusReasonUnknown
 }
 
-// lacks names an object that the cache does not show yet as it must; empty if there is none. It is an error if that takes
+// missing names an object that the cache does not show yet as it must; empty if there is none. It is an error if that takes
 // too long.
-func (c *catchUp) lacks(ctx context.Context, cache client.Reader, now time.Time, rules *schema.GroupVersionKind) (string, error) {
+func (c *cacheBarrier) missing(ctx context.Context, cache client.Reader, now time.Time, rules *schema.GroupVersionKind) (string, error) {
 	kinds := []schema.GroupVersionKind{nodeKind, gpuNodeKind}
 	if rules != nil {
 		kinds = append(kinds, *rules)
@@ -117,7 +117,7 @@ func (c *catchUp) lacks(ctx context.Context, cache client.Reader, now time.Time,
 }
 
 // begin reads, once, how far all objects of each kind are.
-func (c *catchUp) begin(ctx context.Context, now time.Time, kinds []schema.GroupVersionKind) error {
+func (c *cacheBarrier) begin(ctx context.Context, now time.Time, kinds []schema.GroupVersionKind) error {
 	for _, kind := range kinds {
 		if c.begun[kind] {
 			continue
@@ -142,7 +142,7 @@ func (c *catchUp) begin(ctx context.Context, now time.Time, kinds []schema.Group
 
 // shows says whether the cache shows an object as it is expected, or the object is gone. What the cache does not have, or
 // not in time, is asked of the API server: the object may have been deleted, or made anew.
-func (c *catchUp) shows(ctx context.Context, cache client.Reader, o object, e expectation, now time.Time) (bool, error) {
+func (c *cacheBarrier) shows(ctx context.Context, cache client.Reader, o object, e expectation, now time.Time) (bool, error) {
 	cached, err := versionIn(ctx, cache, typed(o.kind), o)
 	if err != nil {
 		return false, err

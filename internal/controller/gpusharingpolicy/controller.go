@@ -47,10 +47,10 @@ type Pass struct{}
 // Options are what a controller needs beside a client.
 type Options struct {
 	// Reader is not cached.
-	Reader client.Reader
-	Clock  clock.PassiveClock
-	Events events.EventRecorder
-	Wiring *pluginconfig.Wiring
+	Reader       client.Reader
+	Clock        clock.PassiveClock
+	Events       events.EventRecorder
+	PluginConfig *pluginconfig.Configurer
 	// Namespace is the controller's own, where the agents run too.
 	Namespace string
 	// Writers is to how many nodes a pass may write at the same time; 0: one after the other.
@@ -63,9 +63,9 @@ type Options struct {
 type Controller struct {
 	client       client.Client
 	metrics      *metrics
-	catchUp      *catchUp
+	catchUp      *cacheBarrier
 	changes      changes                  // since the last pass
-	known        known                    // of the nodes, from the last pass
+	known        nodeStore                // of the nodes, from the last pass
 	memory       rollout.Memory           // likewise
 	repeats      action.Repeats           // what was written in the last hour
 	sightings    cluster.OtherControllers // of other controllers that are not recorded on their Nodes
@@ -92,7 +92,7 @@ func New(c client.Client, o Options) *Controller {
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
 		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: ruleKind}, deletedRules: map[types.UID]bool{},
 		nodePools: watchedKind{GroupKind: nodePoolKind},
-		catchUp:   &catchUp{reader: o.Reader, expected: map[object]expectation{}},
+		catchUp:   &cacheBarrier{reader: o.Reader, expected: map[object]expectation{}},
 	}
 }
 
@@ -129,7 +129,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err := pluginconfig.OwnKinds(ctx, c.client); err != nil { // the cache may lag behind: see confirm
 		return c.vanished(ctx, err)
 	}
-	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now(), c.rules.served.Load())
+	lacking, err := c.catchUp.missing(ctx, c.client, c.Clock.Now(), c.rules.served.Load())
 	if err != nil {
 		return c.wait(ctx, err, 0)
 	}

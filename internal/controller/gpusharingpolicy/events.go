@@ -57,8 +57,8 @@ var (
 // maxNote is the longest note of an Event in bytes, from the API server's validation.
 const maxNote = 1024
 
-// announcer reports what a pass does, as Events on policies and nodes.
-type announcer struct {
+// eventRecorder reports what a pass does, as Events on policies and nodes.
+type eventRecorder struct {
 	*seen
 
 	recorder events.EventRecorder
@@ -67,12 +67,12 @@ type announcer struct {
 	done map[likewise][]action.Action
 }
 
-func (an *announcer) emit(e announcement, regarding, related runtime.Object, note string) {
+func (an *eventRecorder) emit(e announcement, regarding, related runtime.Object, note string) {
 	an.recorder.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", format.CutBytes(note, maxNote))
 }
 
 // announce tells about an action, on the policy that asked for it if one did and on the node.
-func (an *announcer) announce(a action.Action) {
+func (an *eventRecorder) announce(a action.Action) {
 	if report, is := a.(action.Report); is {
 		an.announceReport(report)
 		return
@@ -96,7 +96,7 @@ func (an *announcer) announce(a action.Action) {
 	}
 }
 
-func (an *announcer) announceReport(a action.Report) {
+func (an *eventRecorder) announceReport(a action.Report) {
 	e, note, announced := an.newsOf(a)
 	if !announced {
 		return
@@ -109,7 +109,7 @@ func (an *announcer) announceReport(a action.Report) {
 }
 
 // announceForgotten tells which GPUs lost their entry in the baseline of a node to newer ones (cluster.Bounded).
-func (an *announcer) announceForgotten(a action.SetSpec) {
+func (an *eventRecorder) announceForgotten(a action.SetSpec) {
 	was, is := an.specOf(a.Node).Baseline, a.Spec.Baseline
 	if was == nil || is == nil || len(is.Devices) < cluster.MostGPUs {
 		return
@@ -144,7 +144,7 @@ func whyOf(of action.Action) string {
 	return ""
 }
 
-func (an *announcer) together(e announcement, policy, why string, a action.Action) {
+func (an *eventRecorder) together(e announcement, policy, why string, a action.Action) {
 	an.mu.Lock()
 	defer an.mu.Unlock()
 	what := likewise{announcement: e, policy: policy, why: why}
@@ -153,7 +153,7 @@ func (an *announcer) together(e announcement, policy, why string, a action.Actio
 
 // announceTogether announces what was done to several nodes. The first of them is the related object: Events that differ in their notes
 // only are taken for one that repeats, and the notes of the later ones are lost (client-go's tools/events).
-func (an *announcer) announceTogether() {
+func (an *eventRecorder) announceTogether() {
 	const most = 8 // nodes that a note names
 	for what, actions := range an.done {
 		slices.SortFunc(actions, func(a, b action.Action) int { return cmp.Compare(a.Target(), b.Target()) })
@@ -173,7 +173,7 @@ func (an *announcer) announceTogether() {
 }
 
 // records reports whether an action only notes in a spec what is observed. It is no news.
-func (an *announcer) records(a action.Action) bool {
+func (an *eventRecorder) records(a action.Action) bool {
 	set, is := a.(action.SetSpec)
 	if !is {
 		return false
@@ -184,7 +184,7 @@ func (an *announcer) records(a action.Action) bool {
 }
 
 // newsOf is the event of a report: that a change has failed, or why a node that no policy governs is not in its baseline yet.
-func (an *announcer) newsOf(a action.Report) (e announcement, note string, announced bool) {
+func (an *eventRecorder) newsOf(a action.Report) (e announcement, note string, announced bool) {
 	failed := a.Status.Rollout.Failed
 	if failed != nil && !equality.Semantic.DeepEqual(failed, an.failedOf(a.Node)) {
 		return announcement{corev1.EventTypeWarning, failed.Reason, "Rollout"}, fmt.Sprintf("Node %s: %s", a.Node, failed.Message), true
@@ -225,14 +225,14 @@ func eventOf(of action.Action) (e announcement, announced bool) {
 	}
 }
 
-func (an *announcer) announceRefusal(a action.Evict, message string) {
+func (an *eventRecorder) announceRefusal(a action.Evict, message string) {
 	if policy, found := an.policies[a.Policy.Name]; found {
 		an.emit(eventEvictBlocked, policy, nil, message)
 	}
 }
 
 // announceWiring tells about the ClusterPolicy: that it was changed, or that another controller keeps changing it back.
-func (an *announcer) announceWiring(ctx context.Context, changed bool, e announcement) {
+func (an *eventRecorder) announceWiring(ctx context.Context, changed bool, e announcement) {
 	if changed {
 		note := an.plugin.Describe()
 		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
@@ -247,7 +247,7 @@ func (an *announcer) announceWiring(ctx context.Context, changed bool, e announc
 }
 
 // announceReasons tells of the conditions of a policy that have a new reason. Reconciling and Stalled have the reason of Ready.
-func (an *announcer) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
+func (an *eventRecorder) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
 	for _, c := range conditions {
 		follows := c.Type == v1alpha1.ConditionReconciling || c.Type == v1alpha1.ConditionStalled
 		old, had := condition.Find(policy.Status.Conditions, c.Type)

@@ -25,14 +25,14 @@ type pass struct {
 	*seen
 
 	writer    *writer
-	announcer *announcer
+	announcer *eventRecorder
 	left      bool // the time was up before all was done
 	// current are the policies as the API server had them when the pass began to write.
 	current map[action.PolicyRef]bool
 }
 
 func newPass(c *Controller, s *seen) *pass {
-	a := &announcer{seen: s, recorder: c.Events, done: map[likewise][]action.Action{}}
+	a := &eventRecorder{seen: s, recorder: c.Events, done: map[likewise][]action.Action{}}
 	return &pass{
 		Controller: c, seen: s, writer: &writer{Controller: c, seen: s, announcer: a}, announcer: a, current: map[action.PolicyRef]bool{},
 	}
@@ -66,14 +66,14 @@ func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 		}
 	}
 	if len(errs) == 0 || errs[0] == nil {
-		errs = append(errs, p.wire(ctx, d), p.wireMIG(ctx, d))
+		errs = append(errs, p.wire(ctx, d), p.configureMIG(ctx, d))
 	}
 	return errors.Join(append(errs, p.executeOnNodes(ctx, d.Actions))...)
 }
 
 // carryOut does one thing, unless the policy that asked for it has changed meanwhile.
 func (p *pass) carryOut(ctx context.Context, a action.Action) error {
-	if !p.holds(a.For()) {
+	if !p.policyUnchanged(a.For()) {
 		return nil
 	}
 	wrote, err := p.writer.do(ctx, a)
@@ -108,8 +108,8 @@ func about(a action.Action) []any {
 	return pairs
 }
 
-// holds reports whether a policy is still as it was decided upon.
-func (p *pass) holds(ref action.PolicyRef) bool { return ref.Name == "" || p.current[ref] }
+// policyUnchanged reports whether a policy is still as it was decided upon.
+func (p *pass) policyUnchanged(ref action.PolicyRef) bool { return ref.Name == "" || p.current[ref] }
 
 // changes reports whether a decision asks for more than reports.
 func (p *pass) changes(d rollout.Decision) bool {
@@ -123,7 +123,7 @@ func (p *pass) changes(d rollout.Decision) bool {
 // confirm asks the API server, once before a pass writes, which policies there are, so that none is taken for released
 // that the cache lacks for another reason.
 func (p *pass) confirm(ctx context.Context) error {
-	policies, err := p.Wiring.OwnPolicies(ctx, p.snapshot.Policies)
+	policies, err := p.PluginConfig.OwnPolicies(ctx, p.snapshot.Policies)
 	for name, policy := range policies {
 		p.current[action.PolicyRef{Name: name, Generation: policy.Generation}] = policy.DeletionTimestamp == nil
 	}
@@ -134,23 +134,23 @@ func (p *pass) confirm(ctx context.Context) error {
 func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.ConfigurePlugin {
-		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted(), d.Tolerations)
+		changed, err := p.PluginConfig.Restore(ctx, p.plugin, p.mounted(), d.Tolerations)
 		p.announcer.announceWiring(ctx, changed, eventRestored)
 		return err
 	}
-	changed, err := p.Wiring.Wire(ctx, p.plugin, d.Tolerations)
+	changed, err := p.PluginConfig.Configure(ctx, p.plugin, d.Tolerations)
 	p.announcer.announceWiring(ctx, changed, eventConfigured)
-	return errors.Join(err, p.Wiring.KeepCopy(ctx, p.plugin))
+	return errors.Join(err, p.PluginConfig.KeepCopy(ctx, p.plugin))
 }
 
-// wireMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.
-func (p *pass) wireMIG(ctx context.Context, d rollout.Decision) error {
+// configureMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.
+func (p *pass) configureMIG(ctx context.Context, d rollout.Decision) error {
 	if !d.ConfigurePlugin {
 		return nil // everything was restored
 	}
-	change := p.Wiring.UnwireMIG
+	change := p.PluginConfig.RestoreMIG
 	if d.ConfigureMIGManager {
-		change = p.Wiring.WireMIG
+		change = p.PluginConfig.ConfigureMIG
 	}
 	changed, err := change(ctx, p.plugin)
 	if changed {

@@ -41,7 +41,7 @@ type seen struct {
 
 // gather reads the cluster, from the cache. What it returns is shared with the cache and must not be changed.
 func (c *Controller) gather(ctx context.Context) (*seen, error) {
-	plugin, err := c.Wiring.Observe(ctx)
+	plugin, err := c.PluginConfig.Observe(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 		return err
 	}
 	dra.deploy(drivers, k.nodes)
-	k.tell(s.features.of, dra.nodes)
+	k.mergeFeatures(s.features.of, dra.nodes)
 	if c.awaitsDRA(k.listed) {
 		return fmt.Errorf("the kinds of resource.k8s.io: %w", pluginconfig.ErrNotSynced)
 	}
@@ -109,7 +109,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	s.dra, s.snapshot.DRA = dra, dra.cluster
 	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
 	s.snapshot.Nodes, s.snapshot.Unscheduled, s.snapshot.UnscheduledVersion = k.listed, k.unscheduled, k.unscheduledVersion
-	return k.lacks()
+	return k.missing()
 }
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {

@@ -28,9 +28,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// known is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
+// nodeStore is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
 // another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
-type known struct {
+type nodeStore struct {
 	complete bool             // everything was read, and no error came in between
 	programs cluster.Programs // by which pods were read
 	nodes    map[string]*corev1.Node
@@ -45,13 +45,13 @@ type known struct {
 	unscheduledVersion int64
 }
 
-func (k *known) version() int64 {
+func (k *nodeStore) version() int64 {
 	k.versions++
 	return k.versions
 }
 
 // put adds the nodes that were read, in place of those of the same names, and removes others.
-func (k *known) put(read []cluster.Node, gone map[string]bool) {
+func (k *nodeStore) put(read []cluster.Node, gone map[string]bool) {
 	var added []cluster.Node
 	for _, n := range read {
 		n.Version = k.version()
@@ -71,15 +71,15 @@ func (k *known) put(read []cluster.Node, gone map[string]bool) {
 }
 
 // lose notes a node without a GPUNode, if the operator has changed it.
-func (k *known) lose(node *corev1.Node) {
+func (k *nodeStore) lose(node *corev1.Node) {
 	if node.Annotations[v1alpha1.AnnotationBaseline] != "" && node.DeletionTimestamp == nil {
 		k.lost[node.Name] = true
 	}
 }
 
-// lacks is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never changed,
+// missing is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never changed,
 // and what is restored once no node is changed would be restored too early. The controller of GPUNodes makes it again.
-func (k *known) lacks() error {
+func (k *nodeStore) missing() error {
 	if len(k.lost) == 0 {
 		return nil
 	}
@@ -88,8 +88,8 @@ func (k *known) lacks() error {
 
 func byName(n cluster.Node, name string) int { return cmp.Compare(n.Name, name) }
 
-// tell records what other objects report of each node.
-func (k *known) tell(features map[string]cluster.NodeFeatures, dra map[string]nodeDRA) {
+// mergeFeatures records what other objects report of each node.
+func (k *nodeStore) mergeFeatures(features map[string]cluster.NodeFeatures, dra map[string]nodeDRA) {
 	for i := range k.listed {
 		n := &k.listed[i]
 		f, d := features[n.Name], dra[n.Name]
@@ -101,7 +101,7 @@ func (k *known) tell(features map[string]cluster.NodeFeatures, dra map[string]no
 }
 
 // claim records by which ResourceClaims pods have GPUs, and notes the nodes of pods of which that has changed.
-func (k *known) claim(claims map[string]string, changed changedNodes) {
+func (k *nodeStore) claim(claims map[string]string, changed changedNodes) {
 	if maps.Equal(claims, k.claims) {
 		return
 	}
@@ -293,8 +293,8 @@ func (c *changes) note(o client.Object, matters bool) {
 	}
 }
 
-// due notes whether a node is due to be rebooted, by its GPUNode, and reports of a pod whether it is on such a node.
-func (c *changes) due(o client.Object, gone bool) (wakes bool) {
+// rebootPending notes whether a node is due to be rebooted, by its GPUNode, and reports of a pod whether it is on such a node.
+func (c *changes) rebootPending(o client.Object, gone bool) (wakes bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch o := o.(type) {
@@ -332,20 +332,20 @@ func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[c
 	next := wake()
 	return handler.TypedFuncs[client.Object, Pass]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[client.Object], q queue) {
-			wakes := c.due(e.Object, false)
+			wakes := c.rebootPending(e.Object, false)
 			if c.note(e.Object, true); wakes || matters.Create(e) {
 				next.Create(ctx, e, q)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[client.Object], q queue) {
-			does := c.due(e.ObjectNew, false) && blocksAnew(e) || matters.Update(e)
+			does := c.rebootPending(e.ObjectNew, false) && blocksAnew(e) || matters.Update(e)
 			c.note(e.ObjectOld, does || !isNode(e.ObjectOld)) // a pod that was on no node may be on one
 			if c.note(e.ObjectNew, does || !isNode(e.ObjectNew)); does {
 				next.Update(ctx, e, q)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[client.Object], q queue) {
-			wakes := c.due(e.Object, true)
+			wakes := c.rebootPending(e.Object, true)
 			if c.note(e.Object, true); wakes || matters.Delete(e) {
 				next.Delete(ctx, e, q)
 			}

@@ -433,7 +433,7 @@ func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 // depends on.
 func TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController(t *testing.T) {
 	g, ctx := NewWithT(t), t.Context()
-	c := New(nil, Options{Wiring: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
+	c := New(nil, Options{PluginConfig: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Pass]())
 	defer queue.ShutDown()
 	wakes := 0

@@ -14,7 +14,7 @@ import (
 
 // announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
 // those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
-func (an *announcer) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
+func (an *eventRecorder) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {
 		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
@@ -49,7 +49,7 @@ func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 }
 
 // emitBoth tells the policy and the node, where those who work on it look.
-func (an *announcer) emitBoth(e announcement, policy *v1alpha1.GPUSharingPolicy, name, note string) {
+func (an *eventRecorder) emitBoth(e announcement, policy *v1alpha1.GPUSharingPolicy, name, note string) {
 	node := an.nodeNamed(name)
 	an.emit(e, policy, node, note)
 	an.emit(e, node, policy, note)

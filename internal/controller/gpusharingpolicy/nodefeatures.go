@@ -37,7 +37,7 @@ type features struct {
 // gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a node
 // whose override is gone must not be taken for one that has it.
 func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
-	all, served, err := c.Wiring.NodeFeatures(ctx)
+	all, served, err := c.PluginConfig.NodeFeatures(ctx)
 	if err != nil {
 		return err
 	}

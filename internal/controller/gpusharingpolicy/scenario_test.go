@@ -231,7 +231,7 @@ func (s *scenario) controller() *gpusharingpolicy.Controller {
 	c := interceptor.NewClient(s.acts, s.recording())
 	return gpusharingpolicy.New(c, gpusharingpolicy.Options{
 		Reader: s.uncached, Clock: s.clock, Events: s.events, Namespace: ownNamespace,
-		Wiring: pluginconfig.New(c, s.uncached, s.clock, pluginconfig.StandAlone{}),
+		PluginConfig: pluginconfig.New(c, s.uncached, s.clock, pluginconfig.StandAlone{}),
 	})
 }
 

@@ -54,7 +54,7 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		WatchesRawSource(c.watchKind(&c.classes, mgr)).
 		WatchesRawSource(c.watchKind(&c.rules, mgr)).
 		WatchesRawSource(c.watchKind(&c.nodePools, mgr)).
-		WatchesRawSource(pluginconfig.Source(c.Wiring, mgr.GetCache(), Pass{})).
+		WatchesRawSource(pluginconfig.Source(c.PluginConfig, mgr.GetCache(), Pass{})).
 		Complete(c)
 }
 
@@ -153,7 +153,7 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.
 func (c *Controller) mayMount(pod *corev1.Pod) bool {
-	for _, name := range c.Wiring.ConfigMapNames() {
+	for _, name := range c.PluginConfig.ConfigMapNames() {
 		if cluster.Mounts(pod, name) {
 			return true
 		}

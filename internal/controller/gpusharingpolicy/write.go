@@ -29,7 +29,7 @@ type writer struct {
 	*Controller
 	*seen
 
-	announcer *announcer
+	announcer *eventRecorder
 
 	mu       sync.Mutex // guards what follows, and Controller.deleted
 	blocked  bool       // an eviction was refused for now
@@ -40,7 +40,7 @@ type writer struct {
 func (w *writer) do(ctx context.Context, next action.Action) (bool, error) {
 	switch a := next.(type) {
 	case action.WriteConfigs:
-		return w.Wiring.WriteKeys(ctx, w.plugin, a.Data)
+		return w.PluginConfig.WriteKeys(ctx, w.plugin, a.Data)
 	case action.TriggerSync:
 		return w.sync(ctx, a)
 	case action.PatchNode:

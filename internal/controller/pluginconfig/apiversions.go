@@ -50,7 +50,7 @@ type servedAt struct {
 // served returns the version in which the API server serves a kind: the one that we know if it is among them, otherwise the one
 // that is stored, otherwise the highest. It returns the zero value if the kind has no definition, and ErrNotSynced with the
 // zero value if its definition serves no version.
-func (w *Wiring) served(ctx context.Context, k kind) (version, error) {
+func (w *Configurer) served(ctx context.Context, k kind) (version, error) {
 	definition := Definitions()
 	if err := w.client.Get(ctx, client.ObjectKey{Name: k.crd}, definition); err != nil {
 		return version{}, client.IgnoreNotFound(err)
@@ -103,13 +103,13 @@ func choose(preferred string, definition *unstructured.Unstructured) string {
 }
 
 // list reads all objects of a kind that may not be served in this cluster.
-func (w *Wiring) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
+func (w *Configurer) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
 	all, _, err := w.listServed(ctx, k)
 	return all, err
 }
 
 // listServed reads all objects of a kind in the version that is served; the version is empty if the kind has no definition.
-func (w *Wiring) listServed(
+func (w *Configurer) listServed(
 	ctx context.Context, k kind, opts ...client.ListOption,
 ) ([]unstructured.Unstructured, schema.GroupVersionKind, error) {
 	v, err := w.served(ctx, k)
@@ -135,7 +135,7 @@ func (w *Wiring) listServed(
 // Served returns the version in which the API server serves a kind: the preferred one if it is among them, otherwise the one that is
 // stored, otherwise the highest. definition is the name of its CustomResourceDefinition. It returns the zero value if the kind has no
 // definition, and ErrNotSynced if its definition serves no version.
-func (w *Wiring) Served(ctx context.Context, preferred schema.GroupVersionKind, definition string) (schema.GroupVersionKind, error) {
+func (w *Configurer) Served(ctx context.Context, preferred schema.GroupVersionKind, definition string) (schema.GroupVersionKind, error) {
 	v, err := w.served(ctx, kind{preferred, definition})
 	return v.GroupVersionKind, err
 }

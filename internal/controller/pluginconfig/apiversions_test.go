@@ -39,7 +39,7 @@ func TestServedVersions(t *testing.T) {
 	f.Expect(f.client.Create(t.Context(), dra)).To(Succeed())
 	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonDRAStackActive))
 
-	w := f.wiring() // one that runs while versions change
+	w := f.configurer() // one that runs while versions change
 	f.Expect(cluster.Serve(t.Context(), clusters)).To(Succeed())
 	_, err := w.Observe(t.Context())
 	f.Expect(err).To(MatchError(pluginconfig.ErrNotSynced), "objects that cannot be read are not absent")

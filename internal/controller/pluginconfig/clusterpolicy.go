@@ -71,8 +71,8 @@ func noDevicePlugin(policy *unstructured.Unstructured) string {
 	return "there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, " + remedy
 }
 
-// wired says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node selects.
-func wired(policy *unstructured.Unstructured, defaultKey string) bool {
+// configured says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node selects.
+func configured(policy *unstructured.Unstructured, defaultKey string) bool {
 	return len(differs(policy, defaultKey)) == 0
 }
 
@@ -95,7 +95,7 @@ func differs(policy *unstructured.Unstructured, defaultKey string) []string {
 func outdated(policy *unstructured.Unstructured, keys map[string]string) bool {
 	key := stringAt(policy, defaultKeyPath()...)
 	_, ours := keys[key]
-	return ours && wired(policy, key)
+	return ours && configured(policy, key)
 }
 
 // pointed is the ClusterPolicy as it has to be for that, with the baseline as an annotation: a second copy, should

@@ -23,7 +23,7 @@ const (
 
 // WriteKeys makes exactly these keys ours in our ConfigMap, and creates it if there is none. Keys of others stay. It
 // says whether it wrote.
-func (w *Wiring) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
+func (w *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
 	if o.Reason != "" {
 		return false, nil
 	}
@@ -66,7 +66,7 @@ func (o *Observed) theirs() map[string]string {
 	return theirs
 }
 
-func (w *Wiring) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
+func (w *Configurer) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
 	precondition := client.Preconditions{UID: &configMap.UID, ResourceVersion: &configMap.ResourceVersion}
 	err := client.IgnoreNotFound(w.client.Delete(ctx, configMap, precondition))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own namespace. A
 // config that only a node without a policy names could not be rendered again if a user deleted our ConfigMap, or the
 // namespace of the GPU Operator. It comes after WriteKeys.
-func (w *Wiring) KeepCopy(ctx context.Context, o *Observed) error {
+func (w *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
 	if w.own == "" || o.ConfigMap.Name == "" || o.ConfigMap.Name == ConfigMapName && o.ConfigMap.Namespace == w.own || len(o.Applied) == 0 {
 		return nil
 	}

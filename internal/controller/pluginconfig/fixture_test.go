@@ -60,7 +60,7 @@ func newFixture(t *testing.T, c client.WithWatch) *fixture {
 func (f *fixture) ctx() context.Context { return f.t.Context() }
 
 // wiring is the wiring under test: a fresh one each time, as after a restart.
-func (f *fixture) wiring() *pluginconfig.Wiring {
+func (f *fixture) configurer() *pluginconfig.Configurer {
 	c := interceptor.NewClient(f.client, interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			return f.write("apply ConfigMap", func() error { return c.Apply(ctx, o, opts...) })
@@ -87,14 +87,14 @@ func (f *fixture) write(what string, do func() error) error {
 
 func (f *fixture) observe() *pluginconfig.Observed {
 	f.t.Helper()
-	o, err := f.wiring().Observe(f.ctx())
+	o, err := f.configurer().Observe(f.ctx())
 	f.Expect(err).NotTo(HaveOccurred())
 	o.Held, o.KeepStrategy = f.held, f.keepStrategy
 	return o
 }
 
 // wire is one pass that needs the device plugin to read these keys beside those of the wiring itself.
-func (f *fixture) wire(keys map[string]string) []string {
+func (f *fixture) configure(keys map[string]string) []string {
 	f.t.Helper()
 	f.Expect(f.tryWire(keys)).To(Succeed())
 	return f.writes
@@ -102,7 +102,7 @@ func (f *fixture) wire(keys map[string]string) []string {
 
 func (f *fixture) tryWire(keys map[string]string) error {
 	f.writes = nil
-	o, err := f.wiring().Observe(f.ctx())
+	o, err := f.configurer().Observe(f.ctx())
 	if err != nil {
 		return err
 	}
@@ -112,19 +112,19 @@ func (f *fixture) tryWire(keys map[string]string) error {
 		all = map[string]string{}
 	}
 	maps.Copy(all, keys)
-	if _, err := f.wiring().WriteKeys(f.ctx(), o, all); err != nil {
+	if _, err := f.configurer().WriteKeys(f.ctx(), o, all); err != nil {
 		return err
 	}
-	if _, err = f.wiring().Wire(f.ctx(), o, f.tolerations); err != nil {
+	if _, err = f.configurer().Configure(f.ctx(), o, f.tolerations); err != nil {
 		return err
 	}
-	return f.wiring().KeepCopy(f.ctx(), o)
+	return f.configurer().KeepCopy(f.ctx(), o)
 }
 
-func (f *fixture) unwire(mounted bool) []string {
+func (f *fixture) restore(mounted bool) []string {
 	f.t.Helper()
 	f.writes = nil
-	_, err := f.wiring().Unwire(f.ctx(), f.observe(), mounted, f.tolerations)
+	_, err := f.configurer().Restore(f.ctx(), f.observe(), mounted, f.tolerations)
 	f.Expect(err).NotTo(HaveOccurred())
 	return f.writes
 }

@@ -57,7 +57,7 @@ const tryAgain = time.Second
 
 // Source puts a request into the queue when an object of NVIDIA's changes. A kind is watched in the version that is served, as
 // long as one is: a watch on a kind that does not exist would keep the controller from starting.
-func Source[R comparable](w *Wiring, c cache.Cache, request R) source.TypedSource[R] {
+func Source[R comparable](w *Configurer, c cache.Cache, request R) source.TypedSource[R] {
 	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
 		informer, err := c.GetInformer(ctx, Definitions())
 		if err != nil {
@@ -75,7 +75,7 @@ func Source[R comparable](w *Wiring, c cache.Cache, request R) source.TypedSourc
 
 // watcher watches NVIDIA's kinds while they are served.
 type watcher struct {
-	wiring  *Wiring
+	wiring  *Configurer
 	cache   cache.Cache
 	wake    func()
 	changed map[string]chan struct{} // by name of the definition: it was added, changed or deleted

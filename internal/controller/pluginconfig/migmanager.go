@@ -45,16 +45,16 @@ func noManager(policy *unstructured.Unstructured, keys map[string]string) string
 	return ""
 }
 
-// WireMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It comes
-// after Wire, and says whether it changed the ClusterPolicy.
-func (w *Wiring) WireMIG(ctx context.Context, o *Observed) (bool, error) {
+// ConfigureMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It comes
+// after Configure, and says whether it changed the ClusterPolicy.
+func (w *Configurer) ConfigureMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
-	return w.retry(ctx, o, func() (bool, error) { return w.wireMIG(ctx, o) })
+	return w.retry(ctx, o, func() (bool, error) { return w.configureMIG(ctx, o) })
 }
 
-func (w *Wiring) wireMIG(ctx context.Context, o *Observed) (bool, error) {
+func (w *Configurer) configureMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.NoMIGManager != "" || o.MIGReady || !o.Ready {
 		return false, nil
 	}
@@ -76,15 +76,15 @@ func (w *Wiring) wireMIG(ctx context.Context, o *Observed) (bool, error) {
 	return w.patch(ctx, o.clusterPolicy, want)
 }
 
-// UnwireMIG lets mig-manager read again what it read before us. It says whether it changed the ClusterPolicy.
-func (w *Wiring) UnwireMIG(ctx context.Context, o *Observed) (bool, error) {
+// RestoreMIG lets mig-manager read again what it read before us. It says whether it changed the ClusterPolicy.
+func (w *Configurer) RestoreMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
-	return w.retry(ctx, o, func() (bool, error) { return w.unwireMIG(ctx, o) })
+	return w.retry(ctx, o, func() (bool, error) { return w.restoreMIG(ctx, o) })
 }
 
-func (w *Wiring) unwireMIG(ctx context.Context, o *Observed) (bool, error) {
+func (w *Configurer) restoreMIG(ctx context.Context, o *Observed) (bool, error) {
 	if !readsOurs(o.clusterPolicy) {
 		return false, nil
 	}
@@ -112,7 +112,7 @@ func restoreManager(policy *unstructured.Unstructured, b baseline) error {
 }
 
 // fileBefore is the file that mig-manager read before; one without configurations if there was none.
-func (w *Wiring) fileBefore(ctx context.Context, o *Observed) (string, error) {
+func (w *Configurer) fileBefore(ctx context.Context, o *Observed) (string, error) {
 	name := builtIn
 	if b := o.baseline.MIGManager; b != nil && b.Name != nil {
 		name = cmp.Or(*b.Name, builtIn)

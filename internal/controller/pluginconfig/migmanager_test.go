@@ -17,19 +17,19 @@ mig-configs:
     mig-enabled: false
 `
 
-// wireMIG is one pass that needs mig-manager.
-func (f *fixture) wireMIG() []string {
+// configureMIG is one pass that needs mig-manager.
+func (f *fixture) configureMIG() []string {
 	f.t.Helper()
 	f.writes = nil
-	_, err := f.wiring().WireMIG(f.ctx(), f.observe())
+	_, err := f.configurer().ConfigureMIG(f.ctx(), f.observe())
 	f.Expect(err).NotTo(HaveOccurred())
 	return f.writes
 }
 
-func (f *fixture) unwireMIG() []string {
+func (f *fixture) restoreMIG() []string {
 	f.t.Helper()
 	f.writes = nil
-	_, err := f.wiring().UnwireMIG(f.ctx(), f.observe())
+	_, err := f.configurer().RestoreMIG(f.ctx(), f.observe())
 	f.Expect(err).NotTo(HaveOccurred())
 	return f.writes
 }
@@ -46,22 +46,22 @@ func testManager(top *fixture) {
 		policy := f.policy("cluster-policy-"+tc.configMap, tc.spec)
 		before := f.spec(policy)
 		f.createConfigMap(tc.configMap, map[string]string{migmanager.FileKey: theirConfigs})
-		f.Expect(f.wireMIG()).To(BeEmpty(), "the device plugin comes first")
-		f.wire(research)
+		f.Expect(f.configureMIG()).To(BeEmpty(), "the device plugin comes first")
+		f.configure(research)
 		f.Expect(f.observe().MIGReady).To(BeFalse(), name)
-		f.Expect(f.wireMIG()).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}), name)
-		f.Expect(f.wireMIG()).To(BeEmpty(), "once")
+		f.Expect(f.configureMIG()).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}), name)
+		f.Expect(f.configureMIG()).To(BeEmpty(), "once")
 		f.Expect(f.observe().MIGReady).To(BeTrue())
 		ours := f.configMap(pluginconfig.ConfigMapName)
 		f.Expect(ours.Data[migmanager.FileKey]).To(MatchYAML(theirConfigs), "nodes that no policy governs go on naming them")
 		f.Expect(keysOf(ours)).To(ContainElement("research-1"))
 		f.Expect(f.spec(policy)).To(ContainSubstring("name: " + pluginconfig.ConfigMapName))
 
-		f.Expect(f.unwireMIG()).To(Equal([]string{"patch ClusterPolicy"}))
-		f.Expect(f.unwireMIG()).To(BeEmpty())
+		f.Expect(f.restoreMIG()).To(Equal([]string{"patch ClusterPolicy"}))
+		f.Expect(f.restoreMIG()).To(BeEmpty())
 		f.Expect(f.observe().MIGReady).To(BeFalse())
-		f.wireMIG()
-		f.unwire(false)
+		f.configureMIG()
+		f.restore(false)
 		f.Expect(f.spec(policy)).To(MatchYAML(before), "with the device plugin's it is restored too")
 		f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
 	}
@@ -69,13 +69,13 @@ func testManager(top *fixture) {
 
 func testNoManager(f *fixture) {
 	policy := f.policy("cluster-policy", installed+"  migManager: {enabled: false}\n")
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().NoMIGManager).To(Equal("ClusterPolicy cluster-policy has spec.migManager.enabled false; enable it"))
-	f.Expect(f.wireMIG()).To(BeEmpty())
+	f.Expect(f.configureMIG()).To(BeEmpty())
 	f.patch(policy, "helm", `{"spec":{"migManager":{"enabled":true}}}`)
 	f.Expect(f.observe().NoMIGManager).To(BeEmpty())
 
-	f.unwire(false)
+	f.restore(false)
 	f.createConfigMap("plugin-configs", map[string]string{migmanager.FileKey: "version: v1\n"})
 	f.patch(policy, "helm", `{"spec":{"devicePlugin":{"config":{"name":"plugin-configs","default":"config.yaml"}}}}`)
 	f.Expect(f.observe().NoMIGManager).To(ContainSubstring("has a key config.yaml, which mig-manager would read"))

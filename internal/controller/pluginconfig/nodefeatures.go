@@ -25,7 +25,7 @@ var nodeFeature = kind{
 // NodeFeatures reads all NodeFeatures from the cache, in the form of SlimNodeFeature. They are shared with the cache and must
 // not be changed. The result served is the version in which the API server serves them; empty where the cluster has no such
 // kind. Errors: ErrNotSynced.
-func (w *Wiring) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
+func (w *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
 	return w.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
 }
 

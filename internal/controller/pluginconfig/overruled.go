@@ -42,7 +42,7 @@ const (
 
 // reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; ok is false if none has.
 func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
-	if wired(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
+	if configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
 		return "", time.Time{}, false
 	}
 	manager, at = lastWriter(o.clusterPolicy)

@@ -47,7 +47,7 @@ func (f *fixture) again(policy *unstructured.Unstructured) *unstructured.Unstruc
 	f.t.Helper()
 	before := f.get(policy).GetCreationTimestamp()
 	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
-	f.wire(research)
+	f.configure(research)
 	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "10s", "50ms").Should(BeTemporally(">", before.Time))
 	f.clock.SetTime(time.Now())
 	return f.policy(policy.GetName(), installed)
@@ -57,35 +57,35 @@ func (f *fixture) again(policy *unstructured.Unstructured) *unstructured.Unstruc
 func testMeetsStatusWrites(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.meets(3, f.reports(policy))
-	f.Expect(f.wire(research)).To(ContainElement("patch ClusterPolicy"))
+	f.Expect(f.configure(research)).To(ContainElement("patch ClusterPolicy"))
 	f.Expect(f.observe().Ready).To(BeTrue(), "in the same pass")
 
 	policy = f.again(policy)
 	f.meets(3, f.reports(policy))
-	f.wire(research)
+	f.configure(research)
 	o := f.observe()
 	f.Expect(o.Overridden).To(BeNil(), "who created the ClusterPolicy has reverted nothing")
 	f.Expect(o.Ready).To(BeTrue())
 
 	f.patch(policy, "helm", upgrade)
 	f.meets(3, f.reports(policy))
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().Ready).To(BeTrue())
 
 	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
 	f.meets(1, f.reports(policy))
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
 	f.meets(1, f.reports(policy))
-	f.wireMIG()
+	f.configureMIG()
 	f.Expect(f.observe().MIGReady).To(BeTrue())
 	f.meets(1, f.reports(policy))
-	f.unwireMIG()
+	f.restoreMIG()
 	f.Expect(f.observe().MIGReady).To(BeFalse())
 
 	f.tolerations = nil
 	f.meets(1, f.reports(policy))
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(`
 daemonsets: {updateStrategy: RollingUpdate}
 devicePlugin: {enabled: true}
@@ -96,7 +96,7 @@ mig: {strategy: single}
 // testMeetsTooManyWrites: who was not overruled in the end has no revert on record.
 func testMeetsTooManyWrites(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
-	f.wire(research)
+	f.configure(research)
 	policy = f.again(policy)
 	for range 2 {
 		f.meets(100, f.reports(policy))
@@ -105,7 +105,7 @@ func testMeetsTooManyWrites(f *fixture) {
 		f.Expect(patches).To(HaveLen(5), "at once, and not without end")
 		f.fail = nil
 		f.Expect(f.observe().Overridden).To(BeNil())
-		f.wire(research)
+		f.configure(research)
 		f.Expect(f.observe().Ready).To(BeTrue())
 		f.patch(policy, "helm", upgrade)
 	}
@@ -115,9 +115,9 @@ func testMeetsTooManyWrites(f *fixture) {
 func testMeetsUser(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.meets(1, func() { f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`) })
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().Ready).To(BeTrue())
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
 }
 
@@ -144,9 +144,9 @@ func testUpgradedEachMonth(f *fixture) {
 	policy, now := f.policy("cluster-policy", installed), time.Now()
 	for month := -3; month <= 0; month++ {
 		f.clock.SetTime(now.AddDate(0, month, 0))
-		f.wire(research)
+		f.configure(research)
 		f.patch(policy, "helm", upgrade)
-		f.wire(research)
+		f.configure(research)
 		f.Expect(f.observe().Overridden).To(BeNil(), "a month lies between two upgrades")
 		f.Expect(f.observe().Ready).To(BeTrue())
 	}
@@ -155,18 +155,18 @@ func testUpgradedEachMonth(f *fixture) {
 // testFightCalms lets another controller revert the ClusterPolicy whenever the operator has set it.
 func testFightCalms(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
-	f.wire(research)
+	f.configure(research)
 	f.patch(policy, "argocd-controller", upgrade)
-	f.wire(research)
+	f.configure(research)
 	for _, minutes := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
 		f.clock.SetTime(time.Now()) // by which the API server says when a field was written
 		f.patch(policy, "argocd-controller", upgrade)
-		f.Expect(f.wire(research)).NotTo(ContainElement("patch ClusterPolicy"))
+		f.Expect(f.configure(research)).NotTo(ContainElement("patch ClusterPolicy"))
 		overridden := f.observe().Overridden
 		f.Expect(overridden.Until).To(BeTemporally("~", time.Now().Add(time.Duration(minutes)*time.Minute), 10*time.Second))
 		f.Expect(overridden.Message).To(ContainSubstring(`set spec.mig.strategy "single" again`))
 		f.clock.SetTime(overridden.Until)
-		f.wire(research)
+		f.configure(research)
 		f.Expect(f.observe().Ready).To(BeTrue())
 	}
 }
@@ -174,11 +174,11 @@ func testFightCalms(f *fixture) {
 // testRecordIsLost: the record of who was overruled survives a client that replaces the whole ClusterPolicy, and the loss of the ConfigMap.
 func testRecordIsLost(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
-	f.wire(research)
+	f.configure(research)
 	f.patch(policy, "argocd-controller", upgrade)
-	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy", "apply ConfigMap"}))
+	f.Expect(f.configure(research)).To(Equal([]string{"patch ClusterPolicy", "apply ConfigMap"}))
 	f.Expect(f.client.Delete(f.ctx(), f.configMap(pluginconfig.ConfigMapName))).To(Succeed())
-	f.wire(research)
+	f.configure(research)
 	f.patch(policy, "argocd-controller", upgrade)
 	f.Expect(f.observe().Overridden).NotTo(BeNil())
 }

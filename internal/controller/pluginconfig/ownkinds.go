@@ -51,7 +51,7 @@ func OwnKinds(ctx context.Context, reader client.Reader) error {
 // OwnPolicies returns the policies as the API server has them. It is asked before anything is changed because a
 // policy is absent, and is an error if that may have another cause than its deletion: OwnKinds, or that known, which
 // the cache shows, lacks one, since a watch on a kind whose definition was made anew begins again only after a while.
-func (w *Wiring) OwnPolicies(
+func (w *Configurer) OwnPolicies(
 	ctx context.Context, known []v1alpha1.GPUSharingPolicy,
 ) (map[string]metav1.PartialObjectMetadata, error) {
 	if err := OwnKinds(ctx, w.reader); err != nil {
@@ -76,11 +76,11 @@ func (w *Wiring) OwnPolicies(
 	return policies, nil
 }
 
-// Restores reports whether Unwire, UnwireMIG or Wire would restore something that the operator changed.
-func (o *Observed) Restores(wire, wireMIG bool, tolerations []corev1.Toleration) bool {
+// Restores reports whether Restore, RestoreMIG or Configure would restore something that the operator changed.
+func (o *Observed) Restores(configure, configureMIG bool, tolerations []corev1.Toleration) bool {
 	cluster := o.clusterPolicy
-	if wire {
-		return cluster != nil && (!wireMIG && readsOurs(cluster) || !slices.Equal(tolerations, o.Operands.Ours))
+	if configure {
+		return cluster != nil && (!configureMIG && readsOurs(cluster) || !slices.Equal(tolerations, o.Operands.Ours))
 	}
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false

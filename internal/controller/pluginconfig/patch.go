@@ -19,17 +19,17 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
-// Wire points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need and
+// Configure points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need and
 // the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces NVIDIA's pods.
 // It says whether it changed the ClusterPolicy.
-func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+func (w *Configurer) Configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason != "" || o.clusterPolicy == nil {
 		return false, nil
 	}
-	return w.retry(ctx, o, func() (bool, error) { return w.wire(ctx, o, tolerations) })
+	return w.retry(ctx, o, func() (bool, error) { return w.configure(ctx, o, tolerations) })
 }
 
-func (w *Wiring) wire(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+func (w *Configurer) configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	want, record := o.clusterPolicy, o.baseline
 	o.keepStrategy()
 	if !o.Ready && o.Overridden == nil && (o.Held == "" || !o.repoints()) {
@@ -58,7 +58,7 @@ func (w *Wiring) wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 }
 
 // point is the ClusterPolicy as it has to be, once all that it will name is written, with a record of what was there before.
-func (w *Wiring) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
+func (w *Configurer) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
 	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
 		keys := maps.Clone(o.Configs)
 		maps.Copy(keys, o.Applied)
@@ -97,10 +97,10 @@ func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Tol
 	return want, nil
 }
 
-// Unwire puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
+// Restore puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
 // removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It says whether it changed the
 // ClusterPolicy.
-func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
+func (w *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false, nil
 	}
@@ -135,7 +135,7 @@ func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerati
 	return changed, nil
 }
 
-func (w *Wiring) restore(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+func (w *Configurer) restore(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
@@ -159,7 +159,7 @@ const tries = 5
 
 // retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what that client
 // wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next pass.
-func (w *Wiring) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
+func (w *Configurer) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
 	for try := 1; ; try++ {
 		changed, err := write()
 		if !apierrors.IsConflict(err) || try == tries {
@@ -182,7 +182,7 @@ func (w *Wiring) retry(ctx context.Context, o *Observed, write func() (bool, err
 
 // patch changes an object from have to want by one merge patch, unless they are the same. It fails if another client
 // changed the object meanwhile, for what they changed may be what is to be recorded.
-func (w *Wiring) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
+func (w *Configurer) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
 	diff, err := client.MergeFrom(have).Data(want)
 	if err != nil {
 		return false, fmt.Errorf("comparing %s %s: %w", have.GetKind(), have.GetName(), err)

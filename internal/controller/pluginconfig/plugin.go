@@ -12,14 +12,14 @@ import (
 )
 
 // ConfigMapNames are the names that our ConfigMap can have.
-func (w *Wiring) ConfigMapNames() []string {
+func (w *Configurer) ConfigMapNames() []string {
 	if w.standAlone.ConfigMap == "" {
 		return []string{ConfigMapName}
 	}
 	return []string{ConfigMapName, w.standAlone.ConfigMap}
 }
 
-// Subject is what an event about the wiring is about: the ClusterPolicy or, without one, our ConfigMap.
+// Subject is what an event about the configuration of the device plugin is about: the ClusterPolicy or, without one, our ConfigMap.
 func (o *Observed) Subject() runtime.Object {
 	if o.clusterPolicy != nil {
 		return o.clusterPolicy
@@ -30,5 +30,5 @@ func (o *Observed) Subject() runtime.Object {
 	}
 }
 
-// Describe says what Wire or Unwire changed.
+// Describe says what Configure or Restore changed.
 func (o *Observed) Describe() string { return strings.Join(o.did, "; ") }

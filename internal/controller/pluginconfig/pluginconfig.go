@@ -47,8 +47,8 @@ type StandAlone struct {
 	ConfigMap string
 }
 
-// Wiring finds NVIDIA's device plugin and points it at our ConfigMap.
-type Wiring struct {
+// Configurer finds NVIDIA's device plugin and points it at our ConfigMap.
+type Configurer struct {
 	client     client.Client
 	reader     client.Reader // not cached: ConfigMaps of others and whole definitions are read once and not watched
 	clock      clock.PassiveClock
@@ -57,15 +57,15 @@ type Wiring struct {
 	versions   versions
 }
 
-// CopyTo makes the wiring keep a copy of our ConfigMap in the operator's own namespace.
-func (w *Wiring) CopyTo(namespace string) *Wiring {
+// CopyTo makes the Configurer keep a copy of our ConfigMap in the operator's own namespace.
+func (w *Configurer) CopyTo(namespace string) *Configurer {
 	w.own = namespace
 	return w
 }
 
-// New returns a wiring. The reader is not cached.
-func New(c client.Client, reader client.Reader, clk clock.PassiveClock, standAlone StandAlone) *Wiring {
-	return &Wiring{client: c, reader: reader, clock: clk, standAlone: standAlone}
+// New returns a Configurer. The reader is not cached.
+func New(c client.Client, reader client.Reader, clk clock.PassiveClock, standAlone StandAlone) *Configurer {
+	return &Configurer{client: c, reader: reader, clock: clk, standAlone: standAlone}
 }
 
 // Observed is how NVIDIA's device plugin is installed, and what of ours is there.
@@ -80,10 +80,10 @@ type Observed struct {
 	Applied map[string]string
 	// Copied are the keys of the copy of our ConfigMap in the operator's own namespace; nil if there is none.
 	Copied map[string]string
-	// Held is why devicePlugin.config must not change now; empty if it may. The caller sets it before Wire and Unwire.
+	// Held is why devicePlugin.config must not change now; empty if it may. The caller sets it before Configure and Restore.
 	Held string
 	// KeepStrategy says that the default config must have the MIG strategy that the ClusterPolicy had. The caller sets it before
-	// Wire.
+	// Configure.
 	KeepStrategy bool
 	// Overridden is set while another controller keeps reverting what we set in the ClusterPolicy.
 	Overridden *Overridden
@@ -105,7 +105,7 @@ type Observed struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=gpu-sharing-device-plugin,verbs=list;watch;patch;delete
 
 // Observe reads from the cache how the device plugin is installed and what of ours is there. Errors: ErrNotSynced.
-func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
+func (w *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	o := &Observed{}
 	clusters, err := w.list(ctx, gpuCluster)
 	if err != nil {
@@ -136,7 +136,7 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 }
 
 // observeClusterPolicy compares the ClusterPolicy with what it has to say, and remembers what it said before.
-func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
+func (w *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	policy := o.clusterPolicy
 	b := recorded(policy, o.record, policy.GetAnnotations()[v1alpha1.AnnotationBaseline], o.copied.Annotations[v1alpha1.AnnotationBaseline])
 	before := b.String()
@@ -157,7 +157,7 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	o.NoMIGManager = noManager(policy, o.Configs)
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
-	o.Ready = wired(policy, o.defaultKey) && contains(o.Applied, o.Configs)
+	o.Ready = configured(policy, o.defaultKey) && contains(o.Applied, o.Configs)
 	o.Overridden = o.overridden(w.clock.Now())
 	if o.Overridden != nil {
 		o.Message = o.Overridden.Message
@@ -167,7 +167,7 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 
 // keysBefore is the content of the ConfigMap that the device plugin read before: as copied to ours or, if it was not
 // copied yet, as it is.
-func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string, error) {
+func (w *Configurer) keysBefore(ctx context.Context, o *Observed) (map[string]string, error) {
 	if o.baseline.Adopted {
 		for _, keys := range []map[string]string{o.Applied, o.Copied} {
 			if adopted := selectKeys(keys, o.baseline.Keys); len(adopted) == len(o.baseline.Keys) {
@@ -189,7 +189,7 @@ func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string
 }
 
 // locate says where our ConfigMap belongs, or why nowhere.
-func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
+func (w *Configurer) locate(o *Observed, policy *unstructured.Unstructured) {
 	if clusterpolicy.RunsPlugin(policy) {
 		o.ConfigMap = types.NamespacedName{Namespace: namespaceOf(policy), Name: ConfigMapName}
 		if o.ConfigMap.Namespace == "" {
@@ -213,7 +213,7 @@ func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
 }
 
 // observeConfigMaps finds our ConfigMap, and those of ours that were left where the device plugin was before.
-func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
+func (w *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
 	o.configMap, o.copied = &corev1.ConfigMap{}, &corev1.ConfigMap{}
 	all := &corev1.ConfigMapList{}
 	if err := w.client.List(ctx, all); err != nil {
@@ -241,9 +241,9 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 // strategy where there is no MIG. So it is mixed, unless MIG is on at a node that no policy governs: that one gets what
 // the ClusterPolicy asked for. To change the key restarts NVIDIA's programs on every node, so once the ClusterPolicy names
 // our ConfigMap it stays, and changes at most once more: when a node with MIG joins that no policy governs (KeepStrategy).
-func (w *Wiring) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
+func (w *Configurer) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
 	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
-		if wired(policy, deviceplugin.Default(strategy).Key) {
+		if configured(policy, deviceplugin.Default(strategy).Key) {
 			return strategy, nil
 		}
 	}

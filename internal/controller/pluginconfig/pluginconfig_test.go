@@ -38,8 +38,8 @@ func TestWithoutNVIDIA(t *testing.T) {
 	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or start the " +
 		"controller with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone " +
 		"device plugin reads"))
-	f.Expect(f.wire(research)).To(BeEmpty())
-	f.Expect(f.unwire(false)).To(BeEmpty())
+	f.Expect(f.configure(research)).To(BeEmpty())
+	f.Expect(f.restore(false)).To(BeEmpty())
 }
 
 func TestWiring(t *testing.T) {
@@ -133,7 +133,7 @@ func testReasons(top *fixture) {
 			f.Expect(o.Reason).To(Equal(tc.reason))
 			f.Expect(o.Message).To(Equal(tc.message))
 			if tc.reason != "" {
-				f.Expect(f.wire(research)).To(BeEmpty())
+				f.Expect(f.configure(research)).To(BeEmpty())
 			}
 		})
 	}
@@ -146,12 +146,12 @@ func testOldest(f *fixture) {
 		Should(BeTemporally(">", f.get(nvidia("ClusterPolicy", "z")).GetCreationTimestamp().Time), "creation times are in seconds")
 	f.policy("a", installed)
 	f.policy("b", installed)
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.spec(nvidia("", "z"))).To(ContainSubstring(pluginconfig.ConfigMapName))
 	f.Expect(f.spec(nvidia("", "a"))).NotTo(ContainSubstring(pluginconfig.ConfigMapName))
 
 	f.Expect(f.client.Delete(f.ctx(), nvidia("ClusterPolicy", "z"))).To(Succeed())
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.spec(nvidia("", "a"))).To(ContainSubstring(pluginconfig.ConfigMapName), "of equal age, the first by name")
 	f.Expect(f.spec(nvidia("", "b"))).NotTo(ContainSubstring(pluginconfig.ConfigMapName))
 }
@@ -161,7 +161,7 @@ func testOnce(f *fixture) {
 	f.Expect(f.observe().Ready).To(BeFalse())
 	f.Expect(f.observe().Applied).To(BeNil())
 
-	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}))
+	f.Expect(f.configure(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}))
 	unlabelled, asked := deviceplugin.Default("mixed"), deviceplugin.Default("single")
 	f.Expect(f.configMap(pluginconfig.ConfigMapName).Data).To(Equal(map[string]string{
 		"research-1": "version: v1\n", unlabelled.Key: unlabelled.Data, asked.Key: asked.Data,
@@ -172,8 +172,8 @@ mig: {}
 `), "only the three fields differ")
 
 	f.Expect(f.observe().Ready).To(BeTrue())
-	f.Expect(f.wire(research)).To(BeEmpty())
-	f.Expect(f.wire(map[string]string{"research-2": "version: v1\n"})).To(Equal([]string{"apply ConfigMap"}))
+	f.Expect(f.configure(research)).To(BeEmpty())
+	f.Expect(f.configure(map[string]string{"research-2": "version: v1\n"})).To(Equal([]string{"apply ConfigMap"}))
 	f.Expect(f.configMap(pluginconfig.ConfigMapName).Data).NotTo(HaveKey("research-1"), "a key that nothing names any more goes")
 }
 
@@ -183,7 +183,7 @@ func testUngoverned(f *fixture) {
 	f.Expect(f.client.Create(f.ctx(), node)).To(Succeed())
 	f.t.Cleanup(func() { f.Expect(f.client.Delete(context.Background(), node)).To(Succeed()) })
 	unlabelled := func() string {
-		f.wire(research)
+		f.configure(research)
 		observed := f.observe()
 		f.Expect(observed.Overridden).To(BeNil(), "the operator does not take itself for another controller")
 		f.Expect(observed.Ready).To(BeTrue())
@@ -202,7 +202,7 @@ func testUngoverned(f *fixture) {
 	f.keepStrategy = false
 	f.Expect(unlabelled()).To(ContainSubstring(single), "it never changes back")
 
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(unlabelled()).To(ContainSubstring(single), "the node was there before")
 }
 
@@ -211,7 +211,7 @@ func testRestoredClusterPolicy(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
 	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
 	policy := f.policy("cluster-policy", "spec: "+before)
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.client.Get(f.ctx(), client.ObjectKeyFromObject(policy), policy)).To(Succeed())
 	backup := policy.DeepCopy()
 	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
@@ -220,8 +220,8 @@ func testRestoredClusterPolicy(f *fixture) {
 	f.Expect(f.client.Create(f.ctx(), backup)).To(Succeed())
 	backup.Object["status"] = policy.Object["status"]
 	f.Expect(f.client.Status().Update(f.ctx(), backup)).To(Succeed())
-	f.wire(research)
-	f.unwire(false)
+	f.configure(research)
+	f.restore(false)
 	f.Expect(f.spec(backup)).To(MatchYAML(before))
 }
 
@@ -232,7 +232,7 @@ func testLostRecords(f *fixture) {
 	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
 	policy := f.policy("cluster-policy", "spec: "+before)
 	f.copies()
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().Copied).To(HaveKey("research-1"))
 
 	f.Expect(f.client.Delete(f.ctx(), f.configMap(pluginconfig.ConfigMapName))).To(Succeed())
@@ -242,13 +242,13 @@ func testLostRecords(f *fixture) {
 	o := f.observe()
 	f.Expect(o.Copied).To(HaveKey("research-1"), "what only a node names can be written again")
 	f.Expect(o.Configs).To(HaveKey("any"), "and so can what was copied from a ConfigMap that is gone")
-	f.wire(research)
-	f.unwire(false)
+	f.configure(research)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(before))
 	f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
 }
 
-// copies makes the wiring keep a copy of the ConfigMap in a namespace of the operator.
+// copies makes the Configurer keep a copy of the ConfigMap in a namespace of the operator.
 func (f *fixture) copies() {
 	f.own = "default"
 	f.t.Cleanup(func() {
@@ -262,18 +262,18 @@ func testHeld(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	before := f.spec(policy)
 	f.held = "pod team/train uses NVIDIA's MPS daemon"
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.spec(policy)).To(Equal(before))
 	f.held = ""
-	f.wire(research)
-	wired := f.spec(policy)
-	f.Expect(wired).NotTo(Equal(before))
+	f.configure(research)
+	configured := f.spec(policy)
+	f.Expect(configured).NotTo(Equal(before))
 	f.held = "pod team/train uses NVIDIA's MPS daemon"
-	f.unwire(false)
-	f.Expect(f.spec(policy)).To(Equal(wired))
+	f.restore(false)
+	f.Expect(f.spec(policy)).To(Equal(configured))
 	f.Expect(f.observe().Ready).To(BeTrue(), "its ConfigMap is there still")
 	f.held = ""
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(Equal(before))
 }
 
@@ -290,13 +290,13 @@ func testKilled(f *fixture) {
 	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("writing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
 	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("patching ClusterPolicy cluster-policy")))
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: single"))
-	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.configure(research)).To(Equal([]string{"patch ClusterPolicy"}))
 	f.Expect(f.observe().Ready).To(BeTrue())
 
 	o := f.observe()
-	_, err := f.wiring().Unwire(f.ctx(), o, false, nil)
+	_, err := f.configurer().Restore(f.ctx(), o, false, nil)
 	f.Expect(err).To(MatchError(ContainSubstring("removing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
-	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
+	f.Expect(f.restore(false)).To(Equal([]string{"delete ConfigMap"}))
 	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: true}, mig: {strategy: single}}"))
 }
 
@@ -307,7 +307,7 @@ spec:
   devicePlugin: {enabled: true, config: {name: by-hand, default: any}}
   mig: {strategy: mixed}
 `)
-	f.Expect(f.wire(research)).To(HaveLen(2))
+	f.Expect(f.configure(research)).To(HaveLen(2))
 	f.Expect(f.configMap(pluginconfig.ConfigMapName).Data).To(Equal(map[string]string{
 		"research-1": "version: v1\n",
 		"a100":       "version: v1\nflags:\n  migStrategy: mixed\n",
@@ -316,9 +316,9 @@ spec:
 	f.Expect(f.spec(policy)).To(ContainSubstring("default: any"))
 
 	f.Expect(f.client.Delete(f.ctx(), f.configMap("by-hand"))).To(Succeed())
-	f.Expect(f.wire(research)).To(BeEmpty(), "what was copied stays, for labels of nodes may name it")
+	f.Expect(f.configure(research)).To(BeEmpty(), "what was copied stays, for labels of nodes may name it")
 	f.createConfigMap("by-hand", nil)
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: by-hand, default: any}}
 mig: {strategy: mixed}
@@ -334,15 +334,15 @@ func testUnwire(top *fixture) {
 		top.t.Run(name, func(t *testing.T) {
 			f := newFixture(t, top.client)
 			policy := f.policy("cluster-policy", "spec: "+spec)
-			f.Expect(f.unwire(false)).To(BeEmpty(), "nothing of ours is there")
-			f.wire(research)
+			f.Expect(f.restore(false)).To(BeEmpty(), "nothing of ours is there")
+			f.configure(research)
 
-			f.Expect(f.unwire(true)).To(Equal([]string{"patch ClusterPolicy"}))
+			f.Expect(f.restore(true)).To(Equal([]string{"patch ClusterPolicy"}))
 			f.Expect(f.spec(policy)).To(MatchYAML(spec))
 			f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
-			f.Expect(f.unwire(true)).To(BeEmpty(), "a pod that mounts the ConfigMap could not start again without it")
-			f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
-			f.Expect(f.unwire(false)).To(BeEmpty())
+			f.Expect(f.restore(true)).To(BeEmpty(), "a pod that mounts the ConfigMap could not start again without it")
+			f.Expect(f.restore(false)).To(Equal([]string{"delete ConfigMap"}))
+			f.Expect(f.restore(false)).To(BeEmpty())
 		})
 	}
 }
@@ -353,28 +353,28 @@ func testRecord(f *fixture) {
 spec: {devicePlugin: {config: {name: by-hand, default: any}}, mig: {strategy: single}}
 `)
 	before := f.spec(policy)
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.client.Delete(f.ctx(), f.configMap(pluginconfig.ConfigMapName))).To(Succeed())
 	f.Expect(f.observe().Ready).To(BeFalse())
-	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}))
+	f.Expect(f.configure(research)).To(Equal([]string{"apply ConfigMap"}))
 	f.Expect(keysOf(f.configMap(pluginconfig.ConfigMapName))).To(Equal([]string{"any", "research-1"}))
 	f.Expect(f.observe().Ready).To(BeTrue())
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(Equal(before))
 }
 
 func testFight(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	const back = `{"spec":{"devicePlugin":{"config":{"name":"theirs"}},"mig":{"strategy":"mixed"}}}`
-	f.wire(research)
+	f.configure(research)
 
 	f.patch(policy, "argocd-controller", back)
 	f.Expect(f.observe().Overridden).To(BeNil())
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().Ready).To(BeTrue(), "once, a chart that is upgraded writes its values over ours")
 
 	f.patch(policy, "argocd-controller", back)
-	f.Expect(f.wire(research)).To(BeEmpty())
+	f.Expect(f.configure(research)).To(BeEmpty())
 	overridden := f.observe().Overridden
 	f.Expect(overridden).NotTo(BeNil())
 	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy cluster-policy: field manager "argocd-controller" set ` +
@@ -383,9 +383,9 @@ func testFight(f *fixture) {
 		`the operator reverts it at 20\S+Z$`))
 
 	f.clock.SetTime(overridden.Until)
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.observe().Ready).To(BeTrue())
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(And(ContainSubstring("name: theirs"), ContainSubstring("strategy: mixed")),
 		"what they want once we are gone is what they said last")
 }
@@ -396,17 +396,17 @@ func testFightByReplacing(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	manifest := f.get(policy).Object["spec"]
 	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
-	f.wire(research)
+	f.configure(research)
 	f.Eventually(func() bool { // times of the API server are in seconds
 		now := f.get(policy)
 		now.SetAnnotations(nil)
 		now.Object["spec"] = manifest
 		f.Expect(f.client.Update(f.ctx(), now, client.FieldOwner("argocd-controller"))).To(Succeed())
-		return !slices.Contains(f.wire(research), "patch ClusterPolicy")
+		return !slices.Contains(f.configure(research), "patch ClusterPolicy")
 	}).WithTimeout(5*time.Second).Should(BeTrue(), "the operator patches the ClusterPolicy without end")
 	f.Expect(f.observe().Overridden.Manager).To(Equal("argocd-controller"))
 	f.tolerations = nil
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.get(policy).Object["spec"]).To(Equal(manifest))
 }
 
@@ -414,9 +414,9 @@ func testStale(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	stale := f.observe()
 	f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`)
-	_, err := f.wiring().Wire(f.ctx(), stale, nil)
+	_, err := f.configurer().Configure(f.ctx(), stale, nil)
 	f.Expect(err).NotTo(HaveOccurred())
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
 }
 
@@ -424,21 +424,21 @@ func testReplaced(f *fixture) {
 	f.wireAndDelete(installed)
 	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
 	policy := f.policy("cluster-policy", "spec: {devicePlugin: {}, mig: {strategy: mixed}}")
-	f.wire(research)
+	f.configure(research)
 	f.Expect(keysOf(f.configMap(pluginconfig.ConfigMapName))).To(ConsistOf("research-1", deviceplugin.Default("mixed").Key))
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
 
 	f.wireAndDelete(installed)
-	f.Expect(f.unwire(true)).To(BeEmpty())
-	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}), "found though no ClusterPolicy tells the namespace")
+	f.Expect(f.restore(true)).To(BeEmpty())
+	f.Expect(f.restore(false)).To(Equal([]string{"delete ConfigMap"}), "found though no ClusterPolicy tells the namespace")
 }
 
 func (f *fixture) wireAndDelete(spec string) {
 	f.t.Helper()
 	f.Expect(f.client.DeleteAllOf(f.ctx(), nvidia("ClusterPolicy", ""))).To(Succeed())
 	policy := f.policy("cluster-policy", spec)
-	f.wire(research)
+	f.configure(research)
 	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
 }
 
@@ -461,7 +461,7 @@ func testStandAlone(top *fixture) {
 			if tc.theirs != nil {
 				f.createConfigMap("plugin", tc.theirs)
 			}
-			f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "apply ConfigMap"}), "and its copy")
+			f.Expect(f.configure(research)).To(Equal([]string{"apply ConfigMap", "apply ConfigMap"}), "and its copy")
 			o := f.observe()
 			f.Expect(o.Ready).To(BeTrue())
 			f.Expect(o.Copied).NotTo(BeNil())
@@ -470,11 +470,11 @@ func testStandAlone(top *fixture) {
 			for key, data := range tc.theirs {
 				f.Expect(f.configMap("plugin").Data).To(HaveKeyWithValue(key, data))
 			}
-			f.Expect(f.wire(research)).To(BeEmpty())
-			f.unwire(true) // the plugin mounts its ConfigMap all the time
+			f.Expect(f.configure(research)).To(BeEmpty())
+			f.restore(true) // the plugin mounts its ConfigMap all the time
 			f.Expect(keysOf(f.configMap("plugin"))).To(Equal(tc.stays))
 			f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
-			f.Expect(f.unwire(true)).To(BeEmpty())
+			f.Expect(f.restore(true)).To(BeEmpty())
 		})
 	}
 }
@@ -487,7 +487,7 @@ spec:
 `)
 	before := f.spec(policy)
 	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
-	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}), "one patch for all")
+	f.Expect(f.configure(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}), "one patch for all")
 	f.Expect(f.spec(policy)).To(ContainSubstring(`
   tolerations:
   - key: team
@@ -497,19 +497,19 @@ spec:
     operator: Exists
 `))
 	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
-	f.Expect(f.wire(research)).To(BeEmpty())
+	f.Expect(f.configure(research)).To(BeEmpty())
 
 	f.tolerations = nil
-	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.configure(research)).To(Equal([]string{"patch ClusterPolicy"}))
 	f.Expect(f.observe().Operands.Tolerations).To(Equal([]corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}))
 	f.Expect(f.observe().Ready).To(BeTrue(), "and it still reads our ConfigMap")
 
 	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
-	f.wire(research)
-	f.Expect(f.unwire(true)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.configure(research)
+	f.Expect(f.restore(true)).To(Equal([]string{"patch ClusterPolicy"}))
 	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations), "they stay until they may go")
 	f.tolerations = nil
-	f.Expect(f.unwire(false)).To(Equal([]string{"patch ClusterPolicy", "delete ConfigMap"}))
+	f.Expect(f.restore(false)).To(Equal([]string{"patch ClusterPolicy", "delete ConfigMap"}))
 	f.Expect(f.spec(policy)).To(Equal(before))
 	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
 }
@@ -517,14 +517,14 @@ spec:
 func testTolerationsTaken(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
-	f.wire(research)
+	f.configure(research)
 	f.patch(policy, "helm", `{"spec": {"daemonsets": {"tolerations": [{"key": "team", "operator": "Exists"}]}}}`)
 	o := f.observe()
 	f.Expect(o.Operands.Taken).To(Equal("helm"))
 	f.Expect(o.Operands.Ours).To(BeEmpty())
 	f.Expect(o.Ready).To(BeTrue())
 	f.tolerations = nil
-	f.unwire(false)
+	f.restore(false)
 	f.Expect(f.observe().Operands.Tolerations).To(Equal([]corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}))
 	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
 }

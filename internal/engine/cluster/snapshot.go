@@ -191,7 +191,7 @@ type DevicePlugin struct {
 	NoMIGManager string
 	// MIGReady says that NVIDIA's mig-manager is configured to read our ConfigMap, and that the file for it is there.
 	MIGReady bool
-	// Configs are the keys that the wiring itself needs in our ConfigMap, each with its content: the default key
+	// Configs are the keys that the device plugin itself needs in our ConfigMap, each with its content: the default key
 	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
 	Configs map[string]string
 }

@@ -174,7 +174,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 // hidden says why the key cannot be made visible yet.
 func hidden(v *View) (message string, is bool) {
 	if v.Target.Final {
-		return "", false // not ours to write or to wire: it is what was there before
+		return "", false // not ours to write or to configure: it is what was there before
 	}
 	if _, written := v.Snapshot.Configs[v.Target.Config]; !written {
 		if v.FallsBack {

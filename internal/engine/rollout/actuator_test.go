@@ -224,7 +224,7 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 				}
 				c.do(a)
 			}
-			c.wireMIG(d)
+			c.configureMIG(d)
 			c.tick(time.Second)
 		}
 		g.Expect(h.mistakes).To(BeEmpty(), "ended after action %d", cut)

@@ -16,7 +16,7 @@ import (
 
 // writeConfigs is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys that
 // nothing names any more go at that occasion, so that a new revision of a policy costs one write.
-func writeConfigs(w *cluster.Snapshot, all []*member, wireMIG bool) (action.WriteConfigs, bool) {
+func writeConfigs(w *cluster.Snapshot, all []*member, configureMIG bool) (action.WriteConfigs, bool) {
 	want := map[string]string{}
 	last := "" // of thousands of nodes, most name the same
 	name := func(key string) {
@@ -36,7 +36,7 @@ func writeConfigs(w *cluster.Snapshot, all []*member, wireMIG bool) (action.Writ
 		}
 	}
 	maps.Copy(want, w.Plugin.Configs)
-	if file, has := configContent(w, migmanager.FileKey); has && (wireMIG || w.Plugin.MIGReady) {
+	if file, has := configContent(w, migmanager.FileKey); has && (configureMIG || w.Plugin.MIGReady) {
 		want[migmanager.FileKey] = managerFile(file, all)
 	}
 	for key, data := range want {

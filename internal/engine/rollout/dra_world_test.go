@@ -474,7 +474,7 @@ func (h *host) untouched() (changed []string) {
 }
 
 // serveByDRA lets NVIDIA's DRA driver alone serve a node of a history.
-func (c *chronicle) serveByDRA(h *host) {
+func (c *run) serveByDRA(h *host) {
 	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
 	if len(c.DRA.Classes) == 0 {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
@@ -486,7 +486,7 @@ func (c *chronicle) serveByDRA(h *host) {
 }
 
 // startByClaim lets a pod come to a node of the driver: to what the slices show, or past all that.
-func (c *chronicle) startByClaim(h *host, kind string, random *rand.Rand) {
+func (c *run) startByClaim(h *host, kind string, random *rand.Rand) {
 	if kind == "outside" || kind == "process" || h.Published == nil || len(h.Published.Published()) == 0 {
 		return
 	}
@@ -512,7 +512,7 @@ func (c *chronicle) startByClaim(h *host, kind string, random *rand.Rand) {
 
 // stakesOf notes what the pods of a node of the driver have, also before it is prepared for them: nothing allocates another device to a pod
 // that is allocated one.
-func (c *chronicle) stakesOf(h *host) {
+func (c *run) stakesOf(h *host) {
 	for _, p := range h.Pods {
 		if _, has := c.stakes[p.Name]; has || c.kinds[p.Name] != "allocated" {
 			continue
@@ -523,7 +523,7 @@ func (c *chronicle) stakesOf(h *host) {
 			}
 			for _, device := range claim.Of(h.Name) {
 				if uuid, instance, exists := h.located(device); exists {
-					c.stakes[p.Name] = stake{node: h.Name, uuid: uuid, instance: instance.UUID, mig: instance.ID != gpu.WholeGPU, boot: h.bootID()}
+					c.stakes[p.Name] = heldGPU{node: h.Name, uuid: uuid, instance: instance.UUID, mig: instance.ID != gpu.WholeGPU, boot: h.bootID()}
 				}
 			}
 		}

@@ -39,7 +39,7 @@ type effects struct {
 }
 
 // begin notes how things are before a reconcile writes.
-func (e *effects) begin(c *chronicle, d rollout.Decision) {
+func (e *effects) begin(c *run, d rollout.Decision) {
 	if e == nil {
 		return
 	}
@@ -56,7 +56,7 @@ func (e *effects) did(format string, args ...any) {
 }
 
 // end notes what a reconcile has written.
-func (e *effects) end(c *chronicle) {
+func (e *effects) end(c *run) {
 	if e == nil {
 		return
 	}
@@ -93,7 +93,7 @@ func (e *effects) compare(now map[string]string) {
 }
 
 // written are the values that the controller writes, by object and field.
-func (c *chronicle) written() map[string]string {
+func (c *run) written() map[string]string {
 	w := map[string]string{}
 	for name, h := range c.hosts {
 		for label, value := range h.Labels {

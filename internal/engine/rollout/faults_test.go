@@ -61,8 +61,8 @@ func TestEveryFaultInEveryState(t *testing.T) {
 
 // fault is what happens in the middle of a rollout, and what is so after it besides what always is.
 type fault struct {
-	strike  func(*ordeal)
-	outcome func(*ordeal)
+	strike  func(*faultRun)
+	outcome func(*faultRun)
 	// sharing is what the policy asks for; nil: MIG.
 	sharing *v1alpha1.Sharing
 	// intrudes says that the fault itself brings NVIDIA's MPS DaemonSet beside the operator's daemons.
@@ -73,22 +73,22 @@ type fault struct {
 func faults() map[string]fault {
 	return map[string]fault{
 		"the API server is away for a minute: the rollout goes on": {
-			strike: func(o *ordeal) { o.away(time.Minute) }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.away(time.Minute) }, outcome: inDesiredState,
 		},
 		"every write is refused once for throttling: it is made again": {
-			strike: func(o *ordeal) { o.attempts = map[string]int{} }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.attempts = map[string]int{} }, outcome: inDesiredState,
 		},
 		"every write is refused for a minute for throttling: the rollout goes on": {
-			strike: func(o *ordeal) { o.throttled = o.Now.Add(time.Minute) }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.throttled = o.Now.Add(time.Minute) }, outcome: inDesiredState,
 		},
 		"every write that must not overtake another is refused once with a conflict: it is decided anew": {
-			strike: func(o *ordeal) { o.conflicts = map[string]int{} }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.conflicts = map[string]int{} }, outcome: inDesiredState,
 		},
 		"the leader is killed after each write: the next one goes on": {
-			strike: func(o *ordeal) { o.mortal = true }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.mortal = true }, outcome: inDesiredState,
 		},
 		"an agent is lost in the middle of a step: it is waited for": {
-			strike: func(o *ordeal) {
+			strike: func(o *faultRun) {
 				h := o.hosts["b"]
 				o.lose(h, 3)
 				for range 60 {
@@ -98,10 +98,10 @@ func faults() map[string]fault {
 			}, outcome: inDesiredState,
 		},
 		"a node is deleted while it changes, and comes back as a new one: it is changed anew": {
-			strike: func(o *ordeal) { delete(o.hosts, "a"); o.pass(); o.join("a") }, outcome: inDesiredState,
+			strike: func(o *faultRun) { delete(o.hosts, "a"); o.pass(); o.join("a") }, outcome: inDesiredState,
 		},
 		"the policy is edited three times: the last edit counts": {
-			strike: func(o *ordeal) {
+			strike: func(o *faultRun) {
 				for _, s := range []v1alpha1.Sharing{timeSlicing(4), mps(4), mig(count("3g", 2))} {
 					o.Policies[0].Spec.Sharing = s
 					o.Policies[0].Generation++
@@ -111,41 +111,43 @@ func faults() map[string]fault {
 			}, outcome: inDesiredState,
 		},
 		"a budget never allows the eviction: the node is given back and the pod named": {
-			strike:  func(o *ordeal) { o.protected = "train" },
-			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
+			strike:  func(o *faultRun) { o.protected = "train" },
+			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is neither answered nor carried out: the node is given back and the pod named": {
-			strike:  func(o *ordeal) { o.unanswered, o.protected = "train", "train" },
-			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
+			strike:  func(o *faultRun) { o.unanswered, o.protected = "train", "train" },
+			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is carried out and not answered: the rollout goes on": {
-			strike: func(o *ordeal) { o.unanswered = "train" }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.unanswered = "train" }, outcome: inDesiredState,
 		},
 		"a pod that was told to go does not: the node is given back and the pod named": {
-			strike:  func(o *ordeal) { o.hangs = "train" },
-			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
+			strike:  func(o *faultRun) { o.hangs = "train" },
+			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
 		"our ConfigMap is deleted by hand: it is written again": {
-			strike: func(o *ordeal) { o.Configs = nil }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.Configs = nil }, outcome: inDesiredState,
 		},
 		"our keys are edited by hand: they are written again": {
-			strike: func(o *ordeal) {
+			strike: func(o *faultRun) {
 				for key := range o.Configs {
 					o.Configs[key] = "version: v1\n"
 				}
 			}, outcome: inDesiredState,
 		},
 		"the label that selects our key is removed by hand: it is set again": {
-			strike: func(o *ordeal) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, outcome: inDesiredState,
 		},
 		"our taint is removed by hand: it is added again while it is needed": {
-			strike: func(o *ordeal) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, outcome: inDesiredState,
+			strike: func(o *faultRun) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, outcome: inDesiredState,
 		},
 		"NVIDIA's clients are resumed by hand: they are paused again while it is needed": {
-			strike: func(o *ordeal) { o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" }) }, outcome: inDesiredState,
+			strike: func(o *faultRun) {
+				o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" })
+			}, outcome: inDesiredState,
 		},
 		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
-			strike: func(o *ordeal) {
+			strike: func(o *faultRun) {
 				o.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
 				o.pass()
 				o.pass()
@@ -155,19 +157,19 @@ func faults() map[string]fault {
 			}, outcome: inDesiredState,
 		},
 		"NFD begins to ignore our NodeFeatures: nodes that are not served yet stay as they were, and it is named": {
-			strike: func(o *ordeal) { o.nfd.denies = true }, outcome: servedOrNamed(v1alpha1.ReasonNodeFeatureIgnored),
+			strike: func(o *faultRun) { o.nfd.denies = true }, outcome: servedOrNamed(v1alpha1.ReasonNodeFeatureIgnored),
 			sharing: new(mps(4)), intrudes: true,
 		},
 		"our NodeFeatures are deleted by hand: they are written again": {
-			strike: func(o *ordeal) { o.each(func(h *host) { h.features.ours = time.Time{} }) },
-			outcome: func(o *ordeal) {
+			strike: func(o *faultRun) { o.each(func(h *host) { h.features.ours = time.Time{} }) },
+			outcome: func(o *faultRun) {
 				inDesiredState(o)
 				o.each(func(h *host) { o.Expect(h.features.ours).NotTo(BeZero()) })
 			},
 			sharing: new(mps(4)), intrudes: true,
 		},
 		"the kind NodeFeature is deleted: nodes that are not served yet stay as they were, and it is named": {
-			strike: func(o *ordeal) {
+			strike: func(o *faultRun) {
 				o.Plugin.NodeFeatures = false
 				o.each(func(h *host) { h.features = features{merged: map[string]bool{}} })
 			},
@@ -177,8 +179,8 @@ func faults() map[string]fault {
 	}
 }
 
-// ordeal is a rollout that is struck.
-type ordeal struct {
+// faultRun is a rollout that is struck.
+type faultRun struct {
 	*site
 	*WithT
 	before cluster.Snapshot
@@ -195,9 +197,9 @@ type ordeal struct {
 	unanswered string // a pod whose eviction takes its time, and then nobody knows what became of it
 }
 
-func newOrdeal(t *testing.T, sharing *v1alpha1.Sharing) *ordeal {
+func newOrdeal(t *testing.T, sharing *v1alpha1.Sharing) *faultRun {
 	t.Helper()
-	o := &ordeal{site: newSite(), WithT: NewWithT(t)}
+	o := &faultRun{site: newSite(), WithT: NewWithT(t)}
 	for _, name := range []string{"a", "b", "c"} {
 		o.join(name)
 	}
@@ -212,14 +214,14 @@ func newOrdeal(t *testing.T, sharing *v1alpha1.Sharing) *ordeal {
 }
 
 // join adds a node, with what its user has put on it.
-func (o *ordeal) join(name string) {
+func (o *faultRun) join(name string) {
 	h := o.add(name, sim.A100, sim.A100)
 	h.Labels[v1alpha1.LabelMIGManager], h.Labels["team.example/pool"] = "true", "research"
 	h.Annotations["team.example/owner"] = "us"
 	h.Taints = []corev1.Taint{{Key: "team.example/only", Effect: corev1.TaintEffectNoSchedule}}
 }
 
-func (o *ordeal) each(do func(*host)) {
+func (o *faultRun) each(do func(*host)) {
 	for _, h := range o.hosts {
 		do(h)
 	}
@@ -230,7 +232,7 @@ func withoutOurs(taints []corev1.Taint) []corev1.Taint {
 }
 
 // pass is a pass with its faults, and a second in which others act every other time, so that each state is met.
-func (o *ordeal) pass() {
+func (o *faultRun) pass() {
 	o.last = o.sleeps.decide(o.world(), rollout.Decide)
 	for _, a := range o.last.Actions {
 		if o.refused(a) {
@@ -253,7 +255,7 @@ func (o *ordeal) pass() {
 }
 
 // refused says whether the API server does not carry an action out.
-func (o *ordeal) refused(a action.Action) bool {
+func (o *faultRun) refused(a action.Action) bool {
 	if e, evicts := a.(action.Evict); evicts {
 		if e.Pod == o.unanswered {
 			const answerTime = 5 * time.Second // of internal/kube/drain
@@ -276,7 +278,7 @@ func everyOther(attempts map[string]int, a action.Action) bool {
 	return attempts[write]%2 == 1
 }
 
-func (o *ordeal) withinBudget(a action.Action) {
+func (o *faultRun) withinBudget(a action.Action) {
 	disturbed := 0
 	for _, h := range o.hosts {
 		if invariant.Disturbed(*h.Node) {
@@ -287,13 +289,13 @@ func (o *ordeal) withinBudget(a action.Action) {
 }
 
 // away lets time pass in which nobody can read or write.
-func (o *ordeal) away(d time.Duration) {
+func (o *faultRun) away(d time.Duration) {
 	o.Now = o.Now.Add(d)
 	o.each(func(h *host) { h.converge() })
 }
 
 // lose lets the agent of a node be lost after so many changes of its hardware.
-func (o *ordeal) lose(h *host, after int) {
+func (o *faultRun) lose(h *host, after int) {
 	h.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpObserve {
 			return nil
@@ -307,7 +309,7 @@ func (o *ordeal) lose(h *host, after int) {
 }
 
 // through passes until nothing is left to do; where only a deadline is waited for, it comes at once.
-func (o *ordeal) through() {
+func (o *faultRun) through() {
 	for idle := 0; ; idle++ {
 		o.pass()
 		if len(o.last.Actions) > 0 {
@@ -325,7 +327,7 @@ func (o *ordeal) through() {
 	}
 }
 
-func (o *ordeal) intact(when string) {
+func (o *faultRun) intact(when string) {
 	o.Expect(o.crashes).To(BeEmpty(), when)
 	o.Expect(o.killed).To(BeEmpty(), when)
 	o.Expect(o.beside).To(BeEmpty(), when)
@@ -340,14 +342,14 @@ func (o *ordeal) intact(when string) {
 }
 
 // inDesiredState is the outcome that every node is, and that nobody but the holder had to go.
-func inDesiredState(o *ordeal) {
+func inDesiredState(o *faultRun) {
 	o.Expect(o.last.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", o.last.Nodes)
 	o.Expect(o.evicted).To(Equal([]string{"train"}))
 }
 
 // inUseOrDone is the outcome that a node which does not become idle was given back, and reports the blockers; unless it
 // was idle before.
-func (o *ordeal) inUseOrDone(who string) {
+func (o *faultRun) inUseOrDone(who string) {
 	if len(o.evicted) > 0 {
 		inDesiredState(o)
 		return
@@ -362,8 +364,8 @@ func (o *ordeal) inUseOrDone(who string) {
 }
 
 // servedOrNamed is the outcome that each node is in the desired state, or was not begun with, for that reason.
-func servedOrNamed(reason string) func(*ordeal) {
-	return func(o *ordeal) {
+func servedOrNamed(reason string) func(*faultRun) {
+	return func(o *faultRun) {
 		for _, n := range o.last.Nodes {
 			if n.State == node.UpToDate && n.Reason == v1alpha1.ReasonReady {
 				o.Expect(o.hosts[n.Node].daemons).To(HaveLen(1))

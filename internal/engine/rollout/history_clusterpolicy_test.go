@@ -13,7 +13,7 @@ import (
 
 // recreateEvent deletes NVIDIA's ClusterPolicy and creates it again, as a user does who installs the GPU Operator anew. Until its
 // status tells where the GPU Operator runs, there is no device plugin to configure.
-func (c *chronicle) recreateEvent(random *rand.Rand) {
+func (c *run) recreateEvent(random *rand.Rand) {
 	if !c.Plugin.ClusterPolicy || c.Plugin.Reason != "" {
 		return
 	}
@@ -26,7 +26,7 @@ func (c *chronicle) recreateEvent(random *rand.Rand) {
 }
 
 // chartEvent upgrades the chart of the GPU Operator, which writes mig.strategy: single.
-func (c *chronicle) chartEvent(random *rand.Rand) {
+func (c *run) chartEvent(random *rand.Rand) {
 	if !c.Plugin.ClusterPolicy || c.Plugin.Reason != "" {
 		return
 	}
@@ -36,7 +36,7 @@ func (c *chronicle) chartEvent(random *rand.Rand) {
 
 // underChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it. With mig.strategy:
 // single, NVIDIA's device plugin offers nothing on a node with MIG instances. Both changes start it anew on every node.
-func (c *chronicle) underChart(random *rand.Rand) {
+func (c *run) underChart(random *rand.Rand) {
 	var single []*host
 	for _, h := range c.all() {
 		if h.broken == nil {
@@ -56,7 +56,7 @@ func (c *chronicle) underChart(random *rand.Rand) {
 }
 
 // rollsOut replaces the pods of NVIDIA's device plugin.
-func (c *chronicle) rollsOut() {
+func (c *run) rollsOut() {
 	for _, h := range c.all() {
 		at := slices.IndexFunc(h.Pods, playedBy(pluginLabel))
 		if !h.off && at >= 0 {

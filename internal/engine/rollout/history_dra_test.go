@@ -21,21 +21,21 @@ import (
 )
 
 // driverHappenings are the events of histories of NVIDIA's DRA driver alone.
-func driverHappenings() map[string]func(*chronicle, *rand.Rand) {
-	return map[string]func(*chronicle, *rand.Rand){
-		"driver-slow": (*chronicle).slowEvent, "driver-broken": (*chronicle).brokenEvent, "driver-shares": (*chronicle).sharesEvent,
-		"driver-taints": (*chronicle).taintsEvent, "driver-clears": (*chronicle).clearsEvent, "driver-dynamic": (*chronicle).dynamicEvent,
-		"class-edit": (*chronicle).classEditEvent, "class-delete": (*chronicle).classDeleteEvent, "class-theirs": (*chronicle).classTheirsEvent,
-		"class-theirs-goes": (*chronicle).classTheirsGoesEvent, "class-fight": (*chronicle).classFightEvent,
-		"rule-edit": (*chronicle).ruleEditEvent, "rule-fight": (*chronicle).ruleFightEvent,
-		"reshare": (*chronicle).reshareEvent, "rests": (*chronicle).restsEvent, "rests-more": (*chronicle).restsEvent,
-		"gpu-away": (*chronicle).gpuAwayEvent, "claims": (*chronicle).claimsEvent, "claims-more": (*chronicle).claimsEvent,
-		"claim-monitor": (*chronicle).monitorEvent, "claim-shared": (*chronicle).sharedEvent, "switch": (*chronicle).switchEvent,
+func driverHappenings() map[string]func(*run, *rand.Rand) {
+	return map[string]func(*run, *rand.Rand){
+		"driver-slow": (*run).slowEvent, "driver-broken": (*run).brokenEvent, "driver-shares": (*run).sharesEvent,
+		"driver-taints": (*run).taintsEvent, "driver-clears": (*run).clearsEvent, "driver-dynamic": (*run).dynamicEvent,
+		"class-edit": (*run).classEditEvent, "class-delete": (*run).classDeleteEvent, "class-theirs": (*run).classTheirsEvent,
+		"class-theirs-goes": (*run).classTheirsGoesEvent, "class-fight": (*run).classFightEvent,
+		"rule-edit": (*run).ruleEditEvent, "rule-fight": (*run).ruleFightEvent,
+		"reshare": (*run).reshareEvent, "rests": (*run).restsEvent, "rests-more": (*run).restsEvent,
+		"gpu-away": (*run).gpuAwayEvent, "claims": (*run).claimsEvent, "claims-more": (*run).claimsEvent,
+		"claim-monitor": (*run).monitorEvent, "claim-shared": (*run).sharedEvent, "switch": (*run).switchEvent,
 	}
 }
 
 // onDRA is one of the machines that NVIDIA's DRA driver serves and that run; nil if there is none.
-func (c *chronicle) onDRA(random *rand.Rand) *host {
+func (c *run) onDRA(random *rand.Rand) *host {
 	hosts := slices.DeleteFunc(c.all(), func(h *host) bool { return !h.driver.serves || h.off || !h.down.IsZero() || h.upgrade.goesOn() })
 	if len(hosts) == 0 {
 		return nil
@@ -44,7 +44,7 @@ func (c *chronicle) onDRA(random *rand.Rand) *host {
 }
 
 // slowEvent restarts the driver, which takes as long as to pull an image. Meanwhile nothing is prepared.
-func (c *chronicle) slowEvent(random *rand.Rand) {
+func (c *run) slowEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil {
 		return
@@ -66,7 +66,7 @@ func (c *chronicle) slowEvent(random *rand.Rand) {
 }
 
 // brokenEvent lets the driver start and publish nothing new, or repairs it.
-func (c *chronicle) brokenEvent(random *rand.Rand) {
+func (c *run) brokenEvent(random *rand.Rand) {
 	if h := c.onDRA(random); h != nil {
 		h.driver.broken = !h.driver.broken
 		h.restartDriver()
@@ -75,7 +75,7 @@ func (c *chronicle) brokenEvent(random *rand.Rand) {
 }
 
 // sharesEvent sets the number of shares for all nodes, as an upgrade of the driver's chart does.
-func (c *chronicle) sharesEvent(random *rand.Rand) {
+func (c *run) sharesEvent(random *rand.Rand) {
 	shares := []int64{1, 2, 4}[random.IntN(3)]
 	for _, h := range c.all() {
 		if h.driver.serves {
@@ -87,7 +87,7 @@ func (c *chronicle) sharesEvent(random *rand.Rand) {
 }
 
 // taintsEvent lets the driver, or an administrator by a DeviceTaintRule, taint a device.
-func (c *chronicle) taintsEvent(random *rand.Rand) {
+func (c *run) taintsEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || h.Published == nil || len(h.Published.Devices) == 0 {
 		return
@@ -116,7 +116,7 @@ func (h *host) republish() {
 }
 
 // clearsEvent takes the taints of devices away.
-func (c *chronicle) clearsEvent(random *rand.Rand) {
+func (c *run) clearsEvent(random *rand.Rand) {
 	if h := c.onDRA(random); h != nil && h.Published != nil {
 		h.driver.tainted, h.driver.barred = nil, nil
 		h.republish()
@@ -125,7 +125,7 @@ func (c *chronicle) clearsEvent(random *rand.Rand) {
 }
 
 // dynamicEvent switches the gate DynamicMIG of the driver on, or off again.
-func (c *chronicle) dynamicEvent(random *rand.Rand) {
+func (c *run) dynamicEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || slices.ContainsFunc(slices.Collect(maps.Values(h.born)), func(b born) bool { return b.mig || b.before != nil }) {
 		return // the driver would take what a person has made
@@ -133,14 +133,14 @@ func (c *chronicle) dynamicEvent(random *rand.Rand) {
 	c.setDynamic(h, !h.driver.dynamic)
 }
 
-func (c *chronicle) setDynamic(h *host, on bool) {
+func (c *run) setDynamic(h *host, on bool) {
 	h.driver.dynamic, h.DynamicMIG = on, on
 	h.restartDriver()
 	c.tell("the driver of %s makes instances on demand: %v", h.Name, on)
 }
 
 // ourClass is one of the operator's classes; nil if there is none.
-func (c *chronicle) ourClass(random *rand.Rand) *dra.Class {
+func (c *run) ourClass(random *rand.Rand) *dra.Class {
 	ours := slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(class dra.Class) bool { return !class.Own })
 	if len(ours) == 0 {
 		return nil
@@ -149,7 +149,7 @@ func (c *chronicle) ourClass(random *rand.Rand) *dra.Class {
 }
 
 // classEditEvent lets another client edit one of the operator's classes.
-func (c *chronicle) classEditEvent(random *rand.Rand) {
+func (c *run) classEditEvent(random *rand.Rand) {
 	if class := c.ourClass(random); class != nil {
 		c.setClass(editedClass(*class, random))
 		c.tell("DeviceClass %s is edited: %+v", class.Name, c.class(class.Name))
@@ -170,7 +170,7 @@ func editedClass(class dra.Class, random *rand.Rand) dra.Class {
 	return class
 }
 
-func (c *chronicle) classDeleteEvent(random *rand.Rand) {
+func (c *run) classDeleteEvent(random *rand.Rand) {
 	if class := c.ourClass(random); class != nil {
 		c.dropClass(class.Name)
 		c.tell("DeviceClass %s is deleted", class.Name)
@@ -178,7 +178,7 @@ func (c *chronicle) classDeleteEvent(random *rand.Rand) {
 }
 
 // classTheirsEvent lets an administrator add a class with the resource of one of the operator's, or of one that is to come.
-func (c *chronicle) classTheirsEvent(random *rand.Rand) {
+func (c *run) classTheirsEvent(random *rand.Rand) {
 	resource := "nvidia.com/mig-" + []string{"1g.5gb", "2g.10gb", "3g.20gb", "1g.10gb"}[random.IntN(4)]
 	if class := c.ourClass(random); class != nil && class.Resource != "" && random.IntN(4) > 0 {
 		resource = class.Resource
@@ -189,7 +189,7 @@ func (c *chronicle) classTheirsEvent(random *rand.Rand) {
 	c.tell("an administrator adds DeviceClass %s%d for %s", name, c.serial, resource)
 }
 
-func (c *chronicle) classTheirsGoesEvent(*rand.Rand) {
+func (c *run) classTheirsGoesEvent(*rand.Rand) {
 	for _, class := range c.DRA.Classes {
 		if strings.Contains(class.Name, "theirs") {
 			c.dropClass(class.Name)
@@ -200,7 +200,7 @@ func (c *chronicle) classTheirsGoesEvent(*rand.Rand) {
 }
 
 // classFightEvent lets another controller edit the operator's classes whenever these are whole.
-func (c *chronicle) classFightEvent(random *rand.Rand) {
+func (c *run) classFightEvent(random *rand.Rand) {
 	dice := random.Uint64()
 	c.fightsFor("an edit of the operator's DeviceClasses", func() (changed bool) {
 		for _, class := range c.DRA.Classes {
@@ -214,7 +214,7 @@ func (c *chronicle) classFightEvent(random *rand.Rand) {
 }
 
 // fightsFor lets another controller do something again and again for two hours.
-func (c *chronicle) fightsFor(what string, again func() bool) {
+func (c *run) fightsFor(what string, again func() bool) {
 	c.tell("another controller does again and again: %s", what)
 	clear(c.count)
 	c.fights = append(c.fights, again)
@@ -226,7 +226,7 @@ func (c *chronicle) fightsFor(what string, again func() bool) {
 }
 
 // ruleEditEvent lets another client narrow the operator's DeviceTaintRule of a node, delete it, or take its label.
-func (c *chronicle) ruleEditEvent(random *rand.Rand) {
+func (c *run) ruleEditEvent(random *rand.Rand) {
 	for _, h := range c.all() {
 		if h.DevicesTaintedAt.IsZero() {
 			continue
@@ -236,7 +236,7 @@ func (c *chronicle) ruleEditEvent(random *rand.Rand) {
 	}
 }
 
-func (c *chronicle) unrules(h *host, how int) {
+func (c *run) unrules(h *host, how int) {
 	h.DevicesTaintedAt = time.Time{}
 	h.driver.edited, h.RuleTaken = how == 1, how == 2
 	c.version[h.Name]++
@@ -244,7 +244,7 @@ func (c *chronicle) unrules(h *host, how int) {
 }
 
 // ruleFightEvent lets another controller delete or narrow the operator's rules whenever there is one.
-func (c *chronicle) ruleFightEvent(random *rand.Rand) {
+func (c *run) ruleFightEvent(random *rand.Rand) {
 	how := random.IntN(2)
 	c.fightsFor("removing the operator's DeviceTaintRules", func() (changed bool) {
 		for _, h := range c.all() {
@@ -258,7 +258,7 @@ func (c *chronicle) ruleFightEvent(random *rand.Rand) {
 }
 
 // gpuAwayEvent takes a GPU off the bus, and puts it back a while later.
-func (c *chronicle) gpuAwayEvent(random *rand.Rand) {
+func (c *run) gpuAwayEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || len(h.devices()) < 2 {
 		return
@@ -287,7 +287,7 @@ func (c *chronicle) gpuAwayEvent(random *rand.Rand) {
 
 // claimsEvent lets pods come to a node of the driver that are allocated a device: some wait for a device of another driver, some are never
 // Ready, some belong to a PodGroup.
-func (c *chronicle) claimsEvent(random *rand.Rand) {
+func (c *run) claimsEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || h.Published == nil || len(h.Published.Published()) == 0 {
 		return
@@ -325,7 +325,7 @@ func (c *chronicle) claimsEvent(random *rand.Rand) {
 }
 
 // resharesUnder lets the policies be edited under pods that have just been allocated a device, at times.
-func (c *chronicle) resharesUnder(random *rand.Rand) {
+func (c *run) resharesUnder(random *rand.Rand) {
 	switch random.IntN(4) {
 	case 0:
 		c.editEvent(random)
@@ -335,7 +335,7 @@ func (c *chronicle) resharesUnder(random *rand.Rand) {
 }
 
 // reshareEvent gives the policies another sharing that the driver can honour.
-func (c *chronicle) reshareEvent(random *rand.Rand) {
+func (c *run) reshareEvent(random *rand.Rand) {
 	c.reshare(random)
 	for i := range c.Policies {
 		c.Policies[i].Generation++
@@ -344,7 +344,7 @@ func (c *chronicle) reshareEvent(random *rand.Rand) {
 }
 
 // reshare has most policies partition GPUs: MPS is refused on nodes of the driver, and so is a number of shares that it does not have.
-func (c *chronicle) reshare(random *rand.Rand) {
+func (c *run) reshare(random *rand.Rand) {
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		for range 6 {
@@ -357,12 +357,12 @@ func (c *chronicle) reshare(random *rand.Rand) {
 }
 
 // restsEvent lets a change come to its end, or most of it.
-func (c *chronicle) restsEvent(random *rand.Rand) {
+func (c *run) restsEvent(random *rand.Rand) {
 	c.rest(time.Duration(20+random.IntN(200))*time.Second, 100)
 }
 
 // sharedEvent lets another pod, a bare one or a controller's, come by a claim that pods can share, in spite of taints.
-func (c *chronicle) sharedEvent(random *rand.Rand) {
+func (c *run) sharedEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil {
 		return
@@ -389,7 +389,7 @@ func (c *chronicle) sharedEvent(random *rand.Rand) {
 }
 
 // monitorEvent lets a pod of a DaemonSet come that has all GPUs by a claim with adminAccess. The driver refuses that for instances.
-func (c *chronicle) monitorEvent(random *rand.Rand) {
+func (c *run) monitorEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || h.Published == nil || !h.driverRuns() {
 		return
@@ -414,7 +414,7 @@ func (c *chronicle) monitorEvent(random *rand.Rand) {
 }
 
 // switchEvent moves a node from NVIDIA's device plugin to its DRA driver, or back, as docs/dra.md leads.
-func (c *chronicle) switchEvent(random *rand.Rand) {
+func (c *run) switchEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.Slicer != "" ||
 		!h.driver.serves && (h.DRA != "" || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })) {
@@ -454,7 +454,7 @@ func (c *chronicle) switchEvent(random *rand.Rand) {
 }
 
 // driverFaultsEnd ends what others have done to nodes of the driver.
-func (c *chronicle) driverFaultsEnd(h *host) {
+func (c *run) driverFaultsEnd(h *host) {
 	if h.driver.broken || len(h.driver.tainted) > 0 {
 		h.restartDriver() // who repairs it restarts it
 	}
@@ -465,7 +465,7 @@ func (c *chronicle) driverFaultsEnd(h *host) {
 }
 
 // driverSettles ends the PodGroups and the gate DynamicMIG, and has the driver look again.
-func (c *chronicle) driverSettles(h *host) {
+func (c *run) driverSettles(h *host) {
 	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool { return len(claim.Others) > 0 })
 	if h.driver.dynamic {
 		c.setDynamic(h, false)
@@ -475,7 +475,7 @@ func (c *chronicle) driverSettles(h *host) {
 
 // spared looks whether a pod is evicted that must not be: under another mode than Evict, that of a monitor, or one whose place another takes by
 // the same claim.
-func (c *chronicle) spared(h *host, a action.Evict) {
+func (c *run) spared(h *host, a action.Evict) {
 	if !h.driver.serves || c.seed < onDriver {
 		return
 	}
@@ -501,7 +501,7 @@ func (c *chronicle) spared(h *host, a action.Evict) {
 }
 
 // served: while a class of the operator's serves its resource, the scheduler knows the name. That of two administrators' classes is theirs.
-func (c *chronicle) served() {
+func (c *run) served() {
 	for _, class := range c.DRA.Classes {
 		if _, known := c.scheduler[class.Resource]; class.Own && ofItsName(class) && !known {
 			c.breaks("progress", "the scheduler does not know %s, which DeviceClass %s serves", class.Resource, class.Name)
@@ -515,19 +515,19 @@ func ofItsName(class dra.Class) bool {
 }
 
 // besideAnother reports whether another class serves the resource of one, so that the scheduler would forget it with that one.
-func (c *chronicle) besideAnother(class dra.Class) bool {
+func (c *run) besideAnother(class dra.Class) bool {
 	return class.Resource != "" && slices.ContainsFunc(c.DRA.Classes, func(o dra.Class) bool { return o.Name != class.Name && o.Resource == class.Resource })
 }
 
 // forgets looks whether the operator deletes a class beside another of the same resource, which the scheduler forgets then.
-func (c *chronicle) forgets(a action.DeleteClass) {
+func (c *run) forgets(a action.DeleteClass) {
 	if ours := c.class(a.Name); ours != nil && c.besideAnother(*ours) {
 		c.breaks("harmless", "DeviceClass %s is deleted beside another of its resource, so the scheduler forgets %s", a.Name, ours.Resource)
 	}
 }
 
 // truthfulOfDriver says why what is said of a node of the driver at rest is not so; empty: it is.
-func (c *chronicle) truthfulOfDriver(h *host, reason string) string {
+func (c *run) truthfulOfDriver(h *host, reason string) string {
 	if !h.driver.serves || c.seed < onDriver {
 		return ""
 	}
@@ -555,7 +555,7 @@ func (c *chronicle) truthfulOfDriver(h *host, reason string) string {
 }
 
 // restedOnDriver: at rest the agent of a driver that makes instances on demand is asked for nothing, a node that says it is as desired publishes so.
-func (c *chronicle) restedOnDriver(nodes []rollout.NodeState) {
+func (c *run) restedOnDriver(nodes []rollout.NodeState) {
 	for _, n := range nodes {
 		h := c.hosts[n.Node]
 		if h == nil || h.off || c.seed < onDriver || !h.driver.serves || !h.AgentReady {

@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// fate is what happens to a machine that nobody asked for.
-type fate struct {
+// hardwareEvents is what happens to a machine that nobody asked for.
+type hardwareEvents struct {
 	off        bool            // the machine does not run
 	lost       bool            // and never will
 	forsaken   bool            // no agent will ever run there again

@@ -34,7 +34,7 @@ func (h *host) isKept() bool {
 }
 
 // begin begins the time anew in which nodes may be kept from their users: something else happens.
-func (c *chronicle) begin() {
+func (c *run) begin() {
 	for _, h := range c.all() {
 		h.taken = onego{}
 	}
@@ -42,7 +42,7 @@ func (c *chronicle) begin() {
 
 // givesBack looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow.
 // Maintenance, and who undoes what the operator writes, have no deadline.
-func (c *chronicle) givesBack() {
+func (c *run) givesBack() {
 	for _, h := range c.all() {
 		switch {
 		case h.off || h.upgrade.goesOn() || len(c.fights) > 0 || c.Now.Sub(h.taken.until) > shortBreak:
@@ -59,7 +59,7 @@ func (c *chronicle) givesBack() {
 // hangEvent lets a pod of NVIDIA's hang on a node: it is told to end and does not, or its deletion is refused.
 // Meanwhile something else is asked of the node, nothing any more, or what was asked before. The pod may stay until the
 // faults end.
-func (c *chronicle) hangEvent(random *rand.Rand) {
+func (c *run) hangEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || !c.Plugin.ClusterPolicy {
 		return
@@ -90,7 +90,7 @@ func (c *chronicle) hangEvent(random *rand.Rand) {
 }
 
 // hangsOn lets a test workload of NVIDIA's validator stay on a host, or the pod of the device plugin that is there.
-func (c *chronicle) hangsOn(h *host, validator bool) {
+func (c *run) hangsOn(h *host, validator bool) {
 	if h.stuck == nil {
 		h.stuck = map[string]bool{}
 	}
@@ -110,7 +110,7 @@ func (c *chronicle) hangsOn(h *host, validator bool) {
 }
 
 // hangsNoMore ends the pods of NVIDIA's that hang on a host and were told to end.
-func (c *chronicle) hangsNoMore(h *host) {
+func (c *run) hangsNoMore(h *host) {
 	hung := h.stuck
 	h.stuck = nil
 	for _, p := range slices.Clone(h.Pods) {

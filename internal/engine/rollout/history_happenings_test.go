@@ -19,44 +19,44 @@ import (
 )
 
 // happenings are the events that a history of any seed may have, by name. Not one can be added: see history.Late.
-func happenings() map[string]func(*chronicle, *rand.Rand) {
-	return map[string]func(*chronicle, *rand.Rand){
-		"die": (*chronicle).dieEvent, "return": (*chronicle).returnEvent, "reboot": (*chronicle).rebootEvent,
-		"sick": (*chronicle).sickEvent, "lost": (*chronicle).lostEvent, "join": (*chronicle).joinEvent,
-		"replace-node": (*chronicle).replaceNodeEvent,
-		"pod":          (*chronicle).podEvent, "pods": (*chronicle).podEvent, "leave": (*chronicle).leaveEvent,
-		"rewrite": (*chronicle).rewriteEvent, "rewrites": (*chronicle).rewriteEvent, "fight": (*chronicle).fightEvent,
-		"back-up": (*chronicle).backUpEvent, "restore": (*chronicle).restoreEvent, "delete": (*chronicle).deleteEvent,
-		"edit": (*chronicle).editEvent, "edits": (*chronicle).editEvent, "split": (*chronicle).splitEvent, "drop": (*chronicle).dropEvent,
-		"create": (*chronicle).createEvent, "relabel": (*chronicle).relabelEvent,
-		"upgrade": (*chronicle).upgradeEvent, "crd": (*chronicle).crdEvent,
-		"agent": (*chronicle).agentEvent, "crash": (*chronicle).crashEvent, "lie": (*chronicle).lieEvent,
-		"destroy": (*chronicle).destroyEvent, "lead": (*chronicle).leadEvent, "wait": (*chronicle).waitEvent,
-		"dra": (*chronicle).draEvent, "plugin": (*chronicle).pluginEvent, "breaks": (*chronicle).breaksEvent,
+func happenings() map[string]func(*run, *rand.Rand) {
+	return map[string]func(*run, *rand.Rand){
+		"die": (*run).dieEvent, "return": (*run).returnEvent, "reboot": (*run).rebootEvent,
+		"sick": (*run).sickEvent, "lost": (*run).lostEvent, "join": (*run).joinEvent,
+		"replace-node": (*run).replaceNodeEvent,
+		"pod":          (*run).podEvent, "pods": (*run).podEvent, "leave": (*run).leaveEvent,
+		"rewrite": (*run).rewriteEvent, "rewrites": (*run).rewriteEvent, "fight": (*run).fightEvent,
+		"back-up": (*run).backUpEvent, "restore": (*run).restoreEvent, "delete": (*run).deleteEvent,
+		"edit": (*run).editEvent, "edits": (*run).editEvent, "split": (*run).splitEvent, "drop": (*run).dropEvent,
+		"create": (*run).createEvent, "relabel": (*run).relabelEvent,
+		"upgrade": (*run).upgradeEvent, "crd": (*run).crdEvent,
+		"agent": (*run).agentEvent, "crash": (*run).crashEvent, "lie": (*run).lieEvent,
+		"destroy": (*run).destroyEvent, "lead": (*run).leadEvent, "wait": (*run).waitEvent,
+		"dra": (*run).draEvent, "plugin": (*run).pluginEvent, "breaks": (*run).breaksEvent,
 	}
 }
 
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
-func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
-	return map[string]func(*chronicle, *rand.Rand){
-		"jobs":          (*chronicle).jobsEvent,
-		"late-chart":    (*chronicle).chartEvent,
-		"late-hang":     (*chronicle).hangEvent,
-		"late-recreate": (*chronicle).recreateEvent,
-		"nights":        (*chronicle).nightsEvent,
-		"pools":         (*chronicle).poolsEvent,
-		"rename":        (*chronicle).renameEvent,
-		"tenant":        (*chronicle).tenantEvent,
+func lateHappenings() map[string]func(*run, *rand.Rand) {
+	return map[string]func(*run, *rand.Rand){
+		"jobs":          (*run).jobsEvent,
+		"late-chart":    (*run).chartEvent,
+		"late-hang":     (*run).hangEvent,
+		"late-recreate": (*run).recreateEvent,
+		"nights":        (*run).nightsEvent,
+		"pools":         (*run).poolsEvent,
+		"rename":        (*run).renameEvent,
+		"tenant":        (*run).tenantEvent,
 	}
 }
 
-func (c *chronicle) tell(format string, args ...any) {
+func (c *run) tell(format string, args ...any) {
 	if c.tells {
 		c.story = append(c.story, fmt.Sprintf("%s %s", c.Now.UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
 	}
 }
 
-func (c *chronicle) upgradeEvent(random *rand.Rand) {
+func (c *run) upgradeEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy {
 		return
@@ -78,7 +78,7 @@ func (c *chronicle) upgradeEvent(random *rand.Rand) {
 }
 
 // crdEvent lets the kind NodeFeature or NVIDIA's ClusterPolicy go, or come back.
-func (c *chronicle) crdEvent(random *rand.Rand) {
+func (c *run) crdEvent(random *rand.Rand) {
 	if random.IntN(2) == 0 {
 		c.Plugin.NodeFeatures = !c.Plugin.NodeFeatures && c.opensCRDs
 		if !c.Plugin.NodeFeatures {
@@ -99,7 +99,7 @@ func (c *chronicle) crdEvent(random *rand.Rand) {
 }
 
 // agentEvent takes the agent of a node away, lets it lag, or brings it back.
-func (c *chronicle) agentEvent(random *rand.Rand) {
+func (c *run) agentEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || !h.down.IsZero() || h.upgrade.leaves {
 		return
@@ -115,7 +115,7 @@ func (c *chronicle) agentEvent(random *rand.Rand) {
 }
 
 // crashEvent lets the agent of a node end in the middle of its steps.
-func (c *chronicle) crashEvent(random *rand.Rand) {
+func (c *run) crashEvent(random *rand.Rand) {
 	h := c.some(random)
 	after := random.IntN(4)
 	h.hardware.Fail = func(op sim.Op, _ string) error {
@@ -132,7 +132,7 @@ func (c *chronicle) crashEvent(random *rand.Rand) {
 }
 
 // lieEvent lets the agent of a node report that all is as desired, and then lag.
-func (c *chronicle) lieEvent(random *rand.Rand) {
+func (c *run) lieEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off {
 		return
@@ -150,13 +150,13 @@ func (c *chronicle) lieEvent(random *rand.Rand) {
 }
 
 // destroyEvent takes an idle instance away.
-func (c *chronicle) destroyEvent(random *rand.Rand) {
+func (c *run) destroyEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || h.hardware.Fail != nil {
 		return
 	}
 	for i, d := range h.devices() {
-		uses := func(s stake) bool { return s.uuid == d.UUID }
+		uses := func(s heldGPU) bool { return s.uuid == d.UUID }
 		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.staked(uses) && d.State.Instances[0].UUID != "" {
 			h.nextByHand()
 			h.destroy(i)
@@ -167,7 +167,7 @@ func (c *chronicle) destroyEvent(random *rand.Rand) {
 	}
 }
 
-func (c *chronicle) staked(which func(stake) bool) bool {
+func (c *run) staked(which func(heldGPU) bool) bool {
 	for _, s := range c.stakes {
 		if which(s) {
 			return true
@@ -176,7 +176,7 @@ func (c *chronicle) staked(which func(stake) bool) bool {
 	return false
 }
 
-func (c *chronicle) leadEvent(*rand.Rand) {
+func (c *run) leadEvent(*rand.Rand) {
 	c.lead()
 	c.memory, c.Repeats, c.OtherControllers = remembering{}, &action.Repeats{}, &cluster.OtherControllers{}
 	for _, h := range c.all() {
@@ -188,14 +188,14 @@ func (c *chronicle) leadEvent(*rand.Rand) {
 }
 
 // waitEvent lets time pass, as if nobody looked.
-func (c *chronicle) waitEvent(random *rand.Rand) {
+func (c *run) waitEvent(random *rand.Rand) {
 	d := []time.Duration{time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour}[random.IntN(4)]
 	c.tell("%s pass", d)
 	c.rest(d, 60)
 }
 
 // draEvent restarts what offers GPUs beside the operator: the pod of NVIDIA's DRA driver, or the slicer's.
-func (c *chronicle) draEvent(random *rand.Rand) {
+func (c *run) draEvent(random *rand.Rand) {
 	for _, h := range c.all() {
 		if h.Slicer != "" {
 			was := h.Slicer
@@ -235,7 +235,7 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 }
 
 // breaksEvent lets the device plugin of a node advertise nothing under the keys that come, until it is repaired.
-func (c *chronicle) breaksEvent(random *rand.Rand) {
+func (c *run) breaksEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.broken != nil {
 		h.broken, h.plugin.running = nil, false
@@ -247,7 +247,7 @@ func (c *chronicle) breaksEvent(random *rand.Rand) {
 }
 
 // pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not ending.
-func (c *chronicle) pluginEvent(random *rand.Rand) {
+func (c *run) pluginEvent(random *rand.Rand) {
 	h := c.some(random)
 	isPlugin := func(p cluster.Pod) bool {
 		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig

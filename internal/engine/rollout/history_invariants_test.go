@@ -28,7 +28,7 @@ import (
 )
 
 // breaks notes that an invariant does not hold. The first one counts.
-func (c *chronicle) breaks(invariant, format string, args ...any) {
+func (c *run) breaks(invariant, format string, args ...any) {
 	if c.broken != "" {
 		return
 	}
@@ -38,7 +38,7 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
 // after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
-func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
+func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 	plugin := slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
 	slices.Sort(h.plugin.uuids)
 	if plugin && h.booted {
@@ -52,7 +52,7 @@ func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
 
 // takesOver looks whether a change begins on a node whose GPUs another controller offers, of which a pod or a resource may be
 // away for a moment.
-func (c *chronicle) takesOver(h *host, a action.Action) {
+func (c *run) takesOver(h *host, a action.Action) {
 	spec, sets := a.(action.SetSpec)
 	taints := action.KeepsOff(a)
 	if h != nil && h.Slicer == "" && c.StackOf(h.Node) == dra.Driver {
@@ -65,7 +65,7 @@ func (c *chronicle) takesOver(h *host, a action.Action) {
 
 // opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and nothing else has
 // changed than that NVIDIA's stand-alone plugin restarts. The taint goes where a program of NVIDIA's does not tolerate it.
-func (c *chronicle) opens(h *host, a action.Action) {
+func (c *run) opens(h *host, a action.Action) {
 	keep, keeps := a.(action.KeepTaints)
 	isShared := func(t corev1.Taint) bool { return t.Key == shared.Key }
 	if !keeps || keep.Policy.Name == "" || c.Plugin.ClusterPolicy || c.Plugin.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
@@ -86,7 +86,7 @@ func (c *chronicle) opens(h *host, a action.Action) {
 
 // empties reports whether a node is to be drained of all pods before its reboot, by the policy on whose behalf something is done, or the
 // last one that governed it.
-func (c *chronicle) empties(h *host, by string) bool {
+func (c *run) empties(h *host, by string) bool {
 	drain := v1alpha1.Drain{}
 	if r := h.GPU.Spec.Release; r != nil && by == "" {
 		drain = r.Drain
@@ -101,7 +101,7 @@ func (c *chronicle) empties(h *host, by string) bool {
 
 // rebootsEmpty looks whether a node that is to be drained of all pods before its reboot has one, as the controller sees it, when the
 // reboot is permitted.
-func (c *chronicle) rebootsEmpty(h *host, a action.SetSpec) {
+func (c *run) rebootsEmpty(h *host, a action.SetSpec) {
 	if p := a.Spec.Reboot; p == nil || h.GPU.Spec.Reboot != nil && *h.GPU.Spec.Reboot == *p || !c.empties(h, a.For().Name) {
 		return
 	}
@@ -114,7 +114,7 @@ func (c *chronicle) rebootsEmpty(h *host, a action.SetSpec) {
 
 // bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed. Others are evicted
 // before a reboot alone.
-func (c *chronicle) bystander(h *host, a action.Evict) {
+func (c *run) bystander(h *host, a action.Evict) {
 	known := c.cache.gpus[h.Name]
 	if strings.HasPrefix(c.kinds[a.Pod], "cpu") && (!condition.IsTrue(known.Status.Conditions, v1alpha1.ConditionRebootRequired) || !c.empties(h, a.For().Name)) {
 		c.breaks("harmless", "%s is evicted for policy %q, which uses no GPU", a.Pod, a.Policy.Name)
@@ -134,7 +134,7 @@ func (c *chronicle) bystander(h *host, a action.Evict) {
 
 // mayChange reports whether a GPU is the operator's to change: a policy selects it, by where it is in the machine, or it is not
 // as it came any more.
-func (c *chronicle) mayChange(h *host, uuid string) bool {
+func (c *run) mayChange(h *host, uuid string) bool {
 	for _, d := range h.devices() {
 		if d.UUID == uuid && !bornAs(d).equal(h.born[uuid]) {
 			return true
@@ -167,7 +167,7 @@ func (h *host) restored(uuid string) bool {
 }
 
 // slotted are the GPUs of a host with their places in the machine for indexes, which do not shift when one dies.
-func (c *chronicle) slotted(h *host) []gpu.Device {
+func (c *run) slotted(h *host) []gpu.Device {
 	devices := h.devices()
 	for i := range devices {
 		devices[i].Index = h.slots[devices[i].UUID]
@@ -178,7 +178,7 @@ func (c *chronicle) slotted(h *host) []gpu.Device {
 // inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its first write
 // that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the baseline. From then on the
 // node counts in its budget, also while it goes back, and in no other.
-func (c *chronicle) inBudget(h *host, a action.Action) {
+func (c *run) inBudget(h *host, a action.Action) {
 	disturbs, takes := false, false
 	switch a := a.(type) {
 	case action.Taint:
@@ -214,7 +214,7 @@ func (c *chronicle) inBudget(h *host, a action.Action) {
 }
 
 // harmless looks whether pods still have what they use, and whether nobody but NVIDIA has harmed anything of NVIDIA's.
-func (c *chronicle) harmless() {
+func (c *run) harmless() {
 	for _, crash := range c.crashes {
 		// In a pod that is being deleted the kubelet has told it to end anyway, does not start it again, and shows it no key any more.
 		if !c.meddled && crash.key != "theirs" && !crash.leaving {
@@ -268,7 +268,7 @@ func (c *chronicle) harmless() {
 }
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
-func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.StackOf(h.Node)}
 	if n.Stack == dra.Driver {
 		n.Shares = h.driver.shares
@@ -305,7 +305,7 @@ func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 var errShares = errors.New("the driver gives each GPU another number of shares")
 
 // shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
-func (c *chronicle) shared(h *host) bool { return offered(&c.Snapshot, h.Node) }
+func (c *run) shared(h *host) bool { return offered(&c.Snapshot, h.Node) }
 
 func offered(w *cluster.Snapshot, n *cluster.Node) bool {
 	drives := func(p cluster.Pod) bool { return p.DRA && p.Namespace != tenant }
@@ -313,7 +313,7 @@ func offered(w *cluster.Snapshot, n *cluster.Node) bool {
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
-func (c *chronicle) progressed(d rollout.Decision) {
+func (c *run) progressed(d rollout.Decision) {
 	states := map[string]rollout.NodeState{}
 	for _, n := range d.Nodes {
 		states[n.Node] = n
@@ -356,7 +356,7 @@ func (h *host) missesGPU(s rollout.NodeState) bool {
 
 // keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy does not select,
 // which a person has made there.
-func (c *chronicle) keptFromReboot(h *host, s rollout.NodeState) bool {
+func (c *run) keptFromReboot(h *host, s rollout.NodeState) bool {
 	const destroys = "because that destroys the MIG instances of GPU "
 	if s.Reason != v1alpha1.ReasonRebootRequired || !h.hardwareNoReset() || !strings.Contains(s.Message, destroys) {
 		return false
@@ -368,14 +368,14 @@ func (c *chronicle) keptFromReboot(h *host, s rollout.NodeState) bool {
 
 // keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under drain mode
 // Never. That it does so by its looks is what impartial finds.
-func (c *chronicle) keptByTenant(h *host, s rollout.NodeState) bool {
+func (c *run) keptByTenant(h *host, s rollout.NodeState) bool {
 	by, _, _ := c.desired(h)
 	return s.Reason == v1alpha1.ReasonGPUInUse && by.Spec.Rollout.Drain.Mode == v1alpha1.DrainModeNever &&
 		strings.Contains(s.Message, "pod "+tenant+"/") && strings.Contains(s.Message, "the node, which must be rebooted")
 }
 
 // differs says how a node differs from what is desired; empty: it does not.
-func (c *chronicle) differs(h *host, want policy.Desired) string {
+func (c *run) differs(h *host, want policy.Desired) string {
 	has := advertised(h)
 	if c.StackOf(h.Node) == dra.Driver {
 		if stale := h.Published.Differs(h.GPU.Status.Devices, 0); len(stale) > 0 {
@@ -403,7 +403,7 @@ func (c *chronicle) differs(h *host, want policy.Desired) string {
 }
 
 // ended: nothing that has begun on a machine that runs is left as it is, and no deadline is forgotten.
-func (c *chronicle) ended(d rollout.Decision) {
+func (c *run) ended(d rollout.Decision) {
 	for _, h := range c.all() {
 		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
 		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.DevicesTaintedAt.IsZero() || h.driver.edited) {
@@ -421,7 +421,7 @@ func (c *chronicle) ended(d rollout.Decision) {
 }
 
 // truthful: what is said of each policy and each node at rest is so.
-func (c *chronicle) truthful(d rollout.Decision) {
+func (c *run) truthful(d rollout.Decision) {
 	states := map[string]rollout.NodeState{}
 	for _, n := range d.Nodes {
 		states[n.Node] = n
@@ -454,7 +454,7 @@ func (c *chronicle) truthful(d rollout.Decision) {
 }
 
 // alive says why the reason of a node that waits at rest is none; empty: it is one.
-func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1alpha1.GPUSharingPolicyStatus) string {
+func (c *run) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1alpha1.GPUSharingPolicyStatus) string {
 	h := c.hosts[n.NodeName]
 	if h == nil {
 		return "there is no such node"
@@ -512,7 +512,7 @@ func pausedByOthers(h *host) bool {
 }
 
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
-func (c *chronicle) unrestored(h *host) string {
+func (c *run) unrestored(h *host) string {
 	was := c.before[h.Name]
 	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, pluginLabel, gfdLabel, v1alpha1.LabelOverridden} {
 		is := h.Labels[label]

@@ -12,7 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-func (c *chronicle) dieEvent(random *rand.Rand) {
+func (c *run) dieEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off {
 		return
@@ -23,7 +23,7 @@ func (c *chronicle) dieEvent(random *rand.Rand) {
 }
 
 // returnEvent boots the machines that are off, with the GPUs that they had, fewer, or others.
-func (c *chronicle) returnEvent(random *rand.Rand) {
+func (c *run) returnEvent(random *rand.Rand) {
 	for _, h := range c.all() {
 		if h.off {
 			c.bootsWith(h, random)
@@ -32,7 +32,7 @@ func (c *chronicle) returnEvent(random *rand.Rand) {
 }
 
 // rebootEvent boots a machine that runs.
-func (c *chronicle) rebootEvent(random *rand.Rand) {
+func (c *run) rebootEvent(random *rand.Rand) {
 	h := c.some(random)
 	if !h.off {
 		c.dies(h)
@@ -40,7 +40,7 @@ func (c *chronicle) rebootEvent(random *rand.Rand) {
 	}
 }
 
-func (c *chronicle) bootsWith(h *host, random *rand.Rand) {
+func (c *run) bootsWith(h *host, random *rand.Rand) {
 	c.serial++
 	what := "as it was"
 	count := len(h.devices())
@@ -60,7 +60,7 @@ func (c *chronicle) bootsWith(h *host, random *rand.Rand) {
 	c.tell("machine %s boots %s", h.Name, what)
 }
 
-func (c *chronicle) sickEvent(random *rand.Rand) {
+func (c *run) sickEvent(random *rand.Rand) {
 	h := c.some(random)
 	if devices := h.devices(); !h.off && len(devices) > 0 {
 		d := devices[random.IntN(len(devices))]
@@ -70,7 +70,7 @@ func (c *chronicle) sickEvent(random *rand.Rand) {
 }
 
 // lostEvent takes a GPU off the bus of a machine that runs.
-func (c *chronicle) lostEvent(random *rand.Rand) {
+func (c *run) lostEvent(random *rand.Rand) {
 	h := c.some(random)
 	devices := h.devices()
 	if h.off || len(devices) < 2 {
@@ -92,7 +92,7 @@ func (c *chronicle) lostEvent(random *rand.Rand) {
 	c.tell("GPU %d of %s falls off the bus", index, h.Name)
 }
 
-func (c *chronicle) joinEvent(random *rand.Rand) {
+func (c *run) joinEvent(random *rand.Rand) {
 	if len(c.hosts) >= 4 {
 		return
 	}
@@ -112,7 +112,7 @@ func (h *host) hardwareSays() string {
 }
 
 // replaceNodeEvent deletes a Node with all that is on it, and registers another of that name.
-func (c *chronicle) replaceNodeEvent(random *rand.Rand) {
+func (c *run) replaceNodeEvent(random *rand.Rand) {
 	h := c.some(random)
 	version := c.version[h.Name]
 	for _, p := range h.userPods() {

@@ -21,7 +21,7 @@ import (
 )
 
 // rewriting is a way in which another controller changes what the operator has written. It says whether there was anything to do.
-func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool) {
+func (c *run) rewriting(random *rand.Rand) (what string, again func() bool) {
 	name := c.some(random).Name
 	node := func(change func(h *host) bool) func() bool {
 		return func() bool {
@@ -111,7 +111,7 @@ func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool
 
 func isDeploy(label string) bool { return strings.HasPrefix(label, "nvidia.com/gpu.deploy.") }
 
-func (c *chronicle) rewriteEvent(random *rand.Rand) {
+func (c *run) rewriteEvent(random *rand.Rand) {
 	what, again := c.rewriting(random)
 	c.meddled = true
 	c.tell("another controller rewrites %s: %v", what, again())
@@ -125,7 +125,7 @@ const mostOfAFight = 40
 const mostAtRest = 60
 
 // fightEvent lets another controller set something again whenever the operator has changed it, for two hours.
-func (c *chronicle) fightEvent(random *rand.Rand) {
+func (c *run) fightEvent(random *rand.Rand) {
 	what, again := c.rewriting(random)
 	c.meddled = true
 	c.tell("another controller sets again and again: %s", what)
@@ -152,7 +152,7 @@ func (c *chronicle) fightEvent(random *rand.Rand) {
 }
 
 // fought lets the other controllers look again.
-func (c *chronicle) fought() (changed bool) {
+func (c *run) fought() (changed bool) {
 	for _, again := range c.fights {
 		changed = again() || changed
 	}
@@ -160,7 +160,7 @@ func (c *chronicle) fought() (changed bool) {
 }
 
 // bounded looks whether anything was done too often.
-func (c *chronicle) bounded(when string, most int) {
+func (c *run) bounded(when string, most int) {
 	for _, what := range slices.Sorted(maps.Keys(c.count)) {
 		limit := most
 		if strings.HasPrefix(what, "pod ") || strings.HasPrefix(what, "ask ") {
@@ -176,14 +176,14 @@ func (c *chronicle) bounded(when string, most int) {
 }
 
 // accepts looks whether the API server has refused what the operator wrote. What it refuses once it refuses for ever.
-func (c *chronicle) accepts() {
+func (c *run) accepts() {
 	for _, refused := range c.refused {
 		c.breaks("bounded", "the API server refuses: %s", refused)
 	}
 }
 
 // acceptsStatus looks whether the API server would refuse the status of a policy.
-func (c *chronicle) acceptsStatus(p *v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) {
+func (c *run) acceptsStatus(p *v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) {
 	if reflect.DeepEqual(p.Status, s) {
 		return
 	}
@@ -199,7 +199,7 @@ type backups struct {
 	policies []v1alpha1.GPUSharingPolicy
 }
 
-func (c *chronicle) backUpEvent(*rand.Rand) {
+func (c *run) backUpEvent(*rand.Rand) {
 	w := c.world()
 	c.backups = backups{keys: maps.Clone(c.Configs), nodes: map[string]cluster.Node{}, policies: w.Policies}
 	for _, n := range w.Nodes {
@@ -209,7 +209,7 @@ func (c *chronicle) backUpEvent(*rand.Rand) {
 }
 
 // restoreEvent replaces objects by the copies of the backup: all of a kind, or of one node.
-func (c *chronicle) restoreEvent(random *rand.Rand) {
+func (c *run) restoreEvent(random *rand.Rand) {
 	if c.backups.nodes == nil {
 		return
 	}
@@ -256,7 +256,7 @@ func (h *host) restoreGPUNode(old v1alpha1.GPUNode) {
 }
 
 // deleteEvent deletes an object that the operator made.
-func (c *chronicle) deleteEvent(random *rand.Rand) {
+func (c *run) deleteEvent(random *rand.Rand) {
 	h := c.some(random)
 	switch random.IntN(3) {
 	case 0:

@@ -67,7 +67,7 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 }
 
 // passes lets so many passes follow one another, on what the cache happens to hold.
-func (c *chronicle) passes(n int) {
+func (c *run) passes(n int) {
 	for range n {
 		if c.broken != "" {
 			return
@@ -78,7 +78,7 @@ func (c *chronicle) passes(n int) {
 }
 
 // lapse lets time pass, and looks at what the agents do, before anything else happens.
-func (c *chronicle) lapse(d time.Duration) {
+func (c *run) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
 	c.givesBack()
@@ -86,7 +86,7 @@ func (c *chronicle) lapse(d time.Duration) {
 
 // rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
 // nothing goes on, or for a time. It reports whether it came to rest.
-func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
+func (c *run) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
 	end := c.Now.Add(horizon)
 	idle := 0
 	for range most {
@@ -115,7 +115,7 @@ func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, r
 const askAgain = 10 * time.Second
 
 // refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.
-func (c *chronicle) refuses(d rollout.Decision) bool {
+func (c *run) refuses(d rollout.Decision) bool {
 	isRefused := func(a action.Action) bool {
 		e, is := a.(action.Evict)
 		return is && c.protected[e.Pod]
@@ -124,7 +124,7 @@ func (c *chronicle) refuses(d rollout.Decision) bool {
 }
 
 // comesToRest rests for eight hours, in which nothing may go on all the time.
-func (c *chronicle) comesToRest() rollout.Decision {
+func (c *run) comesToRest() rollout.Decision {
 	clear(c.count)
 	d, rests := c.rest(8*time.Hour, 700)
 	if rests && slices.ContainsFunc(c.all(), (*host).isKept) { // what timed out is tried again just now
@@ -141,7 +141,7 @@ func (c *chronicle) comesToRest() rollout.Decision {
 }
 
 // waitsFor is when something happens next though nobody acts; usual if nothing does.
-func (c *chronicle) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
+func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 	step := usual
 	sooner := func(o time.Duration) {
 		if o > 0 && (step == 0 || o < step) {
@@ -170,7 +170,7 @@ func (c *chronicle) waitsFor(d rollout.Decision, usual time.Duration) time.Durat
 }
 
 // step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is decided.
-func (c *chronicle) step(faithful bool) rollout.Decision {
+func (c *run) step(faithful bool) rollout.Decision {
 	for _, h := range c.all() {
 		if h.upgrade.goesOn() {
 			h.reborn()
@@ -202,7 +202,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 			return d
 		}
 	}
-	c.wireMIG(d)
+	c.configureMIG(d)
 	c.effects.end(c)
 	c.standAlone()
 	c.fought()
@@ -224,7 +224,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 }
 
 // seesOthers notes on which nodes the controller sees that another one offers the GPUs.
-func (c *chronicle) seesOthers(w cluster.Snapshot) {
+func (c *run) seesOthers(w cluster.Snapshot) {
 	for i := range w.Nodes {
 		h := c.hosts[w.Nodes[i].Name]
 		if h == nil {
@@ -238,7 +238,7 @@ func (c *chronicle) seesOthers(w cluster.Snapshot) {
 }
 
 // tellStates tells which nodes have come into another state.
-func (c *chronicle) tellStates(d rollout.Decision) {
+func (c *run) tellStates(d rollout.Decision) {
 	for _, n := range d.Nodes {
 		if state := fmt.Sprintf("%s (%s) %q: %s", n.State, n.Reason, n.Plan, n.Message); c.states[n.Node] != state {
 			c.states[n.Node] = state
@@ -248,7 +248,7 @@ func (c *chronicle) tellStates(d rollout.Decision) {
 }
 
 // standAlone is the DaemonSet of a stand-alone device plugin.
-func (c *chronicle) standAlone() {
+func (c *run) standAlone() {
 	for _, h := range c.all() {
 		if c.Plugin.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.MountsConfig }) {
 			continue
@@ -264,14 +264,14 @@ func (c *chronicle) standAlone() {
 }
 
 // asked reports whether a policy still asks for what is done on its behalf, as the API server says.
-func (c *chronicle) asked(ref action.PolicyRef) bool {
+func (c *run) asked(ref action.PolicyRef) bool {
 	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.Name == ref.Name && p.Generation == ref.Generation
 	})
 }
 
 // carryOut carries an action out, as the API server and what is behind it allow.
-func (c *chronicle) carryOut(a action.Action) {
+func (c *run) carryOut(a action.Action) {
 	h := c.hosts[a.Target()]
 	if a.Target() != "" && h == nil {
 		return
@@ -316,7 +316,7 @@ func (c *chronicle) carryOut(a action.Action) {
 }
 
 // evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
-func (c *chronicle) evicts(h *host, a action.Evict) {
+func (c *run) evicts(h *host, a action.Evict) {
 	kind := c.kinds[a.Pod]
 	if c.protected[a.Pod] {
 		c.count["ask to evict a pod of "+h.Name]++
@@ -359,7 +359,7 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 
 // faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at rest has a
 // cause.
-func (c *chronicle) faultsEnd() {
+func (c *run) faultsEnd() {
 	c.tell("the faults end")
 	c.fights = nil
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready, c.Plugin.NodeFeatures = "", "", true, c.opensCRDs
@@ -394,7 +394,7 @@ func (c *chronicle) faultsEnd() {
 }
 
 // repairs ends what others have done to a node and would not leave so.
-func (c *chronicle) repairs(h *host) {
+func (c *run) repairs(h *host) {
 	was := c.before[h.Name]
 	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelClient, dcgmLabel, exporterLabel} {
 		value, had := was.Labels[label]
@@ -421,7 +421,7 @@ func (c *chronicle) repairs(h *host) {
 }
 
 // settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
-func (c *chronicle) settles() {
+func (c *run) settles() {
 	c.tell("the users leave, and the policies are edited")
 	for _, h := range c.all() {
 		for _, p := range h.userPods() {
@@ -463,7 +463,7 @@ func (h *host) hardwareNoReset() (virtual bool) {
 }
 
 // released deletes every policy, and looks whether every node is as it was before the operator.
-func (c *chronicle) released() {
+func (c *run) released() {
 	retains := c.random.IntN(4) == 0
 	kept := map[string]string{}
 	if retains {

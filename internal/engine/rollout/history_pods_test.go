@@ -20,12 +20,12 @@ func podKinds() []string {
 	return []string{"replica", "replica", "tolerant", "bare", "static", "daemon", "init", "process", "outside", "protected", "hanging", "claim"}
 }
 
-func (c *chronicle) podEvent(random *rand.Rand) {
+func (c *run) podEvent(random *rand.Rand) {
 	c.start(c.some(random), podKinds()[random.IntN(len(podKinds()))], random)
 }
 
 // start lets a pod come to a node, if there is room and it tolerates what is there.
-func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
+func (c *run) start(h *host, kind string, random *rand.Rand) {
 	tainted := slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoSchedule })
 	ignores := kind == "tolerant" || kind == "static" || kind == "outside" || kind == "daemon" || kind == "process"
 	requests := kind != "outside" && kind != "process" && kind != "claim"
@@ -91,7 +91,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 		h.Pods[len(h.Pods)-1] = pod
 	}
 	if kind != "outside" {
-		c.stakes[name] = stake{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
+		c.stakes[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
 	}
 	c.kinds[name] = kind
 	c.protected[name], c.hangs[name] = kind == "protected", kind == "hanging"
@@ -99,7 +99,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 }
 
 // startBeside lets a pod come to a node that uses no GPU: of kind cpu, or cpu-tolerant.
-func (c *chronicle) startBeside(h *host, kind string) {
+func (c *run) startBeside(h *host, kind string) {
 	name := fmt.Sprintf("%s-of-%s-%d", kind, h.Name, len(c.kinds))
 	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now, Tolerates: kind == "cpu-tolerant",
@@ -108,7 +108,7 @@ func (c *chronicle) startBeside(h *host, kind string) {
 	c.tell("pod %s comes to %s", name, h.Name)
 }
 
-func (c *chronicle) addProcess(h *host, uuid string, p gpu.Process) {
+func (c *run) addProcess(h *host, uuid string, p gpu.Process) {
 	if err := h.hardware.AddProcess(uuid, p); err != nil {
 		panic(err)
 	}
@@ -116,7 +116,7 @@ func (c *chronicle) addProcess(h *host, uuid string, p gpu.Process) {
 }
 
 // leaveEvent ends a pod.
-func (c *chronicle) leaveEvent(random *rand.Rand) {
+func (c *run) leaveEvent(random *rand.Rand) {
 	h := c.some(random)
 	if pods := h.userPods(); len(pods) > 0 {
 		c.leaves(h, pods[random.IntN(len(pods))])
@@ -124,7 +124,7 @@ func (c *chronicle) leaveEvent(random *rand.Rand) {
 }
 
 // leaves ends a pod, with its processes.
-func (c *chronicle) leaves(h *host, p cluster.Pod) {
+func (c *run) leaves(h *host, p cluster.Pod) {
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
 			n.GPUs[i].Processes = slices.DeleteFunc(n.GPUs[i].Processes, func(o gpu.Process) bool { return o.PodUID == p.UID })

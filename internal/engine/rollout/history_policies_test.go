@@ -16,7 +16,7 @@ import (
 )
 
 // editEvent changes something of a policy.
-func (c *chronicle) editEvent(random *rand.Rand) {
+func (c *run) editEvent(random *rand.Rand) {
 	if len(c.Policies) == 0 {
 		return
 	}
@@ -31,7 +31,7 @@ func (c *chronicle) editEvent(random *rand.Rand) {
 }
 
 // splitEvent makes two policies of one, for a pool each.
-func (c *chronicle) splitEvent(random *rand.Rand) {
+func (c *run) splitEvent(random *rand.Rand) {
 	if len(c.Policies) != 1 {
 		return
 	}
@@ -40,7 +40,7 @@ func (c *chronicle) splitEvent(random *rand.Rand) {
 	c.tell("the policy is split in two: %s; %s", history.Says(&c.Policies[0]), history.Says(&c.Policies[1]))
 }
 
-func (c *chronicle) dropEvent(random *rand.Rand) {
+func (c *run) dropEvent(random *rand.Rand) {
 	if len(c.Policies) == 0 {
 		return
 	}
@@ -49,7 +49,7 @@ func (c *chronicle) dropEvent(random *rand.Rand) {
 	c.Policies = slices.Delete(slices.Clone(c.Policies), i, i+1)
 }
 
-func (c *chronicle) createEvent(random *rand.Rand) {
+func (c *run) createEvent(random *rand.Rand) {
 	if len(c.Policies) == 0 {
 		c.create(history.Policies(random))
 		c.countsAnew()
@@ -58,7 +58,7 @@ func (c *chronicle) createEvent(random *rand.Rand) {
 }
 
 // relabelEvent moves a node to the other pool.
-func (c *chronicle) relabelEvent(random *rand.Rand) {
+func (c *run) relabelEvent(random *rand.Rand) {
 	h := c.some(random)
 	h.pool = map[string]string{"a": "b", "b": "a"}[h.pool]
 	h.Labels[history.PoolLabel] = h.pool
@@ -67,7 +67,7 @@ func (c *chronicle) relabelEvent(random *rand.Rand) {
 }
 
 // create replaces the policies of the cluster.
-func (c *chronicle) create(policies []v1alpha1.GPUSharingPolicy) {
+func (c *run) create(policies []v1alpha1.GPUSharingPolicy) {
 	c.Policies = policies
 	for i := range policies {
 		p := &policies[i]
@@ -78,11 +78,11 @@ func (c *chronicle) create(policies []v1alpha1.GPUSharingPolicy) {
 }
 
 // allows notes the budget of a policy.
-func (c *chronicle) allows(p *v1alpha1.GPUSharingPolicy) {
+func (c *run) allows(p *v1alpha1.GPUSharingPolicy) {
 	c.slots[p.Name] = max(c.slots[p.Name], p.Spec.Rollout.MaxUnavailable.IntVal)
 }
 
-func (c *chronicle) countsAnew() {
+func (c *run) countsAnew() {
 	for _, h := range c.all() {
 		h.countsAnew()
 	}

@@ -14,7 +14,7 @@ import (
 
 // renameEvent has a policy advertise replicas under another name. While the kubelet still lists the devices of the former one as capacity, the
 // plugin of a node advertises one device less than it must for a moment.
-func (c *chronicle) renameEvent(random *rand.Rand) {
+func (c *run) renameEvent(random *rand.Rand) {
 	h := c.some(random)
 	by, _, _ := c.desired(h)
 	if h.off || by == nil || by.Spec.Sharing.TimeSlicing == nil {
@@ -57,7 +57,7 @@ func (c *chronicle) renameEvent(random *rand.Rand) {
 var called = regexp.MustCompile(`\d+ of (nvidia\.com/[^,) ]+)`)
 
 // calledUnhealthy looks whether a device is called unhealthy of a resource that the node neither advertises nor must.
-func (c *chronicle) calledUnhealthy(d rollout.Decision) {
+func (c *run) calledUnhealthy(d rollout.Decision) {
 	for _, n := range d.Nodes {
 		_, says, is := strings.Cut(n.Message, "unhealthy (")
 		h := c.hosts[n.Node]

@@ -26,7 +26,7 @@ import (
 // What goes and comes back again and again, without anybody who undoes what the operator writes.
 
 // nightsEvent stops a virtual machine each night, and starts it on another host: its Node stays, and all its GPUs are others.
-func (c *chronicle) nightsEvent(random *rand.Rand) {
+func (c *run) nightsEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || h.upgrade.goesOn() || len(h.devices()) == 0 || c.nights {
 		return
@@ -63,7 +63,7 @@ func (h *host) getsOther(count, serial int) {
 }
 
 // poolsEvent scales three pools to zero and back, with a policy each: a node comes to one after the other, and goes.
-func (c *chronicle) poolsEvent(random *rand.Rand) {
+func (c *run) poolsEvent(random *rand.Rand) {
 	const pools = 3
 	others := c.Policies
 	for i := range pools {
@@ -105,7 +105,7 @@ func (c *chronicle) poolsEvent(random *rand.Rand) {
 
 // jobsEvent edits a policy, which drains no more, while short jobs follow one another on a node: the next one is bound as soon as the last has
 // ended, and the agent reports it 2 s later.
-func (c *chronicle) jobsEvent(random *rand.Rand) {
+func (c *run) jobsEvent(random *rand.Rand) {
 	h := c.some(random)
 	by, _, err := c.desired(h)
 	if h.off || err != nil || by == nil || h.driver.serves || c.shared(h) || h.upgrade.goesOn() || !h.down.IsZero() || !h.AgentReady {
@@ -129,7 +129,7 @@ func (c *chronicle) jobsEvent(random *rand.Rand) {
 }
 
 // runs is a job of a queue, if the scheduler may bind it.
-func (c *chronicle) runs(h *host) {
+func (c *run) runs(h *host) {
 	devices := h.devices()
 	if len(devices) == 0 || slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoSchedule }) {
 		c.step(true)
@@ -154,7 +154,7 @@ func (c *chronicle) runs(h *host) {
 	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 	c.hold(h, name, 0, instance)
 	h.Pods[len(h.Pods)-1] = pod
-	c.stakes[name] = stake{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
+	c.stakes[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
 	for range 2 {
 		c.unhindered(c.step(true))
 		c.lapse(10 * time.Second)
@@ -163,7 +163,7 @@ func (c *chronicle) runs(h *host) {
 }
 
 // unhindered looks whether a node waits for the operator's own writes though nobody undoes them.
-func (c *chronicle) unhindered(d rollout.Decision) {
+func (c *run) unhindered(d rollout.Decision) {
 	for _, n := range d.Nodes {
 		if n.Reason == v1alpha1.ReasonChangedByOthers && strings.HasPrefix(n.Message, "Another controller") {
 			c.breaks("truth", "node %s accuses another controller, and there is none: %s", n.Node, n.Message)

@@ -20,7 +20,7 @@ import (
 
 // tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's. It stays,
 // whatever ends others.
-func (c *chronicle) tenantEvent(random *rand.Rand) {
+func (c *run) tenantEvent(random *rand.Rand) {
 	h := c.some(random)
 	c.serial++
 	name := fmt.Sprint("tenant-", c.serial)
@@ -44,7 +44,7 @@ func (c *chronicle) tenantEvent(random *rand.Rand) {
 }
 
 // impartial looks whether the pods of tenants are treated as they would be if they looked like any other pod.
-func (c *chronicle) impartial() {
+func (c *run) impartial() {
 	if len(c.wronged) > 0 {
 		c.breaks("harmless", "%s are deleted as pods of NVIDIA's", strings.Join(c.wronged, ", "))
 	}

@@ -50,8 +50,8 @@ func kindsOf(seed uint64) []string {
 }
 
 // happening is the event of a kind.
-func happening(kind string) func(*chronicle, *rand.Rand) {
-	for _, events := range []map[string]func(*chronicle, *rand.Rand){happenings(), lateHappenings()} {
+func happening(kind string) func(*run, *rand.Rand) {
+	for _, events := range []map[string]func(*run, *rand.Rand){happenings(), lateHappenings()} {
 		if event, is := events[kind]; is {
 			return event
 		}
@@ -59,9 +59,9 @@ func happening(kind string) func(*chronicle, *rand.Rand) {
 	return driverHappenings()[kind]
 }
 
-// chronicle is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
+// run is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
 // date, and its passes may end early, as in TestRandomisedRollouts.
-type chronicle struct {
+type run struct {
 	seed uint64
 	*simulation
 
@@ -69,7 +69,7 @@ type chronicle struct {
 	tells     bool     // the story is wanted
 	broken    string   // the first invariant that does not hold, by its name, and how
 	serial    int      // of GPUs, pods and policies
-	stakes    map[string]stake
+	stakes    map[string]heldGPU
 	kinds     map[string]string // of the pods of users
 	protected map[string]bool   // pods that a PodDisruptionBudget keeps
 	hangs     map[string]bool   // pods that do not end when told to
@@ -90,18 +90,18 @@ type chronicle struct {
 	meddled bool                   // another controller has changed what NVIDIA's config-manager reads
 }
 
-// stake is what a pod of a user uses.
-type stake struct {
+// heldGPU is what a pod of a user uses.
+type heldGPU struct {
 	node, uuid, instance string
 	mig                  bool
 	boot                 string
 }
 
 // newChronicle makes the cluster of a seed.
-func newChronicle(seed uint64) *chronicle {
-	c := &chronicle{
+func newChronicle(seed uint64) *run {
+	c := &run{
 		simulation: &simulation{site: newSite(), random: rand.New(rand.NewPCG(seed, 0))},
-		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
+		stakes:     map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 		tenants: map[string]*corev1.Pod{},
@@ -140,7 +140,7 @@ func newChronicle(seed uint64) *chronicle {
 }
 
 // machine adds a node.
-func (c *chronicle) machine(name string, random *rand.Rand) {
+func (c *run) machine(name string, random *rand.Rand) {
 	one := func(in int) bool { return random.IntN(in) == 0 }
 	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
 	for !one(2) && len(models) < 3 {
@@ -223,7 +223,7 @@ func (h *host) partitionedByHand() {
 }
 
 // all are the hosts by name.
-func (c *chronicle) all() []*host {
+func (c *run) all() []*host {
 	var hosts []*host
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		hosts = append(hosts, c.hosts[name])
@@ -232,13 +232,13 @@ func (c *chronicle) all() []*host {
 }
 
 // some is one of the hosts.
-func (c *chronicle) some(random *rand.Rand) *host {
+func (c *run) some(random *rand.Rand) *host {
 	hosts := c.all()
 	return hosts[random.IntN(len(hosts))]
 }
 
 // snapshot notes how a node is before the operator has changed it.
-func (c *chronicle) snapshot(h *host) {
+func (c *run) snapshot(h *host) {
 	n := h.copied()
 	n.GPU.Status = v1alpha1.GPUNodeStatus{}
 	c.before[h.Name] = n

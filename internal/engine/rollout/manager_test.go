@@ -212,8 +212,8 @@ func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
 	return ""
 }
 
-// wireMIG is what the executor does with the ClusterPolicy.
-func (c *site) wireMIG(d rollout.Decision) {
+// configureMIG is what the executor does with the ClusterPolicy.
+func (c *site) configureMIG(d rollout.Decision) {
 	c.rewired = d.ConfigureMIGManager != c.Plugin.MIGReady
 	if !c.rewired {
 		return

@@ -29,7 +29,7 @@ type Memory struct {
 	pass  int      // counts passes
 
 	// What concerns all nodes, as the last pass met it. round counts how often that was another than before.
-	wiring cluster.DevicePlugin // with another one all nodes are forgotten: it hardly ever changes
+	plugin cluster.DevicePlugin // with another one all nodes are forgotten: it hardly ever changes
 	ranked string               // the signature of the policies
 	keys   map[string]string
 	round  int
@@ -70,7 +70,7 @@ type derived struct {
 	released bool
 }
 
-// basis names all that the view of a node depends on, besides the Node, the wiring and the content of its keys. What is not in it
+// basis names all that the view of a node depends on, besides the Node, how the device plugin is installed and the content of its keys. What is not in it
 // a view must not read: the time, above all.
 type basis struct {
 	cluster.OtherController        // of another controller that is not recorded on the Node
@@ -94,8 +94,8 @@ func basisOf(w *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy
 // begin begins a pass.
 func (memory *Memory) begin(w *cluster.Snapshot, ranking policy.Ranking) {
 	memory.pass++
-	if memory.nodes == nil || !reflect.DeepEqual(w.Plugin, memory.wiring) {
-		memory.nodes, memory.wiring = map[string]*nodeEntry{}, w.Plugin
+	if memory.nodes == nil || !reflect.DeepEqual(w.Plugin, memory.plugin) {
+		memory.nodes, memory.plugin = map[string]*nodeEntry{}, w.Plugin
 	}
 	if signature := ranking.Signature(); signature != memory.ranked || !maps.Equal(w.Configs, memory.keys) {
 		memory.ranked, memory.keys = signature, maps.Clone(w.Configs)

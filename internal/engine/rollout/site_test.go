@@ -88,7 +88,7 @@ type host struct {
 	noTimeSlice bool                        // the driver has none for the GPUs
 	machine
 	manager
-	fate
+	hardwareEvents
 	upgrade upgrade
 	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
@@ -773,7 +773,7 @@ func (c *site) pass() rollout.Decision {
 	for _, a := range d.Actions {
 		c.do(a)
 	}
-	c.wireMIG(d)
+	c.configureMIG(d)
 	for i := range c.Policies {
 		c.Policies[i].Status = d.Policies[c.Policies[i].Name]
 	}

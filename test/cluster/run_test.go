@@ -38,8 +38,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
-// story is a history as it takes place: a fleet whose time passes as fast as something happens.
-type story struct {
+// run is a history as it takes place: a fleet whose time passes as fast as something happens.
+type run struct {
 	*fleet
 
 	random   *rand.Rand
@@ -94,12 +94,12 @@ func bornAs(d gpu.Device) born {
 	return born{mig: d.State.MIG, instances: strings.Join(profiles, ","), timeSlice: d.State.TimeSlice}
 }
 
-// newStory makes the cluster of a seed on the API server of a site, which it leaves empty.
-func newStory(t *testing.T, site *fleet, seed uint64) *story {
+// newRun makes the cluster of a seed on the API server of a site, which it leaves empty.
+func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	t.Helper()
 	f := *site
 	f.t, f.WithT, f.clock, f.dir = t, NewWithT(t), &skewed{}, t.TempDir()
-	s := &story{
+	s := &run{
 		fleet: &f, random: rand.New(rand.NewPCG(seed, 0)), places: map[string]*place{}, policies: map[string][]v1alpha1.GPUSharingPolicy{},
 		kinds: map[string]string{}, homes: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
 	}
@@ -184,14 +184,14 @@ func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-func (s *story) wrote(_ *http.Request, status int, _ string) {
+func (s *run) wrote(_ *http.Request, status int, _ string) {
 	if status < http.StatusMultipleChoices {
 		s.written.Add(1)
 	}
 }
 
 // note counts what the controller does.
-func (s *story) note(r *http.Request, status int, answer string) {
+func (s *run) note(r *http.Request, status int, answer string) {
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if slices.Contains(parts, "events") || slices.Contains(parts, "leases") {
 		return
@@ -219,7 +219,7 @@ func (s *story) note(r *http.Request, status int, answer string) {
 }
 
 // join adds a node, which boots.
-func (s *story) join(name string, random *rand.Rand) {
+func (s *run) join(name string, random *rand.Rand) {
 	s.t.Helper()
 	one := func(in int) bool { return random.IntN(in) == 0 }
 	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
@@ -286,7 +286,7 @@ func (p *place) remember() {
 }
 
 // all are the places by name.
-func (s *story) all() []*place {
+func (s *run) all() []*place {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
 	var all []*place
@@ -296,17 +296,17 @@ func (s *story) all() []*place {
 	return all
 }
 
-func (s *story) some(random *rand.Rand) *place {
+func (s *run) some(random *rand.Rand) *place {
 	all := s.all()
 	return all[random.IntN(len(all))]
 }
 
-func (s *story) tell(format string, args ...any) {
+func (s *run) tell(format string, args ...any) {
 	s.told = append(s.told, fmt.Sprintf("%s %s", s.clock.Now().UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
 }
 
 // breaks notes that an invariant does not hold. The first one counts.
-func (s *story) breaks(invariant, format string, args ...any) {
+func (s *run) breaks(invariant, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken == "" {
@@ -314,14 +314,14 @@ func (s *story) breaks(invariant, format string, args ...any) {
 	}
 }
 
-func (s *story) isBroken() string {
+func (s *run) isBroken() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.broken
 }
 
 // until plays rounds until something is so. What never comes breaks progress.
-func (s *story) until(what string, is func() bool) {
+func (s *run) until(what string, is func() bool) {
 	for range 200 {
 		if is() {
 			return
@@ -336,7 +336,7 @@ const answerWithin = 20 * time.Second
 
 // round lets everybody act once: the machines, NVIDIA's operator, the agents, and then the controller. It reports whether anybody
 // has written anything.
-func (s *story) round() (active bool) {
+func (s *run) round() (active bool) {
 	before := s.written.Load()
 	looks, passes := map[string]int64{}, s.passes.Load()
 	for _, p := range s.all() {
@@ -360,7 +360,7 @@ func (s *story) round() (active bool) {
 }
 
 // nodesAct lets everything on the nodes, and NVIDIA's operator, do what is due.
-func (s *story) nodesAct() {
+func (s *run) nodesAct() {
 	for _, p := range s.all() {
 		if !p.off && p.reboots.Asked() > 0 {
 			s.rebooted(p)
@@ -375,7 +375,7 @@ func (s *story) nodesAct() {
 }
 
 // poll looks every few milliseconds whether something is so.
-func (s *story) poll(deadline time.Time, is func() bool) {
+func (s *run) poll(deadline time.Time, is func() bool) {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
 	for !is() && time.Now().Before(deadline) && s.t.Context().Err() == nil {
@@ -383,13 +383,13 @@ func (s *story) poll(deadline time.Time, is func() bool) {
 	}
 }
 
-func (s *story) wake() {
+func (s *run) wake() {
 	s.t.Helper()
 	s.label(clockNode, "test.example/clock", fmt.Sprint(s.clock.Now().UnixNano()))
 }
 
 // rounds lets so many rounds follow one another.
-func (s *story) rounds(n int, random *rand.Rand) {
+func (s *run) rounds(n int, random *rand.Rand) {
 	for range n {
 		if s.isBroken() != "" {
 			return
@@ -400,7 +400,7 @@ func (s *story) rounds(n int, random *rand.Rand) {
 }
 
 // rest lets time pass until nothing goes on, or for a time. It reports whether it came to rest.
-func (s *story) rest(horizon time.Duration, most int) bool {
+func (s *run) rest(horizon time.Duration, most int) bool {
 	steps := []time.Duration{5 * time.Second, 55 * time.Second, 6 * time.Minute, 30 * time.Minute, 3 * time.Hour}
 	end := s.clock.Now().Add(horizon)
 	for idle, next := 0, 0; most > 0; most-- {
@@ -426,7 +426,7 @@ func (s *story) rest(horizon time.Duration, most int) bool {
 }
 
 // fought lets the other controllers look again.
-func (s *story) fought() (changed bool) {
+func (s *run) fought() (changed bool) {
 	for _, again := range s.fights {
 		changed = again() || changed
 	}
@@ -434,14 +434,14 @@ func (s *story) fought() (changed bool) {
 }
 
 // boots starts a machine with its agent.
-func (s *story) boots(p *place) {
+func (s *run) boots(p *place) {
 	p.off = false
 	p.reboots = &hostfake.Rebooter{Boot: func() {}}
 	p.halt = p.boot(s.fleet)
 	s.startAgent(p)
 }
 
-func (s *story) startAgent(p *place) {
+func (s *run) startAgent(p *place) {
 	p.down.Store(false)
 	mgr := s.manager(s.agents, func(*manager.Options) {})
 	p.agent(s.fleet, mgr, 150*time.Millisecond)
@@ -449,14 +449,14 @@ func (s *story) startAgent(p *place) {
 }
 
 // halts switches a machine off.
-func (s *story) halts(p *place) {
+func (s *run) halts(p *place) {
 	p.stop()
 	p.halt()
 	p.off = true
 }
 
 // empty removes everything from the API server, for the next history.
-func (s *story) empty() {
+func (s *run) empty() {
 	ctx, f := context.Background(), s.fleet
 	nodeFeatures := &unstructured.UnstructuredList{}
 	nodeFeatures.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeatureList"})
