@@ -183,6 +183,10 @@ release-test: ## Test make release against a real registry on this machine, with
 fmt: ## Format the code.
 	$(TOOL) golangci-lint fmt
 
+.PHONY: house
+house: ## Count what the product weighs and how its packages hang together, with a bound for each figure.
+	go run ./hack/house
+
 .PHONY: lint
 lint: ## Find the words that docs/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
 	git ls-files --cached --others --exclude-standard | go run ./hack/words

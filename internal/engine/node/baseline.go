@@ -5,10 +5,13 @@ package node
 
 import (
 	"encoding/json"
+	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
@@ -148,4 +151,124 @@ func isOwnConfig(v *View, key string) bool {
 	}
 	_, written := v.Snapshot.Configs[key]
 	return written || v.Snapshot.Plugin.ClusterPolicy && deviceplugin.Rendered(key)
+}
+
+// recordDevices adds to the baseline the GPUs of the target that it does not list. Those that it lists keep their order, so that the ones that
+// were recorded first can be forgotten first once there are too many (cluster.Bounded).
+func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
+	if spec.Baseline == nil {
+		spec.Baseline = baselineFound(v)
+	}
+	if v.Policy == nil {
+		return // nothing new is changed
+	}
+	devices := slices.Clone(spec.Baseline.Devices)
+	if releasedAsIs(*spec) {
+		devices = slices.DeleteFunc(devices, func(d v1alpha1.DeviceSpec) bool { return !cluster.Lists(v.Target.Devices, d.UUID) })
+	}
+	var added []v1alpha1.DeviceSpec
+	for _, d := range v.Devices {
+		if cluster.Lists(v.Target.Devices, d.UUID) && !cluster.Lists(devices, d.UUID) {
+			added = append(added, deviceBefore(v, d))
+		}
+	}
+	spec.Baseline.Devices = cluster.Bounded(append(devices, cluster.SortedByUUID(added)...), v.Node.GPU.Status.Devices)
+}
+
+// The agent sets an interval as soon as GPUNode.spec has the former one, and then nothing else tells what that was. So the copy on the Node
+// gets a former interval first, and the GPUNode takes it from there, as it takes all that it lacks (cluster.Node.WithCopy).
+
+// recordFoundIntervals is the patch that records the time-slice intervals that the agent has found and waits to change; ok if there are any.
+func recordFoundIntervals(v *View) (patch action.PatchNode, ok bool) {
+	patch = v.Patch("recording the time-slice intervals that the GPUs had")
+	if b := v.Node.GPU.Spec.Baseline; b != nil {
+		_, ok = withFoundIntervals(v, b.Devices)
+	}
+	if ok {
+		saveBaselineCopy(v, patch)
+	}
+	return patch, len(patch.Annotations) > 0
+}
+
+// withFoundIntervals adds the intervals that the agent has found and has not changed yet.
+func withFoundIntervals(v *View, devices []v1alpha1.DeviceSpec) (with []v1alpha1.DeviceSpec, found bool) {
+	return plan.WithFound(devices, v.Node.GPU.Spec.Devices, v.Devices)
+}
+
+// deviceBefore returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the operator's
+// doing.
+func deviceBefore(v *View, d gpu.Device) v1alpha1.DeviceSpec {
+	sharing := plan.Observed(d)
+	lost := v.Node.GPU.Spec.Baseline == nil && operatorInCharge(v)
+	if lost || specRequests(&v.Node.GPU, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+		was := unpartitioned(d.UUID)
+		if slices.ContainsFunc(v.Target.Devices, func(t v1alpha1.DeviceSpec) bool { return t.UUID == d.UUID && plan.Timed(t.Sharing) }) {
+			was.Sharing.TimeSliceInterval = v1alpha1.TimeSliceIntervalDefault // what it has may be the operator's doing
+		}
+		return was
+	}
+	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing}
+}
+
+// baselineUnrecorded reports whether the baseline lacks a GPU that is to be changed.
+func baselineUnrecorded(v *View) bool {
+	b := v.Node.GPU.Spec.Baseline
+	return b == nil || v.Policy != nil && slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return !cluster.Lists(b.Devices, d.UUID)
+	})
+}
+
+// withoutRestored leaves out the GPUs that the policy does not select and that are back in their baseline.
+func withoutRestored(v *View, devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
+	if v.Desired == nil || v.FallsBack {
+		return devices
+	}
+	return slices.DeleteFunc(slices.Clone(devices), func(d v1alpha1.DeviceSpec) bool { return cluster.Lists(v.Desired.Restored, d.UUID) })
+}
+
+// While the agent partitions a node, NVIDIA's mig-manager does not run there, and what its labels say is not true. Its state
+// is removed. Its configuration gets a value of ours, because the GPU Operator sets all-disabled again where there is none and
+// keeps what there is. No file of mig-manager's holds a configuration of that name: if it came back by mistake, it would
+// refuse the value and change nothing. The release restores both labels together with the GPUs.
+const (
+	// migConfigClaimed is the value of v1alpha1.LabelMIGConfig while the agent partitions a node.
+	migConfigClaimed = "gpu-sharing-operator"
+	// migConfigDefault is what the GPU Operator sets where there is none.
+	migConfigDefault = "all-disabled"
+)
+
+// claimMIG adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what was
+// there before, and no later value of another author.
+func claimMIG(v *View, labels map[string]*string) {
+	if !mustDisableMIGManager(v) || v.Target.Final {
+		return
+	}
+	baseline := v.Node.GPU.Spec.Baseline
+	if baseline == nil {
+		baseline = baselineFound(v)
+	}
+	if _, has := v.Node.Labels[v1alpha1.LabelMIGConfigState]; has {
+		labels[v1alpha1.LabelMIGConfigState] = nil
+	}
+	is, was := v.Node.Labels[v1alpha1.LabelMIGConfig], baseline.Labels[v1alpha1.LabelMIGConfig]
+	_, deployed := v.Node.Labels[v1alpha1.LabelMIGManager]
+	replaces := is == "" && deployed || is != "" && (slices.Contains([]string{was, migConfigDefault}, is) || migmanager.Ours(is))
+	if replaces && !v.Reached() {
+		labels[v1alpha1.LabelMIGConfig] = new(migConfigClaimed)
+	}
+}
+
+// unclaimMIG adds to a patch what mig-manager's labels were before the agent partitioned the node.
+func unclaimMIG(v *View, labels map[string]*string) {
+	if !v.Target.Final || v.Node.Labels[v1alpha1.LabelMIGConfig] != migConfigClaimed {
+		return
+	}
+	for _, name := range []string{v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState} {
+		labels[name] = nil
+		if b := v.Node.GPU.Spec.Baseline; b != nil {
+			if before, had := b.Labels[name]; had {
+				labels[name] = &before
+			}
+		}
+	}
 }

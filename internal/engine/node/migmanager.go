@@ -9,12 +9,16 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
@@ -267,4 +271,271 @@ func ManagerClearing(v *View) string {
 		cleared = append(cleared, fmt.Sprintf("GPU %d", d.Index))
 	}
 	return fmt.Sprintf("NVIDIA's mig-manager: apply %s, which clears %s", migConfig(v).Name, strings.Join(cleared, ", "))
+}
+
+// disableMIGManager keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive MIG. Its label
+// is recorded in the baseline before it is changed, and stays until the node goes back to that.
+func disableMIGManager(v *View) (Result, bool) {
+	value := v.Node.Labels[v1alpha1.LabelMIGManager]
+	if !mustDisableMIGManager(v) {
+		return Result{}, false
+	}
+	j := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
+	if value == "" || value == "false" {
+		remain := clientPods(v, v1alpha1.LabelMIGManager)
+		j.Message = "waiting until NVIDIA's mig-manager is gone: " + format.List(remain)
+		return j, len(remain) > 0
+	}
+	patch := v.Patch("keeping NVIDIA's mig-manager off the node")
+	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
+	claimMIG(v, patch.Labels)
+	saveBaselineCopy(v, patch)
+	patch.Locked = true // on a Node that was restored from a backup meanwhile, the copy of the baseline would be missing
+	j.Message, j.Next = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", withSlot(v, patch)
+	return j, true
+}
+
+// migManagerIsBack reports whether a user or another controller lets NVIDIA's mig-manager back onto a node that was verified without it.
+func migManagerIsBack(v *View) bool {
+	return !v.Target.Final && mustDisableMIGManager(v) && v.Reached() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
+}
+
+// disablesMIGManagerAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes in the patch that
+// another controller is overruled.
+func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
+	manager := v.Node.Labels[v1alpha1.LabelMIGManager]
+	if v.Target.Final || !mustDisableMIGManager(v) || manager == "" || manager == "false" {
+		return false
+	}
+	if !migManagerIsBack(v) {
+		return true
+	}
+	if overruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+		return false
+	}
+	noteOverruled(v, patch, v1alpha1.LabelMIGManager)
+	return true
+}
+
+// keepMIGManagerOff keeps NVIDIA's mig-manager off a node on which nothing else is changed while both of NVIDIA's programs offer its GPUs: where a ClusterPolicy takes
+// the place of a GPUCluster, the GPU Operator starts it and asks it for no instances, also while pods use those that the operator made.
+func keepMIGManagerOff(v *View) []action.Action {
+	spec := &v.Node.GPU.Spec
+	if v.Stack != dra.Both || spec.Baseline == nil || spec.MIGActuator != "" || !mustDisableMIGManager(v) || v.Node.Labels[v1alpha1.LabelMIGManager] != "true" ||
+		overruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+		return nil
+	}
+	patch := v.Patch("keeping NVIDIA's mig-manager off instances that the operator made")
+	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
+	patch.Locked = true
+	noteOverruled(v, patch, v1alpha1.LabelMIGManager)
+	return []action.Action{patch}
+}
+
+// migManagerEnabledByOthers finds that a user or another controller let NVIDIA's mig-manager back onto the node, again.
+func migManagerEnabledByOthers(v *View, _ State) finding {
+	left := overruledLeft(v, v1alpha1.LabelMIGManager)
+	if !migManagerIsBack(v) || left <= 0 {
+		return finding{}
+	}
+	return finding{
+		Reason: v1alpha1.ReasonMIGManagerUnfenced, After: left,
+		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
+			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
+			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(left)), v.Node.Name),
+	}
+}
+
+// migConfigIgnored finds that a user tells NVIDIA's mig-manager what to do on a node where it does not run.
+func migConfigIgnored(v *View, _ State) finding {
+	spec := v.Node.GPU.Spec
+	if v.Policy == nil || v.Target.Final || spec.Baseline == nil || !mustDisableMIGManager(v) || partitionedByManager(v) {
+		return finding{}
+	}
+	was, asked := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.Node.Labels[v1alpha1.LabelMIGConfig]
+	if asked == was || asked == "" || asked == migConfigClaimed || was == "" && asked == migConfigDefault {
+		return finding{}
+	}
+	return finding{
+		Reason: v1alpha1.ReasonMIGConfigIgnored,
+		Message: fmt.Sprintf("a user or another controller set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
+			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back",
+			v1alpha1.LabelMIGConfig, asked, was, v.Policy.Name),
+	}
+}
+
+// A node that returns to its baseline gets the label back that mig-manager had before, and mig-manager itself where it was kept off. mig-manager
+// applies what the label names, which may be another layout than the one in which the node was found, and from then on the GPUs are the
+// administrator's: to restore them once more would begin a fight without end. The ClusterPolicy keeps naming the operator's ConfigMap until
+// mig-manager has answered: to change that replaces the pod of mig-manager, which in the middle of its work would leave NVIDIA's clients paused.
+
+// managerReleaseLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied there. Its state is removed
+// with that, so that the next one is its answer.
+func managerReleaseLabels(v *View, labels map[string]*string) {
+	if v.Managed() && !v.Target.Final || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
+		return
+	}
+	labels[v1alpha1.LabelMIGConfig] = nil
+	b := v.Node.GPU.Spec.Baseline
+	if b == nil {
+		return
+	}
+	if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
+		labels[v1alpha1.LabelMIGConfig] = &before
+		if v.Managed() {
+			labels[v1alpha1.LabelMIGConfigState] = nil
+		}
+	}
+}
+
+// stampManagerRequest notes in the patch of a release since when mig-manager has its label back, and removes the stamp of anything else that it was
+// asked for. One from a clock that was ahead is written anew: its time would end late.
+func stampManagerRequest(v *View, patch action.PatchNode) {
+	name := labelRestored(v, patch)
+	if at, former, is := managerFormerSince(v); name == "" && is && v.Target.Final {
+		if !at.After(v.Snapshot.Now) {
+			return
+		}
+		name = former
+	}
+	if name != "" {
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.Snapshot.Now))
+		return
+	}
+	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked && !managerMayAnswer(v) {
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
+	}
+}
+
+// labelRestored is the former label that a patch gives back to mig-manager; empty if it gives none back, or if no mig-manager is to read it.
+func labelRestored(v *View, patch action.PatchNode) string {
+	_, manager := patch.Labels[v1alpha1.LabelMIGManager]
+	_, config := patch.Labels[v1alpha1.LabelMIGConfig]
+	name := labelPatched(v, patch, v1alpha1.LabelMIGConfig)
+	reads := v.Managed() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
+	if !v.Target.Final || !reads || !manager && !config || migmanager.Ours(name) || name == migConfigClaimed {
+		return ""
+	}
+	return name
+}
+
+// labelPatched is the value of a label once a patch is written.
+func labelPatched(v *View, patch action.PatchNode, label string) string {
+	if value, changes := patch.Labels[label]; changes {
+		return ptr.Deref(value, "")
+	}
+	return v.Node.Labels[label]
+}
+
+// managerReleased reports whether mig-manager has the label back that it had before, so that the GPUs are not the operator's any more.
+func managerReleased(v *View) bool {
+	_, _, is := managerFormerSince(v)
+	return is && v.Target.Final
+}
+
+// managerFormerSince is since when mig-manager has the label back that it had before, and its value; another policy may govern the node since.
+func managerFormerSince(v *View) (at time.Time, name string, is bool) {
+	name, at, is = timing.Parse(v.Node.Annotations[v1alpha1.AnnotationMIGConfig])
+	return at, name, is && name != "" && !migmanager.Ours(name)
+}
+
+// managerAnswersBy is until when the answer of mig-manager to its former label is waited for; ok is false if it has answered, has no pod on the
+// node that could, or if no change of the ClusterPolicy would replace its pod.
+func managerAnswersBy(v *View) (by time.Time, ok bool) {
+	at, _, former := managerFormerSince(v)
+	if !former || v.Node.GPU.Spec.Baseline == nil || !v.Snapshot.Plugin.MIGReady {
+		return time.Time{}, false
+	}
+	runs, wasAway := len(managerPods(v)) > 0, v.Node.GPU.Spec.MIGActuator == ""
+	switch state := v.Node.Labels[v1alpha1.LabelMIGConfigState]; {
+	case state == cluster.ManagerRebooting:
+		return at.Add(timing.RebootTimeout), runs
+	case state == cluster.ManagerPending:
+		return at.Add(timing.ManagerTimeout), runs
+	case wasAway: // the state is the former one until its pod comes and begins
+		return at.Add(timing.ManagerReturns), true
+	case state == cluster.ManagerSuccess || state == cluster.ManagerFailed:
+		return time.Time{}, false
+	}
+	return at.Add(timing.ManagerTimeout), runs
+}
+
+// managerMayAnswer reports whether mig-manager still has time to answer.
+func managerMayAnswer(v *View) bool {
+	by, waits := managerAnswersBy(v)
+	return waits && by.After(v.Snapshot.Now)
+}
+
+// migManagerAnswering finds that mig-manager is still at work on its label of before under another policy, and forgets that once it is over: its
+// next pod may begin anew, and is the administrator's.
+func migManagerAnswering(v *View, _ State) finding {
+	if _, _, former := managerFormerSince(v); !former || managerReleased(v) {
+		return finding{}
+	}
+	if by, _ := managerAnswersBy(v); managerMayAnswer(v) {
+		return finding{After: by.Sub(v.Snapshot.Now)}
+	}
+	patch, _ := ForgetManager(v)
+	return finding{Repair: []action.Action{patch}}
+}
+
+// migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time for that is over.
+func migManagerDone(v *View) (Result, bool) {
+	by, waits := managerAnswersBy(v)
+	left := by.Sub(v.Snapshot.Now)
+	if !waits || left <= 0 {
+		return Result{}, false
+	}
+	return Result{
+		State: Releasing, Reason: v1alpha1.ReasonMIGManagerBusy, After: left,
+		Message: fmt.Sprintf("Waiting for NVIDIA's mig-manager, which has its former label again (%s), until %s at the latest; a change of the "+
+			"ClusterPolicy before that would restart mig-manager", managerState(v), format.Clock(by)),
+	}, true
+}
+
+// ForgetManager removes the stamp from a node that is forgotten, and reports whether there was one.
+func ForgetManager(v *View) (patch action.PatchNode, is bool) {
+	patch = v.Patch("forgetting what NVIDIA's mig-manager was asked for")
+	patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
+	_, is = v.Node.Annotations[v1alpha1.AnnotationMIGConfig]
+	return patch, is
+}
+
+// managerLeft is how much is left of the time that NVIDIA's mig-manager may take for what it has begun by itself.
+func managerLeft(v *View) (left time.Duration, works bool) {
+	if partitionedByManager(v) || !managerWorks(v) {
+		return 0, false
+	}
+	if v.Node.HeldSince.IsZero() {
+		return timing.LeftTimeout, true
+	}
+	return v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
+}
+
+// ManagerHoldsUpChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
+// longer where it has to leave the node anyway.
+func ManagerHoldsUpChange(v *View) bool {
+	left, works := managerLeft(v)
+	return works && (left > 0 || !mustDisableMIGManager(v))
+}
+
+// ManagerChanging is the message for a node that NVIDIA's mig-manager is changing.
+func ManagerChanging(v *View) string {
+	return fmt.Sprintf("NVIDIA's mig-manager is changing the node (%s)", managerState(v))
+}
+
+// managerStuck finds a mig-manager that has begun and not ended. It is not ours to repair.
+func managerStuck(v *View, _ State) finding {
+	left, works := managerLeft(v)
+	switch {
+	case !works:
+		return finding{}
+	case left > 0:
+		return finding{After: left}
+	}
+	return finding{
+		Reason: v1alpha1.ReasonMIGManagerStuck,
+		Message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
+			ManagerChanging(v), format.Clock(v.Node.HeldSince)),
+	}
 }

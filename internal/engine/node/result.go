@@ -6,6 +6,7 @@ package node
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,7 +14,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -162,4 +165,146 @@ func untilOverdue(v *View, j Result) Result {
 		j.After = timing.Sooner(j.After, at.Add(timing.MaintenanceTimeout).Sub(v.Snapshot.Now))
 	}
 	return j
+}
+
+// nextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one by atOnce or withSlot.
+// What is left half-done on a node is repaired beside it, whatever comes next (finding).
+//
+//sumtype:decl
+type nextStep interface{ isNext() }
+
+// act waits for no slot in the budget: it goes on with a change that has begun, or gives back what the operator took from the node.
+type act []action.Action
+
+// PacedStep is the next step of a change. It needs a slot in the budget.
+type PacedStep struct {
+	// Start is the step itself; empty while the change waits.
+	Start []action.Action
+	// OnDenied is done instead of Start when the change may not go on: it leaves the node as if none had begun.
+	OnDenied []action.Action
+}
+
+func (act) isNext() {}
+
+func (PacedStep) isNext() {}
+
+// atOnce returns the act of those actions; nil if there are none.
+func atOnce(actions ...action.Action) nextStep {
+	if len(actions) == 0 {
+		return nil
+	}
+	return act(actions)
+}
+
+// withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node. Without actions the
+// change waits, and is given up all the same if it may not go on.
+func withSlot(v *View, actions ...action.Action) nextStep {
+	giveUp := restoreSchedulingUnlessBusy(v, "the change is held back")
+	if len(actions)+len(giveUp) == 0 {
+		return nil
+	}
+	return PacedStep{Start: actions, OnDenied: giveUp}
+}
+
+// SplitStep returns what is done at once, and the step that needs a slot. At most one of them has actions.
+func SplitStep(next nextStep) (act, PacedStep) {
+	switch next := next.(type) {
+	case act:
+		return next, PacedStep{}
+	case PacedStep:
+		return nil, next
+	case nil:
+	}
+	return nil, PacedStep{}
+}
+
+// overruledLeft is how long another controller is still left alone that sets a label again.
+func overruledLeft(v *View, label string) time.Duration {
+	for part := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationOverruled], ",") {
+		if at, did := timing.Stamped(part, label); did {
+			return at.Add(timing.Patience).Sub(v.Snapshot.Now)
+		}
+	}
+	return 0
+}
+
+// noteOverruled notes in a patch that the operator sets a label again which another controller had set.
+func noteOverruled(v *View, patch action.PatchNode, label string) {
+	noted := v.Node.Annotations[v1alpha1.AnnotationOverruled]
+	if in, has := patch.Annotations[v1alpha1.AnnotationOverruled]; has && in != nil {
+		noted = *in
+	}
+	parts := []string{timing.Stamp(label, v.Snapshot.Now)}
+	for part := range strings.SplitSeq(noted, ",") {
+		if part != "" && !strings.HasPrefix(part, label+"@") {
+			parts = append(parts, part)
+		}
+	}
+	slices.Sort(parts)
+	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
+}
+
+// triggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again and again:
+// one that comes before the kubelet knows of the key is lost. left is when to look again.
+func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []string) {
+	for _, p := range v.Node.Pods {
+		if !p.MountsConfig || p.Terminating {
+			continue
+		}
+		at, synced := timing.Stamped(p.SyncTriggered, v.Target.Config)
+		age := v.Snapshot.Now.Sub(at)
+		sees, watched := seesConfig(v, p)
+		if sees || !watched && synced && age >= timing.VisibleAfter {
+			continue
+		}
+		unseen = append(unseen, p.Namespace+"/"+p.Name)
+		if !synced || age >= timing.VisibleAfter {
+			syncs = append(syncs, action.TriggerSync{
+				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(v.Target.Config, v.Snapshot.Now),
+			})
+			age = 0
+		}
+		left = max(left, timing.VisibleAfter-age)
+	}
+	slices.Sort(unseen)
+	return syncs, left, unseen
+}
+
+// seesConfig says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it saw the
+// pod's config-manager with another key, and has not been silent for too long.
+func seesConfig(v *View, p cluster.Pod) (sees, watched bool) {
+	config, since := v.Node.GPU.Status.Config, v.Node.GPU.Spec.ChangeTime
+	listed := slices.Contains(config.PodUIDs, p.UID)
+	if config.Name == v.Target.Config && config.ChangeTime.Equal(&since) {
+		return listed, false
+	}
+	return false, listed && v.Snapshot.Now.Sub(since.Time) < timing.AgentSilent
+}
+
+// deletePod deletes a pod of the node.
+func deletePod(v *View, p cluster.Pod, why string) action.DeletePod {
+	return action.DeletePod{Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why}
+}
+
+// DrainLeft is how much of the time for draining is left.
+func DrainLeft(v *View) time.Duration {
+	since := DrainingSince(v)
+	if since.IsZero() {
+		return v.DrainTimeout()
+	}
+	if c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && OnlyRebootLeft(v) {
+		since = timing.Latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
+	}
+	return since.Add(v.DrainTimeout()).Sub(v.Snapshot.Now)
+}
+
+// DrainingSince is when the time for draining began; zero if it has not, or if that is not recorded.
+func DrainingSince(v *View) time.Time {
+	switch t := v.Taint(); {
+	case t != nil && t.TimeAdded != nil:
+		return t.TimeAdded.Time
+	case t == nil && MustStayUntainted(v) && len(OwnPauses(v)) > 0:
+		return v.Node.HeldSince
+	}
+	return time.Time{}
 }

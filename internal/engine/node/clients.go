@@ -1,0 +1,338 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
+)
+
+// NVIDIA's GPU clients on a node are paused and resumed by their deploy labels.
+//
+//	pausePatch → they end → the GPUs are changed → resumePatch, with the MIG instances that the device plugin will see
+
+// pausePatch is the patch that stops those of NVIDIA's clients that run, and records them.
+func pausePatch(v *View) (patch action.PatchNode, pauses bool) {
+	patch = v.Patch("pausing NVIDIA's GPU clients")
+	recorded := append(OwnPauses(v), overlaidPauses(v)...)
+	for _, name := range cluster.DeployLabels() {
+		if v.Node.Labels[name] == "true" {
+			patch.Labels[name] = new(cluster.PausedValue)
+			recorded = append(recorded, name)
+		}
+	}
+	slices.Sort(recorded)
+	patch.Annotations[v1alpha1.AnnotationPaused] = new(strings.Join(recorded, ","))
+	saveBaselineCopy(v, patch)
+	patch.Locked = true
+	return patch, len(patch.Labels) > 0
+}
+
+// resumePatch is the patch that starts those of NVIDIA's clients again that we paused. Where another controller's pause lies
+// over ours the record stays until ours is back.
+func resumePatch(v *View) (patch action.PatchNode, resumes bool) {
+	patch = v.Patch("resuming NVIDIA's GPU clients")
+	recorded, paused := v.Node.Annotations[v1alpha1.AnnotationPaused]
+	if !paused || keepsClientsPaused(v) {
+		return patch, false
+	}
+	for _, name := range OwnPauses(v) {
+		patch.Labels[name] = new("true")
+	}
+	switch rest := strings.Join(overlaidPauses(v), ","); rest {
+	case "":
+		patch.Annotations[v1alpha1.AnnotationPaused] = nil
+	case recorded:
+		return patch, false
+	default:
+		patch.Annotations[v1alpha1.AnnotationPaused] = &rest
+	}
+	return patch, true
+}
+
+// podsNotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the test
+// workloads of its validator, which is asked for at each pause.
+func podsNotEnding(v *View) []string {
+	var names []string
+	for _, p := range v.Node.Pods {
+		if p.Validator || p.Terminating && p.NVIDIA && cluster.SelectsDeploy(p.NodeSelector) {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// keepPluginAway pauses NVIDIA's clients where the device plugin runs, or may start, before the agent has made its instances.
+func keepPluginAway(v *View) (patch action.PatchNode, pauses bool) {
+	if !agentMakesInstances(v) || v.Node.Labels[cluster.DeployLabels()[0]] != "true" {
+		return action.PatchNode{}, false
+	}
+	return pausePatch(v)
+}
+
+// keepsClientsPaused reports whether NVIDIA's clients have to stay paused until the driver is replaced.
+func keepsClientsPaused(v *View) bool {
+	m, is := UnderMaintenance(v)
+	return is && m.Unloads && agentMakesInstances(v)
+}
+
+// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is impossible.
+func partitionedByManager(v *View) bool {
+	return v.Policy != nil && actuatorOf(v.Policy) == v1alpha1.MIGActuatorMIGManager
+}
+
+// managerClears are the GPUs that mig-manager clears on its way to the target.
+func managerClears(v *View) []gpu.Device {
+	if !v.Partitions() {
+		return nil
+	}
+	return migmanager.Clears(v.Target.Devices, v.Devices)
+}
+
+// HeldByOther reports whether the node is still kept from its users on behalf of another policy than the one that governs it now.
+// It counts in the budget of that one until it is given back, so what gives it back must not record the policy that governs it now,
+// in whose budget there may be no slot.
+func (v *View) HeldByOther() bool {
+	return v.Policy != nil && v.Node.ChangedFor != "" && v.Node.ChangedFor != v.Policy.Name && v.Disturbed()
+}
+
+// OwnPauses are the deploy labels that we paused and that still are.
+func OwnPauses(v *View) []string {
+	var ours []string
+	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationPaused], ",") {
+		if slices.Contains(cluster.DeployLabels(), name) && v.Node.Labels[name] == cluster.PausedValue {
+			ours = append(ours, name)
+		}
+	}
+	return ours
+}
+
+// overlaidPauses are the deploy labels that we paused and over whose value another controller has put its own pause. It restores
+// ours when it is done (NVIDIA/k8s-driver-manager joins both by an underscore).
+func overlaidPauses(v *View) []string {
+	var overlaid []string
+	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationPaused], ",") {
+		if slices.Contains(cluster.DeployLabels(), name) && strings.HasPrefix(v.Node.Labels[name], cluster.PausedValue+"_") {
+			overlaid = append(overlaid, name)
+		}
+	}
+	return overlaid
+}
+
+// ByGPUOperator reports whether deploy labels start and stop NVIDIA's programs on the node. A GPU Operator whose device plugin is off runs the
+// others by them all the same. Beside NVIDIA's DRA driver the labels themselves are its sign, because nothing of the ClusterPolicy is configured.
+func (v *View) ByGPUOperator() bool {
+	return v.Snapshot.Plugin.ClusterPolicy || v.ByDriver() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
+}
+
+// clientPods are the pods on the node that one of the deploy labels keeps there.
+func clientPods(v *View, deploy ...string) []string {
+	var names []string
+	for _, p := range v.Node.Pods {
+		if slices.ContainsFunc(deploy, p.KeptBy) {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// mustDisableMIGManager says whether NVIDIA's mig-manager has to stay off the node.
+func mustDisableMIGManager(v *View) bool {
+	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
+}
+
+// touchesMIG says whether MIG mode is on somewhere on the node or will be.
+func touchesMIG(v *View) bool {
+	for _, d := range v.Devices {
+		if d.State.MIG || d.PendingMIG {
+			return true
+		}
+	}
+	return slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+	})
+}
+
+// Patch is an empty patch of the Node, for what it is needed.
+func (v *View) Patch(why string) action.PatchNode {
+	return action.PatchNode{
+		Node: v.Node.Name, Policy: v.Ref(), Why: why,
+		Labels: map[string]*string{}, Annotations: map[string]*string{},
+	}
+}
+
+// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
+// taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody off.
+func AdvertisesNoGPU(v *View) bool {
+	for name, count := range v.Node.Offered(v.Stack) {
+		if count != 0 && cluster.IsGPUResource(name) {
+			return false
+		}
+	}
+	return true
+}
+
+// MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a node is
+// initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change that nothing blocks then
+// begins without the taint, however long the node has waited for NVIDIA's driver and for its turn. Its time counts from when NVIDIA's
+// clients were paused (DrainingSince): before that it keeps nobody waiting.
+func MustStayUntainted(v *View) bool {
+	return !v.ByDriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
+}
+
+// managerPods are the pods of NVIDIA's mig-manager on the node.
+func managerPods(v *View) []cluster.Pod {
+	var pods []cluster.Pod
+	for _, p := range v.Node.Pods {
+		if p.KeptBy(v1alpha1.LabelMIGManager) && !p.Terminating {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
+// managerState says what NVIDIA's mig-manager says.
+func managerState(v *View) string {
+	return fmt.Sprintf("%s=%s, %s=%s", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig],
+		v1alpha1.LabelMIGConfigState, v.Node.Labels[v1alpha1.LabelMIGConfigState])
+}
+
+// managerLogs is the command that shows what NVIDIA's mig-manager says.
+func managerLogs(v *View) string {
+	pods := managerPods(v)
+	if len(pods) == 0 {
+		return "there is no pod of it on the node"
+	}
+	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
+}
+
+// managerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
+func managerWorks(v *View) bool {
+	return cluster.ManagerAtWork(v.Node.Labels[v1alpha1.LabelMIGConfigState]) && len(managerPods(v)) > 0
+}
+
+// Attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of
+// v1alpha1.AnnotationRetry.
+func (v *View) Attempt() string {
+	ref, uid := v.Ref(), types.UID("")
+	if v.Policy != nil {
+		uid = v.Policy.UID
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.Node.GPU.Annotations[v1alpha1.AnnotationRetry]))
+	return hex.EncodeToString(sum[:8])
+}
+
+// NVIDIA's device plugin looks at the GPUs when it starts and when another key is selected, and never else. MIG instances
+// that were made anew under the same key have other UUIDs, also where there are as many as before: containers would be
+// given devices that do not exist. The annotation gpusharing.io/instances says which instances it has seen:
+//
+//	<hash>          of the UUIDs that were there when the key was selected, or when the plugin was started
+//	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others: of the device
+//	                plugin, and of DCGM, which does not notice instances either
+//
+// So it is written before a pod is deleted, and a pass may end between the two.
+
+// instancesHashBytes is the length of that hash in bytes.
+const instancesHashBytes = 8
+
+// enumeratedInstances is what the device plugin has seen, once the pods that leave are gone; empty if that is not known. A value that the
+// operator does not write tells as little as none: the plugin is not restarted for it.
+func enumeratedInstances(v *View) (seen string, leaving []string) {
+	seen, uids, _ := strings.Cut(v.Node.Annotations[v1alpha1.AnnotationInstances], "@")
+	if hash, err := hex.DecodeString(seen); err != nil || seen != "" && len(hash) != instancesHashBytes {
+		return "", nil
+	}
+	if uids != "" {
+		leaving = strings.Split(uids, ",")
+	}
+	return seen, leaving
+}
+
+// withoutPods notes instances that are seen once the pods with these UIDs are gone.
+func withoutPods(instances string, uids []string) string {
+	if len(uids) == 0 {
+		return instances
+	}
+	return instances + "@" + strings.Join(uids, ",")
+}
+
+// monitorPods are the UIDs of the pods of DCGM and its exporter that the GPU Operator runs on the node. They see the instances
+// that are there when they start (NVIDIA/dcgm-exporter issue 714), and NVIDIA's mig-manager restarts them too.
+func monitorPods(v *View) []string {
+	var uids []string
+	for _, p := range v.Node.Pods {
+		if isMonitorPod(v, p) {
+			uids = append(uids, p.UID)
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// isMonitorPod reports whether a pod is one of those.
+func isMonitorPod(v *View, p cluster.Pod) bool {
+	selects := slices.ContainsFunc(cluster.MonitorLabels(), p.KeptBy)
+	return selects && p.Controller == "DaemonSet" && v.ByGPUOperator()
+}
+
+// stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note is there. Pods
+// that the pause has not ended yet have seen others, and stay now.
+func stampResumed(v *View, patch action.PatchNode) {
+	if v.ByDriver() {
+		return // there the note is about NVIDIA's DRA driver, which goes on running
+	}
+	seen, _ := enumeratedInstances(v)
+	now := hashOfInstances(v)
+	if value, starts := patch.Labels[cluster.DeployLabels()[0]]; starts && value != nil && seen != "" && now != "" && seen != now {
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...)))
+	}
+}
+
+// hashOfInstances names the MIG instances of the node by their UUIDs, as the agent reports them; empty if there are none.
+func hashOfInstances(v *View) string {
+	var uuids []string
+	for _, d := range v.Node.GPU.Status.Devices {
+		for _, i := range d.Instances {
+			uuids = append(uuids, i.UUID)
+		}
+	}
+	if len(uuids) == 0 {
+		return ""
+	}
+	slices.Sort(uuids)
+	sum := sha256.Sum256([]byte(strings.Join(uuids, " ")))
+	return hex.EncodeToString(sum[:instancesHashBytes])
+}
+
+// pluginPodUIDs are the UIDs of the pods of the device plugin.
+func pluginPodUIDs(v *View) []string {
+	var uids []string
+	for _, p := range v.Node.Pods {
+		if isPluginPod(v, p) {
+			uids = append(uids, p.UID)
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// isPluginPod says whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is known by ours,
+// and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
+func isPluginPod(v *View, p cluster.Pod) bool {
+	standAlone := !v.Snapshot.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
+	return standAlone || p.KeptBy(cluster.DeployLabels()[0])
+}
