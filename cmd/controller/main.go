@@ -139,12 +139,12 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		return err
 	}
 	policies := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
-		Reader:    mgr.GetAPIReader(),
-		Clock:     clk,
-		Events:    mgr.GetEventRecorder(name),
-		PluginConfig:    pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
-		Namespace: f.namespace,
-		Writers:   writers,
+		Reader:       mgr.GetAPIReader(),
+		Clock:        clk,
+		Events:       mgr.GetEventRecorder(name),
+		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
+		Namespace:    f.namespace,
+		Writers:      writers,
 
 		ReadinessTaint: f.readinessTaint,
 	})

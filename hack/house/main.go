@@ -212,57 +212,73 @@ func (t *tree) longest() (lines int) {
 
 // way are the files of internal/engine with functions that a function may call, and those that they may. Methods are told by their names alone,
 // in the packages that its package may reach, so there are at most as many.
-func (t *tree) way(from, function string) []string {
-	type key struct{ folder, name string } // folder: empty for methods
-	declared := map[key][]*ast.FuncDecl{}
-	fileOf := map[*ast.FuncDecl]string{}
+func (t *tree) way(from, name string) []string {
+	w := walk{tree: t, declared: map[function][]*ast.FuncDecl{}, fileOf: map[*ast.FuncDecl]string{}, seen: map[function]bool{}, files: map[string]bool{}}
 	below := reach(t.imports(), from)
-	for name, f := range t.files {
-		if !strings.HasPrefix(name, "internal/engine/") || !below[path.Dir(name)] {
+	for file, f := range t.files {
+		if strings.HasPrefix(file, "internal/engine/") && below[path.Dir(file)] {
+			w.declare(file, f)
+		}
+	}
+	w.follow(function{from, name})
+	return slices.Sorted(maps.Keys(w.files))
+}
+
+// function names functions of a folder, or all methods of a name: they have no folder.
+type function struct{ folder, name string }
+
+type walk struct {
+	*tree
+
+	declared map[function][]*ast.FuncDecl
+	fileOf   map[*ast.FuncDecl]string
+	seen     map[function]bool
+	files    map[string]bool
+}
+
+func (w *walk) declare(file string, f *ast.File) {
+	for _, d := range f.Decls {
+		d, is := d.(*ast.FuncDecl)
+		if !is {
 			continue
 		}
-		for _, d := range f.Decls {
-			if d, is := d.(*ast.FuncDecl); is {
-				k := key{path.Dir(name), d.Name.Name}
-				if d.Recv != nil {
-					k.folder = ""
-				}
-				declared[k], fileOf[d] = append(declared[k], d), name
-			}
+		of := function{path.Dir(file), d.Name.Name}
+		if d.Recv != nil {
+			of.folder = ""
+		}
+		w.declared[of], w.fileOf[d] = append(w.declared[of], d), file
+	}
+}
+
+func (w *walk) follow(f function) {
+	if w.seen[f] {
+		return
+	}
+	w.seen[f] = true
+	for _, d := range w.declared[f] {
+		w.files[w.fileOf[d]] = true
+		if d.Body != nil {
+			w.read(d.Body, w.fileOf[d])
 		}
 	}
-	var files []string
-	var follow func(key)
-	seen := map[key]bool{}
-	follow = func(k key) {
-		if seen[k] {
-			return
-		}
-		seen[k] = true
-		for _, d := range declared[k] {
-			name := fileOf[d]
-			if files = append(files, name); d.Body == nil {
-				continue
-			}
-			folders := map[string]string{}
-			for _, p := range importsOf(t.files[name]) {
-				folders[path.Base(p)] = p
-			}
-			ast.Inspect(d.Body, func(n ast.Node) bool {
-				switch n := n.(type) {
-				case *ast.SelectorExpr:
-					follow(key{"", n.Sel.Name})
-					if x, is := n.X.(*ast.Ident); is && folders[x.Name] != "" {
-						follow(key{folders[x.Name], n.Sel.Name})
-					}
-				case *ast.Ident:
-					follow(key{path.Dir(name), n.Name})
-				}
-				return true
-			})
-		}
+}
+
+// read follows all that the body of a function of a file names.
+func (w *walk) read(body *ast.BlockStmt, file string) {
+	folders := map[string]string{}
+	for _, p := range importsOf(w.tree.files[file]) {
+		folders[path.Base(p)] = p
 	}
-	follow(key{from, function})
-	slices.Sort(files)
-	return slices.Compact(files)
+	ast.Inspect(body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			w.follow(function{"", n.Sel.Name})
+			if x, is := n.X.(*ast.Ident); is && folders[x.Name] != "" {
+				w.follow(function{folders[x.Name], n.Sel.Name})
+			}
+		case *ast.Ident:
+			w.follow(function{path.Dir(file), n.Name})
+		}
+		return true
+	})
 }

@@ -102,7 +102,7 @@ func gaveUp(v *View) bool {
 }
 
 // resting leaves a node to its users for a while, because a change with nothing to fall back to did not end in time.
-func resting(v *View, t timeout) Result {
+func resting(v *View, t Timeout) Result {
 	j := Result{State: Failed, Reason: t.Reason}
 	j.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
 	j.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",

@@ -31,14 +31,14 @@ const configManagerContainer = "config-manager"
 const pluginStarts = time.Minute
 
 // pluginFailing finds pods of NVIDIA's that serve the configuration and do not run as they should.
-func pluginFailing(v *View, s State) finding {
+func pluginFailing(v *View, s State) Finding {
 	if v.ByDriver() {
-		return finding{} // NVIDIA's DRA driver serves the node
+		return Finding{} // NVIDIA's DRA driver serves the node
 	}
 	if !slices.Contains([]State{Selecting, Verifying, Degraded, UpToDate, Failed}, s) {
-		return finding{} // nobody waits for them
+		return Finding{} // nobody waits for them
 	}
-	f := finding{Message: pluginTroubles(v)}
+	f := Finding{Message: pluginTroubles(v)}
 	for _, p := range v.Node.Pods {
 		for _, t := range p.Troubles {
 			left, is := t.Counts(v.Snapshot.Now)
@@ -59,7 +59,7 @@ func pluginFailing(v *View, s State) finding {
 	case f.Message != "" && f.Reason == "" && (s == Verifying || s == Degraded):
 		f.Reason = v1alpha1.ReasonDevicePluginFailing
 		if left := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.Snapshot.Now); left > 0 {
-			return finding{After: left} // it may be on its way
+			return Finding{After: left} // it may be on its way
 		}
 	case f.Reason == "":
 		f.Message = ""

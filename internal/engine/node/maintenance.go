@@ -25,8 +25,8 @@ const (
 	stampInUse       = "in-use"
 )
 
-// maintenance is work of another controller on the node as a whole. No change begins meanwhile.
-type maintenance struct {
+// Maintenance is work of another controller on the node as a whole. No change begins meanwhile.
+type Maintenance struct {
 	Reason, Message string
 	// Unloads says that the driver is still to be unloaded.
 	Unloads bool
@@ -35,7 +35,7 @@ type maintenance struct {
 }
 
 // UnderMaintenance is the maintenance that the node is under, if it is.
-func UnderMaintenance(v *View) (m maintenance, is bool) {
+func UnderMaintenance(v *View) (m Maintenance, is bool) {
 	state := v.Node.Labels[cluster.LabelUpgrade]
 	waits := state == cluster.UpgradeRequired && v.Node.Labels[cluster.LabelUpgradeSkip] == "true" // it waits for ever
 	paused := pausedForUpgrade(v)
@@ -58,7 +58,7 @@ func UnderMaintenance(v *View) (m maintenance, is bool) {
 		m.Message = fmt.Sprintf("Paused for OpenShift's machine-config operator, which is updating the node (%s=%s, now %s)",
 			cluster.AnnotationDesiredConfig, desired, current)
 	default:
-		return maintenance{}, false
+		return Maintenance{}, false
 	}
 	return m, true
 }
@@ -136,7 +136,7 @@ func interruptionOverdue(v *View) bool {
 
 // underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What has is
 // interrupted, and its deadlines begin anew afterwards.
-func underMaintenanceResult(v *View, m maintenance, j Result) Result {
+func underMaintenanceResult(v *View, m Maintenance, j Result) Result {
 	act, step := SplitStep(j.Next)
 	actions := slices.DeleteFunc(slices.Concat(act, step.OnDenied), action.SetsSpec)
 	if again, waits := RequestAgain(v); waits && m.Validates && j.State != Unknown {
@@ -163,7 +163,7 @@ func underMaintenanceResult(v *View, m maintenance, j Result) Result {
 }
 
 // explainMaintenance adds to a result that maintenance is the reason.
-func explainMaintenance(v *View, m maintenance, j Result) Result {
+func explainMaintenance(v *View, m Maintenance, j Result) Result {
 	switch {
 	case j.State == UpToDate && !v.Target.Final: // one that goes back is not forgotten meanwhile
 		return j
@@ -185,7 +185,7 @@ func explainMaintenance(v *View, m maintenance, j Result) Result {
 // keepPluginAwayFromDriver keeps the device plugin away while the driver is replaced under MIG instances that our agent makes. They are gone
 // with the module, and on Hopper and newer the MIG mode too. So the agent makes them again before anything is advertised,
 // and before the node takes pods again. k8s-driver-manager restores our pause with its own taken off.
-func keepPluginAwayFromDriver(v *View, m maintenance) (patch action.PatchNode, pauses bool) {
+func keepPluginAwayFromDriver(v *View, m Maintenance) (patch action.PatchNode, pauses bool) {
 	if !m.Unloads {
 		return action.PatchNode{}, false
 	}

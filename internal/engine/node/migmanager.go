@@ -333,12 +333,12 @@ func keepMIGManagerOff(v *View) []action.Action {
 }
 
 // migManagerEnabledByOthers finds that a user or another controller let NVIDIA's mig-manager back onto the node, again.
-func migManagerEnabledByOthers(v *View, _ State) finding {
+func migManagerEnabledByOthers(v *View, _ State) Finding {
 	left := overruledLeft(v, v1alpha1.LabelMIGManager)
 	if !migManagerIsBack(v) || left <= 0 {
-		return finding{}
+		return Finding{}
 	}
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerUnfenced, After: left,
 		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
 			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
@@ -347,16 +347,16 @@ func migManagerEnabledByOthers(v *View, _ State) finding {
 }
 
 // migConfigIgnored finds that a user tells NVIDIA's mig-manager what to do on a node where it does not run.
-func migConfigIgnored(v *View, _ State) finding {
+func migConfigIgnored(v *View, _ State) Finding {
 	spec := v.Node.GPU.Spec
 	if v.Policy == nil || v.Target.Final || spec.Baseline == nil || !mustDisableMIGManager(v) || partitionedByManager(v) {
-		return finding{}
+		return Finding{}
 	}
 	was, asked := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.Node.Labels[v1alpha1.LabelMIGConfig]
 	if asked == was || asked == "" || asked == migConfigClaimed || was == "" && asked == migConfigDefault {
-		return finding{}
+		return Finding{}
 	}
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonMIGConfigIgnored,
 		Message: fmt.Sprintf("a user or another controller set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
 			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back",
@@ -468,15 +468,15 @@ func managerMayAnswer(v *View) bool {
 
 // migManagerAnswering finds that mig-manager is still at work on its label of before under another policy, and forgets that once it is over: its
 // next pod may begin anew, and is the administrator's.
-func migManagerAnswering(v *View, _ State) finding {
+func migManagerAnswering(v *View, _ State) Finding {
 	if _, _, former := managerFormerSince(v); !former || managerReleased(v) {
-		return finding{}
+		return Finding{}
 	}
 	if by, _ := managerAnswersBy(v); managerMayAnswer(v) {
-		return finding{After: by.Sub(v.Snapshot.Now)}
+		return Finding{After: by.Sub(v.Snapshot.Now)}
 	}
 	patch, _ := ForgetManager(v)
-	return finding{Repair: []action.Action{patch}}
+	return Finding{Repair: []action.Action{patch}}
 }
 
 // migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time for that is over.
@@ -525,15 +525,15 @@ func ManagerChanging(v *View) string {
 }
 
 // managerStuck finds a mig-manager that has begun and not ended. It is not ours to repair.
-func managerStuck(v *View, _ State) finding {
+func managerStuck(v *View, _ State) Finding {
 	left, works := managerLeft(v)
 	switch {
 	case !works:
-		return finding{}
+		return Finding{}
 	case left > 0:
-		return finding{After: left}
+		return Finding{After: left}
 	}
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerStuck,
 		Message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
 			ManagerChanging(v), format.Clock(v.Node.HeldSince)),

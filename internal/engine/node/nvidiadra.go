@@ -99,7 +99,7 @@ func publishingOverdue(v *View, j Result) Result {
 
 // restartDRAPlugin has the driver look at the GPUs again: first it is recorded which pods have to go, then these are deleted. after is when to do so
 // once more.
-func restartDRAPlugin(v *View) (next nextStep, after time.Duration) {
+func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 	pods := draPluginPods(v)
 	seen, leaving := enumeratedInstances(v)
 	if now := publishOccasion(v); seen != now && len(pods) > 0 {
@@ -144,7 +144,7 @@ func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is boo
 }
 
 // restartDRAPluginAgain restarts pods that have run for long enough to publish, at most once for the GPUs and the boot.
-func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next nextStep, after time.Duration) {
+func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextStep, after time.Duration) {
 	now := publishOccasion(v)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == now {
 		return nil, 0
@@ -351,9 +351,9 @@ func profilesOf(devices []v1alpha1.DeviceSpec) []string {
 
 // hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another one. Until the driver
 // publishes what is there, nothing tells which devices are gone.
-func hangingClaims(v *View, s State) finding {
+func hangingClaims(v *View, s State) Finding {
 	if !v.ByDriver() || s != UpToDate {
-		return finding{}
+		return Finding{}
 	}
 	var hanging []string
 	for _, c := range v.Node.Claims {
@@ -368,10 +368,10 @@ func hangingClaims(v *View, s State) finding {
 		}
 	}
 	if len(hanging) == 0 {
-		return finding{}
+		return Finding{}
 	}
 	slices.Sort(hanging)
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonDeviceGone, Beside: true,
 		Message: fmt.Sprintf("These pods were allocated devices that no longer exist, and cannot start: %s. Delete them, so that their workloads "+
 			"make others", format.List(slices.Compact(hanging))),
@@ -379,9 +379,9 @@ func hangingClaims(v *View, s State) finding {
 }
 
 // duplicatedClasses finds that several DeviceClasses serve a resource of the node: another one was made after the operator had looked for an owner.
-func duplicatedClasses(v *View, s State) finding {
+func duplicatedClasses(v *View, s State) Finding {
 	if !v.ByDriver() || v.Policy == nil || s != UpToDate {
-		return finding{}
+		return Finding{}
 	}
 	var says []string
 	for _, resource := range slices.Sorted(maps.Keys(v.Target.Expected)) {
@@ -390,21 +390,21 @@ func duplicatedClasses(v *View, s State) finding {
 		}
 	}
 	if len(says) == 0 {
-		return finding{}
+		return Finding{}
 	}
-	return finding{Reason: v1alpha1.ReasonDeviceClassConflict, Beside: true, Message: strings.Join(says, ". ")}
+	return Finding{Reason: v1alpha1.ReasonDeviceClassConflict, Beside: true, Message: strings.Join(says, ". ")}
 }
 
 // upgradeUnvalidated finds an upgrade of NVIDIA's driver that does not end by itself: with a GPUCluster it waits for NVIDIA's validator, whose pod claims a whole
 // GPU, and without a pod it waits without a deadline (NVIDIA/gpu-operator manifests/state-dra-validation, v26.7.0, and NVIDIA/k8s-operator-libs
 // pkg/upgrade/validation_manager.go).
-func upgradeUnvalidated(v *View, s State) finding {
+func upgradeUnvalidated(v *View, s State) Finding {
 	whole := func(d gpu.Device) bool { return !d.State.MIG }
 	validates := cluster.OfGPUCluster(v.Node.Labels) && v.Node.Labels[cluster.LabelUpgrade] == cluster.UpgradeValidates
 	if s != UpToDate || !validates || slices.ContainsFunc(v.Devices, whole) {
-		return finding{}
+		return Finding{}
 	}
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonDriverUpgrade, Beside: true,
 		Message: fmt.Sprintf("The upgrade of NVIDIA's driver does not end by itself: it waits for NVIDIA's validator, which claims a whole GPU, and all "+
 			"GPUs of the node are in MIG mode. The driver runs. End the upgrade: kubectl label node %s --overwrite %s=%s",
@@ -416,11 +416,11 @@ func upgradeUnvalidated(v *View, s State) finding {
 const draPluginStartsWithin = time.Minute
 
 // draPluginFailing finds that the pod of the driver does not run as it should, or is missing, where that is waited for.
-func draPluginFailing(v *View, s State) finding {
+func draPluginFailing(v *View, s State) Finding {
 	if !v.ByDriver() || !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
-		return finding{}
+		return Finding{}
 	}
-	f := finding{}
+	f := Finding{}
 	var says []string
 	running := false
 	for _, p := range draPluginPods(v) {
@@ -435,7 +435,7 @@ func draPluginFailing(v *View, s State) finding {
 	}
 	if waits := s == Verifying || s == Degraded; !running && waits {
 		if left := ConfigSelectedAt(v).Add(draPluginStartsWithin).Sub(v.Snapshot.Now); left > 0 {
-			return finding{After: left} // it may be on its way
+			return Finding{After: left} // it may be on its way
 		}
 		says = append(says, "no pod of NVIDIA's DRA driver is on the node; look at its DaemonSet, and whether its pods tolerate the node's taints")
 	}

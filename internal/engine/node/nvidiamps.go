@@ -216,14 +216,14 @@ func mpsLabelReset(v *View) string {
 }
 
 // nvidiaMPSNotKeptOff finds that NVIDIA's MPS DaemonSet is allowed on a node that the operator's daemons serve, and puts that right.
-func nvidiaMPSNotKeptOff(v *View, _ State) finding {
+func nvidiaMPSNotKeptOff(v *View, _ State) Finding {
 	if !servesMPS(v) || v.Target.Before && !sharedByOwnMPS(v.Node.GPU.Spec.Devices) && servedByNVIDIAMPS(v) && v.Selects() {
-		return finding{}
+		return Finding{}
 	}
 	allowed := v.Node.Labels[cluster.LabelMPSCapable] == cluster.LabelTrue
 	switch {
 	case OverriddenByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
-		f := finding{Repair: []action.Action{action.KeepMPSOff{Node: v.Node.Name}}}
+		f := Finding{Repair: []action.Action{action.KeepMPSOff{Node: v.Node.Name}}}
 		if allowed {
 			f.Reason = v1alpha1.ReasonDisablingNVIDIAMPS
 			f.Message = fmt.Sprintf("NodeFeature %s is missing, which keeps NVIDIA's MPS DaemonSet off the node. The operator writes it again",
@@ -231,18 +231,18 @@ func nvidiaMPSNotKeptOff(v *View, _ State) finding {
 		}
 		return f
 	case !allowed:
-		return finding{}
+		return Finding{}
 	case OverriddenByNodeFeature(v) && !nfdTimedOut(v):
 		left := v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
 		if left > 0 {
-			return finding{After: left}
+			return Finding{After: left}
 		}
-		return finding{Reason: v1alpha1.ReasonNodeFeatureIgnored, Message: nodeFeatureIgnored(v)}
+		return Finding{Reason: v1alpha1.ReasonNodeFeatureIgnored, Message: nodeFeatureIgnored(v)}
 	}
 	if left := mpsLabelLeft(v); left > 0 {
-		return finding{Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: left}
+		return Finding{Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: left}
 	}
-	return finding{Repair: []action.Action{patchMPSCapable(v)}}
+	return Finding{Repair: []action.Action{patchMPSCapable(v)}}
 }
 
 // servedByNVIDIAMPS reports whether NVIDIA's MPS daemon serves the target.
@@ -252,15 +252,15 @@ func servedByNVIDIAMPS(v *View) bool {
 
 // mpsOverrideNotNeeded lets NVIDIA's MPS DaemonSet back where the operator's daemons are gone, once that does no harm: GFD says false,
 // or the node was found with NVIDIA's daemon and selects the configuration from before.
-func mpsOverrideNotNeeded(v *View, _ State) finding {
+func mpsOverrideNotNeeded(v *View, _ State) Finding {
 	if ExcludesNVIDIAMPS(v) || !MPSLabelOverridden(v) {
-		return finding{}
+		return Finding{}
 	}
 	found := v.Target.Before && v.Selects()
 	if v.Node.Features.Others == cluster.LabelTrue && (!found || !servedByNVIDIAMPS(v)) {
 		return staleSharingLabels(v)
 	}
-	return finding{Repair: AllowNVIDIAMPS(v, found)}
+	return Finding{Repair: AllowNVIDIAMPS(v, found)}
 }
 
 // AllowNVIDIAMPS deletes the NodeFeature and, on a node that goes back to how it was found, restores the label.
@@ -281,15 +281,15 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 }
 
 // staleSharingLabels finds that GFD still says that the node shares by MPS, long after another configuration was selected.
-func staleSharingLabels(v *View) finding {
+func staleSharingLabels(v *View) Finding {
 	since := v.Node.GPU.Spec.ChangeTime
 	if since.IsZero() {
-		return finding{}
+		return Finding{}
 	}
 	if left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now); left > 0 {
-		return finding{After: left}
+		return Finding{After: left}
 	}
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonMPSCapableStale,
 		Message: fmt.Sprintf("NodeFeature %s still says %s=true, though the node no longer shares its GPUs by MPS, so the operator keeps its own "+
 			"NodeFeature %s. Look at the pod of GPU Feature Discovery on the node", v.Node.Features.Author, cluster.LabelMPSCapable,

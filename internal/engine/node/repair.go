@@ -22,7 +22,7 @@ import (
 //	result → each check → finding{reason, message, repair} → result
 
 // findingFunc finds what is left half-done on a node in a state.
-type findingFunc func(*View, State) finding
+type findingFunc func(*View, State) Finding
 
 // AddFindings adds to a result what is left half-done on the node. A finding is the reason of a node that has not
 // failed; repairs wait for no slot in the budget, since they only give back. It returns them after what the result has done at once.
@@ -53,15 +53,15 @@ func AddFindings(v *View, j Result) (Result, []action.Action) {
 }
 
 // gpuMissing finds that GPUs are missing which the policy selects by index.
-func gpuMissing(v *View, _ State) finding {
+func gpuMissing(v *View, _ State) Finding {
 	if v.Desired == nil {
-		return finding{}
+		return Finding{}
 	}
 	missing := policy.Missing(v.Policy, PolicyNode(v.Node))
 	if len(missing) == 0 {
-		return finding{}
+		return Finding{}
 	}
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonGPUMissing, Beside: true,
 		Message: fmt.Sprintf("The node no longer has %s, which gpuSelector.indexes selected. Policy %s keeps the other GPUs that it "+
 			"selected, though their indexes have changed. Replace the GPU, or change gpuSelector.indexes", format.List(missing), v.Policy.Name),
@@ -70,38 +70,38 @@ func gpuMissing(v *View, _ State) finding {
 
 // leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by a
 // mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
-func leftPaused(v *View, s State) finding {
+func leftPaused(v *View, s State) Finding {
 	if !v.ByGPUOperator() || v.Node.HeldSince.IsZero() {
-		return finding{}
+		return Finding{}
 	}
 	left := v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
 	theirs := pausedByOthers(v)
 	switch {
 	case len(theirs) > 0 && !managerWorks(v):
 		if left > 0 {
-			return finding{After: left}
+			return Finding{After: left}
 		}
 		patch := v.Patch("resuming NVIDIA's GPU clients, which its mig-manager left paused")
 		for _, name := range theirs {
 			patch.Labels[name] = new("true")
 		}
 		patch.Locked = true
-		return finding{
+		return Finding{
 			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: []action.Action{patch},
 			Message: fmt.Sprintf("NVIDIA's GPU clients were left paused since %s (%s) by a mig-manager that does not work on "+
 				"the node any more; they are being resumed", format.Clock(v.Node.HeldSince), format.List(theirs)),
 		}
 	case len(OwnPauses(v)) > 0 && s == Unknown:
 		if left > 0 {
-			return finding{After: left}
+			return Finding{After: left}
 		}
-		return finding{
+		return Finding{
 			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: RestoreScheduling(v, "the agent does not come back"),
 			Message: fmt.Sprintf("the operator paused NVIDIA's GPU clients at %s for a change that the agent has not ended; "+
 				"they are being resumed, and the change goes on once the agent reports again", format.Clock(v.Node.HeldSince)),
 		}
 	}
-	return finding{}
+	return Finding{}
 }
 
 // pausedByOthers are the deploy labels that carry mig-manager's value and that we did not set to it.
@@ -117,12 +117,12 @@ func pausedByOthers(v *View) []string {
 }
 
 // notEnding finds pods of NVIDIA's that should be gone long since, in a state that waits for that.
-func notEnding(v *View, s State) finding {
+func notEnding(v *View, s State) Finding {
 	if s != PausingClients && s != Selecting && s != Verifying && s != Degraded {
-		return finding{}
+		return Finding{}
 	}
 	var names []string
-	f := finding{}
+	f := Finding{}
 	for _, p := range v.Node.Pods {
 		if !p.Terminating || !p.NVIDIA || !cluster.SelectsDeploy(p.NodeSelector) {
 			continue
@@ -144,16 +144,16 @@ func notEnding(v *View, s State) finding {
 
 // pluginOutdated finds pods of NVIDIA's device plugin that the GPU Operator has not started anew since the ClusterPolicy names
 // our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
-func pluginOutdated(v *View, s State) finding {
+func pluginOutdated(v *View, s State) Finding {
 	since, names := v.Node.GPU.Spec.ChangeTime, pluginsReadingOthers(v)
 	if v.ByDriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
-		return finding{}
+		return Finding{}
 	}
 	if left := since.Add(timing.OutdatedTimeout).Sub(v.Snapshot.Now); left > 0 {
-		return finding{After: left}
+		return Finding{After: left}
 	}
 	restarts, after := restartPlugin(v, "it still reads another ConfigMap than the operator's", readsOthersConfig)
-	return finding{
+	return Finding{
 		Reason: v1alpha1.ReasonDevicePluginOutdated, Repair: restarts, After: after,
 		Message: fmt.Sprintf("these pods read another ConfigMap than the operator's, though the ClusterPolicy names that: %s; "+
 			"they are being started anew; look at daemonsets.updateStrategy of the ClusterPolicy", format.List(names)),
@@ -162,9 +162,9 @@ func pluginOutdated(v *View, s State) finding {
 
 // computeModeLeft finds GPUs that let only one process in, or none, though no MPS control daemon serves them: the daemon
 // died, or a user set it by hand.
-func computeModeLeft(v *View, s State) finding {
+func computeModeLeft(v *View, s State) Finding {
 	if s != UpToDate {
-		return finding{} // until then it is a step of the plan, or changes all the time
+		return Finding{} // until then it is a step of the plan, or changes all the time
 	}
 	var ours, others []string
 	for _, d := range v.Devices {
@@ -178,7 +178,7 @@ func computeModeLeft(v *View, s State) finding {
 			others = append(others, name)
 		}
 	}
-	f := finding{Reason: v1alpha1.ReasonComputeModeLeft}
+	f := Finding{Reason: v1alpha1.ReasonComputeModeLeft}
 	switch {
 	case len(ours) > 0:
 		f.Message = fmt.Sprintf("%s: not in the default compute mode, and no MPS control daemon serves it, so pods get \"busy or "+
@@ -190,7 +190,7 @@ func computeModeLeft(v *View, s State) finding {
 		f.Message = fmt.Sprintf("%s: not in the default compute mode, and no MPS control daemon serves it, so pods get \"busy or "+
 			"unavailable\"; the policy does not select this GPU, so set it back by hand: nvidia-smi -i INDEX -c DEFAULT", format.List(others))
 	default:
-		return finding{}
+		return Finding{}
 	}
 	return f
 }
@@ -206,9 +206,9 @@ func targetsGPU(v *View, uuid string) bool {
 }
 
 // limitsPending finds pods that keep the MPS limits from before the last change.
-func limitsPending(v *View, s State) finding {
+func limitsPending(v *View, s State) Finding {
 	if s != UpToDate {
-		return finding{} // until then the limits are a part of the change
+		return Finding{} // until then the limits are a part of the change
 	}
 	var names []string
 	clients := int32(0)
@@ -219,19 +219,19 @@ func limitsPending(v *View, s State) finding {
 		}
 	}
 	if clients == 0 {
-		return finding{}
+		return Finding{}
 	}
 	slices.Sort(names)
 	who := fmt.Sprintf("%d MPS clients", clients)
 	if len(names) > 0 {
 		who = format.List(names)
 	}
-	return finding{Reason: v1alpha1.ReasonLimitsPending, Message: fmt.Sprintf("%s: started before the MPS limits changed, and "+
+	return Finding{Reason: v1alpha1.ReasonLimitsPending, Message: fmt.Sprintf("%s: started before the MPS limits changed, and "+
 		"keep their former limits until they end; restart them to apply the new limits", who)}
 }
 
 // mpsUnreachable finds daemons that new pods cannot reach.
-func mpsUnreachable(v *View, _ State) finding {
+func mpsUnreachable(v *View, _ State) Finding {
 	var names []string
 	clients := int32(0)
 	for _, d := range v.Node.GPU.Status.MPS {
@@ -241,16 +241,16 @@ func mpsUnreachable(v *View, _ State) finding {
 		}
 	}
 	if len(names) == 0 {
-		return finding{}
+		return Finding{}
 	}
 	slices.Sort(names)
-	return finding{Reason: v1alpha1.ReasonMPSUnreachable, Message: fmt.Sprintf("%s: another program replaced the shared memory of MPS, "+
+	return Finding{Reason: v1alpha1.ReasonMPSUnreachable, Message: fmt.Sprintf("%s: another program replaced the shared memory of MPS, "+
 		"as NVIDIA's MPS DaemonSet does when it starts, so new pods cannot use it until no client is connected, now %d; restart the pods "+
 		"that use MPS", format.List(names), clients)}
 }
 
 // userWaiting finds pods that wait because MPS serves one user ID at a time.
-func userWaiting(v *View, _ State) finding {
+func userWaiting(v *View, _ State) Finding {
 	var names []string
 	var active int64
 	for _, d := range v.Node.GPU.Status.MPS {
@@ -263,10 +263,10 @@ func userWaiting(v *View, _ State) finding {
 		}
 	}
 	if len(names) == 0 {
-		return finding{}
+		return Finding{}
 	}
 	slices.Sort(names)
-	return finding{Reason: v1alpha1.ReasonMPSUserWaiting, Message: fmt.Sprintf("MPS serves one user ID at a time, now %d; waiting: "+
+	return Finding{Reason: v1alpha1.ReasonMPSUserWaiting, Message: fmt.Sprintf("MPS serves one user ID at a time, now %d; waiting: "+
 		"%s; run all pods of the node as one user ID (securityContext.runAsUser), or set sharing.mps.multiUser", active, format.List(names))}
 }
 

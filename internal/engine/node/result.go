@@ -29,7 +29,7 @@ import (
 type Result struct {
 	State
 	Reason, Message string
-	Next            nextStep
+	Next            NextStep
 	After           time.Duration // when to look again; 0: no need
 	// Rollback is how far a node with Failed is on its way back; empty: that has not begun.
 	Rollback State
@@ -38,8 +38,8 @@ type Result struct {
 // gateFunc is a gate that a change has to pass. It reports what the node waits for, and whether it waits.
 type gateFunc func(*View) (Result, bool)
 
-// finding is something that is left half-done on a node, by the operator or by another controller.
-type finding struct {
+// Finding is something that is left half-done on a node, by the operator or by another controller.
+type Finding struct {
 	Reason, Message string          // empty: nothing, or not yet
 	Beside          bool            // no change waits for it, so it is the reason of no node that is being changed
 	Repair          []action.Action // what is ours to put right
@@ -167,14 +167,14 @@ func untilOverdue(v *View, j Result) Result {
 	return j
 }
 
-// nextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one by atOnce or withSlot.
+// NextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one by atOnce or withSlot.
 // What is left half-done on a node is repaired beside it, whatever comes next (finding).
 //
 //sumtype:decl
-type nextStep interface{ isNext() }
+type NextStep interface{ isNext() }
 
-// act waits for no slot in the budget: it goes on with a change that has begun, or gives back what the operator took from the node.
-type act []action.Action
+// Act waits for no slot in the budget: it goes on with a change that has begun, or gives back what the operator took from the node.
+type Act []action.Action
 
 // PacedStep is the next step of a change. It needs a slot in the budget.
 type PacedStep struct {
@@ -184,21 +184,21 @@ type PacedStep struct {
 	OnDenied []action.Action
 }
 
-func (act) isNext() {}
+func (Act) isNext() {}
 
 func (PacedStep) isNext() {}
 
 // atOnce returns the act of those actions; nil if there are none.
-func atOnce(actions ...action.Action) nextStep {
+func atOnce(actions ...action.Action) NextStep {
 	if len(actions) == 0 {
 		return nil
 	}
-	return act(actions)
+	return Act(actions)
 }
 
 // withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node. Without actions the
 // change waits, and is given up all the same if it may not go on.
-func withSlot(v *View, actions ...action.Action) nextStep {
+func withSlot(v *View, actions ...action.Action) NextStep {
 	giveUp := restoreSchedulingUnlessBusy(v, "the change is held back")
 	if len(actions)+len(giveUp) == 0 {
 		return nil
@@ -207,9 +207,9 @@ func withSlot(v *View, actions ...action.Action) nextStep {
 }
 
 // SplitStep returns what is done at once, and the step that needs a slot. At most one of them has actions.
-func SplitStep(next nextStep) (act, PacedStep) {
+func SplitStep(next NextStep) (Act, PacedStep) {
 	switch next := next.(type) {
-	case act:
+	case Act:
 		return next, PacedStep{}
 	case PacedStep:
 		return nil, next

@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
-// target is where a node is on its way to: the desired state of its policy, its last good state, or its baseline.
-type target struct {
+// Target is where a node is on its way to: the desired state of its policy, its last good state, or its baseline.
+type Target struct {
 	Policy   string
 	Strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
 	// Actuator is who partitions the GPUs; empty: the agent.
@@ -126,7 +126,7 @@ func (v *View) SpecMatchesTarget() bool {
 // InFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.
 func (v *View) InFlight() bool {
 	spec := v.Node.GPU.Spec
-	return spec.PolicyName != "" && spec.ConfigName != "" && !isLastGood(&v.Node.GPU, target{Config: spec.ConfigName, Devices: spec.Devices})
+	return spec.PolicyName != "" && spec.ConfigName != "" && !isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices})
 }
 
 // Retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
@@ -142,23 +142,23 @@ func ConfigSelectedAt(v *View) time.Time {
 }
 
 // Hash identifies the config and the GPUs of the target.
-func (t target) Hash() string { return policy.Hash(t.Config, t.Devices) }
+func (t Target) Hash() string { return policy.Hash(t.Config, t.Devices) }
 
 // Sharing is the target as the spec records it.
-func (t target) Sharing() *v1alpha1.NodeSharing {
+func (t Target) Sharing() *v1alpha1.NodeSharing {
 	return &v1alpha1.NodeSharing{PolicyName: t.Policy, Strategy: t.Strategy, ConfigName: t.Config, Devices: t.Devices}
 }
 
 // targetOf is the desired state of a policy.
-func targetOf(w policy.Desired) target {
-	return target{
+func targetOf(w policy.Desired) Target {
+	return Target{
 		Policy: w.Policy, Config: w.Config.Key, Data: w.Config.Data, Devices: w.Devices, Expected: w.Config.Resources,
 	}
 }
 
 // FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs that the last
 // good state does not list, since they were deselected or have come later, go to their baseline.
-func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) target {
+func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	if good := n.Status.Rollout.LastGood; good != nil {
 		before := restorable(n, have)
 		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
@@ -167,7 +167,7 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) target {
 				devices = append(devices, d)
 			}
 		}
-		return target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
+		return Target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
 	}
 	t := baselineTarget(n, have)
 	t.Policy, t.Final, t.Labels = by, false, nil
@@ -176,7 +176,7 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) target {
 
 // OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver sets time slices
 // itself; in its baseline the node has the former ones.
-func (v *View) OnStack(t target) target {
+func (v *View) OnStack(t Target) Target {
 	if v.ByDriver() && !t.Final {
 		t.Devices = plan.WithoutIntervals(t.Devices)
 	}
@@ -197,9 +197,9 @@ func (v *View) LastOnStack() *v1alpha1.GPUNode {
 }
 
 // baselineTarget is the state in which the node was found.
-func baselineTarget(n *v1alpha1.GPUNode, have []gpu.Device) target {
+func baselineTarget(n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	spec := n.Spec
-	t := target{Final: true, Before: true, Labels: map[string]*string{}}
+	t := Target{Final: true, Before: true, Labels: map[string]*string{}}
 	if spec.Baseline == nil {
 		return t
 	}
@@ -243,12 +243,12 @@ func baselineLabels() []string {
 }
 
 // specMatches says whether a spec asks for the target already.
-func specMatches(spec v1alpha1.GPUNodeSpec, t target) bool {
+func specMatches(spec v1alpha1.GPUNodeSpec, t Target) bool {
 	return spec.ConfigName == t.Config && spec.MIGActuator == t.Actuator && sameDevices(spec.Devices, t.Devices)
 }
 
 // isLastGood reports whether a target is the last good state of a node.
-func isLastGood(n *v1alpha1.GPUNode, t target) bool {
+func isLastGood(n *v1alpha1.GPUNode, t Target) bool {
 	good := n.Status.Rollout.LastGood
 	return good != nil && good.ConfigName == t.Config && sameDevices(good.Devices, t.Devices)
 }

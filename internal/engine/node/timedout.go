@@ -20,20 +20,20 @@ import (
 // records that in the same write (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again, whatever
 // the stage.
 
-// timeout is the record that a change with nothing to fall back to did not end in time.
-type timeout struct {
+// Timeout is the record that a change with nothing to fall back to did not end in time.
+type Timeout struct {
 	Reason string
 	Times  int // in succession
 	At     time.Time
 }
 
 // Until is when the operator may begin again.
-func (t timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
+func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
 // timedOut returns that record; ok is false if the change of the node has not timed out since the agent was last asked
 // for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again, and a
 // node that needs a reboot needs a person.
-func timedOut(v *View) (t timeout, ok bool) {
+func timedOut(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
 	ok = ok && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !stranded(v)
 	return t, ok
@@ -54,7 +54,7 @@ func releasesAgain(v *View) bool {
 
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody uses what must
 // be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
-func restsAfterTimeout(v *View) (t timeout, is bool) {
+func restsAfterTimeout(v *View) (t Timeout, is bool) {
 	t, timedOut := timedOut(v)
 	_, reboot := waitsForReboot(v)
 	return t, timedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
@@ -71,14 +71,14 @@ const mostTimeouts = 100
 
 // lastTimeout reads the record. Kubelets may write the annotations of their Nodes, and the clock of the controller that wrote it may have
 // been wrong: a record from the future is none.
-func lastTimeout(v *View) (t timeout, ok bool) {
+func lastTimeout(v *View) (t Timeout, ok bool) {
 	value, at, ok := timing.Parse(v.Node.Annotations[v1alpha1.AnnotationTimedOut])
 	parts := strings.Split(value, ".")
 	if !ok || len(parts) != 3 || parts[1] != attempt(v) || fromFuture(v, at) {
-		return timeout{}, false
+		return Timeout{}, false
 	}
 	times, err := strconv.Atoi(parts[2])
-	return timeout{Reason: parts[0], Times: min(times, mostTimeouts), At: at}, err == nil && times > 0
+	return Timeout{Reason: parts[0], Times: min(times, mostTimeouts), At: at}, err == nil && times > 0
 }
 
 func fromFuture(v *View, at time.Time) bool {

@@ -33,7 +33,7 @@ type View struct {
 	Desired     *policy.Desired // what by asks for; nil if it cannot be met, or nobody asks
 	Unsupported *plan.Problem   // why it cannot be met
 
-	Target    target // where the node is on its way to
+	Target    Target // where the node is on its way to
 	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
 	Steps     []plan.Step
 	Blockers  []plan.Blocker

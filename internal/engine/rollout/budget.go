@@ -24,7 +24,7 @@ import (
 // in a fixed order, so that a decision over an older snapshot picks the same nodes again.
 
 // paceGroup turns what each node would do next into what it may do now.
-func paceGroup(g *group, w *cluster.Snapshot) {
+func paceGroup(g *Group, w *cluster.Snapshot) {
 	for _, m := range g.Members {
 		if m.State == node.Failed {
 			g.Failures++
@@ -62,7 +62,7 @@ type budget struct {
 	alone       bool            // one of them goes first with a new configuration
 }
 
-func newBudget(g *group) *budget {
+func newBudget(g *Group) *budget {
 	b := &budget{slots: slotCount(g), left: slotCount(g), proven: map[string]bool{}}
 	last := "" // of thousands of nodes, most have the same
 	for _, m := range g.Members {
@@ -169,7 +169,7 @@ func holdBack(m *member, reason, message string) {
 
 // changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then those that are
 // released, then by name.
-func changeOrder(g *group) []*member {
+func changeOrder(g *Group) []*member {
 	order := make([]*member, 0, len(g.Members)+len(g.Leaving))
 	for _, turn := range []func(*member) bool{
 		func(m *member) bool { return m.Holds },
@@ -188,7 +188,7 @@ func changeOrder(g *group) []*member {
 }
 
 // slotCount is how many nodes may be changing at the same time.
-func slotCount(g *group) int {
+func slotCount(g *Group) int {
 	all := len(g.Members) + len(g.Leaving)
 	if g.By != nil {
 		return scaled(g.By.Spec.Rollout.MaxUnavailable, all)
@@ -217,7 +217,7 @@ func waitsForManager(m *member) (reason, message string) {
 }
 
 // blockedBy says why no change may start or go on at all on a node, whatever the budget.
-func blockedBy(g *group, w *cluster.Snapshot, m *member) (reason, message string) {
+func blockedBy(g *Group, w *cluster.Snapshot, m *member) (reason, message string) {
 	switch {
 	case m.Policy == nil && node.ManagerHoldsUpChange(m.View):
 		return waitsForManager(m)

@@ -16,9 +16,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once it is
+// Group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once it is
 // deleted.
-type group struct {
+type Group struct {
 	By      *v1alpha1.GPUSharingPolicy // nil: it is deleted
 	Members []*member                  // that it governs, by name
 	Leaving []*member                  // that it releases and that go back to their baselines, by name
@@ -153,6 +153,6 @@ func (m *member) Paused() bool { return m.Policy != nil && m.Policy.Spec.Rollout
 func (m *member) HasStatus() bool { return m.Policy != nil || m.Node.GPU.Spec.Baseline != nil }
 
 // InvalidWindow is the message of a policy with an invalid maintenance window.
-func (g *group) InvalidWindow() string {
+func (g *Group) InvalidWindow() string {
 	return fmt.Sprintf("%s. Nothing changes until you correct it", g.Invalid)
 }

@@ -46,7 +46,7 @@ type unmet struct {
 }
 
 // unmetWorkloads lists of each policy, by its name, the workloads of which no node meets the request once all policies are in force.
-func unmetWorkloads(w *cluster.Snapshot, groups map[string]*group, all []*member, waiting []waitingDemand) map[string][]string {
+func unmetWorkloads(w *cluster.Snapshot, groups map[string]*Group, all []*member, waiting []waitingDemand) map[string][]string {
 	i := impact{
 		offers: make([]*offer, len(all)), met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
@@ -157,7 +157,7 @@ func selectorAdmits(p *cluster.Pod, have map[string]string) bool {
 }
 
 // describe tells of each workload what it asks for, what is there instead, and what to change.
-func (i *impact) describe(g *group, workloads map[unmetKey]*unmet) []string {
+func (i *impact) describe(g *Group, workloads map[unmetKey]*unmet) []string {
 	most := map[string]int64{}
 	single := false
 	for _, m := range g.Members {

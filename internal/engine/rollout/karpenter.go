@@ -44,7 +44,7 @@ func poolsList(w *cluster.Snapshot, key string) bool {
 }
 
 // startupMissing reports the NodePools whose nodes start without the startup taint, of those that the policy has nodes of.
-func startupMissing(g *group, w *cluster.Snapshot) (messages []string) {
+func startupMissing(g *Group, w *cluster.Snapshot) (messages []string) {
 	if !taintsNewNodes(g.By) || w.ReadinessTaint {
 		return nil
 	}

@@ -166,14 +166,14 @@ func (memory *Memory) end(met int) {
 // assignment is what nodes are placed by, and where.
 type assignment struct {
 	ranking   policy.Ranking
-	groups    map[string]*group
+	groups    map[string]*Group
 	tolerated tolerance
 }
 
 // group returns the group of a policy, which may be gone; that of the empty name has the nodes of which the policy is not known.
-func (in assignment) group(name string) *group {
+func (in assignment) group(name string) *Group {
 	if in.groups[name] == nil {
-		in.groups[name] = &group{}
+		in.groups[name] = &Group{}
 	}
 	return in.groups[name]
 }

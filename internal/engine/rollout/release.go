@@ -12,7 +12,7 @@ import (
 )
 
 // keepRelease records on a node how its policy releases it.
-func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*group) {
+func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Group) {
 	spec := m.Node.GPU.Spec
 	groups[by.Name].Unrecorded++
 	if spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.Actions, action.SetsSpec) {

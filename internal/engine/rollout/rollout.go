@@ -90,18 +90,18 @@ func (memory *Memory) Decide(w cluster.Snapshot) Decision {
 
 // groupsOf returns the group of each policy by name, as yet without nodes, and that of the nodes of which the policy is not known. It
 // suspends the policies with windows that are invalid.
-func groupsOf(w *cluster.Snapshot) map[string]*group {
+func groupsOf(w *cluster.Snapshot) map[string]*Group {
 	policies, calendars, invalid := timing.Suspend(w.Policies)
 	w.Policies = policies
-	groups := map[string]*group{"": {}}
+	groups := map[string]*Group{"": {}}
 	for i := range w.Policies {
-		groups[w.Policies[i].Name] = &group{By: &w.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
+		groups[w.Policies[i].Name] = &Group{By: &w.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
 	}
 	return groups
 }
 
 // pace holds up the nodes of a group that must not change now.
-func pace(w *cluster.Snapshot, g *group, name string, groups map[string]*group) {
+func pace(w *cluster.Snapshot, g *Group, name string, groups map[string]*Group) {
 	if name != "" {
 		g.Counted = append(g.Counted, groups[""].Idle...)
 	}

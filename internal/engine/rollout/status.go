@@ -25,7 +25,7 @@ import (
 //	Member → nodeStateOf → node state for CLI, metrics and Events
 
 // observedGeneration returns the generation of the policy that its conditions are about.
-func observedGeneration(g *group) int64 {
+func observedGeneration(g *Group) int64 {
 	if g.Unrecorded == 0 {
 		return g.By.Generation
 	}
@@ -39,7 +39,7 @@ func ownConditions(conditions []metav1.Condition) []metav1.Condition {
 }
 
 // computeStatus is what is so with a policy.
-func computeStatus(g *group, w *cluster.Snapshot, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
+func computeStatus(g *Group, w *cluster.Snapshot, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
 	s := v1alpha1.GPUSharingPolicyStatus{
 		Nodes: nodeCounts(g), Resources: resourceCounts(g.Members, mostResources), Pending: pendingNodes(g), NextWindowTime: g.NextWindow,
 	}
@@ -70,7 +70,7 @@ func computeStatus(g *group, w *cluster.Snapshot, tolerated tolerance, unmet []s
 	return s
 }
 
-func nodeCounts(g *group) v1alpha1.NodeCounts {
+func nodeCounts(g *Group) v1alpha1.NodeCounts {
 	c := v1alpha1.NodeCounts{Matched: int32(len(g.Members) + len(g.Lost)), Conflicted: int32(len(g.Lost))}
 	for _, m := range g.Members {
 		stands := standingOf(m)
@@ -106,7 +106,7 @@ func worstFirst(members []*member) {
 
 // pendingNodes lists the nodes that are not ready or on which something is left undone, each with its reason, the worst first, and then
 // those that another policy governs: as many as there is room for.
-func pendingNodes(g *group) []v1alpha1.PendingNode {
+func pendingNodes(g *Group) []v1alpha1.PendingNode {
 	const most, length = v1alpha1.MostPending, 2048 // of the schema
 	var listed []*member
 	for _, m := range g.Members {
@@ -131,7 +131,7 @@ func pendingNodes(g *group) []v1alpha1.PendingNode {
 }
 
 // acceptedCondition says whether the policy governs what it selects.
-func acceptedCondition(g *group, w *cluster.Snapshot) metav1.Condition {
+func acceptedCondition(g *Group, w *cluster.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
 	case w.Plugin.Reason != "" && len(g.Members) == 0:
@@ -155,7 +155,7 @@ func acceptedCondition(g *group, w *cluster.Snapshot) metav1.Condition {
 }
 
 // conflictMessage says who governs the nodes that the policy does not.
-func conflictMessage(g *group) string {
+func conflictMessage(g *Group) string {
 	by := map[string][]string{}
 	for _, l := range g.Lost {
 		by[l.To] = append(by[l.To], l.Node)
@@ -168,7 +168,7 @@ func conflictMessage(g *group) string {
 }
 
 // readyCondition says whether every governed node advertises what the policy asks for.
-func readyCondition(g *group, accepted metav1.Condition) metav1.Condition {
+func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	waiting := unreadyMembers(g)
 	switch {
@@ -196,7 +196,7 @@ func readyCondition(g *group, accepted metav1.Condition) metav1.Condition {
 	return c
 }
 
-func unreadyMembers(g *group) []*member {
+func unreadyMembers(g *Group) []*member {
 	var waiting []*member
 	for _, m := range g.Members {
 		if m.State != node.UpToDate {
@@ -242,7 +242,7 @@ func waitingSentences(waiting []*member) string {
 
 // stalledCondition is true if only a changed policy, node or cluster helps: every node that is not ready is unsupported, failed and rolled back, or
 // held back by a rollout that is halted.
-func stalledCondition(g *group, accepted, ready metav1.Condition) metav1.Condition {
+func stalledCondition(g *Group, accepted, ready metav1.Condition) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,
 	}

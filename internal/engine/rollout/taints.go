@@ -91,7 +91,7 @@ func wantTaints(m *member, by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1.
 }
 
 // startupTaints are the startup taints that nodes of the policy have or may get; none if it asks for none.
-func startupTaintsOf(g *group) []corev1.Taint {
+func startupTaintsOf(g *Group) []corev1.Taint {
 	if !taintsNewNodes(g.By) {
 		return nil
 	}
@@ -112,7 +112,7 @@ func startupTaintsOf(g *group) []corev1.Taint {
 }
 
 // taintsCondition reports whether the taints of the policy are on its nodes; asked is false if it has none.
-func taintsCondition(g *group, t tolerance) (c metav1.Condition, asked bool) {
+func taintsCondition(g *Group, t tolerance) (c metav1.Condition, asked bool) {
 	taints, starting := taintsOf(g.By), startupTaintsOf(g)
 	if len(taints)+len(starting) == 0 {
 		return c, false
@@ -144,7 +144,7 @@ func taintsCondition(g *group, t tolerance) (c metav1.Condition, asked bool) {
 }
 
 // taintsLacking is why nodes lack taints of the policy: for all of them, or otherwise for single ones.
-func taintsLacking(g *group, t tolerance, taints []corev1.Taint) []taintStatus {
+func taintsLacking(g *Group, t tolerance, taints []corev1.Taint) []taintStatus {
 	var all []taintStatus
 	add := func(reason, message string) {
 		if k := (taintStatus{Reason: reason, Message: message}); reason != "" && !slices.Contains(all, k) {

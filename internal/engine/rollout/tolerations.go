@@ -160,7 +160,7 @@ func (t tolerance) byDriver(v *node.View) bool {
 }
 
 // programsOf are the values of byDriver of the nodes of a group; that of a node of the device plugin if it has none.
-func (t tolerance) programsOf(g *group) []bool {
+func (t tolerance) programsOf(g *Group) []bool {
 	var all []bool
 	for _, m := range g.Members {
 		if is := t.byDriver(m.View); !slices.Contains(all, is) {

@@ -32,7 +32,7 @@ func awaitsWindow(m *member) bool {
 }
 
 // outsideWindow reports why a node waits for a maintenance window, if it does, and looks again when one opens or closes.
-func outsideWindow(g *group, w *cluster.Snapshot, m *member) (reason, message string) {
+func outsideWindow(g *Group, w *cluster.Snapshot, m *member) (reason, message string) {
 	if len(g.Windows) == 0 || !awaitsWindow(m) {
 		return "", ""
 	}
