@@ -19,7 +19,7 @@ import (
 
 const (
 	constants = "api/v1alpha1/conditions.go"
-	states    = "internal/engine/rollout/state/state.go"
+	states    = "internal/engine/node/state.go"
 )
 
 func metricSources() []string {

@@ -195,7 +195,7 @@ func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1
 // asAsked reports whether a policy is not ready with that reason because its user wants it so, for as long as he wants. Its reason is Paused as
 // soon as one of its nodes waits for that, but a node that is blocked, such as one that no longer advertises what it did, waits for something else.
 func asAsked(reason string, nodes v1alpha1.NodeCounts) bool {
-	return nodes.Blocked == 0 && (reason == v1alpha1.ReasonPaused || reason == v1alpha1.ReasonOutsideWindow)
+	return nodes.Blocked == 0 && node.ClassOf(reason).Is(node.Chosen)
 }
 
 func gauge(d *prometheus.Desc, value float64, labels ...string) prometheus.Metric {

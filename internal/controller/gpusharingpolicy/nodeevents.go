@@ -29,7 +29,7 @@ func (an *eventRecorder) announceNodes(policy *v1alpha1.GPUSharingPolicy, pendin
 		}
 		_, worries := is[n.NodeName]
 		if !worries && !slices.ContainsFunc(states, func(s rollout.NodeState) bool {
-			return s.Node == n.NodeName && s.Policy == policy.Name && node.NeedsAttention(string(s.State), s.Reason)
+			return s.Node == n.NodeName && s.Policy == policy.Name && node.Worrying(string(s.State), s.Reason)
 		}) {
 			e := eventReasonReached
 			e.Reason = v1alpha1.EventRecovered
@@ -41,7 +41,7 @@ func (an *eventRecorder) announceNodes(policy *v1alpha1.GPUSharingPolicy, pendin
 func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 	found := map[string]v1alpha1.PendingNode{}
 	for _, n := range pending {
-		if node.NeedsAttention(n.State, n.Reason) {
+		if node.Worrying(n.State, n.Reason) {
 			found[n.NodeName] = n
 		}
 	}

@@ -3,12 +3,6 @@
 
 package node
 
-import (
-	"slices"
-
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-)
-
 // How far a node is on its way, and how a node in a state counts in the status of its policy:
 //
 //	Unknown, Unsupported                                                     nothing is done
@@ -67,23 +61,10 @@ func StandingOf(s State, reason string) Standing {
 		return NodeFailed
 	case s == Unsupported:
 		return NodeUnsupported
-	case passesByItself(reason):
+	case ClassOf(reason).Is(Passes):
 		return NodeWaiting
 	}
 	return NodeBlocked
-}
-
-// passesByItself reports whether a node with that reason waits for its turn, or for a step of the rollout that ends by itself.
-func passesByItself(reason string) bool {
-	switch reason {
-	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonOutsideWindow,
-		v1alpha1.ReasonWaitingForFirst, v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonRolloutHalted,
-		v1alpha1.ReasonConfiguringDevicePlugin, v1alpha1.ReasonPausingClients, v1alpha1.ReasonDisablingNVIDIAMPS,
-		v1alpha1.ReasonApplying, v1alpha1.ReasonRebooting, v1alpha1.ReasonMIGManagerPartitioning,
-		v1alpha1.ReasonSelecting, v1alpha1.ReasonVerifying:
-		return true
-	}
-	return false
 }
 
 // Updated reports whether the GPUs of a node with that state are as its policy asks, and the node selects the config of the policy.
@@ -91,17 +72,8 @@ func Updated(s State) bool {
 	return s == Verifying || s == Releasing || s == Degraded || s == UpToDate
 }
 
-// NeedsAttention reports whether a person should look at a node with that state and reason: its change failed or cannot be made, or something
+// Worrying reports whether a person should look at a node with that state and reason: its change failed or cannot be made, or something
 // on it is left undone. Others are on their way, or wait for something that passes.
-func NeedsAttention(state, reason string) bool {
-	if state == string(Failed) || state == string(Unsupported) {
-		return true
-	}
-	return slices.Contains([]string{
-		v1alpha1.ReasonNotAdvertised, v1alpha1.ReasonClientsLeftPaused, v1alpha1.ReasonClientsNotEnding,
-		v1alpha1.ReasonMIGManagerStuck, v1alpha1.ReasonMIGManagerUnfenced, v1alpha1.ReasonMIGConfigIgnored,
-		v1alpha1.ReasonConfigManagerFailing, v1alpha1.ReasonDevicePluginFailing, v1alpha1.ReasonDevicePluginOutdated,
-		v1alpha1.ReasonComputeModeLeft, v1alpha1.ReasonNodeFeatureIgnored, v1alpha1.ReasonMPSCapableReset, v1alpha1.ReasonMPSCapableStale,
-		v1alpha1.ReasonChangedByOthers,
-	}, reason)
+func Worrying(state, reason string) bool {
+	return state == string(Failed) || state == string(Unsupported) || ClassOf(reason).Is(NeedsAttention)
 }

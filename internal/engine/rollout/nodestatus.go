@@ -108,7 +108,7 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if slices.ContainsFunc(m.Actions, leadsOn) {
 		return true // and is reported in the next pass, if it has come no further then
 	}
-	if !reasonUnderway(m.Reason) {
+	if !node.ClassOf(m.Reason).Is(node.UnderWay) {
 		return false
 	}
 	last := timing.Latest(m.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(m.View))
@@ -121,17 +121,6 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	}
 	m.After = timing.Sooner(m.After, left)
 	return true
-}
-
-// reasonUnderway reports whether a node with that reason is being changed, as opposed to one that waits for its turn or is blocked.
-func reasonUnderway(reason string) bool {
-	switch reason {
-	case v1alpha1.ReasonProgressing, v1alpha1.ReasonPausingClients, v1alpha1.ReasonDisablingNVIDIAMPS, v1alpha1.ReasonApplying,
-		v1alpha1.ReasonRebooting, v1alpha1.ReasonMIGManagerPartitioning, v1alpha1.ReasonSelecting, v1alpha1.ReasonVerifying,
-		v1alpha1.ReasonRestoring:
-		return true
-	}
-	return false
 }
 
 // leadsOn reports whether an action brings a node further. An eviction may go on for long.
@@ -182,8 +171,7 @@ func sortConditions(conditions []metav1.Condition) {
 
 // hasEnded reports whether nothing more happens to the node until the policy, the node or the cluster is changed.
 func hasEnded(m *member) bool {
-	return m.State == node.Failed && !m.Holds || m.State == node.Unsupported || m.Reason == v1alpha1.ReasonRolloutHalted ||
-		m.Reason == v1alpha1.ReasonInvalidWindow
+	return m.State == node.Failed && !m.Holds || m.State == node.Unsupported || node.ClassOf(m.Reason).Is(node.Ends)
 }
 
 // nodeReadyCondition is the condition Ready of the node: whether it advertises what is desired.

@@ -215,7 +215,7 @@ func waitingReason(waiting []*member) string {
 		}
 	}
 	for _, m := range waiting {
-		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonConfiguringDevicePlugin, v1alpha1.ReasonMPSClientsRunning}, m.Reason) {
+		if node.ClassOf(m.Reason).Is(node.First) {
 			return m.Reason
 		}
 		if m.Reason != first {
