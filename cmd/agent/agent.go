@@ -105,7 +105,8 @@ func newManager(f agentFlags) (manager.Manager, error) {
 	return mgr, nil
 }
 
-// serveUsage measures who uses the GPUs whenever the metrics or the usage is read, and otherwise at the sampling interval, if there is one.
+// serveUsage measures who uses the GPUs whenever the metrics or the usage is read, and otherwise at the sampling
+// interval, if there is one.
 func serveUsage(ctx context.Context, f agentFlags, mgr manager.Manager, c *agent.Controller) error {
 	collector := agent.NewUsageCollector(func() (usage.Report, error) {
 		report, err := c.Usage(ctx)

@@ -34,8 +34,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// TestAgent runs the two programs as they are shipped, with the rights that they have in a cluster, on a simulated driver:
-// an A100 from whole to MIG to MPS and back.
+// TestAgent runs the two programs as they are shipped, with the rights that they have in a cluster, on a simulated
+// driver: an A100 from whole to MIG to MPS and back.
 func TestAgent(t *testing.T) {
 	g := gomega.NewWithT(t)
 	cluster := env.Start(t)
@@ -85,7 +85,8 @@ func TestAgent(t *testing.T) {
 	g.Expect(n.device().Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
 }
 
-// expectUsage reads what the agent serves about a GPU that is shared by MPS: with the right to, without, and with the agent's own token.
+// expectUsage reads what the agent serves about a GPU that is shared by MPS: with the right to, without, and with the
+// agent's own token.
 func expectUsage(t *testing.T, cluster *env.Cluster, agent *rest.Config, address string) {
 	t.Helper()
 	g := gomega.NewWithT(t)

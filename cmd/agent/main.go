@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The agent runs on each GPU node. It brings the node's GPUs to the spec of the GPUNode of that name and reports what it
-// sees. Run as `agent mps-host` it is the one program of the MPS pod, which keeps the node's MPS control daemons, and as
-// `agent mps-prepare` what that pod runs first.
+// The agent runs on each GPU node. It brings the node's GPUs to the spec of the GPUNode of that name and reports what
+// it sees. Run as `agent mps-host` it is the one program of the MPS pod, which keeps the node's MPS control daemons,
+// and as `agent mps-prepare` what that pod runs first.
 package main
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
 
-// garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC says so. It runs on
-// every node with GPUs and mostly waits, so memory counts for more than the processor.
+// garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC
+// says so. It runs on every node with GPUs and mostly waits, so memory counts for more than the processor.
 const garbage = 25
 
 func main() {

@@ -18,9 +18,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
-// runMPSHost keeps the MPS control daemons of the node until the context ends. If nobody uses MPS then, it takes away the shared
-// memory that runMPSPrepare has mounted on the node; the next pod mounts it again. If the next pod is there already, which starts
-// beside one that was deleted by force, the shared memory stays.
+// runMPSHost keeps the MPS control daemons of the node until the context ends. If nobody uses MPS then, it takes away
+// the shared memory that runMPSPrepare has mounted on the node; the next pod mounts it again. If the next pod is there
+// already, which starts beside one that was deleted by force, the shared memory stays.
 func runMPSHost(ctx context.Context, args []string) error {
 	var f hostFlags
 	set := flag.NewFlagSet("agent mps-host", flag.ContinueOnError)
@@ -69,8 +69,8 @@ func podName() (string, error) {
 // sharedMemory is where the shared memory of daemons and clients is mounted on the node.
 func (f *hostFlags) sharedMemory() string { return filepath.Join(f.mpsRoot, mps.SharedMemory) }
 
-// sharesMemory reports whether /dev/shm of this container is what the node has mounted below the MPS root, which this container sees as it
-// changes. Outside of a container there is nothing to compare.
+// sharesMemory reports whether /dev/shm of this container is what the node has mounted below the MPS root, which this
+// container sees as it changes. Outside of a container there is nothing to compare.
 func (f *hostFlags) sharesMemory() bool {
 	if f.containerRoot == "" {
 		return true

@@ -38,8 +38,8 @@ func TestTheMPSHostEndsADaemonWithoutTheDriversPrograms(t *testing.T) {
 	g.Eventually(record, "30s", "100ms").ShouldNot(gomega.BeAnExistingFile())
 }
 
-// NVIDIA's validator removes its mark whenever its own pod is deleted or starts: while the GPU Operator is updated, or an agent makes it
-// look at new MIG instances. NVIDIA's device plugin serves on meanwhile, so that pods can start.
+// NVIDIA's validator removes its mark whenever its own pod is deleted or starts: while the GPU Operator is updated, or
+// an agent makes it look at new MIG instances. NVIDIA's device plugin serves on meanwhile, so that pods can start.
 func TestADaemonStaysWhileOnlyTheValidatorStartsAgain(t *testing.T) {
 	g := gomega.NewWithT(t)
 	onNode := newDriver(t, sim.A100)
@@ -195,7 +195,8 @@ func TestTheMPSHostGivesTheSharedMemoryBackIfNobodyUsesMPS(t *testing.T) {
 	})
 }
 
-// A pod that is deleted by force is gone from the API server before it has ended, so that its successor starts beside it.
+// A pod that is deleted by force is gone from the API server before it has ended, so that its successor starts beside
+// it.
 func TestAnMPSPodThatEndsAfterItsSuccessorStartedLeavesTheSharedMemory(t *testing.T) {
 	withOwnMounts(t, func(g *gomega.WithT) {
 		mpsRoot := filepath.Join(t.TempDir(), "mps")
@@ -220,8 +221,9 @@ func TestAnMPSPodThatEndsAfterItsSuccessorStartedLeavesTheSharedMemory(t *testin
 	})
 }
 
-// Clients write to the shared memory and, as root, to the pipe directories while the first container of the MPS pod, which has the host's
-// PIDs, labels files: a link in the place of a folder leads to any file of the node, as /proc/1/root does.
+// Clients write to the shared memory and, as root, to the pipe directories while the first container of the MPS pod,
+// which has the host's PIDs, labels files: a link in the place of a folder leads to any file of the node, as
+// /proc/1/root does.
 func TestWhatClientsDoToTheirFilesMakesNoOtherFileTheirs(t *testing.T) {
 	for name, writable := range map[string]string{"shared memory": "shm", "pipe directory": "nvidia.com/gpu/pipe"} {
 		t.Run(name, func(t *testing.T) {

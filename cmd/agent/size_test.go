@@ -13,8 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestTheAgentLinksNoTemplates: a program that links text/template keeps every exported method of every type that it registers, which of
-// Kubernetes' API are 10 MB, on every node with GPUs. gRPC links it unless it is built with a tag.
+// TestTheAgentLinksNoTemplates: a program that links text/template keeps every exported method of every type that it
+// registers, which of Kubernetes' API are 10 MB, on every node with GPUs. gRPC links it unless it is built with a tag.
 func TestTheAgentLinksNoTemplates(t *testing.T) {
 	g := NewWithT(t)
 	linked, err := exec.CommandContext(t.Context(), "go", "list", "-tags", "grpcnotrace", "-deps", ".").Output()

@@ -1,9 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The controller turns all policies and all nodes into a desired state for each node, and brings it to the nodes one safe step at a
-// time. One of several replicas leads. Run as `controller operands` it is another program: where OLM installs the operator,
-// it installs the agent. Run as `controller check` it prints what is missing, and ends: the pod of `helm test` does.
+// The controller turns all policies and all nodes into a desired state for each node, and brings it to the nodes one
+// safe step at a time. One of several replicas leads. Run as `controller operands` it is another program: where OLM
+// installs the operator, it installs the agent. Run as `controller check` it prints what is missing, and ends: the pod
+// of `helm test` does.
 package main
 
 import (
@@ -45,8 +46,8 @@ const name = "gpu-sharing-controller"
 // them would compete with the agents, which answer each, for the API server.
 const writers = 8
 
-// garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC says
-// so. It holds much of the cluster and mostly waits, so memory counts for more than the processor.
+// garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC
+// says so. It holds much of the cluster and mostly waits, so memory counts for more than the processor.
 const garbage = 50
 
 func main() {
@@ -172,8 +173,8 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	return nil
 }
 
-// registerAutoscaling wires the controller that tells autoscalers what new nodes will advertise. It has a cache of its own, for kinds that
-// the cluster may not have.
+// registerAutoscaling wires the controller that tells autoscalers what new nodes will advertise. It has a cache of its
+// own, for kinds that the cluster may not have.
 func registerAutoscaling(mgr manager.Manager, clk clock.Clock, f flags) error {
 	options := autoscaling.CacheOptions()
 	options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()

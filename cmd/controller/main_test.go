@@ -123,8 +123,8 @@ spec:
 	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonPaused))
 }
 
-// servesAnotherVersion: a later GPU Operator and Node Feature Discovery serve their kinds in other versions under the running
-// program, then in the former ones again.
+// servesAnotherVersion: a later GPU Operator and Node Feature Discovery serve their kinds in other versions under the
+// running program, then in the former ones again.
 func (p *program) servesAnotherVersion() {
 	p.t.Helper()
 	ctx := p.t.Context()

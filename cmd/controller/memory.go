@@ -13,13 +13,13 @@ import (
 const (
 	// restPeriod is how often is looked whether the program is at rest.
 	restPeriod = 10 * time.Second
-	// restShare is the share of what it holds below which a program that allocates so much in a period is at rest: what the
-	// heartbeats of the kubelets take.
+	// restShare is the share of what it holds below which a program that allocates so much in a period is at rest: what
+	// the heartbeats of the kubelets take.
 	restShare = 0.25
 )
 
-// rest gives memory back to the system once the program is at rest after work. Go keeps what it has once needed for long,
-// and a rollout over many nodes needs several times what the program holds while nothing changes.
+// rest gives memory back to the system once the program is at rest after work. Go keeps what it has once needed for
+// long, and a rollout over many nodes needs several times what the program holds while nothing changes.
 type rest struct {
 	read    func() (allocated, live uint64) // bytes: all that was ever allocated, and what is in use
 	release func()

@@ -28,8 +28,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
-// agentImage is the environment variable that OLM sets to the agent's image, by digest where images are mirrored, and the
-// name that the manifests have for it.
+// agentImage is the environment variable that OLM sets to the agent's image, by digest where images are mirrored, and
+// the name that the manifests have for it.
 const agentImageVariable, agentImage = "RELATED_IMAGE_AGENT", "gpu-sharing-agent"
 
 type operandFlags struct {
@@ -40,7 +40,8 @@ type operandFlags struct {
 	metrics       agentinstall.Metrics // of the agents
 }
 
-// The environment variables that a Subscription of OLM may set (spec.config.env), since nobody can give a program flags there.
+// The environment variables that a Subscription of OLM may set (spec.config.env), since nobody can give a program flags
+// there.
 const metricsVariable, samplingVariable = "METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL"
 
 func parseOperandFlags(args []string) (operandFlags, error) {

@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// kubectl-gpusharing is a plugin of kubectl: in the PATH, it is `kubectl gpusharing`. It exits with 0, or with an error on
-// stderr that says what to do: with 2 where restore ends before everything is restored, with 3 where doctor finds errors,
-// otherwise with 1.
+// kubectl-gpusharing is a plugin of kubectl: in the PATH, it is `kubectl gpusharing`. It exits with 0, or with an error
+// on stderr that says what to do: with 2 where restore ends before everything is restored, with 3 where doctor finds
+// errors, otherwise with 1.
 package main
 
 import (
@@ -39,8 +39,8 @@ func main() {
 	}
 }
 
-// quiet keeps what the libraries log off the terminal: they warn of a watch that ends, and of a logger that was not set. What the user must
-// know is in the output or in the error.
+// quiet keeps what the libraries log off the terminal: they warn of a watch that ends, and of a logger that was not
+// set. What the user must know is in the output or in the error.
 func quiet() {
 	log.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())

@@ -1,9 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// kubectl_complete-gpusharing is the program that kubectl runs to complete the arguments of `kubectl gpusharing`, where no shell script can
-// be one: on Windows. There kubectl calls the plugin gpusharing.exe, and looks for kubectl_complete-gpusharing.exe
-// (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go). It does what the script internal/cli/kubectl_complete-gpusharing does.
+// kubectl_complete-gpusharing is the program that kubectl runs to complete the arguments of `kubectl gpusharing`, where
+// no shell script can be one: on Windows. There kubectl calls the plugin gpusharing.exe, and looks for
+// kubectl_complete-gpusharing.exe (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go). It does what the script
+// internal/cli/kubectl_complete-gpusharing does.
 package main
 
 import (

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// apidoc writes docs/api.md: every field of the kinds with its type, default, allowed values and description, from the CRDs that
-// controller-gen makes of api/v1alpha1. Its arguments are the file to write and the CRDs.
+// apidoc writes docs/api.md: every field of the kinds with its type, default, allowed values and description, from the
+// CRDs that controller-gen makes of api/v1alpha1. Its arguments are the file to write and the CRDs.
 package main
 
 import (
@@ -119,8 +119,8 @@ func row(path, kind string, field *apiextensionsv1.JSONSchemaProps) [5]string {
 	return [5]string{"`" + path + "`", kind, text, cell(strings.Join(allowed(field), ". ")), cell(paragraph(field.Description))}
 }
 
-// typeOf names the type of a field; deeper is the schema of the fields below it, if there are any, and below what their path has
-// between.
+// typeOf names the type of a field; deeper is the schema of the fields below it, if there are any, and below what their
+// path has between.
 func typeOf(field *apiextensionsv1.JSONSchemaProps) (name, below string, deeper *apiextensionsv1.JSONSchemaProps) {
 	switch {
 	case field.XIntOrString:

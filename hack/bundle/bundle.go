@@ -89,9 +89,10 @@ func (s *sources) userRoles(files map[string][]byte) error {
 	})
 }
 
-// namespacedRights adds each Role and RoleBinding as a file of its own, without a namespace: OLM puts them into that of the operator, and
-// Kubernetes takes an account without a namespace for one of the binding's own. Of a CSV's permissions OLM makes ClusterRoles instead where
-// the operator watches all namespaces (operator-lifecycle-manager, pkg/controller/operators/olm/operatorgroup.go, ensureSingletonRBAC).
+// namespacedRights adds each Role and RoleBinding as a file of its own, without a namespace: OLM puts them into that of
+// the operator, and Kubernetes takes an account without a namespace for one of the binding's own. Of a CSV's
+// permissions OLM makes ClusterRoles instead where the operator watches all namespaces (operator-lifecycle-manager,
+// pkg/controller/operators/olm/operatorgroup.go, ensureSingletonRBAC).
 func (s *sources) namespacedRights(files map[string][]byte) error {
 	for _, role := range s.rbac.roles {
 		if role.Kind != "Role" {
@@ -167,19 +168,20 @@ func (s *sources) draAgent() ([]byte, error) {
 	return sigsyaml.Marshal(patched)
 }
 
-// keptAccount is the account of the MPS pods, which stay when the operator is uninstalled. OLM deletes the accounts to which a CSV gives
-// rights, so this one is none of them.
+// keptAccount is the account of the MPS pods, which stay when the operator is uninstalled. OLM deletes the accounts to
+// which a CSV gives rights, so this one is none of them.
 const keptAccount = "gpu-sharing-mps"
 
-// agentLabels are the labels of the agent's first DaemonSet and of its pods, and versionLabel is added to them, as the chart does: OLM's
-// images have a digest, by which kubectl gpusharing doctor knows no version.
+// agentLabels are the labels of the agent's first DaemonSet and of its pods, and versionLabel is added to them, as the
+// chart does: OLM's images have a digest, by which kubectl gpusharing doctor knows no version.
 const (
 	agentLabels  = "  labels: &labels\n    app.kubernetes.io/name: gpu-sharing-agent\n"
 	versionLabel = "app.kubernetes.io/version"
 )
 
-// withoutRBAC are the objects of files, without those that give rights: OLM makes these. What keptAccount needs on OpenShift, also the
-// SecurityContextConstraints gives it, by its users: OLM v1 deletes RoleBindings when the operator is uninstalled.
+// withoutRBAC are the objects of files, without those that give rights: OLM makes these. What keptAccount needs on
+// OpenShift, also the SecurityContextConstraints gives it, by its users: OLM v1 deletes RoleBindings when the operator
+// is uninstalled.
 func (s *sources) withoutRBAC(files []string) ([][]byte, error) {
 	var objects [][]byte
 	for _, file := range files {

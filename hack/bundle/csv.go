@@ -95,8 +95,8 @@ func (s *sources) nameImages(container *corev1.Container) {
 	}
 }
 
-// permissions are what the ClusterRoleBindings give to each service account. What RoleBindings give is none of them: OLM would make
-// ClusterRoles of it, see namespacedRights.
+// permissions are what the ClusterRoleBindings give to each service account. What RoleBindings give is none of them:
+// OLM would make ClusterRoles of it, see namespacedRights.
 func (r rbac) permissions() []operators.StrategyDeploymentPermissions {
 	rules := map[string][]rbacv1.PolicyRule{}
 	for _, binding := range r.bindings {

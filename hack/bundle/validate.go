@@ -18,8 +18,8 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
-// kinds are those that a bundle may hold (operator-registry, pkg/lib/bundle/supported_resources.go), of which OLM itself
-// refuses any other only when it installs.
+// kinds are those that a bundle may hold (operator-registry, pkg/lib/bundle/supported_resources.go), of which OLM
+// itself refuses any other only when it installs.
 func kinds() []string {
 	return []string{
 		"ClusterServiceVersion", "CustomResourceDefinition", "Secret", "ClusterRole", "ClusterRoleBinding", "ConfigMap",

@@ -54,7 +54,8 @@ func seconds() (map[string]float64, error) {
 	return took, nil
 }
 
-// unitsOf returns the units of these specs, in their order, each with the share of its recorded seconds that its specs have.
+// unitsOf returns the units of these specs, in their order, each with the share of its recorded seconds that its specs
+// have.
 func unitsOf(specs []types.SpecReport, took map[string]float64) []unit {
 	var units []unit
 	for _, s := range specs {
@@ -73,8 +74,8 @@ func unitName(s types.SpecReport) string {
 	return s.ContainerHierarchyTexts[min(1, len(s.ContainerHierarchyTexts)-1)]
 }
 
-// deal gives each unit, the longest first, to the machine that is expected to be the first to be free. A machine runs its units
-// in the order in which they stand in the program. No machine is left without one.
+// deal gives each unit, the longest first, to the machine that is expected to be the first to be free. A machine runs
+// its units in the order in which they stand in the program. No machine is left without one.
 func deal(units []unit, machines int) []hand {
 	hands := make([]hand, max(1, min(machines, len(units))))
 	place := map[string]int{}
@@ -98,15 +99,15 @@ func deal(units []unit, machines int) []hand {
 	return slices.DeleteFunc(hands, func(h hand) bool { return len(h.units) == 0 })
 }
 
-// turned returns the units, of which there is one at least, from another one on, with the first after the last: runs without time for all
-// leave others out.
+// turned returns the units, of which there is one at least, from another one on, with the first after the last: runs
+// without time for all leave others out.
 func turned(units []unit, by uint) []unit {
 	by %= uint(len(units))
 	return slices.Concat(units[by:], units[:by])
 }
 
-// dealWithin deals without the last units, in the order of the program, as long as a machine is expected to end after within. It
-// returns those that it left out. Zero leaves out none.
+// dealWithin deals without the last units, in the order of the program, as long as a machine is expected to end after
+// within. It returns those that it left out. Zero leaves out none.
 func dealWithin(units []unit, machines int, within time.Duration) (hands []hand, out []unit) {
 	for ; len(units) > 0; units = units[:len(units)-1] {
 		hands = deal(units, machines)

@@ -16,7 +16,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// depth is the number of containers, at least, around what can run again alone: all specs lie in one container of everything.
+// depth is the number of containers, at least, around what can run again alone: all specs lie in one container of
+// everything.
 const depth = 2
 
 // read reads a report. One that is not there holds nothing.
@@ -35,9 +36,9 @@ func read(path string) ([]types.Report, error) {
 	return reports, nil
 }
 
-// focus returns the regular expression of what failed: specs of a container build on each other, so it names all specs of the
-// innermost containers of those that failed. Empty, which focuses on everything, if nothing did, or if a run ended before all
-// specs had their turn.
+// focus returns the regular expression of what failed: specs of a container build on each other, so it names all specs
+// of the innermost containers of those that failed. Empty, which focuses on everything, if nothing did, or if a run
+// ended before all specs had their turn.
 func focus(reports []types.Report) string {
 	var again []string
 	for i := range reports {

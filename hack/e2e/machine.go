@@ -35,8 +35,8 @@ func (m machine) folder() string { return filepath.Join(m.last, m.name) }
 func (m machine) report() string { return filepath.Join(m.folder(), "report.json") }
 func (m machine) log() string    { return filepath.Join(m.folder(), "log") }
 
-// run runs the specs of the machine. What it prints of each spec goes to progress, everything else to its log. That a spec
-// failed is no error; the report has it.
+// run runs the specs of the machine. What it prints of each spec goes to progress, everything else to its log. That a
+// spec failed is no error; the report has it.
 func (m machine) run(ctx context.Context, progress io.Writer) error {
 	if err := os.MkdirAll(m.folder(), 0o750); err != nil {
 		return fmt.Errorf("making a folder for the machine: %w", err)

@@ -1,15 +1,15 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command e2e runs the specs of test/e2e on several machines side by side. Each machine is a process of its own: it has a kubelet,
-// a containerd and NVIDIA's programs in namespaces that no other sees (test/e2e/sandbox), so nothing is shared but the processors.
-// Specs that build on each other stay together, on one machine.
+// Command e2e runs the specs of test/e2e on several machines side by side. Each machine is a process of its own: it has
+// a kubelet, a containerd and NVIDIA's programs in namespaces that no other sees (test/e2e/sandbox), so nothing is
+// shared but the processors. Specs that build on each other stay together, on one machine.
 //
 //	e2e -test bin/e2e/e2e.test -last bin/e2e/last [-machines N] [-focus REGEXP | -failed] [-labels FILTER] [-within DURATION]
 //	    [-turn N] [-logs] [-record FILE]
 //
-// It prints a line for each spec as it ends, what is known of each that fails, and at the end how long each machine took. The
-// whole output of a machine is in LAST/N/log, and the report of all in LAST/report.json.
+// It prints a line for each spec as it ends, what is known of each that fails, and at the end how long each machine
+// took. The whole output of a machine is in LAST/N/log, and the report of all in LAST/report.json.
 package main
 
 import (

@@ -20,8 +20,8 @@ its chart. Simulated are the NVIDIA driver with its GPUs, and the parts of the G
 // shown is how many lines are printed of what a spec that failed wrote.
 const shown = 150
 
-// tell prints what failed, how long each machine took, and how many specs passed. It reports whether all that ran did, and
-// whether all had their turn.
+// tell prints what failed, how long each machine took, and how many specs passed. It reports whether all that ran did,
+// and whether all had their turn.
 func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.Duration) (passed bool) {
 	passed = true
 	var ran, pending, failed, skipped, asked int

@@ -1,7 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// guides writes the tables of docs/guides.md from the case files in test/e2e/guides. It runs at the top of the repository.
+// guides writes the tables of docs/guides.md from the case files in test/e2e/guides. It runs at the top of the
+// repository.
 //
 //	guides docs/guides.md       the document, whose tables are written anew
 //	guides -texts FOLDER        the indexes of the guides' texts, from files whose names begin with the case files' numbers

@@ -1,8 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// house counts what the product weighs and how its packages hang together, and fails where a figure is above its bound. It runs at the top
-// of the repository. A change that needs a higher bound raises it in bounds, and says why in its commit.
+// house counts what the product weighs and how its packages hang together, and fails where a figure is above its bound.
+// It runs at the top of the repository. A change that needs a higher bound raises it in bounds, and says why in its
+// commit.
 //
 //	files below internal cmd api hack test docs → counts → a line each: figure, bound, what it is
 package main
@@ -210,8 +211,8 @@ func (t *tree) longest() (lines int) {
 	return lines
 }
 
-// way are the files of internal/engine with functions that a function may call, and those that they may. Methods are told by their names alone,
-// in the packages that its package may reach, so there are at most as many.
+// way are the files of internal/engine with functions that a function may call, and those that they may. Methods are
+// told by their names alone, in the packages that its package may reach, so there are at most as many.
 func (t *tree) way(from, name string) []string {
 	w := walk{tree: t, declared: map[function][]*ast.FuncDecl{}, fileOf: map[*ast.FuncDecl]string{}, seen: map[function]bool{}, files: map[string]bool{}}
 	below := reach(t.imports(), from)

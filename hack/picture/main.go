@@ -1,7 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command picture draws what commands printed in make e2e, as an SVG: the pictures of the docs show what was printed on the real node.
+// Command picture draws what commands printed in make e2e, as an SVG: the pictures of the docs show what was printed on
+// the real node.
 //
 //	go run ./hack/picture REPORT.json 'kubectl gpusharing top' docs/images/top.svg
 //

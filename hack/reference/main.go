@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// reference writes docs/reference.md: the meaning of every condition type and reason, of the labels, annotations and taints,
-// from the comments of the API's constants, the states of nodes and the metrics, from the code that makes them. It runs at the
-// top of the repository; its argument is the file to write.
+// reference writes docs/reference.md: the meaning of every condition type and reason, of the labels, annotations and
+// taints, from the comments of the API's constants, the states of nodes and the metrics, from the code that makes them.
+// It runs at the top of the repository; its argument is the file to write.
 package main
 
 import (

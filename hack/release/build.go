@@ -82,7 +82,8 @@ func build(ctx context.Context, s source, folder, to string, p program) (program
 	return p, err
 }
 
-// checkLibc fails if a program asks for a newer C library than the image has, as one that was built on a newer Debian does.
+// checkLibc fails if a program asks for a newer C library than the image has, as one that was built on a newer Debian
+// does.
 func checkLibc(file, has string) error {
 	f, err := elf.Open(file)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// catalog is the file-based catalog (https://olm.operatorframework.io/docs/reference/file-based-catalogs) with one version: that of a
-// bundle, given by its ClusterServiceVersion, its annotations and its image. Every earlier version is upgraded to it at once, as the
-// bundle says.
+// catalog is the file-based catalog (https://olm.operatorframework.io/docs/reference/file-based-catalogs) with one
+// version: that of a bundle, given by its ClusterServiceVersion, its annotations and its image. Every earlier version
+// is upgraded to it at once, as the bundle says.
 func catalog(manifest []byte, annotations map[string]string, image string) ([]byte, error) {
 	var csv v1alpha1.ClusterServiceVersion
 	if err := yaml.Unmarshal(manifest, &csv); err != nil {

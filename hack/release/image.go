@@ -64,8 +64,8 @@ func readFolder(root string) ([]file, error) {
 	return files, nil
 }
 
-// archive is a tar of files and of the folders that lead to them, which is the same for the same files: sorted, all of root and
-// with the time of the commit, whatever they have on this machine.
+// archive is a tar of files and of the folders that lead to them, which is the same for the same files: sorted, all of
+// root and with the time of the commit, whatever they have on this machine.
 func archive(s source, files []file) ([]byte, error) {
 	all := map[string]file{}
 	for _, f := range files {

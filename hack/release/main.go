@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Release makes everything that a release is from the commit that is checked out, into a folder, and publishes it: `make release`
-// runs it. The same commit, registry, Go and C compilers make the same bytes, signatures excepted.
+// Release makes everything that a release is from the commit that is checked out, into a folder, and publishes it:
+// `make release` runs it. The same commit, registry, Go and C compilers make the same bytes, signatures excepted.
 //
 // A module of its own: what it needs moves no version of the operator.
 package main

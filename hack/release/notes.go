@@ -21,8 +21,8 @@ func readNotes(folder, version string, unsigned bool) (string, error) {
 	return notes(string(changelog), version, unsigned)
 }
 
-// notes are the release notes: the section of a version in CHANGELOG.md, which has the format of Keep a Changelog. A version
-// between tags, or one before the release, has the section Unreleased, and so has a trial, which nobody signs.
+// notes are the release notes: the section of a version in CHANGELOG.md, which has the format of Keep a Changelog. A
+// version between tags, or one before the release, has the section Unreleased, and so has a trial, which nobody signs.
 func notes(changelog, version string, unsigned bool) (string, error) {
 	number := strings.TrimPrefix(version, "v")
 	wanted := []string{"## [" + number + "]", "## " + number}

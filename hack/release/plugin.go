@@ -98,7 +98,8 @@ type download struct {
 	content []byte
 }
 
-// krew is the manifest with which krew installs the plugin (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest).
+// krew is the manifest with which krew installs the plugin
+// (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest).
 func krew(s source, downloads []download) ([]byte, error) {
 	var platforms []any
 	for _, d := range downloads {

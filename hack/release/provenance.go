@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// provenance is the predicate of SLSA v1 (https://slsa.dev/spec/v1.0/provenance): from which commit, with which packages, Go
-// and C compilers everything was built. It is the same for each artifact of a release.
+// provenance is the predicate of SLSA v1 (https://slsa.dev/spec/v1.0/provenance): from which commit, with which
+// packages, Go and C compilers everything was built. It is the same for each artifact of a release.
 func provenance(ctx context.Context, s source, registry string, packages []debianPackage) ([]byte, error) {
 	type digests map[string]string
 	dependencies := []map[string]any{{"uri": "git+" + repository + "@refs/tags/" + s.Version, "digest": digests{"gitCommit": s.Commit}}}

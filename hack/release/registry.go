@@ -101,7 +101,8 @@ func push(ctx context.Context, p published) error {
 	return nil
 }
 
-// verifyPushed pulls by the tag and compares all with what was pushed: each manifest, configuration and layer with its digest.
+// verifyPushed pulls by the tag and compares all with what was pushed: each manifest, configuration and layer with its
+// digest.
 func verifyPushed(ctx context.Context, p published) error {
 	tag, want, err := p.named()
 	if err != nil {
@@ -131,8 +132,8 @@ func verifyPushed(ctx context.Context, p published) error {
 	return nil
 }
 
-// verifyLayers reads all of an artifact: what is read from a registry fails if it does not have the digest by which it was asked
-// for. validate.Image does not take an artifact, whose configuration is none of an image.
+// verifyLayers reads all of an artifact: what is read from a registry fails if it does not have the digest by which it
+// was asked for. validate.Image does not take an artifact, whose configuration is none of an image.
 func verifyLayers(tag name.Tag, img v1.Image) error {
 	layers, err := img.Layers()
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// checksums is the file with the SHA-256 of all other files that can be downloaded, those of no folder, as `sha256sum --check` reads it.
-// What is in folders is in an image or artifact, whose digest is in digests.json.
+// checksums is the file with the SHA-256 of all other files that can be downloaded, those of no folder, as `sha256sum
+// --check` reads it. What is in folders is in an image or artifact, whose digest is in digests.json.
 const checksums = "SHA256SUMS"
 
 // release is what is made of a commit.
@@ -123,8 +123,8 @@ func (r *release) chart(ctx context.Context, work string) error {
 	return r.write(chartName+"-"+r.source.number()+".tgz", packaged)
 }
 
-// bundle makes the OLM bundle of the pinned chart, checks it, and makes its image, which has the labels that OLM looks for, and a
-// catalog with it.
+// bundle makes the OLM bundle of the pinned chart, checks it, and makes its image, which has the labels that OLM looks
+// for, and a catalog with it.
 func (r *release) bundle(ctx context.Context, _ string) error {
 	for _, command := range []string{"generate", "validate"} {
 		if _, err := output(ctx, filepath.Join(r.tree, "hack", "bundle"), []string{"GOFLAGS="}, "go", "run", ".", command); err != nil {
@@ -251,7 +251,8 @@ func (r *release) besidePlugin(p program) (map[string][]byte, error) {
 	return content, nil
 }
 
-// texts writes the release notes, the provenance, which digest each image and artifact has, and the script that the docs name.
+// texts writes the release notes, the provenance, which digest each image and artifact has, and the script that the
+// docs name.
 func (r *release) texts(ctx context.Context, _ string) error {
 	text, err := readNotes(r.tree, r.source.Version, r.unsigned)
 	if err != nil {

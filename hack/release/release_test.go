@@ -31,8 +31,8 @@ func someSource() source {
 	return source{Version: "v1.2.3-rc.1", Commit: strings.Repeat("0123456789", 4), Time: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)}
 }
 
-// small makes a release of this checkout's chart, bundle and texts, in which a small program stands for ours and a file for
-// Debian's packages.
+// small makes a release of this checkout's chart, bundle and texts, in which a small program stands for ours and a file
+// for Debian's packages.
 func small(t *testing.T, registry string) *release {
 	t.Helper()
 	g := NewWithT(t)
@@ -186,7 +186,8 @@ func expectPinned(t *testing.T, r *release, manifests string) {
 	}
 }
 
-// TestTheDocsSayWhereTheCatalogIs: its image has no program that serves it, so that OLM needs a CatalogSource that extracts it.
+// TestTheDocsSayWhereTheCatalogIs: its image has no program that serves it, so that OLM needs a CatalogSource that
+// extracts it.
 func TestTheDocsSayWhereTheCatalogIs(t *testing.T) {
 	g := NewWithT(t)
 	docs, err := os.ReadFile("../../docs/install.md")

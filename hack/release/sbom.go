@@ -12,8 +12,8 @@ import (
 	cyclonedx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// sbom is the list, as CycloneDX 1.6 in JSON, of the Go modules that are linked into a program, as Go wrote them there, of Go
-// itself, and of Debian's packages beside it.
+// sbom is the list, as CycloneDX 1.6 in JSON, of the Go modules that are linked into a program, as Go wrote them there,
+// of Go itself, and of Debian's packages beside it.
 func sbom(s source, p program, packages []debianPackage) ([]byte, error) {
 	info, err := buildinfo.ReadFile(p.File)
 	if err != nil {

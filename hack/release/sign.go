@@ -12,13 +12,13 @@ import (
 	"strings"
 )
 
-// signer signs with cosign. Signatures and attestations are stored beside the images in the form that cosign 2 and 3, and the
-// admission controllers of that time, verify.
+// signer signs with cosign. Signatures and attestations are stored beside the images in the form that cosign 2 and 3,
+// and the admission controllers of that time, verify.
 type signer struct {
 	// cosign is the program.
 	cosign string
-	// key is the file that `cosign generate-key-pair` wrote, with COSIGN_PASSWORD for it in the environment. Empty: keyless, with the
-	// identity of the workflow.
+	// key is the file that `cosign generate-key-pair` wrote, with COSIGN_PASSWORD for it in the environment. Empty:
+	// keyless, with the identity of the workflow.
 	key string
 	// public is the public key beside it. Empty if keyless.
 	public string
@@ -48,8 +48,8 @@ func newSigner(cosign, key string, keyless bool) (*signer, error) {
 	return &signer{cosign: cosign, key: key, public: public}, nil
 }
 
-// signing are the flags with which cosign signs. With a key nothing goes to a public log. Cosign 3 takes the addresses from a signing
-// config unless that is turned off, and refuses the former form of a signature beside one.
+// signing are the flags with which cosign signs. With a key nothing goes to a public log. Cosign 3 takes the addresses
+// from a signing config unless that is turned off, and refuses the former form of a signature beside one.
 func (c *signer) signing() []string {
 	flags := []string{"--yes", "--use-signing-config=false", "--new-bundle-format=false"}
 	if c.key == "" {

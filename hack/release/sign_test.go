@@ -114,8 +114,8 @@ func TestSignaturesAndAttestationsVerifyWithCosign(t *testing.T) {
 	})
 }
 
-// TestCosignTakesTheFlagsOfTheWorkflow: keyless, too, cosign gets as far as looking for an identity. Here is none, and every address is that
-// of a port on which nobody listens.
+// TestCosignTakesTheFlagsOfTheWorkflow: keyless, too, cosign gets as far as looking for an identity. Here is none, and
+// every address is that of a port on which nobody listens.
 func TestCosignTakesTheFlagsOfTheWorkflow(t *testing.T) {
 	g := NewWithT(t)
 	cosign, err := output(t.Context(), "../..", nil, "hack/cosign/build.sh")
@@ -141,7 +141,8 @@ func TestCosignTakesTheFlagsOfTheWorkflow(t *testing.T) {
 	}
 }
 
-// TestNothingIsReleasedThatTheRegistryDamages: make release verifies what it pushed as a user would. A registry may accept and lose.
+// TestNothingIsReleasedThatTheRegistryDamages: make release verifies what it pushed as a user would. A registry may
+// accept and lose.
 func TestNothingIsReleasedThatTheRegistryDamages(t *testing.T) {
 	_, key := newKey(t)
 	var spoil func(http.ResponseWriter, *http.Request) bool

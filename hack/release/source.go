@@ -20,7 +20,8 @@ import (
 
 // source is the commit that is released.
 type source struct {
-	// Version is that of the tag, such as v1.2.3. Between tags it is Go's pseudo-version, such as v1.2.4-0.20261122090000-0123456789ab.
+	// Version is that of the tag, such as v1.2.3. Between tags it is Go's pseudo-version, such as
+	// v1.2.4-0.20261122090000-0123456789ab.
 	Version string
 	Commit  string
 	// Time is that of the commit. Everything in a release has it, so that the same commit makes the same bytes.
@@ -30,8 +31,8 @@ type source struct {
 // number is the version without the v, as Helm, OLM and image tags have it.
 func (s source) number() string { return strings.TrimPrefix(s.Version, "v") }
 
-// readSource reads the commit that is checked out in a folder, whose version is that of a tag or, if none is named, of its highest one. It refuses
-// a folder that differs from its commit, and a tag that the commit does not have.
+// readSource reads the commit that is checked out in a folder, whose version is that of a tag or, if none is named, of
+// its highest one. It refuses a folder that differs from its commit, and a tag that the commit does not have.
 func readSource(ctx context.Context, folder, tag string) (source, error) {
 	git := func(args ...string) (string, error) {
 		return output(ctx, folder, nil, "git", args...)
@@ -75,7 +76,8 @@ func readSource(ctx context.Context, folder, tag string) (source, error) {
 	return s, nil
 }
 
-// version is the highest version among the tags of a commit or, if it has none, Go's pseudo-version after the highest earlier tag.
+// version is the highest version among the tags of a commit or, if it has none, Go's pseudo-version after the highest
+// earlier tag.
 func version(tags, earlier []string, commit string, committed time.Time) string {
 	if v := highest(tags); v != "" {
 		return v

@@ -97,7 +97,8 @@ func TestReleaseNotesAreTheSectionOfTheVersion(t *testing.T) {
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring(`CHANGELOG.md has no section "## [0.3.0]"`)))
 }
 
-// TestTheLineOfTheREADMEThatReleasesWorksAsWritten: it tags the commit that is checked out, whose changelog is this one, and releases that.
+// TestTheLineOfTheREADMEThatReleasesWorksAsWritten: it tags the commit that is checked out, whose changelog is this
+// one, and releases that.
 func TestTheLineOfTheREADMEThatReleasesWorksAsWritten(t *testing.T) {
 	g := NewWithT(t)
 	readme, err := os.ReadFile("../../README.md")

@@ -24,8 +24,9 @@ import (
 // trialSettings are what a trial needs beside the settings of a release.
 type trialSettings struct{ images, version, helm string }
 
-// trial pushes the chart of a folder as it is, with images that were built elsewhere, as a release pushes its own: the chart names them by
-// digest, and what was pushed is pulled and verified. It builds and signs nothing, so `make e2e` can install what it tests from a registry.
+// trial pushes the chart of a folder as it is, with images that were built elsewhere, as a release pushes its own: the
+// chart names them by digest, and what was pushed is pulled and verified. It builds and signs nothing, so `make e2e`
+// can install what it tests from a registry.
 func trial(ctx context.Context, set settings) error {
 	if set.registry == "" || set.trial.helm == "" {
 		return errors.New("a trial needs -registry and -helm")
@@ -89,7 +90,8 @@ func chartVersion(root string) (string, error) {
 	return chart.Version, nil
 }
 
-// archived is the image of a Docker archive, and its architecture. Its layers are not made smaller: they go no further than this machine.
+// archived is the image of a Docker archive, and its architecture. Its layers are not made smaller: they go no further
+// than this machine.
 func archived(archive string) (v1.Image, string, error) {
 	img, err := tarball.ImageFromPath(archive, nil)
 	if err != nil {

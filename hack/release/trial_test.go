@@ -18,7 +18,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestATrialIsInstalledFromTheRegistry: the chart of the checkout as it is, which names by digest the images that lie in archives.
+// TestATrialIsInstalledFromTheRegistry: the chart of the checkout as it is, which names by digest the images that lie
+// in archives.
 func TestATrialIsInstalledFromTheRegistry(t *testing.T) {
 	g := NewWithT(t)
 	host := newRegistry(t).host

@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// gh stands for GitHub's program: it notes its options, and stores each file under its last name, of which a release has no two.
+// gh stands for GitHub's program: it notes its options, and stores each file under its last name, of which a release
+// has no two.
 const gh = `#!/bin/sh
 set -eu
 [ "$1 $2" = "release create" ]
@@ -59,8 +60,8 @@ func TestTheWorkflowReleasesTheTagForWhichItRuns(t *testing.T) {
 	g.Expect(printed).To(MatchRegexp(`go run \. .*-tag='v1\.2\.3-rc\.1' .*-keyless`))
 }
 
-// uploaded runs the step of the workflow that makes the release on GitHub, in the folder above dist/. It returns the folder with what can be
-// downloaded then, and the options of gh.
+// uploaded runs the step of the workflow that makes the release on GitHub, in the folder above dist/. It returns the
+// folder with what can be downloaded then, and the options of gh.
 func uploaded(t *testing.T, folder, tag string) (downloads, options string) {
 	t.Helper()
 	g := NewWithT(t)

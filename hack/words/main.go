@@ -1,8 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// words finds the words that docs/language.md replaces: in comments, strings and names of Go files, and in docs, manifests and scripts. It
-// runs at the top of the repository, reads the names of the files from stdin, and ends with 1 if it finds any.
+// words finds the words that docs/language.md replaces: in comments, strings and names of Go files, and in docs,
+// manifests and scripts. It runs at the top of the repository, reads the names of the files from stdin, and ends with 1
+// if it finds any.
 package main
 
 import (
@@ -56,7 +57,8 @@ func parts(name string) string {
 // lineEnd is the end of a line, with what begins the next one in a comment.
 var lineEnd = regexp.MustCompile(`[ \t]*\n[ \t]*(//|#)?[ \t]*`)
 
-// excepted are the folders and files, each with what is left there. The list is to shrink: one without a finding is reported too.
+// excepted are the folders and files, each with what is left there. The list is to shrink: one without a finding is
+// reported too.
 func excepted() map[string]string {
 	return map[string]string{
 		"docs/language.md": "names the words",
@@ -103,7 +105,8 @@ func checkListed(names io.Reader) ([]string, error) {
 	return check(strings.Fields(string(list)), os.ReadFile)
 }
 
-// check lists what is wrong with the words of files: each finding outside of the exceptions, and each exception without one.
+// check lists what is wrong with the words of files: each finding outside of the exceptions, and each exception without
+// one.
 func check(files []string, read func(string) ([]byte, error)) ([]string, error) {
 	var problems []string
 	needed := map[string]bool{}

@@ -34,13 +34,15 @@ const (
 	maxTrusted = 64
 	// maxReview bounds an answer of the API server.
 	maxReview = 1 << 20
-	// maxReviews bounds how many questions are under way at once: anybody on the pod network can send tokens that are none.
+	// maxReviews bounds how many questions are under way at once: anybody on the pod network can send tokens that are
+	// none.
 	maxReviews = 8
 )
 
-// Access is the filter provider of a metrics server that answers only to clients whom the API server lets get the path: 401 without a
-// valid token, 403 without the right, 500 if the API server cannot be asked, 503 if too many ask. The agent needs no right for it: it asks with the
-// client's own token what that token may do (SelfSubjectAccessReview), which Kubernetes lets every authenticated user ask.
+// Access is the filter provider of a metrics server that answers only to clients whom the API server lets get the path:
+// 401 without a valid token, 403 without the right, 500 if the API server cannot be asked, 503 if too many ask. The
+// agent needs no right for it: it asks with the client's own token what that token may do (SelfSubjectAccessReview),
+// which Kubernetes lets every authenticated user ask.
 func Access(now clock.PassiveClock) func(*rest.Config, *http.Client) (server.Filter, error) {
 	return func(config *rest.Config, _ *http.Client) (server.Filter, error) {
 		anonymous := rest.AnonymousClientConfig(config)

@@ -148,8 +148,8 @@ func kept(desired []v1alpha1.DeviceSpec) func(plan.Daemon) bool {
 	}
 }
 
-// needReboot takes out of the failures the GPUs that have a MIG mode pending and cannot be reset here: trying again does
-// not help them.
+// needReboot takes out of the failures the GPUs that have a MIG mode pending and cannot be reset here: trying again
+// does not help them.
 func needReboot(failures []failure, devices []gpu.Device) (others []failure, pending []string) {
 	for _, f := range failures {
 		d, found := find(devices, f.step.Device())
@@ -181,8 +181,8 @@ func unmet(desired []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
 	return unmet
 }
 
-// met reports whether a GPU matches the desired state. NVIDIA's own MPS daemon comes only when the node's device plugin is configured
-// for it, which waits for us: its absence is no difference.
+// met reports whether a GPU matches the desired state. NVIDIA's own MPS daemon comes only when the node's device plugin
+// is configured for it, which waits for us: its absence is no difference.
 func met(desired, observed v1alpha1.DeviceSharing) bool {
 	if desired.MPS != nil && desired.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA && observed.MPS == nil {
 		desired.MPS = nil

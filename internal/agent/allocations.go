@@ -24,10 +24,11 @@ const podResourcesTimeout = 5 * time.Second
 // Allocation is a device that the kubelet allocated to a container.
 type Allocation struct {
 	Namespace, Pod, Container string
-	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n after
-	// that. For a device of a ResourceClaim it is the name of NVIDIA's DRA driver.
+	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n
+	// after that. For a device of a ResourceClaim it is the name of NVIDIA's DRA driver.
 	Device string
-	// Claim is the ResourceClaim by which the container has the device, as namespace/name; empty: it has it of the device plugin.
+	// Claim is the ResourceClaim by which the container has the device, as namespace/name; empty: it has it of the
+	// device plugin.
 	Claim string
 }
 
@@ -117,7 +118,8 @@ func holdersOf(d gpu.Device, allocations []Allocation) []gpu.Holder {
 	return holders
 }
 
-// withoutAdmin leaves out what containers have by the given ResourceClaims: those with adminAccess, by which nothing is held.
+// withoutAdmin leaves out what containers have by the given ResourceClaims: those with adminAccess, by which nothing is
+// held.
 func withoutAdmin(allocations []Allocation, claims []string) []Allocation {
 	return slices.DeleteFunc(slices.Clone(allocations), func(a Allocation) bool { return a.Claim != "" && slices.Contains(claims, a.Claim) })
 }

@@ -16,8 +16,9 @@ import (
 // draDriver is the driver of NVIDIA's that serves GPUs through ResourceClaims.
 const draDriver = "gpu.nvidia.com"
 
-// claimed are the devices that a container has from NVIDIA's DRA driver. A claim that the kubelet has not prepared yet gives it
-// none: the container has not started, and the claim may be of another driver. What is allocated to it the controller reads in the claim.
+// claimed are the devices that a container has from NVIDIA's DRA driver. A claim that the kubelet has not prepared yet
+// gives it none: the container has not started, and the claim may be of another driver. What is allocated to it the
+// controller reads in the claim.
 func claimed(container *podresources.ContainerResources) []Allocation {
 	var devices []Allocation
 	for _, claim := range container.GetDynamicResources() {
@@ -32,15 +33,17 @@ func claimed(container *podresources.ContainerResources) []Allocation {
 	return devices
 }
 
-// The names that NVIDIA's DRA driver gives devices (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin, CanonicalName): a GPU by
-// the minor number of its device file, and an instance also by the driver's number of its profile and the memory slice at which it begins.
+// The names that NVIDIA's DRA driver gives devices (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin,
+// CanonicalName): a GPU by the minor number of its device file, and an instance also by the driver's number of its
+// profile and the memory slice at which it begins.
 //
 //	gpu-0  gpu-0-mig-1g5gb-19-4
 var claimedDevice = regexp.MustCompile(`^gpu-(\d+)(?:-mig-.+-(\d+)-(\d+))?$`)
 
-// claimedInstances are the instances of a GPU that a container holds by a device of NVIDIA's DRA driver. The driver gives an instance the name
-// of one that was destroyed at the same place. That is no danger: an instance that a container holds is not destroyed. Where the name says
-// nothing, or names what is not there, the GPU counts with all its instances.
+// claimedInstances are the instances of a GPU that a container holds by a device of NVIDIA's DRA driver. The driver
+// gives an instance the name of one that was destroyed at the same place. That is no danger: an instance that a
+// container holds is not destroyed. Where the name says nothing, or names what is not there, the GPU counts with all
+// its instances.
 func claimedInstances(d gpu.Device, name string) []int {
 	parts := claimedDevice.FindStringSubmatch(name)
 	if parts == nil || d.Minor < 0 {
@@ -57,8 +60,8 @@ func claimedInstances(d gpu.Device, name string) []int {
 	return everyInstance(d)
 }
 
-// claimedUnit is the GPU or instance that a device of NVIDIA's DRA driver is. Unlike claimedInstances, which must not miss what is in use, it
-// shows nothing where the name says nothing, or names what is not there.
+// claimedUnit is the GPU or instance that a device of NVIDIA's DRA driver is. Unlike claimedInstances, which must not
+// miss what is in use, it shows nothing where the name says nothing, or names what is not there.
 func claimedUnit(d gpu.DeviceUse, name string) (instance int, holds bool) {
 	parts := claimedDevice.FindStringSubmatch(name)
 	if parts == nil || d.Minor < 0 || parts[1] != strconv.Itoa(d.Minor) {

@@ -37,21 +37,21 @@ const (
 	configFieldManager = FieldManager + "-config"
 	// hiddenPoll is how often one looks for a configuration that is on its way: the kubelet takes 0.1 to 0.9 s.
 	hiddenPoll = 50 * time.Millisecond
-	// forOthers is how long a report waits for further pods once one sees the configuration: the kubelet projects it into all of
-	// them within a second. It costs a write less.
+	// forOthers is how long a report waits for further pods once one sees the configuration: the kubelet projects it
+	// into all of them within a second. It costs a write less.
 	forOthers = time.Second
 	// lateAfter is when a configuration is late, and one looks every latePoll; each look goes through all processes.
 	lateAfter, latePoll = 10 * time.Second, time.Second
-	// settled is when nobody waits any more, and nothing is looked for but what is still hidden, every settledPoll. Until
-	// then pods of NVIDIA's programs come and go, since they are configured, paused and resumed.
+	// settled is when nobody waits any more, and nothing is looked for but what is still hidden, every settledPoll.
+	// Until then pods of NVIDIA's programs come and go, since they are configured, paused and resumed.
 	settled, settledPoll = 2 * time.Minute, 30 * time.Second
 	comingPoll           = 5 * time.Second
 	// maxConfigPods is the bound of the API's list.
 	maxConfigPods = 16
 )
 
-// ConfigReporter reports which of NVIDIA's programs on the node have the desired configuration before them. A node's label
-// that names a configuration before that makes NVIDIA's config-manager exit.
+// ConfigReporter reports which of NVIDIA's programs on the node have the desired configuration before them. A node's
+// label that names a configuration before that makes NVIDIA's config-manager exit.
 type ConfigReporter struct {
 	node      string
 	owner     ssa.Owner
@@ -95,9 +95,9 @@ func (r *ConfigReporter) Register(mgr ctrl.Manager) error {
 	return nil
 }
 
-// Reconcile looks for the desired configuration and reports which pods see it, at the latest a second after the first of them does: a
-// process of any pod can look like one of NVIDIA's, and must not keep the others from being reported. The controller knows NVIDIA's
-// pods by namespace and UID, and ignores others.
+// Reconcile looks for the desired configuration and reports which pods see it, at the latest a second after the first
+// of them does: a process of any pod can look like one of NVIDIA's, and must not keep the others from being reported.
+// The controller knows NVIDIA's pods by namespace and UID, and ignores others.
 func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
 	key := node.Spec.ConfigName
 	if !node.DeletionTimestamp.IsZero() || key == "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// mismatchDeadline is how long the driver's library may be of another version than the kernel module before this process
-// counts as ill. A driver upgrade passes through that state in seconds.
+// mismatchDeadline is how long the driver's library may be of another version than the kernel module before this
+// process counts as ill. A driver upgrade passes through that state in seconds.
 const mismatchDeadline = 2 * time.Minute
 
 // errReplaced says that this process must end.
@@ -32,12 +32,13 @@ type Source struct {
 	Open func(driver.Driver) gpu.Hardware
 	// Prepare makes the driver's device nodes usable by this process.
 	Prepare func(context.Context, driver.Driver) error
-	// Replaced ends this process, which has the library of a driver that is no longer there: a process cannot load another.
+	// Replaced ends this process, which has the library of a driver that is no longer there: a process cannot load
+	// another.
 	Replaced func()
 }
 
-// LazyHardware is hardware whose driver may come after this process, go and be replaced, as that of NVIDIA's driver container does.
-// While there is none, nothing of it is open.
+// LazyHardware is hardware whose driver may come after this process, go and be replaced, as that of NVIDIA's driver
+// container does. While there is none, nothing of it is open.
 type LazyHardware struct {
 	source Source
 	clock  clock.PassiveClock
@@ -110,8 +111,8 @@ func (l *LazyHardware) note(mismatch bool) {
 	}
 }
 
-// Alive is a liveness check. It fails if library and kernel module have differed for long: a new process loads the library
-// anew.
+// Alive is a liveness check. It fails if library and kernel module have differed for long: a new process loads the
+// library anew.
 func (l *LazyHardware) Alive(*http.Request) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends the
-// steps of its GPUs; the others go on. An error means that the node could not be observed.
+// run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends
+// the steps of its GPUs; the others go on. An error means that the node could not be observed.
 func (c applier) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
 	var ended failedGPUs
 	seen := &sharedObservation{now: now}
@@ -153,8 +153,8 @@ func (e *failedGPUs) has(s plan.Step) bool {
 	return slices.ContainsFunc(plan.GPUs(s), func(uuid string) bool { return slices.Contains(*e, uuid) })
 }
 
-// resetBarrier lets the resets of several GPUs begin together. Each needs all handles of this process closed, so one that began
-// by itself would keep the others' changes of mode waiting, or have to wait for them.
+// resetBarrier lets the resets of several GPUs begin together. Each needs all handles of this process closed, so one
+// that began by itself would keep the others' changes of mode waiting, or have to wait for them.
 type resetBarrier struct {
 	mu      sync.Mutex
 	missing int           // lanes that neither wait to reset nor have ended

@@ -12,7 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// licenseMissing is true when a vGPU has no license. It names the vGPUs and where NVIDIA's GPU Operator takes their license from.
+// licenseMissing is true when a vGPU has no license. It names the vGPUs and where NVIDIA's GPU Operator takes their
+// license from.
 func licenseMissing(devices []v1alpha1.DeviceStatus) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionLicenseMissing, Status: metav1.ConditionFalse}
 	var without []string

@@ -23,11 +23,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-// guardFieldManager owns status.memoryPressure, which is reported apart from the rest: it comes from samples, not from reconciles.
+// guardFieldManager owns status.memoryPressure, which is reported apart from the rest: it comes from samples, not from
+// reconciles.
 const guardFieldManager = FieldManager + "-guard"
 
-// MemoryGuard measures the GPUs of a node whose policy has a memory guard, and reports those that are almost full while a container uses
-// more than its share. It evicts nothing: the controller decides that. On a node without a guard it measures nothing.
+// MemoryGuard measures the GPUs of a node whose policy has a memory guard, and reports those that are almost full while
+// a container uses more than its share. It evicts nothing: the controller decides that. On a node without a guard it
+// measures nothing.
 type MemoryGuard struct {
 	node    string
 	owner   ssa.Owner

@@ -40,8 +40,8 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 	return daemons[:min(len(daemons), maxDaemons)]
 }
 
-// sameUse reports whether the same pods wait, run with former limits, or cannot reach the daemon. Clients that come and go are no change: that would be
-// a pass for each.
+// sameUse reports whether the same pods wait, run with former limits, or cannot reach the daemon. Clients that come and
+// go are no change: that would be a pass for each.
 func sameUse(a, b []v1alpha1.MPSStatus) bool {
 	return slices.EqualFunc(a, b, func(a, b v1alpha1.MPSStatus) bool {
 		return a.ResourceName == b.ResourceName && a.OutdatedClients == b.OutdatedClients && a.Unreachable == b.Unreachable &&

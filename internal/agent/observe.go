@@ -152,8 +152,8 @@ func (o observer) described(processes []gpu.Process) []gpu.Process {
 	return described
 }
 
-// lingers says whether a process of a pod uses a GPU that no container holds: one that is about to end, of which no event
-// tells. The controller waits for it.
+// lingers says whether a process of a pod uses a GPU that no container holds: one that is about to end, of which no
+// event tells. The controller waits for it.
 func lingers(devices []gpu.Device) bool {
 	return slices.ContainsFunc(devices, func(d gpu.Device) bool {
 		ofPod := func(p gpu.Process) bool { return p.PodUID != "" && !p.MPSServer }

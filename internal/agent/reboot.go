@@ -24,8 +24,8 @@ type reboot struct {
 	failed error    // why the node could not be asked to reboot; it is asked again
 }
 
-// rebootFor decides whether the node is rebooted. A permission holds for one boot: while that lasts, the node may be asked
-// again, whatever became of an earlier request; in any other it is spent.
+// rebootFor decides whether the node is rebooted. A permission holds for one boot: while that lasts, the node may be
+// asked again, whatever became of an earlier request; in any other it is spent.
 func rebootFor(permission *v1alpha1.RebootPermission, bootID string, o outcome, devices []gpu.Device) reboot {
 	switch {
 	case permission == nil || len(o.pending) == 0:
@@ -61,8 +61,8 @@ func usersOf(devices []gpu.Device) []string {
 	return users
 }
 
-// consider fills in what follows from the permission. Before it says yes it asks the API server, past the cache, whether
-// the desired state is still the one that this pass has worked on.
+// consider fills in what follows from the permission. Before it says yes it asks the API server, past the cache,
+// whether the desired state is still the one that this pass has worked on.
 func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *report) error {
 	o := &r.outcome
 	read := r.failed == nil
@@ -88,8 +88,8 @@ func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *re
 	return nil
 }
 
-// knowsOfReboot says whether an earlier pass in this boot has found that only a reboot helps. That does not change because
-// a program uses the GPU meanwhile, so that it cannot be tried again.
+// knowsOfReboot says whether an earlier pass in this boot has found that only a reboot helps. That does not change
+// because a program uses the GPU meanwhile, so that it cannot be tried again.
 func (c *Controller) knowsOfReboot(node *v1alpha1.GPUNode) bool {
 	return node.Status.BootID == c.bootID && condition.IsTrue(node.Status.Conditions, v1alpha1.ConditionRebootRequired)
 }

@@ -24,9 +24,9 @@ const (
 	rebuildWindow = time.Hour
 )
 
-// rebuild decides what to do about MIG instances that matched the desired state and do not any more though neither the spec nor the
-// boot has changed: another program changed them. They are made again a few times, and then left. It returns when they were
-// made again within the last hour, this time with it.
+// rebuild decides what to do about MIG instances that matched the desired state and do not any more though neither the
+// spec nor the boot has changed: another program changed them. They are made again a few times, and then left. It
+// returns when they were made again within the last hour, this time with it.
 func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now time.Time) (at []metav1.Time, leave *plan.Problem) {
 	for _, t := range node.Status.RebuildTimes {
 		if now.Sub(t.Time) < rebuildWindow {

@@ -259,7 +259,8 @@ func rebuildsAfterReboot(s scenario) {
 	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
 }
 
-// rebuildsInPlace: the instances do not lie where a GPU without any would get them, since one that was there stayed where it was.
+// rebuildsInPlace: the instances do not lie where a GPU without any would get them, since one that was there stayed
+// where it was.
 func rebuildsInPlace(s scenario) {
 	n := s.node("", sim.A100)
 	n.hardware.Update(func(h *sim.Node) {
@@ -350,7 +351,8 @@ func finishesPartial(s scenario) {
 	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", false)))
 }
 
-// rollsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as desired.
+// rollsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as
+// desired.
 func rollsBack(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
 	n.specify(mig(n.uuid(0), instances("2g.10gb", 2), instances("1g.5gb", 1)), whole(n.uuid(1)))

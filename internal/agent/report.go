@@ -44,8 +44,8 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	return nil
 }
 
-// status is all that the agent reports after a pass. Without an observation it holds the devices last seen: what an apply leaves
-// out, it deletes.
+// status is all that the agent reports after a pass. Without an observation it holds the devices last seen: what an
+// apply leaves out, it deletes.
 func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	status := *node.Status.DeepCopy()
 	status.Config = v1alpha1.ConfigStatus{}                                 // is the ConfigReporter's
@@ -90,7 +90,8 @@ func own(conditions []metav1.Condition) []metav1.Condition {
 	return conditions
 }
 
-// memoryGuarded says whether the agent measures for a memory guard. The controller asks for that, because an older agent does not.
+// memoryGuarded says whether the agent measures for a memory guard. The controller asks for that, because an older
+// agent does not.
 func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMeasuring,
@@ -203,8 +204,8 @@ func stalled(o outcome) metav1.Condition {
 	return c
 }
 
-// rebootRequired is true when a MIG mode is pending on a GPU that cannot be reset here. Able is why the agent cannot reboot
-// the node; nil if it can.
+// rebootRequired is true when a MIG mode is pending on a GPU that cannot be reset here. Able is why the agent cannot
+// reboot the node; nil if it can.
 func rebootRequired(o outcome, able error) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionFalse}
 	if len(o.pending) == 0 {

@@ -14,8 +14,9 @@ import (
 // smiTimeout bounds a run of nvidia-smi, the longest of which resets GPUs, which takes seconds.
 const smiTimeout = 2 * time.Minute
 
-// SMI runs the nvidia-smi of the driver that is there now and returns what it printed. What it says of a failure is part of
-// the error. The program runs in the driver's own root, where it reaches nvidia-persistenced and the fabric manager.
+// SMI runs the nvidia-smi of the driver that is there now and returns what it printed. What it says of a failure is
+// part of the error. The program runs in the driver's own root, where it reaches nvidia-persistenced and the fabric
+// manager.
 func SMI(runner host.Runner, find func() (driver.Driver, error)) func(ctx context.Context, args ...string) (string, error) {
 	return func(ctx context.Context, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, smiTimeout)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// rollBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that what
-// was usable stays so until the spec is tried again. It returns what is so then.
+// rollBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that
+// what was usable stays so until the spec is tried again. It returns what is so then.
 func (c applier) rollBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
 	if len(o.failures) == 0 {
 		return now, nil
@@ -41,8 +41,8 @@ func (c applier) rollBack(ctx context.Context, before, now observation, o *outco
 	return now, nil
 }
 
-// leaves reports whether a failure leaves a GPU that has to be rolled back. One whose MPS daemon does not start has not: to go
-// back might mean another reset, and the daemon is tried again.
+// leaves reports whether a failure leaves a GPU that has to be rolled back. One whose MPS daemon does not start has
+// not: to go back might mean another reset, and the daemon is tried again.
 func (f failure) leaves(uuid string) bool {
 	return !errors.Is(f.err, mps.ErrDaemon) && slices.Contains(plan.GPUs(f.step), uuid)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
-// Sampler measures the GPUs at an interval and keeps in memory, while the agent runs, what the samples come to. It writes nothing.
+// Sampler measures the GPUs at an interval and keeps in memory, while the agent runs, what the samples come to. It
+// writes nothing.
 type Sampler struct {
 	interval time.Duration // 0: it measures nothing
 	measure  func(context.Context) (usage.Report, error)

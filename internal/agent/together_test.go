@@ -13,7 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// resetsTogether: without a fabric manager the GPUs behind NVSwitches are reset in one command, once all of them are idle.
+// resetsTogether: without a fabric manager the GPUs behind NVSwitches are reset in one command, once all of them are
+// idle.
 func resetsTogether(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.NVSwitch = true })

@@ -45,8 +45,8 @@ type meter struct {
 	containers host.Containers
 }
 
-// Usage measures who uses the GPUs. It opens NVML, closes it again and writes nothing. With an error the report has the GPUs that could
-// be read.
+// Usage measures who uses the GPUs. It opens NVML, closes it again and writes nothing. With an error the report has the
+// GPUs that could be read.
 func (m meter) Usage(ctx context.Context) (usage.Report, error) {
 	report, err := m.usage(ctx)
 	report.Node = m.node
@@ -75,7 +75,8 @@ func (m meter) usage(ctx context.Context) (usage.Report, error) {
 	return report, partial
 }
 
-// sample measures the GPUs of the node, unless they are mig-manager's. Whose they are may change until its turn has come.
+// sample measures the GPUs of the node, unless they are mig-manager's. Whose they are may change until its turn has
+// come.
 func (m meter) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error) {
 	done, err := m.turns.take(ctx)
 	if err != nil {

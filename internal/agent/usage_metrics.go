@@ -12,7 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
-// UsageCollector measures who uses the GPUs whenever Prometheus asks. A series goes with its container, and what is not known has none.
+// UsageCollector measures who uses the GPUs whenever Prometheus asks. A series goes with its container, and what is not
+// known has none.
 type UsageCollector struct {
 	measure func() (usage.Report, error)
 

@@ -161,7 +161,8 @@ func measuresMIGInstances(s scenario) {
 	n.Expect(values["gpusharing_gpu_containers"]).To(gomega.HaveLen(2), "and none of the GPU itself")
 }
 
-// attributesClaims: NVIDIA's DRA driver serves the node, so the kubelet lists devices of claims, and none as allocatable.
+// attributesClaims: NVIDIA's DRA driver serves the node, so the kubelet lists devices of claims, and none as
+// allocatable.
 func attributesClaims(s scenario) {
 	n := s.node("", sim.A100, sim.H100, sim.T4)
 	n.ask(v1alpha1.GPUNodeSpec{

@@ -27,7 +27,8 @@ import (
 // commentWidth is how long the comments beside a policy are.
 const commentWidth = 110
 
-// adviseSharing prints which ways to share GPUs fit what containers used, and a policy for the best. All but the policy is comments.
+// adviseSharing prints which ways to share GPUs fit what containers used, and a policy for the best. All but the policy
+// is comments.
 func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) error {
 	scope, err := scopeOf(args)
 	if err != nil {
@@ -157,7 +158,8 @@ func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w c
 	return nil
 }
 
-// unremovable are the fields of a policy that kubectl apply would leave, though the policy is to have them no more: those that it has not set.
+// unremovable are the fields of a policy that kubectl apply would leave, though the policy is to have them no more:
+// those that it has not set.
 func unremovable(present, wanted *v1alpha1.GPUSharingPolicy) []string {
 	var applied struct {
 		Spec map[string]any `json:"spec"`
@@ -206,7 +208,8 @@ func comment(out *strings.Builder, paragraphs ...string) {
 	}
 }
 
-// inline is a text without what ends a line of YAML. Names come from agents and from Prometheus, and what follows is applied.
+// inline is a text without what ends a line of YAML. Names come from agents and from Prometheus, and what follows is
+// applied.
 func inline(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.In(r, unicode.Zl, unicode.Zp) {

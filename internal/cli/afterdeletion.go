@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
-// afterwards is what a node offers to pods once policies are deleted. The operator does not read an administrator's own configuration of
-// the device plugin, so a node that returns to one may offer anything.
+// afterwards is what a node offers to pods once policies are deleted. The operator does not read an administrator's own
+// configuration of the device plugin, so a node that returns to one may offer anything.
 type afterwards struct {
 	labels    map[string]string
 	resources map[string]int64
@@ -28,8 +28,8 @@ type afterwards struct {
 	returnsTo string // the administrator's configuration; empty: none
 }
 
-// lost returns a line for each workload whose request some node meets before the deletion of a policy, and none afterwards: of the pods
-// on the policy's nodes, and of those that wait for a node.
+// lost returns a line for each workload whose request some node meets before the deletion of a policy, and none
+// afterwards: of the pods on the policy's nodes, and of those that wait for a node.
 func lost(name string, c change, w cluster.Snapshot, before, after []rollout.NodeState) []string {
 	then := c.afterwards(w, after)
 	var asked []*cluster.Pod
@@ -110,8 +110,8 @@ func (o *afterwards) become(s *rollout.NodeState, n *cluster.Node, policies []v1
 	}
 }
 
-// restoredResources are those of a node whose GPUs are in their baselines, as the device plugin advertises them by default: its instances
-// under mig.strategy mixed, and under single.
+// restoredResources are those of a node whose GPUs are in their baselines, as the device plugin advertises them by
+// default: its instances under mig.strategy mixed, and under single.
 func restoredResources(s *rollout.NodeState, n *v1alpha1.GPUNode) map[string]int64 {
 	counts := map[string]int64{}
 	for _, d := range n.Status.Devices {
@@ -139,7 +139,8 @@ func (o afterwards) meets(p *cluster.Pod) bool {
 	return o.admits(p)
 }
 
-// admits reports whether the pod's node selector admits the node. NVIDIA's labels change with the sharing, and count as equal.
+// admits reports whether the pod's node selector admits the node. NVIDIA's labels change with the sharing, and count as
+// equal.
 func (o afterwards) admits(p *cluster.Pod) bool {
 	for name, value := range p.NodeSelector {
 		if !strings.HasPrefix(name, "nvidia.com/") && o.labels[name] != value {

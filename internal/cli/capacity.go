@@ -143,8 +143,8 @@ func wholeReplicas(n rollout.NodeState) int32 {
 	return max(n.Replicas[plan.ResourceGPU], replicas(n, plan.ResourceGPUShared))
 }
 
-// instanceReplicas is how often the instances of a profile are advertised: by their own resource or, with strategy single of
-// NVIDIA's device plugin, as GPUs.
+// instanceReplicas is how often the instances of a profile are advertised: by their own resource or, with strategy
+// single of NVIDIA's device plugin, as GPUs.
 func instanceReplicas(n rollout.NodeState, profile string) int32 {
 	own := "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
 	for _, name := range []string{own, own + ".shared"} {

@@ -13,7 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
-// change is what plan is asked about: policies that are created or get another spec, and the names of those that are deleted.
+// change is what plan is asked about: policies that are created or get another spec, and the names of those that are
+// deleted.
 type change struct {
 	applied []v1alpha1.GPUSharingPolicy
 	deleted []string
@@ -82,8 +83,8 @@ func (t *text) deleted(name string, c change, w cluster.Snapshot, before, after 
 	t.rows("affected", lost(name, c, w, before, after))
 }
 
-// clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more, and no policy that
-// could change one is left. A paused policy changes none.
+// clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more,
+// and no policy that could change one is left. A paused policy changes none.
 func (t *text) clusterPolicy(w cluster.Snapshot, before, after rollout.Decision) {
 	if !w.Plugin.ClusterPolicy || !before.ConfigurePlugin || rollout.Decide(restored(w, after.Nodes)).ConfigurePlugin {
 		return

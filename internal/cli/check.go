@@ -27,10 +27,10 @@ import (
 // checkEvery is how often a check looks again.
 const checkEvery = 2 * time.Second
 
-// Check prints what doctor finds, and the rights that manifests grant to the operator's accounts and the API server does not: what the pod
-// of `helm test` does. Manifests are YAML documents. It looks again until nothing is an error, as long as the patience lasts: agents take a
-// moment after an installation, and an upgrade replaces them a few at a time. Errors: ErrUnhealthy, or the API server does not answer, or the
-// account of the check lacks rights.
+// Check prints what doctor finds, and the rights that manifests grant to the operator's accounts and the API server
+// does not: what the pod of `helm test` does. Manifests are YAML documents. It looks again until nothing is an error,
+// as long as the patience lasts: agents take a moment after an installation, and an upgrade replaces them a few at a
+// time. Errors: ErrUnhealthy, or the API server does not answer, or the account of the check lacks rights.
 func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []byte, wait Patience) error {
 	granted, err := grantsOf(manifests)
 	if err != nil {
@@ -59,7 +59,8 @@ func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []by
 type Patience struct {
 	// Timeout is how long it looks again while there are errors.
 	Timeout time.Duration
-	// Update is how long it looks again while an update of the agents goes on, which is one that has reached another node within Timeout.
+	// Update is how long it looks again while an update of the agents goes on, which is one that has reached another
+	// node within Timeout.
 	Update time.Duration
 }
 
@@ -71,7 +72,8 @@ type checkWait struct {
 	updated         int
 }
 
-// look decides after a look at the cluster whether to look again if there are errors, and whether an update of the agents goes on.
+// look decides after a look at the cluster whether to look again if there are errors, and whether an update of the
+// agents goes on.
 func (w *checkWait) look(now time.Time, updated int, updating bool) (again, goesOn bool) {
 	if updated > w.updated {
 		w.updated, w.progress = updated, now
@@ -112,7 +114,8 @@ type grant struct {
 	path     authorizationv1.NonResourceAttributes
 }
 
-// String is the right as a sentence names it, such as "patch nodes" or "get leases gpu-sharing-controller in namespace gpu-sharing-operator".
+// String is the right as a sentence names it, such as "patch nodes" or "get leases gpu-sharing-controller in namespace
+// gpu-sharing-operator".
 func (g grant) String() string {
 	r := g.resource
 	if r.Resource == "" {
@@ -137,7 +140,8 @@ func (g grant) String() string {
 // bound is a Role or ClusterRole as a binding refers to it. The namespace of a ClusterRole is empty.
 type bound struct{ kind, namespace, name string }
 
-// grantsOf are the rights that the Roles, ClusterRoles and their bindings among YAML documents grant to ServiceAccounts, sorted by account.
+// grantsOf are the rights that the Roles, ClusterRoles and their bindings among YAML documents grant to
+// ServiceAccounts, sorted by account.
 func grantsOf(manifests []byte) ([]grant, error) {
 	roles, bindings := map[bound][]rbacv1.PolicyRule{}, []rbacv1.RoleBinding{}
 	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifests))); ; {
@@ -207,7 +211,8 @@ func grantsOfRule(account types.NamespacedName, namespace string, rule rbacv1.Po
 	return all
 }
 
-// missingGrants asks the API server which rights it does not grant. It asks the authorizer that decides, whatever the roles say.
+// missingGrants asks the API server which rights it does not grant. It asks the authorizer that decides, whatever the
+// roles say.
 func missingGrants(ctx context.Context, c client.Client, granted []grant) (missing []grant, err error) {
 	for _, g := range granted {
 		const serviceAccounts = "system:serviceaccounts"

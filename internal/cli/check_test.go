@@ -73,7 +73,8 @@ func TestRightsThatAreMissingAreNamed(t *testing.T) {
 			"helm upgrade creates them again"}))
 }
 
-// TestACheckWaitsForAnUpdateThatGoesOn: helm test follows helm upgrade, and hundreds of nodes take longer than the test waits for errors.
+// TestACheckWaitsForAnUpdateThatGoesOn: helm test follows helm upgrade, and hundreds of nodes take longer than the test
+// waits for errors.
 func TestACheckWaitsForAnUpdateThatGoesOn(t *testing.T) {
 	type look struct {
 		after         time.Duration

@@ -1,9 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the kubectl plugin `kubectl gpusharing`. It asks the API server for what is there, decides with the same
-// pure packages as the controller, and prints. Only restore changes something: it deletes policies. What it prints is plain
-// text: pure functions over values, of which each line fits into the terminal and is not broken where there is none.
+// Package cli is the kubectl plugin `kubectl gpusharing`. It asks the API server for what is there, decides with the
+// same pure packages as the controller, and prints. Only restore changes something: it deletes policies. What it prints
+// is plain text: pure functions over values, of which each line fits into the terminal and is not broken where there is
+// none.
 package cli
 
 import (

@@ -16,13 +16,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// completionScript is the program kubectl_complete-gpusharing, which kubectl runs to complete the arguments of the plugin
-// (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go). A release has it beside the plugin.
+// completionScript is the program kubectl_complete-gpusharing, which kubectl runs to complete the arguments of the
+// plugin (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go). A release has it beside the plugin.
 //
 //go:embed kubectl_complete-gpusharing
 var completionScript string
 
-// The directives that end an answer to kubectl: complete no files, or files (github.com/spf13/cobra ShellCompDirective).
+// The directives that end an answer to kubectl: complete no files, or files (github.com/spf13/cobra
+// ShellCompDirective).
 const (
 	noFiles  = ":4"
 	anyFiles = ":0"
@@ -113,7 +114,8 @@ func takesValue(set *pflag.FlagSet, word string) bool {
 	return flag != nil && flag.NoOptDefVal == ""
 }
 
-// completions prints what kubectl asks for: a line for each word, and a directive. It prints no names if the cluster does not answer.
+// completions prints what kubectl asks for: a line for each word, and a directive. It prints no names if the cluster
+// does not answer.
 func (p *Program) completions(ctx context.Context, args []string) error {
 	c, value, f := complete(args)
 	if c.kind != "" {

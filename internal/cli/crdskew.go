@@ -31,8 +31,8 @@ type openAPISchema struct {
 	} `json:"x-kubernetes-group-version-kind"`
 }
 
-// readSkews compares the fields of the operator's kinds with those that the API server publishes of their CRDs, which everybody who is
-// logged in may read. Nil where it does not publish them.
+// readSkews compares the fields of the operator's kinds with those that the API server publishes of their CRDs, which
+// everybody who is logged in may read. Nil where it does not publish them.
 func readSkews(published openapi.Client) ([]skew, error) {
 	paths, err := published.Paths()
 	if err != nil {

@@ -28,8 +28,8 @@ const (
 	drawEvery = 200 * time.Millisecond
 	// previewWidth is how wide the text of a preview is, in characters.
 	previewWidth = 110
-	// heartbeat is how often the API server is asked whether it still answers, and how long it may take: a watch hears nothing, neither of
-	// objects that do not change nor of a network that is gone.
+	// heartbeat is how often the API server is asked whether it still answers, and how long it may take: a watch hears
+	// nothing, neither of objects that do not change nor of a network that is gone.
 	heartbeat = 5 * time.Second
 )
 
@@ -131,7 +131,8 @@ func (b *board) draw(ctx context.Context) {
 	}
 }
 
-// measure asks the agents who uses the GPUs, as long as a browser shows the page: agents measure only while they are asked.
+// measure asks the agents who uses the GPUs, as long as a browser shows the page: agents measure only while they are
+// asked.
 func (b *board) measure(ctx context.Context) {
 	for b.hub.Read(ctx) == nil {
 		// Of an error the note about what else cannot be read tells.
@@ -202,8 +203,8 @@ func unanswered(err error) string {
 	return "the API server does not answer"
 }
 
-// measuredByNode are the nodes by their names. Who may create a pod may give it the label of the agents: one that was not measured must not
-// hide the agent of its node.
+// measuredByNode are the nodes by their names. Who may create a pod may give it the label of the agents: one that was
+// not measured must not hide the agent of its node.
 func measuredByNode(nodes []measuredNode) map[string]measuredNode {
 	of := map[string]measuredNode{}
 	for _, n := range nodes {

@@ -182,8 +182,8 @@ func expectedOn(n *cluster.Node) map[string]int64 {
 	return expected
 }
 
-// replicasOn is how often each GPU that is not in MIG mode is advertised, by UUID, as far as what the node advertises tells: GPUs of the
-// same resource have the same number. 0: not known.
+// replicasOn is how often each GPU that is not in MIG mode is advertised, by UUID, as far as what the node advertises
+// tells: GPUs of the same resource have the same number. 0: not known.
 func replicasOn(n *cluster.Node, offered map[string]int64, devices []gpu.Device) map[string]int {
 	of, gpus := map[string]string{}, map[string]int{}
 	unhealthy := n.Unhealthy(expectedOn(n))
@@ -282,7 +282,8 @@ func computeOf(u *gpu.Utilization) *float64 {
 	return &u.Compute
 }
 
-// drawingOf divides a GPU into its instances, or into its replicas: one for each that a container holds, and the others together.
+// drawingOf divides a GPU into its instances, or into its replicas: one for each that a container holds, and the others
+// together.
 func drawingOf(d gpu.Device, replicas int, pods map[string]string, instances map[int]usage.Unit) dashboard.Drawing {
 	var drawing dashboard.Drawing
 	held := holdersOf(d)

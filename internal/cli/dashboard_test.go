@@ -123,8 +123,8 @@ func (s *shownPage) notes() []string {
 	return slices.Clone(s.page.Notes)
 }
 
-// proxy is between a program and the API server. While it is closed it lets nothing through, and ends no connection: as a network that is
-// gone does.
+// proxy is between a program and the API server. While it is closed it lets nothing through, and ends no connection: as
+// a network that is gone does.
 type proxy struct {
 	address string
 

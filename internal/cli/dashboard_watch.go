@@ -122,11 +122,12 @@ func (w *watches) kindOf(c client.WithWatch, without string, object client.Objec
 // errUnanswered is why a kind cannot be read while the network is gone.
 var errUnanswered = errors.New("the API server does not answer, and is asked again")
 
-// answerTimeout is how long the API server may take to begin an answer before the page says so. client-go itself finds after 45 seconds that
-// a connection is dead, and tries for minutes before it returns an error.
+// answerTimeout is how long the API server may take to begin an answer before the page says so. client-go itself finds
+// after 45 seconds that a connection is dead, and tries for minutes before it returns an error.
 const answerTimeout = 10 * time.Second
 
-// ask notes that a kind is asked for: if no answer comes for a while, the page says so. What was answered is nil, or why the kind cannot be read.
+// ask notes that a kind is asked for: if no answer comes for a while, the page says so. What was answered is nil, or
+// why the kind cannot be read.
 func (w *watches) ask(ctx context.Context, k *kind) (answered func(error)) {
 	over := false
 	note := func(err error) {
@@ -154,8 +155,8 @@ func (w *watches) ask(ctx context.Context, k *kind) (answered func(error)) {
 	}
 }
 
-// isEmpty reports whether a watch is the empty one that client-go returns, without an error, if a connection took too long or broke off
-// (rest.Request.Watch). With it what is known would pass for what is so now.
+// isEmpty reports whether a watch is the empty one that client-go returns, without an error, if a connection took too
+// long or broke off (rest.Request.Watch). With it what is known would pass for what is so now.
 func isEmpty(events watch.Interface) bool {
 	return reflect.TypeOf(events) == reflect.TypeOf(watch.NewEmptyWatch())
 }
@@ -239,7 +240,8 @@ func (w *watches) know(programs programs) {
 	w.mark()
 }
 
-// snapshot is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
+// snapshot is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes
+// are missing.
 func (w *watches) snapshot(now time.Time) (known cluster.Snapshot, blind bool, missing []string) {
 	for _, k := range w.kinds() {
 		if err := k.missing(); err != nil {

@@ -24,7 +24,8 @@ func watching(t *testing.T) *watches {
 	return seen
 }
 
-// TestThePageForbidsNothingThatItHasNotRead: the page reads no NodeFeatures, which says nothing about whether there are any.
+// TestThePageForbidsNothingThatItHasNotRead: the page reads no NodeFeatures, which says nothing about whether there are
+// any.
 func TestThePageForbidsNothingThatItHasNotRead(t *testing.T) {
 	g := NewWithT(t)
 	seen := watching(t)

@@ -16,7 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// The oldest versions that should work, and those of the device plugin that were tested or should work: the table "Compatibility" of README.md.
+// The oldest versions that should work, and those of the device plugin that were tested or should work: the table
+// "Compatibility" of README.md.
 const (
 	leastKubernetes  = "1.30"
 	leastGPUOperator = "v25.3"
@@ -24,7 +25,8 @@ const (
 	leastNFD         = "v0.17"
 	firstPlugin      = "v0.19.3"
 	lastPlugin       = "v0.20.0"
-	// leastForDRA is the Kubernetes, and testedDRA the version of NVIDIA's DRA driver, for nodes that this driver serves.
+	// leastForDRA is the Kubernetes, and testedDRA the version of NVIDIA's DRA driver, for nodes that this driver
+	// serves.
 	leastForDRA = "1.36"
 	testedDRA   = "v0.5.0"
 )
@@ -107,8 +109,8 @@ func (d *diagnosis) controller(is installation) {
 	}
 }
 
-// definitions diagnoses the CRDs: the API server drops fields that they lack from all that is written. A controller of another version than
-// this program may need other fields.
+// definitions diagnoses the CRDs: the API server drops fields that they lack from all that is written. A controller of
+// another version than this program may need other fields.
 func (d *diagnosis) definitions(is installation) {
 	own, _, _ := strings.Cut(is.program, " ")
 	level := levelError

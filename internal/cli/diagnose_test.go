@@ -51,7 +51,8 @@ func drivenIn(fault func(*installation)) func(*installation) {
 	}
 }
 
-// aloneIn is an installation without the GPU Operator, whose device plugins read one ConfigMap, and whose controller was told another.
+// aloneIn is an installation without the GPU Operator, whose device plugins read one ConfigMap, and whose controller
+// was told another.
 func aloneIn(read, told string) func(*installation) {
 	return func(is *installation) {
 		is.clusterPolicy, is.gpuOperator, is.standAlone = "", "", true
@@ -208,8 +209,9 @@ func TestDoctor(t *testing.T) {
 	compare(t, "doctor", func(shown *text) { shown.findings(diagnose(is)) })
 }
 
-// TestANodeThatIsDownHidesNoMissingAgent: the pod of a DaemonSet stays on a node that is down, and Kubernetes counts it as scheduled, and as
-// updated if it is. So such a node has its agent, and is neither the one that lacks it nor the one whose agent is to be replaced.
+// TestANodeThatIsDownHidesNoMissingAgent: the pod of a DaemonSet stays on a node that is down, and Kubernetes counts it
+// as scheduled, and as updated if it is. So such a node has its agent, and is neither the one that lacks it nor the one
+// whose agent is to be replaced.
 func TestANodeThatIsDownHidesNoMissingAgent(t *testing.T) {
 	scheme, err := newScheme()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -262,7 +264,8 @@ func TestANodeThatIsDownHidesNoMissingAgent(t *testing.T) {
 	}
 }
 
-// TestOneAgentIsExpectedOnANode: of the DaemonSet that NVIDIA's labels choose. A node that is down keeps only that one from being updated.
+// TestOneAgentIsExpectedOnANode: of the DaemonSet that NVIDIA's labels choose. A node that is down keeps only that one
+// from being updated.
 func TestOneAgentIsExpectedOnANode(t *testing.T) {
 	g := NewWithT(t)
 	is := healthy(t, 4)
@@ -377,8 +380,8 @@ func TestAPodOfATenantIsNoAgent(t *testing.T) {
 	}
 }
 
-// TestAgentsThatCannotBeCreatedAreNoUpdate: where the cluster enforces Pod Security or a quota, the DaemonSet of the agents wants a pod on each
-// node and gets none. There is nothing to replace and no pod to look at.
+// TestAgentsThatCannotBeCreatedAreNoUpdate: where the cluster enforces Pod Security or a quota, the DaemonSet of the
+// agents wants a pod on each node and gets none. There is nothing to replace and no pod to look at.
 func TestAgentsThatCannotBeCreatedAreNoUpdate(t *testing.T) {
 	g := NewWithT(t)
 	is := healthy(t, 3)

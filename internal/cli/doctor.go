@@ -70,7 +70,8 @@ func (is *installation) selector() string {
 	return is.nodeSelector.String()
 }
 
-// component is a Deployment of the operator, or a pod of a DaemonSet on a node; version is empty if its image tells none.
+// component is a Deployment of the operator, or a pod of a DaemonSet on a node; version is empty if its image tells
+// none.
 type component struct {
 	name, version string
 	ready         bool
@@ -80,7 +81,8 @@ type component struct {
 	config types.NamespacedName
 }
 
-// agentSet is one of the two DaemonSets of agents. Of the nodes on which one is to run, present have one, and updated one as it is now.
+// agentSet is one of the two DaemonSets of agents. Of the nodes on which one is to run, present have one, and updated
+// one as it is now.
 type agentSet struct {
 	name                    string
 	nodes, present, updated int
@@ -160,7 +162,8 @@ func unhealthy(found []finding) bool {
 	return slices.ContainsFunc(found, func(f finding) bool { return f.level == levelError })
 }
 
-// examine reads a cluster, whose API server publishes the schemas of its kinds, with the controller of a namespace as leadershipOf takes it.
+// examine reads a cluster, whose API server publishes the schemas of its kinds, with the controller of a namespace as
+// leadershipOf takes it.
 func (p *Program) examine(ctx context.Context, c client.Client, namespace string, published openapi.Client) (installation, error) {
 	is := installation{program: p.Version}
 	w, told, err := p.read(ctx, c, namespace)
@@ -196,8 +199,8 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	return is, err
 }
 
-// readControllers reads the Deployments of the controller. Kubernetes' ClusterRole edit lets each tenant create one with
-// the same label, in a namespace that is none of the controller's.
+// readControllers reads the Deployments of the controller. Kubernetes' ClusterRole edit lets each tenant create one
+// with the same label, in a namespace that is none of the controller's.
 func (is *installation) readControllers(ctx context.Context, c client.Client) error {
 	deployments, err := deploymentsIn(ctx, c, is.leader.namespaces)
 	if err != nil {
@@ -239,8 +242,8 @@ func (is *installation) readAgentSets(ctx context.Context, c client.Client) erro
 // https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/controller/daemon/util/daemonset_util.go
 const podGeneration = "pod-template-generation"
 
-// outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot. Kubernetes counts that one as
-// scheduled, and as updated if it is, because it stays there.
+// outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot.
+// Kubernetes counts that one as scheduled, and as updated if it is, because it stays there.
 func (is *installation) outdated(of agentSet) int {
 	return max(of.present-of.updated-is.down(of, func(n nodeParts) bool {
 		return slices.ContainsFunc(n.agents, func(c component) bool { return c.outdated })
@@ -273,8 +276,8 @@ func (is *installation) updated() (agents int, updating bool) {
 	return agents, updating
 }
 
-// isUpdating reports whether not all pods of a Deployment are as it says, as `kubectl rollout status` decides it, but that one may be
-// unavailable.
+// isUpdating reports whether not all pods of a Deployment are as it says, as `kubectl rollout status` decides it, but
+// that one may be unavailable.
 func isUpdating(d *appsv1.Deployment) bool {
 	s := &d.Status
 	return s.ObservedGeneration < d.Generation || d.Spec.Replicas != nil && s.UpdatedReplicas < *d.Spec.Replicas || s.Replicas > s.UpdatedReplicas
@@ -294,7 +297,8 @@ func nodeSelectorOf(spec *corev1.PodSpec) labels.Selector {
 	return nil
 }
 
-// readNodes reads the nodes with GPUs, and the pods of the operator's agent and of NVIDIA's device plugin and DRA driver on them.
+// readNodes reads the nodes with GPUs, and the pods of the operator's agent and of NVIDIA's device plugin and DRA
+// driver on them.
 func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	at := map[string]*nodeParts{}
 	is.nodes = make([]nodeParts, len(is.snapshot.Nodes))
@@ -334,7 +338,8 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// draAgentName is the DaemonSet of the agents where a GPUCluster installs NVIDIA's DRA driver. The label of their pods is agentName, too.
+// draAgentName is the DaemonSet of the agents where a GPUCluster installs NVIDIA's DRA driver. The label of their pods
+// is agentName, too.
 const draAgentName = agentName + "-dra"
 
 // observe adds what the Node says.
@@ -370,7 +375,8 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	}
 }
 
-// isOf reports whether the agents of the controller run in a namespace: in its own. Who may create a pod elsewhere may give it their label.
+// isOf reports whether the agents of the controller run in a namespace: in its own. Who may create a pod elsewhere may
+// give it their label.
 func (is *installation) isOf(namespace string) bool {
 	if len(is.leader.namespaces) > 0 {
 		return slices.Contains(is.leader.namespaces, namespace)
@@ -378,7 +384,8 @@ func (is *installation) isOf(namespace string) bool {
 	return len(is.controllers) == 0 || slices.ContainsFunc(is.controllers, func(c component) bool { return strings.HasPrefix(c.name, namespace+"/") })
 }
 
-// isDevicePlugin reports whether a pod is one of NVIDIA's device plugin, by the labels of the GPU Operator, and of the plugin's own chart.
+// isDevicePlugin reports whether a pod is one of NVIDIA's device plugin, by the labels of the GPU Operator, and of the
+// plugin's own chart.
 func isDevicePlugin(pod *corev1.Pod) bool {
 	return pod.Labels["app"] == "nvidia-device-plugin-daemonset" || pod.Labels[nameLabel] == "nvidia-device-plugin"
 }

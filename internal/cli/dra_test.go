@@ -329,9 +329,10 @@ func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
 	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the snapshot that was read stays as it is")
 }
 
-// TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin: its ClusterPolicy has devicePlugin.enabled false, and its nodes
-// have nvidia.com/gpu.deploy.device-plugin=true all the same (NVIDIA/gpu-operator controllers/state_manager.go sets it on each GPU node). The
-// controller takes them for nodes of the driver, since pluginconfig reports ClusterPolicy false.
+// TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin: its ClusterPolicy has devicePlugin.enabled
+// false, and its nodes have nvidia.com/gpu.deploy.device-plugin=true all the same (NVIDIA/gpu-operator
+// controllers/state_manager.go sets it on each GPU node). The controller takes them for nodes of the driver, since
+// pluginconfig reports ClusterPolicy false.
 func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 	g := NewWithT(t)
 	scheme, err := newScheme()
@@ -353,8 +354,8 @@ func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t 
 	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.Driver))
 }
 
-// TestRestoreSaysThatAClassStaysBesideAnother: the operator deletes none of its own beside another of the same resource, since the scheduler would
-// forget the resource.
+// TestRestoreSaysThatAClassStaysBesideAnother: the operator deletes none of its own beside another of the same
+// resource, since the scheduler would forget the resource.
 func TestRestoreSaysThatAClassStaysBesideAnother(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)

@@ -37,8 +37,8 @@ type block struct {
 	users       []string
 }
 
-// picture draws each GPU of a node, whose GPUs a stack offers: a row with its instances to the scale of their memory slices, or with its
-// replicas, below it who holds them, and the names that did not fit.
+// picture draws each GPU of a node, whose GPUs a stack offers: a row with its instances to the scale of their memory
+// slices, or with its replicas, below it who holds them, and the names that did not fit.
 func (t *text) picture(n *cluster.Node, stack dra.Stack) {
 	devices, pods := devicesOf(n), podsByUID(n)
 	replicas := replicasOn(n, n.Offered(stack), devices)
@@ -52,8 +52,8 @@ func (t *text) picture(n *cluster.Node, stack dra.Stack) {
 	}
 }
 
-// replicaBlocks divides a GPU into the replicas that containers hold, and the others. They are drawn to scale as far as a picture of
-// wholeSlices can.
+// replicaBlocks divides a GPU into the replicas that containers hold, and the others. They are drawn to scale as far as
+// a picture of wholeSlices can.
 func replicaBlocks(replicas, used int, users []string) (total int, blocks []block) {
 	held := (used*wholeSlices + replicas/2) / replicas
 	if used > 0 || len(users) > 0 {
@@ -88,7 +88,8 @@ func heading(d gpu.Device, replicas int) string {
 	return strings.Join(parts, "   ")
 }
 
-// modes are how a GPU is shared, as far as the GPU itself shows it: of time-slicing the interval alone, where a policy names one.
+// modes are how a GPU is shared, as far as the GPU itself shows it: of time-slicing the interval alone, where a policy
+// names one.
 func modes(d gpu.Device) []string {
 	var parts []string
 	switch m := d.State.MPS; {

@@ -174,8 +174,8 @@ func policyNames(ctx context.Context, c client.Client) ([]string, error) {
 	return names, nil
 }
 
-// fallback is the key that nodes without a label use in the chart of the stand-alone plugin: the one called default or, if
-// there is only one, that.
+// fallback is the key that nodes without a label use in the chart of the stand-alone plugin: the one called default or,
+// if there is only one, that.
 func fallback(standAlone bool, keys map[string]string) string {
 	if !standAlone {
 		return ""
@@ -208,8 +208,8 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 	return found.Data["config.yaml"], nil
 }
 
-// readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is installed. It adds
-// the nodes to the snapshot too.
+// readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is
+// installed. It adds the nodes to the snapshot too.
 func readSharedNodes(ctx context.Context, c client.Client, w *cluster.Snapshot) ([]importer.Node, error) {
 	var withGPUs []importer.Node
 	gpuNodes := &v1alpha1.GPUNodeList{}

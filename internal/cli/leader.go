@@ -28,8 +28,8 @@ const (
 	clocksDiffer = time.Minute
 )
 
-// leadership is whether a controller acts. proof and absent are both empty if that is not known, because the user may not read
-// what would tell.
+// leadership is whether a controller acts. proof and absent are both empty if that is not known, because the user may
+// not read what would tell.
 type leadership struct {
 	proof  string // by which it is known that one does
 	absent string // a sentence that says why none does, without its full stop
@@ -37,8 +37,8 @@ type leadership struct {
 	namespaces []string
 }
 
-// leadershipOf reads whether a controller acts: one that renews its lease does, wherever it runs. A lease counts only in
-// ownNamespaces. Without one there, as with --leader-elect=false, a Deployment of which a pod is available tells.
+// leadershipOf reads whether a controller acts: one that renews its lease does, wherever it runs. A lease counts only
+// in ownNamespaces. Without one there, as with --leader-elect=false, a Deployment of which a pod is available tells.
 func leadershipOf(ctx context.Context, c client.Client, namespace string, now time.Time) (leadership, error) {
 	namespaces, err := ownNamespaces(ctx, c, namespace)
 	if err != nil || namespaces == nil {
@@ -49,9 +49,9 @@ func leadershipOf(ctx context.Context, c client.Client, namespace string, now ti
 	return l, unlessForbidden(err)
 }
 
-// ownNamespaces are those in which the controller and its agents run: the one that the user names, or those of namespacesOf.
-// Tenants can create leases, Deployments and pods in their own namespaces. nil: not known, because the user may not read what
-// would tell.
+// ownNamespaces are those in which the controller and its agents run: the one that the user names, or those of
+// namespacesOf. Tenants can create leases, Deployments and pods in their own namespaces. nil: not known, because the
+// user may not read what would tell.
 func ownNamespaces(ctx context.Context, c client.Client, named string) ([]string, error) {
 	if named != "" {
 		return []string{named}, nil
@@ -108,8 +108,8 @@ func unlessForbidden(err error) error {
 	return err
 }
 
-// namespacesOf are those of the controller's service account by the ClusterRoleBindings, which no tenant can create. Their own names are
-// generated where OLM installs the operator.
+// namespacesOf are those of the controller's service account by the ClusterRoleBindings, which no tenant can create.
+// Their own names are generated where OLM installs the operator.
 func namespacesOf(ctx context.Context, c client.Client) ([]string, error) {
 	bindings := &rbacv1.ClusterRoleBindingList{}
 	if err := c.List(ctx, bindings); err != nil {
@@ -127,8 +127,8 @@ func namespacesOf(ctx context.Context, c client.Client) ([]string, error) {
 	return slices.Compact(namespaces), nil
 }
 
-// availableIn names a Deployment of the controller in a namespace of which a pod is available; empty: there is none. Beside an
-// old lease, which stays after leader election was turned off, only one without leader election counts.
+// availableIn names a Deployment of the controller in a namespace of which a pod is available; empty: there is none.
+// Beside an old lease, which stays after leader election was turned off, only one without leader election counts.
 func availableIn(ctx context.Context, c client.Client, namespace string, besideLease bool) (string, error) {
 	deployments, err := deploymentsIn(ctx, c, []string{namespace})
 	if err != nil {

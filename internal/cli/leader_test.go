@@ -54,9 +54,9 @@ func bindingOf(namespace string) *rbacv1.ClusterRoleBinding {
 
 func byFieldName(o client.Object) []string { return []string{o.GetName()} }
 
-// TestARenewedLeaseProvesAController: wherever it runs, so also without a Deployment. Kubernetes' ClusterRole edit lets each tenant write leases,
-// and Deployments with any label, in his own namespace: they neither stand in for a controller, of which restore would then expect that it
-// restores the nodes, nor hide one.
+// TestARenewedLeaseProvesAController: wherever it runs, so also without a Deployment. Kubernetes' ClusterRole edit lets
+// each tenant write leases, and Deployments with any label, in his own namespace: they neither stand in for a
+// controller, of which restore would then expect that it restores the nodes, nor hide one.
 func TestARenewedLeaseProvesAController(t *testing.T) {
 	scheme, err := newScheme()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())

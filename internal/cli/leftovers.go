@@ -37,8 +37,8 @@ const (
 // managedByUs selects what the controller itself has made.
 var managedByUs = client.MatchingLabels{"app.kubernetes.io/managed-by": "gpu-sharing-operator"}
 
-// Left lists what of the cluster is not as it was before the operator, a line for each, with the reason where one is known.
-// Empty: everything is restored. An error means that it is not known.
+// Left lists what of the cluster is not as it was before the operator, a line for each, with the reason where one is
+// known. Empty: everything is restored. An error means that it is not known.
 func Left(ctx context.Context, c client.Client) ([]string, error) {
 	var left []string
 	for _, find := range []func(context.Context, client.Client) ([]string, error){
@@ -53,7 +53,8 @@ func Left(ctx context.Context, c client.Client) ([]string, error) {
 	return left, nil
 }
 
-// leftPolicies, and the GPUNodes that record how nodes were, must be readable: without their kinds nothing can be restored.
+// leftPolicies, and the GPUNodes that record how nodes were, must be readable: without their kinds nothing can be
+// restored.
 func leftPolicies(ctx context.Context, c client.Client) (left []string, err error) {
 	policies := &v1alpha1.GPUSharingPolicyList{}
 	if err := c.List(ctx, policies); err != nil {
@@ -93,7 +94,8 @@ func whyNotRestored(n *v1alpha1.GPUNode) string {
 	return "the controller is at work"
 }
 
-// leftNodes are labels, annotations and taints of the operator on nodes. The record of LabelClient stays as long as agents run.
+// leftNodes are labels, annotations and taints of the operator on nodes. The record of LabelClient stays as long as
+// agents run.
 func leftNodes(ctx context.Context, c client.Client) (left []string, err error) {
 	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
@@ -171,8 +173,8 @@ func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, e
 	return left, nil
 }
 
-// stillTainted names a node with a taint that NVIDIA's programs tolerate only by the operator. They keep the toleration as long as it has
-// the taint, because the operator does not remove a taint of which it has no record.
+// stillTainted names a node with a taint that NVIDIA's programs tolerate only by the operator. They keep the toleration
+// as long as it has the taint, because the operator does not remove a taint of which it has no record.
 func stillTainted(ctx context.Context, c client.Client, tolerations []corev1.Toleration) (why string, err error) {
 	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
@@ -283,7 +285,8 @@ func classesBeside(all []unstructured.Unstructured, class *unstructured.Unstruct
 	return others
 }
 
-// staysBeside says what to do about a class of the operator's that it does not delete, since the scheduler would forget the resource.
+// staysBeside says what to do about a class of the operator's that it does not delete, since the scheduler would forget
+// the resource.
 func staysBeside(name string, others []string) string {
 	return fmt.Sprintf("it stays beside %s, which serves the same resource, because the scheduler would forget that. Delete it, then have the scheduler "+
 		"read the other one again: kubectl delete deviceclass %s && kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)",

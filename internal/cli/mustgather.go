@@ -90,7 +90,8 @@ func (p *Program) mustGather(ctx context.Context, f *flags, rest []string) error
 	return p.write(g.written(to, len(content), p.Width))
 }
 
-// writeNew writes a file that only the user can read. It is an error if there is one already: another may be able to read that.
+// writeNew writes a file that only the user can read. It is an error if there is one already: another may be able to
+// read that.
 func writeNew(name string, content []byte) (err error) {
 	const forTheUserOnly = 0o600
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, forTheUserOnly)
@@ -137,7 +138,8 @@ func doctorsReport(found []finding) []map[string]string {
 	return report
 }
 
-// versionsOf are the versions that an installation has. Those of agents, kubelets, device plugins and drivers are in pods, nodes and GPUNodes.
+// versionsOf are the versions that an installation has. Those of agents, kubelets, device plugins and drivers are in
+// pods, nodes and GPUNodes.
 func versionsOf(is installation, kubernetes string) map[string]any {
 	controllers := map[string]string{}
 	for _, c := range is.controllers {
@@ -146,7 +148,8 @@ func versionsOf(is installation, kubernetes string) map[string]any {
 	return map[string]any{"kubectl-gpusharing": is.program, "kubernetes": kubernetes, "controllers": controllers, "gpuOperator": known(is.gpuOperator)}
 }
 
-// chooseNodes chooses the nodes of which objects are gathered: those that are named, or all with GPUs; of many first those that are not ready.
+// chooseNodes chooses the nodes of which objects are gathered: those that are named, or all with GPUs; of many first
+// those that are not ready.
 func (g *gathering) chooseNodes(ctx context.Context, w cluster.Snapshot, named []string) error {
 	ready := map[string]bool{} // of the nodes with GPUs
 	for _, r := range reports(w, query{}) {
@@ -177,7 +180,8 @@ func (g *gathering) chooseNodes(ctx context.Context, w cluster.Snapshot, named [
 	return nil
 }
 
-// firstNodes are at most so many nodes, first those that are not ready, then by name; left is how many others there are.
+// firstNodes are at most so many nodes, first those that are not ready, then by name; left is how many others there
+// are.
 func firstNodes(ready map[string]bool, most int) (names []string, left int) {
 	names = slices.SortedFunc(maps.Keys(ready), func(a, b string) int {
 		switch {

@@ -43,11 +43,12 @@ const (
 	featureDiscovery      = "node-feature-discovery"
 )
 
-// nvidias are the values of nameLabel of NVIDIA's workloads that no deploy label of a node starts, and of those that they need.
+// nvidias are the values of nameLabel of NVIDIA's workloads that no deploy label of a node starts, and of those that
+// they need.
 var nvidias = []string{"gpu-operator", "nvidia-device-plugin", featureDiscovery}
 
-// list reads all objects of a kind in a namespace; empty: in all. It reads what it can, and records why that is not all. A kind that is not
-// the operator's may be missing.
+// list reads all objects of a kind in a namespace; empty: in all. It reads what it can, and records why that is not
+// all. A kind that is not the operator's may be missing.
 func (g *gathering) list(ctx context.Context, of schema.GroupVersionKind, namespace string, opts ...client.ListOption) []unstructured.Unstructured {
 	var all []unstructured.Unstructured
 	kind, err := listOf(g.client, of)
@@ -165,7 +166,8 @@ func (g *gathering) workloads(ctx context.Context, policies []unstructured.Unstr
 	return found
 }
 
-// isProgram reports whether a workload or a pod, of which the path leads to the specification of the pod, is the operator's or NVIDIA's.
+// isProgram reports whether a workload or a pod, of which the path leads to the specification of the pod, is the
+// operator's or NVIDIA's.
 func isProgram(o *unstructured.Unstructured, podSpec ...string) bool {
 	selector, _, _ := unstructured.NestedStringMap(o.Object, append(podSpec, "nodeSelector")...)
 	return isOurs(o.GetLabels()) || slices.Contains(nvidias, o.GetLabels()[nameLabel]) || o.GetLabels()["app"] == "gpu-operator" || cluster.SelectsDeploy(selector) || isDRADriver(o.GetLabels())
@@ -226,8 +228,8 @@ func (g *gathering) configMaps(ctx context.Context, policies, workloads []unstru
 	}
 }
 
-// configMap gathers a ConfigMap, if it exists. One that is not known to be NVIDIA's is gathered only if the operator has written to it,
-// which the API server records.
+// configMap gathers a ConfigMap, if it exists. One that is not known to be NVIDIA's is gathered only if the operator
+// has written to it, which the API server records.
 func (g *gathering) configMap(ctx context.Context, name types.NamespacedName, known bool) {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(kindOf("", "v1", "ConfigMap"))
@@ -244,7 +246,8 @@ func (g *gathering) configMap(ctx context.Context, name types.NamespacedName, kn
 	}
 }
 
-// standAloneConfigMap is the ConfigMap of a device plugin without the GPU Operator that the flags of a Deployment of the controller name.
+// standAloneConfigMap is the ConfigMap of a device plugin without the GPU Operator that the flags of a Deployment of
+// the controller name.
 func standAloneConfigMap(o *unstructured.Unstructured) types.NamespacedName {
 	var deployment appsv1.Deployment
 	if o.GetKind() != "Deployment" || o.GetLabels()[nameLabel] != controllerName || runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &deployment) != nil {
@@ -308,7 +311,8 @@ func (g *gathering) logs(ctx context.Context, workloads []unstructured.Unstructu
 	}
 }
 
-// logsOf gathers the logs of the operator's containers of a pod. It reports whether the user may not read logs in its namespace.
+// logsOf gathers the logs of the operator's containers of a pod. It reports whether the user may not read logs in its
+// namespace.
 func (g *gathering) logsOf(ctx context.Context, pod *corev1.Pod) (forbidden bool) {
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		for _, previous := range []bool{false, true} {
@@ -355,8 +359,8 @@ func (g *gathering) log(ctx context.Context, pod *corev1.Pod, container string, 
 	return nil
 }
 
-// lastOf reads a text to its end and returns its last lines, of at most so many bytes together. It holds about twice as many. If it cannot
-// read on, it returns the last of what it has read, and why.
+// lastOf reads a text to its end and returns its last lines, of at most so many bytes together. It holds about twice as
+// many. If it cannot read on, it returns the last of what it has read, and why.
 func lastOf(text io.Reader, most int) ([]byte, error) {
 	var last []byte
 	const atOnce = 32 << 10

@@ -125,7 +125,8 @@ func TestMustGather(t *testing.T) {
 	})
 }
 
-// secretive fills a cluster with what an archive has, and with a token in every field that it must not have. The kubelet of node a answers.
+// secretive fills a cluster with what an archive has, and with a token in every field that it must not have. The
+// kubelet of node a answers.
 func secretive(t *testing.T, c client.Client) {
 	t.Helper()
 	g := NewWithT(t)
@@ -250,7 +251,8 @@ func TestTheEndOfALongLogIsKept(t *testing.T) {
 	NewWithT(t).Expect(string(got)).To(Equal("x"), "what came before")
 }
 
-// TestWhatCameOfALogBeforeItWasCutOffIsKept: a kubelet that answers slowly, or not to the end, is one of which the log matters most.
+// TestWhatCameOfALogBeforeItWasCutOffIsKept: a kubelet that answers slowly, or not to the end, is one of which the log
+// matters most.
 func TestWhatCameOfALogBeforeItWasCutOffIsKept(t *testing.T) {
 	g := NewWithT(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

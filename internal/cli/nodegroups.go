@@ -73,7 +73,8 @@ func kindOf(group, version, kind string) schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: group, Version: version, Kind: kind}
 }
 
-// eachOf visits the objects of a kind that the cluster may not have, or that the user may not read, and returns its version.
+// eachOf visits the objects of a kind that the cluster may not have, or that the user may not read, and returns its
+// version.
 func eachOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, visit func(*unstructured.Unstructured)) (version string, err error) {
 	kind, err := listOf(c, of)
 	if meta.IsNoMatchError(err) {

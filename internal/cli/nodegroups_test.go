@@ -19,7 +19,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestPlanPrintsWhatAutoscalersMustKnow: YAML that the API server takes as it is printed, and a command, and it writes nothing itself.
+// TestPlanPrintsWhatAutoscalersMustKnow: YAML that the API server takes as it is printed, and a command, and it writes
+// nothing itself.
 func TestPlanPrintsWhatAutoscalersMustKnow(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA(), env.WithAutoscalers())

@@ -23,8 +23,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// plan prints what policies would do, and what the deletion of others would. The API server checks and completes the former in a
-// dry run; then the same decision is made as the controller will make, before and after.
+// plan prints what policies would do, and what the deletion of others would. The API server checks and completes the
+// former in a dry run; then the same decision is made as the controller will make, before and after.
 func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if len(rest) > 0 || len(f.files)+len(f.deleted) == 0 {
 		return hint(errNoFile)
@@ -53,8 +53,8 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	return p.write(preview)
 }
 
-// ask lets the API server check policies in a dry run, and reads the cluster that they and the deletion of others would change.
-// The namespace is that of ownNamespaces.
+// ask lets the API server check policies in a dry run, and reads the cluster that they and the deletion of others would
+// change. The namespace is that of ownNamespaces.
 func (p *Program) ask(
 	ctx context.Context, c client.Client, namespace string, submitted []*unstructured.Unstructured, deleted []string,
 ) (change, cluster.Snapshot, error) {
@@ -139,8 +139,8 @@ func isPolicy(u *unstructured.Unstructured) error {
 	return nil
 }
 
-// admit lets the API server check a policy and fill in defaults, in a dry run: created if there is none of that name, and
-// otherwise with its spec in place of the present one.
+// admit lets the API server check a policy and fill in defaults, in a dry run: created if there is none of that name,
+// and otherwise with its spec in place of the present one.
 func admit(ctx context.Context, c client.Client, u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {
 	present := &v1alpha1.GPUSharingPolicy{}
 	err := c.Get(ctx, types.NamespacedName{Name: u.GetName()}, present)

@@ -44,8 +44,8 @@ type plannedNode struct {
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
 	Message string `json:"message,omitempty"`
-	// Advertised are the resources that the node offers now. Expected are those that it offers once it is in the desired state; it is absent
-	// where no policy governs the node.
+	// Advertised are the resources that the node offers now. Expected are those that it offers once it is in the
+	// desired state; it is absent where no policy governs the node.
 	Advertised map[string]int64 `json:"advertised"`
 	Expected   map[string]int64 `json:"expected,omitempty"`
 	Steps      []string         `json:"steps"`
@@ -83,7 +83,8 @@ func planOf(w cluster.Snapshot, c change) planReport {
 	return report
 }
 
-// plannedNodeOf is a node after a change, with the policy that governed it before and the configuration that it selects now.
+// plannedNodeOf is a node after a change, with the policy that governed it before and the configuration that it selects
+// now.
 func plannedNodeOf(n rollout.NodeState, was, selected string) plannedNode {
 	planned := plannedNode{
 		Name: n.Node, FormerPolicy: was, Policy: n.Policy, State: string(n.State), Reason: n.Reason, Message: n.Message,

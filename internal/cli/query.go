@@ -112,7 +112,8 @@ type gpuReport struct {
 	UUID    string            `json:"uuid"`
 	Product string            `json:"product"`
 	Sharing v1alpha1.Strategy `json:"sharing,omitempty"` // empty: it is not shared, or that is not known
-	// Replicas is how often the GPU is advertised, and Used how many of these a container holds; nil: not known, or in MIG mode.
+	// Replicas is how often the GPU is advertised, and Used how many of these a container holds; nil: not known, or in
+	// MIG mode.
 	Replicas *int `json:"replicas,omitempty"`
 	Used     *int `json:"used,omitempty"`
 	// Users are the pods and processes that hold or use the GPU outside of instances, each once.
@@ -234,8 +235,8 @@ func (t *text) summary(all []report) {
 
 // doubts are why the status may not be what is so.
 type doubts struct {
-	// NoController says why no controller runs, so that nothing changes and the objects may be out of date; empty: one does, or the user may
-	// not know.
+	// NoController says why no controller runs, so that nothing changes and the objects may be out of date; empty: one
+	// does, or the user may not know.
 	NoController string `json:"noController,omitempty"`
 	// Unread is what is not known, because the user may not read it.
 	Unread []string `json:"unread,omitempty"`

@@ -23,7 +23,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// many is a cluster of nodes with a T4, or an A100 at each fifth. Policy cheap governs those with a T4. Each seventh is not ready.
+// many is a cluster of nodes with a T4, or an A100 at each fifth. Policy cheap governs those with a T4. Each seventh is
+// not ready.
 func many(t *testing.T, nodes int) cluster.Snapshot {
 	t.Helper()
 	t4, a100 := newNode(t, "", sim.T4), newNode(t, "", sim.A100)
@@ -160,7 +161,8 @@ func (w *watched) After(d time.Duration) <-chan time.Time {
 	return now
 }
 
-// TestStatusWatchPrintsWhatChanges: that time passes is no change, neither for the age of a policy nor for a controller that is gone.
+// TestStatusWatchPrintsWhatChanges: that time passes is no change, neither for the age of a policy nor for a controller
+// that is gone.
 func TestStatusWatchPrintsWhatChanges(t *testing.T) {
 	g := NewWithT(t)
 	scheme, err := newScheme()

@@ -32,8 +32,8 @@ const (
 )
 
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
-// what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy and what its DRA driver publishes are read by those
-// who may. The namespace is that of ownNamespaces.
+// what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy and what its DRA driver
+// publishes are read by those who may. The namespace is that of ownNamespaces.
 func (p *Program) read(ctx context.Context, c client.Client, namespace string) (w cluster.Snapshot, told readAs, err error) {
 	w = cluster.Snapshot{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
@@ -100,8 +100,8 @@ func namesOurs(policy *unstructured.Unstructured) bool {
 	return at(policy, "spec", "devicePlugin", "config", "name") == pluginConfigMap
 }
 
-// configBefore names the ConfigMap for the device plugin that NVIDIA's ClusterPolicy named before the operator changed it; empty: none, or
-// the user may not read it.
+// configBefore names the ConfigMap for the device plugin that NVIDIA's ClusterPolicy named before the operator changed
+// it; empty: none, or the user may not read it.
 func configBefore(ctx context.Context, c client.Client) (string, error) {
 	policy, err := clusterPolicy(ctx, c)
 	switch {
@@ -116,7 +116,8 @@ func configBefore(ctx context.Context, c client.Client) (string, error) {
 	return "", nil
 }
 
-// configRecorded is the name of the ConfigMap for the device plugin that a ClusterPolicy had before the operator changed it; empty: none.
+// configRecorded is the name of the ConfigMap for the device plugin that a ClusterPolicy had before the operator
+// changed it; empty: none.
 func configRecorded(policy *unstructured.Unstructured) string {
 	var record struct {
 		Config struct {
@@ -133,8 +134,8 @@ func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstruct
 	return clusterpolicy.Oldest(all), err
 }
 
-// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not serve
-// it.
+// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not
+// serve it.
 func configsOf(ctx context.Context, c client.Client, of schema.GroupVersionKind) ([]unstructured.Unstructured, error) {
 	all := &unstructured.UnstructuredList{}
 	kind, err := listOf(c, of)
@@ -153,8 +154,8 @@ func clusterPolicyKind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"}
 }
 
-// listOf is the kind of a list of a kind, in the version that we know or, if the API server does not serve that, in the one that
-// it prefers. Errors: one of which meta.IsNoMatchError is true if it serves none.
+// listOf is the kind of a list of a kind, in the version that we know or, if the API server does not serve that, in the
+// one that it prefers. Errors: one of which meta.IsNoMatchError is true if it serves none.
 func listOf(c client.Client, kind schema.GroupVersionKind) (schema.GroupVersionKind, error) {
 	mapping, err := c.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
 	if meta.IsNoMatchError(err) {
@@ -232,8 +233,9 @@ func readPods(ctx context.Context, c client.Client, w *cluster.Snapshot, program
 	return nil
 }
 
-// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not read our
-// ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer, readClusterPolicy says so.
+// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not
+// read our ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer,
+// readClusterPolicy says so.
 func wiringOf(w *cluster.Snapshot) cluster.DevicePlugin {
 	plugin := cluster.DevicePlugin{Ready: true}
 	for i := range w.Policies {
@@ -248,8 +250,8 @@ func wiringOf(w *cluster.Snapshot) cluster.DevicePlugin {
 	return plugin
 }
 
-// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there are
-// any. To users who may not read them, the plan shows what happens where they do not forbid anything.
+// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there
+// are any. To users who may not read them, the plan shows what happens where they do not forbid anything.
 func readNodeFeatures(ctx context.Context, c client.Client, w *cluster.Snapshot, programs *programs) error {
 	at := make(map[string]*cluster.Node, len(w.Nodes))
 	for i := range w.Nodes {

@@ -28,7 +28,8 @@ const (
 	kindRule  = "DeviceTaintRule"
 )
 
-// withoutDRA is what is not known without each of them, in the order in which it is printed. DeviceTaintRules tell only how far a change is.
+// withoutDRA is what is not known without each of them, in the order in which it is printed. DeviceTaintRules tell only
+// how far a change is.
 var withoutDRA = []struct{ kind, plural, lacks string }{
 	{kindSlice, "ResourceSlices", "what NVIDIA's DRA driver publishes is not known, and no number of shares is compared"},
 	{kindClaim, "ResourceClaims", "pods and claims that have a device by a ResourceClaim are not named, unless the agent reports them"},
@@ -43,7 +44,8 @@ type driverObjects struct {
 	unread map[string]bool                        // kinds that the user may not read
 }
 
-// readDRA reads what NVIDIA's DRA driver publishes, and what Kubernetes has around it. Clusters before Kubernetes 1.34 serve less.
+// readDRA reads what NVIDIA's DRA driver publishes, and what Kubernetes has around it. Clusters before Kubernetes 1.34
+// serve less.
 func readDRA(ctx context.Context, c client.Client) (driverObjects, error) {
 	o := driverObjects{of: map[string][]unstructured.Unstructured{}, served: map[string]string{}, unread: map[string]bool{}}
 	for _, w := range withoutDRA {
@@ -76,8 +78,8 @@ func readDRA(ctx context.Context, c client.Client) (driverObjects, error) {
 // draGroup is the API group of dynamic resource allocation.
 const draGroup = "resource.k8s.io"
 
-// tell puts into the snapshot what the controller reads of these objects. It returns what is not known because the user may not read it,
-// where NVIDIA's DRA driver serves a node.
+// tell puts into the snapshot what the controller reads of these objects. It returns what is not known because the user
+// may not read it, where NVIDIA's DRA driver serves a node.
 func (o *driverObjects) tell(w *cluster.Snapshot) (lacks []string) {
 	w.DRA = cluster.DRA{}
 	for i := range w.Nodes {

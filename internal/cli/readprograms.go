@@ -18,15 +18,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// programs tell which pods are the operator's agents, and which are programs of NVIDIA's or of Node Feature Discovery. A
-// tenant chooses the labels of a pod, but not its namespace.
+// programs tell which pods are the operator's agents, and which are programs of NVIDIA's or of Node Feature Discovery.
+// A tenant chooses the labels of a pod, but not its namespace.
 type programs struct {
 	cluster.Programs
 
 	// agents are the namespaces of the agents; empty: not known, so that any counts.
 	agents []string
-	// published are the nodes for which NVIDIA's DRA driver publishes ResourceSlices. Users may not ask what the controller
-	// asks the API server: which accounts may publish some.
+	// published are the nodes for which NVIDIA's DRA driver publishes ResourceSlices. Users may not ask what the
+	// controller asks the API server: which accounts may publish some.
 	published map[string]bool
 }
 
@@ -44,8 +44,8 @@ func (o *programs) isReadyAgent(pod *corev1.Pod) bool {
 	return cluster.IsReadyAgent(pod) && (len(o.agents) == 0 || slices.Contains(o.agents, pod.Namespace))
 }
 
-// readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified. The
-// namespace is that of ownNamespaces.
+// readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified.
+// The namespace is that of ownNamespaces.
 func readPrograms(ctx context.Context, c client.Client, namespace string, driver *driverObjects) (programs, error) {
 	o := programs{published: driver.nodes()}
 	o.Unverified = driver.unread[kindSlice]

@@ -16,8 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// kept is what redact keeps of a value, and of each item of a list: the fields that it names, with what it keeps of each. The field "*"
-// stands for all that it does not name. Nil keeps the whole value.
+// kept is what redact keeps of a value, and of each item of a list: the fields that it names, with what it keeps of
+// each. The field "*" stands for all that it does not name. Nil keeps the whole value.
 type kept map[string]kept
 
 var (
@@ -100,8 +100,9 @@ var keptKinds = map[schema.GroupKind]kept{
 	},
 }
 
-// redact returns what must-gather writes of an object, which shares memory with it; nil: nothing, as of a Secret. It keeps the fields that
-// keptKinds lists, and so no value of an environment variable, and of annotations those of the operator and of NVIDIA.
+// redact returns what must-gather writes of an object, which shares memory with it; nil: nothing, as of a Secret. It
+// keeps the fields that keptKinds lists, and so no value of an environment variable, and of annotations those of the
+// operator and of NVIDIA.
 func redact(o *unstructured.Unstructured) map[string]any {
 	of, known := keptKinds[o.GroupVersionKind().GroupKind()]
 	if !known {
@@ -151,8 +152,8 @@ func pruneFields(value map[string]any, keep kept) map[string]any {
 	return fields
 }
 
-// annotations are those of the operator, of NVIDIA, and of maintenance. Any program may write any text into the others, such as
-// `kubectl apply` the whole object.
+// annotations are those of the operator, of NVIDIA, and of maintenance. Any program may write any text into the others,
+// such as `kubectl apply` the whole object.
 func annotations(all any) any {
 	found := map[string]any{}
 	given, _ := all.(map[string]any)
@@ -179,7 +180,8 @@ func isOurs(labels map[string]string) bool { return slices.Contains(ownNames, la
 // ownContainers are those of the operator's programs. Another container may have been added to their pods.
 var ownContainers = []string{"controller", "agent", "operands", "prepare", "mps"}
 
-// dropArgs removes the arguments of containers, except those of the operator's own programs: none of their flags is secret.
+// dropArgs removes the arguments of containers, except those of the operator's own programs: none of their flags is
+// secret.
 func dropArgs(workload map[string]any, ours bool) {
 	for _, path := range [][]string{{"spec"}, {"spec", "template", "spec"}} {
 		for _, list := range []string{"containers", "initContainers"} {

@@ -25,7 +25,8 @@ const restorePoll = 2 * time.Second
 // ErrNotRestored says that restore ended before everything was as before, or before that was known.
 var ErrNotRestored = errors.New("not restored")
 
-// restore deletes all policies and waits until every node and NVIDIA's ClusterPolicy are as they were before the operator.
+// restore deletes all policies and waits until every node and NVIDIA's ClusterPolicy are as they were before the
+// operator.
 func (p *Program) restore(ctx context.Context, f *flags, rest []string) error {
 	if len(rest) > 0 {
 		return hint(fmt.Errorf("restore takes no argument, but was given %s", strings.Join(rest, " ")))
@@ -103,7 +104,8 @@ func (r restoration) withoutKinds(ctx context.Context) error {
 		"Install it again or correct by hand what is left:\n%s", indented(left))
 }
 
-// retaining is an error that names the policies and nodes with releasePolicy Retain. Their nodes would stay as they are.
+// retaining is an error that names the policies and nodes with releasePolicy Retain. Their nodes would stay as they
+// are.
 func retaining(ctx context.Context, c client.Client, policies *v1alpha1.GPUSharingPolicyList) error {
 	retain := map[string]bool{}
 	var names []string
@@ -181,8 +183,8 @@ func notDeleted(err error, deleted, all int) error {
 	return adviseRestore(err)
 }
 
-// awaitRestored waits until nothing is left, and prints what is whenever that changes. While the API server does not answer,
-// nothing is known, and nothing counts as restored.
+// awaitRestored waits until nothing is left, and prints what is whenever that changes. While the API server does not
+// answer, nothing is known, and nothing counts as restored.
 func (r restoration) awaitRestored(ctx context.Context, timeout time.Duration) error {
 	deadline, told := r.Clock.Now().Add(timeout), ""
 	for {
@@ -210,8 +212,8 @@ func (r restoration) awaitRestored(ctx context.Context, timeout time.Duration) e
 	}
 }
 
-// whatIsLeft tells what is left, or that it is not known. It is empty only if everything is restored. The error is one that
-// time does not heal.
+// whatIsLeft tells what is left, or that it is not known. It is empty only if everything is restored. The error is one
+// that time does not heal.
 func (r restoration) whatIsLeft(ctx context.Context) (string, error) {
 	left, err := Left(ctx, r.client)
 	switch {
@@ -228,7 +230,8 @@ func (r restoration) whatIsLeft(ctx context.Context) (string, error) {
 	return indented(slices.Concat(left, r.createdAgain(ctx))), nil
 }
 
-// createdAgain says what to do where there are policies again, although restore deleted all: while it waits, it deletes none.
+// createdAgain says what to do where there are policies again, although restore deleted all: while it waits, it deletes
+// none.
 func (r restoration) createdAgain(ctx context.Context) []string {
 	policies := &v1alpha1.GPUSharingPolicyList{}
 	if err := r.client.List(ctx, policies); err != nil {

@@ -450,7 +450,8 @@ func (n *noKinds) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return n.WithWatch.List(ctx, list, opts...)
 }
 
-// TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown: the connection is lost after the API server has deleted the first policy.
+// TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown: the connection is lost after the API server has deleted
+// the first policy.
 func TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown(t *testing.T) {
 	g := NewWithT(t)
 	scheme, err := newScheme()
@@ -472,7 +473,8 @@ func TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown(t *testing.T) {
 	g.Expect(errors.Is(err, ErrNotRestored)).To(BeTrue(), "exit code 2: %v", err)
 }
 
-// TestARestoreThatHasBegunDoesNotSayThatItDidNot: exit code 1 says that it did not begin. After the first policy is deleted a failure has code 2.
+// TestARestoreThatHasBegunDoesNotSayThatItDidNot: exit code 1 says that it did not begin. After the first policy is
+// deleted a failure has code 2.
 func TestARestoreThatHasBegunDoesNotSayThatItDidNot(t *testing.T) {
 	scheme, err := newScheme()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())

@@ -41,13 +41,14 @@ func (t *text) lacking(lacks []string) {
 	}
 }
 
-// hasTwoStacks reports whether the GPUs of the cluster can be offered by either of NVIDIA's programs: it has dynamic resource allocation.
+// hasTwoStacks reports whether the GPUs of the cluster can be offered by either of NVIDIA's programs: it has dynamic
+// resource allocation.
 func hasTwoStacks(w *cluster.Snapshot) bool {
 	return w.DRA.ServesClasses || slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
 }
 
-// stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other program did: moved are
-// the nodes then. In a cluster without dynamic resource allocation there is no other.
+// stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other
+// program did: moved are the nodes then. In a cluster without dynamic resource allocation there is no other.
 func (t *text) stacks(policy string, w *cluster.Snapshot, now, moved []rollout.NodeState) {
 	if !hasTwoStacks(w) {
 		return
@@ -153,8 +154,8 @@ func classesOf(d rollout.Decision) (lines []string) {
 	return lines
 }
 
-// devicesOf are the GPUs of a node as its agent reports them. Which GPU or instance a pod has by a ResourceClaim is not known to the agent,
-// which therefore counts the pod for each of them: it is what the claim and the ResourceSlices say.
+// devicesOf are the GPUs of a node as its agent reports them. Which GPU or instance a pod has by a ResourceClaim is not
+// known to the agent, which therefore counts the pod for each of them: it is what the claim and the ResourceSlices say.
 func devicesOf(n *cluster.Node) []gpu.Device {
 	devices := plan.Devices(n.GPU.Status.Devices)
 	located := map[string]bool{} // pods, as namespace/name

@@ -53,7 +53,8 @@ func configMapAt(spec *corev1.PodSpec, container *corev1.Container, path string)
 	return ""
 }
 
-// standAlone diagnoses device plugins that the GPU Operator does not run: policies reach them by the ConfigMap that the controller was told.
+// standAlone diagnoses device plugins that the GPU Operator does not run: policies reach them by the ConfigMap that the
+// controller was told.
 func (d *diagnosis) standAlone(is installation) {
 	var read []string
 	for _, n := range is.nodes {

@@ -105,8 +105,8 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 	}, nil
 }
 
-// status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and in detail only the
-// first that are not ready.
+// status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and
+// in detail only the first that are not ready.
 func (t *text) status(w cluster.Snapshot, q query) {
 	if len(q.names) == 0 {
 		ages := q.ages

@@ -27,9 +27,11 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// Kubernetes' ClusterRole edit lets a tenant create Deployments, DaemonSets and pods with any label in a namespace of his own.
+// Kubernetes' ClusterRole edit lets a tenant create Deployments, DaemonSets and pods with any label in a namespace of
+// his own.
 
-// servingAll is a cluster with these objects, which serves NVIDIA's, NFD's and DRA's kinds. Of one of them the user may not list any.
+// servingAll is a cluster with these objects, which serves NVIDIA's, NFD's and DRA's kinds. Of one of them the user may
+// not list any.
 func servingAll(t *testing.T, forbidden string, objects ...client.Object) client.Client {
 	t.Helper()
 	scheme, err := newScheme()
@@ -110,7 +112,8 @@ func TestADeploymentOfATenantIsNoInstallation(t *testing.T) {
 	}
 }
 
-// TestAReadyPodOfATenantIsNoAgent: status says that the agent of the node is not Ready, whatever the label of a tenant's pod is.
+// TestAReadyPodOfATenantIsNoAgent: status says that the agent of the node is not Ready, whatever the label of a
+// tenant's pod is.
 func TestAReadyPodOfATenantIsNoAgent(t *testing.T) {
 	const own, silent = "gpu-sharing-operator", v1alpha1.ReasonAgentNotReporting
 	for namespace, says := range map[string]types.GomegaMatcher{own: Not(ContainSubstring(silent)), "team": ContainSubstring(silent)} {
@@ -162,7 +165,8 @@ func TestAPodOfATenantIsNotNVIDIAsDRADriver(t *testing.T) {
 	}
 }
 
-// TestDoctorTakesNoPodOfATenantForAProgram: neither hides it that NVIDIA's is missing, nor is its version one of NVIDIA's.
+// TestDoctorTakesNoPodOfATenantForAProgram: neither hides it that NVIDIA's is missing, nor is its version one of
+// NVIDIA's.
 func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 	const nvidias = "gpu-operator"
 	for title, tc := range map[string]struct {

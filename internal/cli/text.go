@@ -19,7 +19,8 @@ type text struct {
 	width int // columns; 0: as many as it takes
 }
 
-// row writes a line with a label in a column of its own. What does not fit into the width goes on below, indented as far.
+// row writes a line with a label in a column of its own. What does not fit into the width goes on below, indented as
+// far.
 func (t *text) row(indent int, label, content string) {
 	const column = 13
 	head := strings.Repeat(" ", indent)

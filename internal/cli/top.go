@@ -73,8 +73,8 @@ func (p *Program) topAs(f *flags, of string, measured []measuredNode, names []st
 	return shown.String(), nil
 }
 
-// choose returns the part of what was measured that has one of some names, or may have one; without names all. It is an error if a name is
-// not measured.
+// choose returns the part of what was measured that has one of some names, or may have one; without names all. It is an
+// error if a name is not measured.
 func choose(of string, measured []measuredNode, names []string) ([]measuredNode, error) {
 	if len(names) == 0 {
 		return measured, nil

@@ -135,7 +135,8 @@ func (a *agents) gather(ctx context.Context, now time.Time, query string, into f
 			", and at the labels nvidia.com/gpu.present of the nodes")
 	}
 	nodes := make([]measuredNode, len(running))
-	// Who may create a pod may give it the label of the agents, so that one which cannot be asked must not hide the others.
+	// Who may create a pod may give it the label of the agents, so that one which cannot be asked must not hide the
+	// others.
 	refusals, renewed := make([]error, len(running)), map[string]error{}
 	for i := range running {
 		p := &running[i]

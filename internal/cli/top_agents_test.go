@@ -25,7 +25,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
 )
 
-// asking is a cluster of these pods in which an agent answers with a body. Only the namespace gpus has the account of the reader.
+// asking is a cluster of these pods in which an agent answers with a body. Only the namespace gpus has the account of
+// the reader.
 func asking(t *testing.T, body string, pods ...client.Object) *agents {
 	t.Helper()
 	g := NewWithT(t)

@@ -23,7 +23,8 @@ func using(pod string, used, share int64, compute float64) usage.Container {
 	return c
 }
 
-// measuredFleet has each strategy, a container over its share, values that no driver reports, and nodes that were not measured.
+// measuredFleet has each strategy, a container over its share, values that no driver reports, and nodes that were not
+// measured.
 func measuredFleet() []measuredNode {
 	slicing := usage.Unit{
 		GPU: "GPU-1", Product: "NVIDIA-A100-SXM4-40GB", Strategy: v1alpha1.StrategyTimeSlicing, Replicas: 4,

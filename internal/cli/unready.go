@@ -26,8 +26,9 @@ type pendingNode struct {
 	steps  []string // as far as its GPUNode does not report them
 }
 
-// unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The state of those
-// that neither reports, as before the controller has observed a policy, is decided from their objects, as the controller decides it.
+// unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The
+// state of those that neither reports, as before the controller has observed a policy, is decided from their objects,
+// as the controller decides it.
 func unready(w cluster.Snapshot) map[string]pendingNode {
 	found := map[string]pendingNode{}
 	for i := range w.Nodes {
@@ -67,7 +68,8 @@ func addReported(found map[string]pendingNode, n *v1alpha1.GPUNode) {
 	}}
 }
 
-// addUnlisted adds the nodes of a policy that it does not list and that are not ready. More is how many these are at least.
+// addUnlisted adds the nodes of a policy that it does not list and that are not ready. More is how many these are at
+// least.
 func addUnlisted(found map[string]pendingNode, policy string, more int, states []rollout.NodeState) {
 	var rest []string
 	for _, s := range states {

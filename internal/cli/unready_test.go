@@ -42,7 +42,8 @@ func printed(w cluster.Snapshot) map[string]string {
 	return states
 }
 
-// TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot: the agents of all nodes report Ready, because nothing was asked of them yet.
+// TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot: the agents of all nodes report Ready, because nothing was asked of
+// them yet.
 func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 	t.Run("the worst nodes are listed", func(t *testing.T) {
 		g := NewWithT(t)

@@ -26,8 +26,8 @@ var (
 	ErrResetRequired = errors.New("GPU reset required")
 	// ErrPermission: the caller may not do it.
 	ErrPermission = errors.New("no permission")
-	// ErrDriverMismatch: the driver's library that this process has loaded belongs to another driver version than the kernel
-	// module. A new process that loads the library anew can help.
+	// ErrDriverMismatch: the driver's library that this process has loaded belongs to another driver version than the
+	// kernel module. A new process that loads the library anew can help.
 	ErrDriverMismatch = errors.New("driver and library versions differ")
 )
 
@@ -42,8 +42,8 @@ func (e *PeersError) Error() string {
 	return "GPUs that must be reset together with it: " + strings.Join(e.PCIBusIDs, ", ")
 }
 
-// ModuleError is the error of a reset that a kernel module prevents by keeping the GPU open. It is an ErrNotSupported too: a
-// reboot helps, and so does unloading the module.
+// ModuleError is the error of a reset that a kernel module prevents by keeping the GPU open. It is an ErrNotSupported
+// too: a reboot helps, and so does unloading the module.
 type ModuleError struct{ Module string }
 
 // Error says what to do.
@@ -58,8 +58,8 @@ func (e *ModuleError) Unwrap() error { return ErrNotSupported }
 type Reader interface {
 	// Observe reads the whole node once.
 	Observe(ctx context.Context) (Inventory, error)
-	// Sample measures how the GPUs are used. GPUs that cannot be read are left out and are the error, beside which the sample has the
-	// others.
+	// Sample measures how the GPUs are used. GPUs that cannot be read are left out and are the error, beside which the
+	// sample has the others.
 	Sample(ctx context.Context) (Sample, error)
 }
 
@@ -67,10 +67,11 @@ type Reader interface {
 type Sharer interface {
 	// SetComputeMode says how many processes may use a GPU without MPS.
 	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
-	// TimeSlices reads the time slices of GPUs, by UUID. It is no part of Observe, since it takes a program of the driver's for each GPU.
+	// TimeSlices reads the time slices of GPUs, by UUID. It is no part of Observe, since it takes a program of the
+	// driver's for each GPU.
 	TimeSlices(ctx context.Context, uuids ...string) (map[string]TimeSlice, error)
-	// SetTimeSlice says how long a process keeps a GPU before another one takes its turn. Nothing that runs is disturbed.
-	// ErrNotSupported: the driver has no time slice for the GPU, or not in MIG mode.
+	// SetTimeSlice says how long a process keeps a GPU before another one takes its turn. Nothing that runs is
+	// disturbed. ErrNotSupported: the driver has no time slice for the GPU, or not in MIG mode.
 	SetTimeSlice(ctx context.Context, uuid string, slice TimeSlice) error
 }
 
@@ -82,11 +83,12 @@ type Hardware interface {
 	Sharer
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
-	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them open for
-	// a moment, and then returns ErrBusy. ErrNotSupported: only a reboot helps. PeersError: others must be reset with them.
+	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them
+	// open for a moment, and then returns ErrBusy. ErrNotSupported: only a reboot helps. PeersError: others must be
+	// reset with them.
 	Reset(ctx context.Context, uuids ...string) error
-	// CreateInstance creates a GPU instance of the named profile at a placement, and the compute instance that spans it.
-	// Afterwards both exist or neither does.
+	// CreateInstance creates a GPU instance of the named profile at a placement, and the compute instance that spans
+	// it. Afterwards both exist or neither does.
 	CreateInstance(ctx context.Context, uuid, profile string, at Placement) error
 	// DestroyInstance destroys a GPU instance and its compute instances.
 	DestroyInstance(ctx context.Context, uuid string, id int) error
@@ -154,7 +156,8 @@ const (
 	TimeSliceLong    TimeSlice = "Long"
 )
 
-// TimeSlices are those that can be set, each at the place that is its number for nvidia-smi compute-policy --set-timeslice.
+// TimeSlices are those that can be set, each at the place that is its number for nvidia-smi compute-policy
+// --set-timeslice.
 func TimeSlices() []TimeSlice {
 	return []TimeSlice{TimeSliceDefault, TimeSliceShort, TimeSliceMedium, TimeSliceLong}
 }

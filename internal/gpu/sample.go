@@ -27,8 +27,9 @@ type InstanceUse struct {
 	ProfileID int // the driver's number of its profile; -1: unknown, and Start with it
 	Start     int // the memory slice at which it begins
 	Memory    *Memory
-	// Utilization is that of the instance's own part of the GPU while it was measured: of its streaming multiprocessors those that were busy,
-	// and of its memory bandwidth what was used. Nil before Hopper, and where the driver does not report it (NVML, "GPM").
+	// Utilization is that of the instance's own part of the GPU while it was measured: of its streaming multiprocessors
+	// those that were busy, and of its memory bandwidth what was used. Nil before Hopper, and where the driver does not
+	// report it (NVML, "GPM").
 	Utilization *Utilization
 }
 
@@ -39,7 +40,8 @@ type Memory struct {
 	Free  int64 `json:"free"`
 }
 
-// Utilization is the part of the driver's last sample period, 0 to 1, in which something was at work. InstanceUse has another definition.
+// Utilization is the part of the driver's last sample period, 0 to 1, in which something was at work. InstanceUse has
+// another definition.
 type Utilization struct {
 	Compute float64 `json:"compute"` // the streaming multiprocessors
 	Memory  float64 `json:"memory"`  // the memory controller
@@ -51,7 +53,7 @@ type ProcessUse struct {
 	Instance    int  // GPU instance id or WholeGPU
 	MPSClient   bool // it uses the GPU through MPS, whose server has the utilization of all its clients
 	MemoryBytes *int64
-	// Utilization is nil for a process that did no work in the last seconds too, since NVML lists only those that did, as well as in
-	// MIG mode and for MPS clients.
+	// Utilization is nil for a process that did no work in the last seconds too, since NVML lists only those that did,
+	// as well as in MIG mode and for MPS clients.
 	Utilization *Utilization
 }

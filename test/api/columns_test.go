@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// columns asks the API server for the table that kubectl prints, and returns the names of its columns in their order and the cells of
-// its only row, without those of -o wide and with them.
+// columns asks the API server for the table that kubectl prints, and returns the names of its columns in their order
+// and the cells of its only row, without those of -o wide and with them.
 func columns(t *testing.T, config *rest.Config, resource string) (names, wide []string, cells map[string]any) {
 	t.Helper()
 	g := NewWithT(t)

@@ -478,8 +478,8 @@ func (f *fence) patch(o client.Object, name, body string) func(context.Context) 
 	}
 }
 
-// validatorsPod is a pod in the form of a test workload of NVIDIA's validator. Its owner is that of the validator's DaemonSet
-// (NVIDIA/gpu-operator cmd/nvidia-validator/main.go).
+// validatorsPod is a pod in the form of a test workload of NVIDIA's validator. Its owner is that of the validator's
+// DaemonSet (NVIDIA/gpu-operator cmd/nvidia-validator/main.go).
 func validatorsPod(name string, owner []metav1.OwnerReference, app string) *corev1.Pod {
 	labels := map[string]string{"app": app}
 	return &corev1.Pod{

@@ -166,8 +166,8 @@ func ownNodeOnly(t *testing.T, cluster *env.Cluster, agent client.Client) {
 	}
 }
 
-// forging: with the token of an agent nobody writes what the controller decides by and reports, and the controller writes nothing that
-// the agent observed.
+// forging: with the token of an agent nobody writes what the controller decides by and reports, and the controller
+// writes nothing that the agent observed.
 func forging(t *testing.T, cluster *env.Cluster, agent, controller client.Client) {
 	t.Helper()
 	g, ctx := NewWithT(t), t.Context()

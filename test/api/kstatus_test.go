@@ -21,8 +21,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestObjectsThatNobodyHasObserved: kstatus takes an object without conditions for one that is done. So the API server itself says that
-// nothing is known, before a controller or an agent runs.
+// TestObjectsThatNobodyHasObserved: kstatus takes an object without conditions for one that is done. So the API server
+// itself says that nothing is known, before a controller or an agent runs.
 func TestObjectsThatNobodyHasObserved(t *testing.T) {
 	cluster := env.Start(t)
 	unknown := func(kind string) any {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestRolesForUsers: a user with Kubernetes' role view, edit or admin in the whole cluster, or with a role of ours, may do what docs/security.md
-// says, and no more.
+// TestRolesForUsers: a user with Kubernetes' role view, edit or admin in the whole cluster, or with a role of ours, may
+// do what docs/security.md says, and no more.
 func TestRolesForUsers(t *testing.T) {
 	cluster := env.Start(t)
 	g := NewWithT(t)
@@ -98,8 +98,8 @@ func requests(t *testing.T, c client.WithWatch, existing client.Object) map[stri
 	}
 }
 
-// aggregate does as Kubernetes' controller of aggregated roles, which no test has: it adds the rules of the ClusterRoles that the API server's own
-// roles select, in the order in which these select each other.
+// aggregate does as Kubernetes' controller of aggregated roles, which no test has: it adds the rules of the
+// ClusterRoles that the API server's own roles select, in the order in which these select each other.
 // https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/controller/clusterroleaggregation/clusterroleaggregation_controller.go
 func aggregate(t *testing.T, c client.Client) {
 	t.Helper()

@@ -21,8 +21,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestWhoWritesGPUNodes: the controller and the agent of the node, whatever roles others have. Cluster administrators and Kubernetes' own accounts
-// delete, label and annotate them.
+// TestWhoWritesGPUNodes: the controller and the agent of the node, whatever roles others have. Cluster administrators
+// and Kubernetes' own accounts delete, label and annotate them.
 func TestWhoWritesGPUNodes(t *testing.T) {
 	cluster := env.Start(t)
 	g := NewWithT(t)

@@ -22,8 +22,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
-// noMore checks that Karpenter has started as many nodes as that, and starts no further one in its next eight scheduling loops. They take
-// about 30 s, in which the control gets three nodes.
+// noMore checks that Karpenter has started as many nodes as that, and starts no further one in its next eight
+// scheduling loops. They take about 30 s, in which the control gets three nodes.
 func (s *site) noMore(nodes int, when string) {
 	s.t.Helper()
 	until := s.looks() + 8
@@ -33,7 +33,8 @@ func (s *site) noMore(nodes int, when string) {
 	}, wait, poll).Should(BeNumerically(">=", until), "Karpenter looks at the pod")
 }
 
-// TestMain silences what controller-runtime would say of not being told where to log to, and gives the tests a network of their own.
+// TestMain silences what controller-runtime would say of not being told where to log to, and gives the tests a network
+// of their own.
 func TestMain(m *testing.M) {
 	log.SetLogger(logr.Discard())
 	if os.Getenv("GPUSHARING_CONTROLLER") != "" {
@@ -57,8 +58,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestATaintThatTheNodePoolDoesNotListMultipliesNodes is the control: without the operator, what the other tests exclude happens in their
-// world.
+// TestATaintThatTheNodePoolDoesNotListMultipliesNodes is the control: without the operator, what the other tests
+// exclude happens in their world.
 func TestATaintThatTheNodePoolDoesNotListMultipliesNodes(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
@@ -71,8 +72,8 @@ func TestATaintThatTheNodePoolDoesNotListMultipliesNodes(t *testing.T) {
 	t.Logf("4 NodeClaims for one pod, %s after the first", time.Since(first).Round(poll))
 }
 
-// TestANodePoolWithoutTheStartupTaint: the operator puts no taint on the node, neither the startup taint nor, while it partitions the GPU,
-// that of a change.
+// TestANodePoolWithoutTheStartupTaint: the operator puts no taint on the node, neither the startup taint nor, while it
+// partitions the GPU, that of a change.
 func TestANodePoolWithoutTheStartupTaint(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
@@ -85,9 +86,9 @@ func TestANodePoolWithoutTheStartupTaint(t *testing.T) {
 	s.Expect(c.Message).To(HavePrefix("NodePool gpu of Karpenter"))
 }
 
-// TestANodeThatIsChangedAfterItWasReadyCostsOneNode is the limit of a NodePool without the startup taint. If the node advertises its GPUs
-// before the operator knows them, it is initialized. Then the change has the taint, so the pod, which a scheduler would have bound by
-// then, gets one further node.
+// TestANodeThatIsChangedAfterItWasReadyCostsOneNode is the limit of a NodePool without the startup taint. If the node
+// advertises its GPUs before the operator knows them, it is initialized. Then the change has the taint, so the pod,
+// which a scheduler would have bound by then, gets one further node.
 func TestANodeThatIsChangedAfterItWasReadyCostsOneNode(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
@@ -108,7 +109,8 @@ func TestANodeThatIsChangedAfterItWasReadyCostsOneNode(t *testing.T) {
 	s.Expect(s.nodeClaims()).To(HaveLen(2))
 }
 
-// TestANodePoolWithTheStartupTaint: Karpenter puts the taint on the node, and the operator removes it once the node is ready.
+// TestANodePoolWithTheStartupTaint: Karpenter puts the taint on the node, and the operator removes it once the node is
+// ready.
 func TestANodePoolWithTheStartupTaint(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[{key: "+v1alpha1.TaintStartup+", effect: NoSchedule}]")
@@ -122,7 +124,8 @@ func TestANodePoolWithTheStartupTaint(t *testing.T) {
 	s.Expect(c.Reason).To(Equal(v1alpha1.ReasonTaintsPresent), c.Message)
 }
 
-// TestTheReadinessTaint: Karpenter v1.13 and newer waits for a node with this taint, though the NodePool does not list it.
+// TestTheReadinessTaint: Karpenter v1.13 and newer waits for a node with this taint, though the NodePool does not list
+// it.
 func TestTheReadinessTaint(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
@@ -153,8 +156,8 @@ spec:
 	s.Eventually(func() int64 { return s.policy().Status.ObservedGeneration }, wait, poll).Should(BeEquivalentTo(1), "before the first node")
 }
 
-// onlyNode has Karpenter start a node for a pod, and checks that it starts no other one while the GPU is partitioned, nor afterwards. What
-// must hold meanwhile is checked too.
+// onlyNode has Karpenter start a node for a pod, and checks that it starts no other one while the GPU is partitioned,
+// nor afterwards. What must hold meanwhile is checked too.
 func (s *site) onlyNode(meanwhile func()) {
 	s.t.Helper()
 	s.pendingPod()

@@ -89,7 +89,8 @@ func (s *site) play(ctx context.Context, name string, taints []corev1.Taint) {
 	parts.Go(func() { s.runAgent(ctx, name, hardware) })
 }
 
-// boot is what a kubelet reports first. The node lifecycle controller then takes its taint off, and NVIDIA's GPU Operator labels the node.
+// boot is what a kubelet reports first. The node lifecycle controller then takes its taint off, and NVIDIA's GPU
+// Operator labels the node.
 func (s *site) boot(ctx context.Context, name string, taints []corev1.Taint) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		node := &corev1.Node{}

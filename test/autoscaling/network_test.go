@@ -18,9 +18,9 @@ import (
 // inside is set in the process that has a network of its own.
 const inside = "GPUSHARING_NETWORK"
 
-// inNetworkOfItsOwn runs this program again in a network namespace that has nothing but a loopback interface: Karpenter's ports for metrics
-// and health listen on all addresses, and it has no flag for that. In that process done is false, and the tests run. In the first one done is
-// true, with the exit status of the other.
+// inNetworkOfItsOwn runs this program again in a network namespace that has nothing but a loopback interface:
+// Karpenter's ports for metrics and health listen on all addresses, and it has no flag for that. In that process done
+// is false, and the tests run. In the first one done is true, with the exit status of the other.
 func inNetworkOfItsOwn() (code int, done bool, err error) {
 	if os.Getenv(inside) != "" {
 		return 0, false, bringUp()

@@ -46,7 +46,8 @@ func (s *site) manageNodes() {
 	close(s.toolkit)
 }
 
-// TestAPodThatAsksForASharedGPU gets no node without the policy, and exactly one with it, which becomes what the pod asks for.
+// TestAPodThatAsksForASharedGPU gets no node without the policy, and exactly one with it, which becomes what the pod
+// asks for.
 func TestAPodThatAsksForASharedGPU(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
@@ -110,7 +111,8 @@ func TestWithoutTheFeatureGate(t *testing.T) {
 	s.Expect(s.nodeClaims()).To(BeEmpty())
 }
 
-// known waits until Karpenter knows what new nodes advertise. The NodePool has a limit for nvidia.com/gpu, which does not hold then.
+// known waits until Karpenter knows what new nodes advertise. The NodePool has a limit for nvidia.com/gpu, which does
+// not hold then.
 func (s *site) known() {
 	s.t.Helper()
 	s.Expect(s.autoscaling(v1alpha1.ReasonLimitsNotCounted)).To(ContainSubstring("Set a limit for nvidia.com/gpu.shared"))

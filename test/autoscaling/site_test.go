@@ -55,8 +55,8 @@ type site struct {
 	dir     string
 	// changing is open while no GPU may change its MIG mode.
 	changing chan struct{}
-	// toolkit is open while NVIDIA's container toolkit and validator are not done, without which no device plugin starts. The agent needs the
-	// driver only.
+	// toolkit is open while NVIDIA's container toolkit and validator are not done, without which no device plugin
+	// starts. The agent needs the driver only.
 	toolkit chan struct{}
 	// driver is open while the agents find no driver.
 	driver  chan struct{}
@@ -72,7 +72,8 @@ type tainted struct {
 	keys map[string]bool
 }
 
-// newSite starts a cluster in which Karpenter makes nodes with an A100 for pending pods. The nodes start with these taints, a list in YAML.
+// newSite starts a cluster in which Karpenter makes nodes with an A100 for pending pods. The nodes start with these
+// taints, a list in YAML.
 func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
 	if os.Getenv("GPUSHARING_CONTROLLER") == "" {
@@ -303,7 +304,8 @@ func (s *site) pendingPod() {
 	s.asked = time.Now()
 }
 
-// pending creates a pod that asks for a resource. It is pending for the rest of the test: the scheduler found no node for it.
+// pending creates a pod that asks for a resource. It is pending for the rest of the test: the scheduler found no node
+// for it.
 func (s *site) pending(name, asksFor string) {
 	s.t.Helper()
 	pod := &corev1.Pod{
@@ -357,7 +359,8 @@ func (s *site) looks() int {
 	return 0
 }
 
-// initialized is the reason of the NodeClaim's condition Initialized: why Karpenter does not take the node for ready, or Initialized.
+// initialized is the reason of the NodeClaim's condition Initialized: why Karpenter does not take the node for ready,
+// or Initialized.
 func (s *site) initialized(nodeClaim string) string {
 	s.t.Helper()
 	o := &unstructured.Unstructured{}

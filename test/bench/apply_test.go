@@ -39,8 +39,8 @@ import (
 const nodeName = "bench"
 
 // bench is one simulated node on which both programs work, and the API server that our agent reports to. Ours is the
-// shipped reconciler on NVML, from the object that it has read to the status that it has written; theirs the whole run of
-// the program, as its users start it.
+// shipped reconciler on NVML, from the object that it has read to the status that it has written; theirs the whole run
+// of the program, as its users start it.
 type bench struct {
 	driver     *simdriver.Driver
 	scale      int
@@ -277,8 +277,8 @@ func (b *bench) agent(t *testing.T, to [8]layout) func() error {
 	}
 	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Devices: want})
 	g.Expect(err).NotTo(HaveOccurred())
-	// A GPUNode of its own for each run: in one that the agent has brought to its desired state, a GPU that is back where a scenario
-	// begins is one that another program changes, which the agent leaves alone in the end.
+	// A GPUNode of its own for each run: in one that the agent has brought to its desired state, a GPU that is back
+	// where a scenario begins is one that another program changes, which the agent leaves alone in the end.
 	old := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 	g.Expect(client.IgnoreNotFound(b.cluster.Client.Delete(t.Context(), old))).To(Succeed())
 	object := ac.GPUNode(nodeName).WithSpec(spec)

@@ -18,15 +18,16 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// The environment of the comparison: MIG_BENCH=1 runs it, which takes some eight minutes. MIG_BENCH_SCALE=10 makes the simulated
-// driver ten times as fast as the latencies below; the less weigh they beside what starting programs and reading takes.
+// The environment of the comparison: MIG_BENCH=1 runs it, which takes some eight minutes. MIG_BENCH_SCALE=10 makes the
+// simulated driver ten times as fast as the latencies below; the less weigh they beside what starting programs and
+// reading takes.
 const (
 	benchEnv = "MIG_BENCH"
 	scaleEnv = "MIG_BENCH_SCALE"
 )
 
-// runs is of how many the median is. What takes mig-parted longer than slow it does once: hardware that is waited for takes
-// the same each time.
+// runs is of how many the median is. What takes mig-parted longer than slow it does once: hardware that is waited for
+// takes the same each time.
 const (
 	runs = 3
 	slow = 20 * time.Second
@@ -66,9 +67,9 @@ type scenario struct {
 	name     string
 	from, to func(n names) [8]layout
 	unfit    bool
-	// What the project publishes: the bound of our wall time relative to mig-parted's, and how many instances have to be
-	// destroyed. Where mig-parted does nothing but what is needed, to a single GPU, there is no bound: nothing is left to do
-	// side by side.
+	// What the project publishes: the bound of our wall time relative to mig-parted's, and how many instances have to
+	// be destroyed. Where mig-parted does nothing but what is needed, to a single GPU, there is no bound: nothing is
+	// left to do side by side.
 	bound   float64
 	destroy int
 }
@@ -124,7 +125,8 @@ func median(list []figures) figures {
 	return list[len(list)/2]
 }
 
-// TestMIGBesideMIGParted applies the same changes with NVIDIA's mig-parted and with our agent, to the same simulated node.
+// TestMIGBesideMIGParted applies the same changes with NVIDIA's mig-parted and with our agent, to the same simulated
+// node.
 func TestMIGBesideMIGParted(t *testing.T) {
 	if os.Getenv(benchEnv) == "" {
 		t.Skip("set " + benchEnv + "=1, or make bench")

@@ -52,7 +52,8 @@ const (
 	rounds           = 3
 )
 
-// The aims. They are printed beside what was measured, and a miss fails nothing: CPU time hangs on the machine and its load.
+// The aims. They are printed beside what was measured, and a miss fails nothing: CPU time hangs on the machine and its
+// load.
 const (
 	unchangedAim = 10 * time.Millisecond // of CPU time for an unchanged reconcile
 	oneOfManyAim = 3.0                   // one node's change, as a multiple of that at the fewest nodes
@@ -69,10 +70,11 @@ func verdict(figure, aim float64, text string) string {
 	return "aim " + text + ": missed"
 }
 
-// TestPass measures the CPU time of one reconcile of the rollout controller when nothing has changed and when one node has, beside
-// 20 policies that select no node and 10,000 pods that wait for other nodes. Policies, ConfigMaps and the ClusterPolicy come from a real
-// API server. So does one node, which a controller has brought to its desired state. The cache gets copies of that node, its GPUNode
-// and its pods from memory, because an API server needs many minutes for 5,000 nodes.
+// TestPass measures the CPU time of one reconcile of the rollout controller when nothing has changed and when one node
+// has, beside 20 policies that select no node and 10,000 pods that wait for other nodes. Policies, ConfigMaps and the
+// ClusterPolicy come from a real API server. So does one node, which a controller has brought to its desired state. The
+// cache gets copies of that node, its GPUNode and its pods from memory, because an API server needs many minutes for
+// 5,000 nodes.
 func TestPass(t *testing.T) {
 	sizes := os.Getenv(passSizes)
 	if sizes == "" {

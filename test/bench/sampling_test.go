@@ -49,8 +49,8 @@ const (
 	scrapeInterval  = 15 * time.Second // Prometheus' own default is a minute; the chart's is 30 s
 )
 
-// TestSampling measures the shipped agent while Prometheus scrapes it: 8 GPUs, each of which 48 containers share, and 8 GPUs with 7 MIG
-// instances each. Each container is a process in a cgroup as the kubelet makes it.
+// TestSampling measures the shipped agent while Prometheus scrapes it: 8 GPUs, each of which 48 containers share, and 8
+// GPUs with 7 MIG instances each. Each container is a process in a cgroup as the kubelet makes it.
 func TestSampling(t *testing.T) {
 	if os.Getenv(samplingEnv) == "" {
 		t.Skip("set " + samplingEnv + "=1, or make bench")
@@ -361,7 +361,8 @@ func (s *sampled) mapped(file string) (sum int64) {
 	return sum
 }
 
-// held is what the agent's Go runtime has from the system and has not given back. The simulated driver, a Go library, has a runtime of its own.
+// held is what the agent's Go runtime has from the system and has not given back. The simulated driver, a Go library,
+// has a runtime of its own.
 func (s *sampled) held() int64 {
 	s.t.Helper()
 	value := func(name string) float64 {
@@ -385,7 +386,8 @@ func (s *sampled) memory(field string) int64 {
 	return n << 10
 }
 
-// writes is how often the API server was asked to write something, by others than itself, and not counting questions (reviews).
+// writes is how often the API server was asked to write something, by others than itself, and not counting questions
+// (reviews).
 func (s *sampled) writes() (sum int64) {
 	s.t.Helper()
 	clients, err := kubernetes.NewForConfig(s.cluster.Config)

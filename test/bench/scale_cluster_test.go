@@ -55,8 +55,8 @@ const (
 	kindLease   = "leases"
 )
 
-// kinds are the writes by resource and subresource. Whatever else is written is shown under its own name. Of the writes of
-// GPUNodes those that make a new generation are specs.
+// kinds are the writes by resource and subresource. Whatever else is written is shown under its own name. Of the writes
+// of GPUNodes those that make a new generation are specs.
 var kinds = map[string]string{
 	"gpunodes": kindRecord, "gpunodes/status": kindStatus, "nodes": kindNode, "nodes/status": kindKubelet, "pods": kindSync,
 	"events": kindEvent, "gpusharingpolicies/status": kindPolicy, "leases": kindLease,

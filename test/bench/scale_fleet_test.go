@@ -40,8 +40,8 @@ import (
 const workers = 16
 
 // fleet is many nodes, in one process: the shipped agent of each, on simulated GPUs, and as much of kubelet and device
-// plugin as the API server sees of them when the replicas of a GPU change. test/nodesim plays them better, and would take
-// more of the machine than what is to be measured.
+// plugin as the API server sees of them when the replicas of a GPU change. test/nodesim plays them better, and would
+// take more of the machine than what is to be measured.
 type fleet struct {
 	client client.Client
 	cache  cache.Cache
@@ -240,8 +240,8 @@ func (f *fleet) agent(ctx context.Context, name string) error {
 	return err
 }
 
-// project is the kubelet, which shows the ConfigMap to pods whose volumes it was triggered to sync, and the agent, which reports when all that
-// read it see the key.
+// project is the kubelet, which shows the ConfigMap to pods whose volumes it was triggered to sync, and the agent,
+// which reports when all that read it see the key.
 func (f *fleet) project(ctx context.Context, name string) error {
 	node := &v1alpha1.GPUNode{}
 	if err := f.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {

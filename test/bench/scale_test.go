@@ -30,22 +30,22 @@ const (
 // gpusPerNode is how many GPUs each node has.
 const gpusPerNode = 8
 
-// The published bounds of the controller; resident memory and the share of a core up to 1,000 nodes. The other figures hang on
-// the machine, and are printed only.
+// The published bounds of the controller; resident memory and the share of a core up to 1,000 nodes. The other figures
+// hang on the machine, and are printed only.
 const (
 	specWritesBound = 1 // per changed node
-	// Of a GPUNode, by agent and controller: for the desired state, for its key, while the change goes on, and when it is verified. A
-	// leaner GPUNode lowers it.
+	// Of a GPUNode, by agent and controller: for the desired state, for its key, while the change goes on, and when it
+	// is verified. A leaner GPUNode lowers it.
 	statusWritesBound = 4
 	residentAt1000    = 128 << 20
 	residentPerNode   = 60 << 10
 	steadyShareBound  = 0.01
 )
 
-// TestScale changes the replicas of clusters of many nodes, then of one node among them, and then leaves them alone. API
-// server and controller are the real ones, the controller with the rights that its manifests give it and in a process of
-// its own, so that its costs are its own. Beside it stand the API calls that a person would make to change the replicas
-// of all nodes by hand: the floor.
+// TestScale changes the replicas of clusters of many nodes, then of one node among them, and then leaves them alone.
+// API server and controller are the real ones, the controller with the rights that its manifests give it and in a
+// process of its own, so that its costs are its own. Beside it stand the API calls that a person would make to change
+// the replicas of all nodes by hand: the floor.
 func TestScale(t *testing.T) {
 	sizes := os.Getenv(scaleSizes)
 	if sizes == "" {

@@ -72,8 +72,9 @@ func fleet(nodes int, round func(node int) int) dashboard.Page {
 	return p
 }
 
-// TestNoTaskIsLong: the page of 500 nodes, of which 50 change each second, always answers within 100 ms. What is the page's own fault takes
-// long each time, and what other programs on the machine cost, which share the caches of its processors, does not.
+// TestNoTaskIsLong: the page of 500 nodes, of which 50 change each second, always answers within 100 ms. What is the
+// page's own fault takes long each time, and what other programs on the machine cost, which share the caches of its
+// processors, does not.
 func TestNoTaskIsLong(t *testing.T) {
 	const longest, times = 100 * time.Millisecond, 5
 	var best time.Duration
@@ -85,7 +86,8 @@ func TestNoTaskIsLong(t *testing.T) {
 	NewWithT(t).Expect(best).To(BeNumerically("<", longest), "the longest task of the page, each of %d times", times)
 }
 
-// longestTask is the longest task of the page of 500 nodes while 50 change each second, a person scrolls and uses the keyboard.
+// longestTask is the longest task of the page of 500 nodes while 50 change each second, a person scrolls and uses the
+// keyboard.
 func longestTask(t *testing.T) time.Duration {
 	t.Helper()
 	const nodes, perSecond = 500, 50

@@ -16,7 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
 )
 
-// TestAPreviewIsOfWhatWasAskedLast: an answer that comes late is of another question, and one of a question that was changed is of none.
+// TestAPreviewIsOfWhatWasAskedLast: an answer that comes late is of another question, and one of a question that was
+// changed is of none.
 func TestAPreviewIsOfWhatWasAskedLast(t *testing.T) {
 	g := NewWithT(t)
 	hub := dashboard.NewHub()

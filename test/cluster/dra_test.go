@@ -28,8 +28,8 @@ import (
 // draSpace is the namespace of the chart of NVIDIA's DRA driver.
 const draSpace = "nvidia-dra-driver-gpu"
 
-// TestDRA: one policy for a node of NVIDIA's device plugin and one of its DRA driver, with the controllers and agents that ship, their
-// rights, and the API server's own DeviceClasses, DeviceTaintRules, ResourceSlices and ResourceClaims.
+// TestDRA: one policy for a node of NVIDIA's device plugin and one of its DRA driver, with the controllers and agents
+// that ship, their rights, and the API server's own DeviceClasses, DeviceTaintRules, ResourceSlices and ResourceClaims.
 func TestDRA(t *testing.T) {
 	t.Parallel()
 	f := newSite(t)
@@ -192,7 +192,8 @@ func (f *fleet) driversStarting() int {
 	return starting
 }
 
-// held is how many GPUs and instances the containers of each pod hold, as the agent of a node measures it. Each is offered once.
+// held is how many GPUs and instances the containers of each pod hold, as the agent of a node measures it. Each is
+// offered once.
 func (f *fleet) held(node string) map[string]int {
 	m := f.machines[slices.IndexFunc(f.machines, func(m *machine) bool { return m.name == node })]
 	report, err := m.usage(f.t.Context())

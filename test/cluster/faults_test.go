@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What is
-// decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/engine/rollout.
+// TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What
+// is decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/engine/rollout.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, env.WithInterruptions())

@@ -47,8 +47,8 @@ const (
 	users        = "default"
 )
 
-// TestMain silences what controller-runtime would say of not being told where to log to, and runs one test more at once than
-// Go would: each waits most of its time.
+// TestMain silences what controller-runtime would say of not being told where to log to, and runs one test more at once
+// than Go would: each waits most of its time.
 func TestMain(m *testing.M) {
 	silence()
 	flag.Parse()

@@ -20,8 +20,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
-// TestGPUCluster: the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. It removes the labels of a ClusterPolicy's programs again and again,
-// and its class for whole GPUs serves no extended resource.
+// TestGPUCluster: the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. It removes the labels of a
+// ClusterPolicy's programs again and again, and its class for whole GPUs serves no extended resource.
 func TestGPUCluster(t *testing.T) {
 	t.Parallel()
 	f := newSite(t)

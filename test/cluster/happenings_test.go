@@ -415,7 +415,8 @@ func (s *run) leaveEvent(random *rand.Rand) {
 	}
 }
 
-// rewriting is a way in which another controller changes what the operator has written. It says whether there was anything to do.
+// rewriting is a way in which another controller changes what the operator has written. It says whether there was
+// anything to do.
 func (s *run) rewriting(random *rand.Rand) (what string, again func() bool) {
 	name := s.some(random).name
 	node := func(change func(*corev1.Node)) func() bool {
@@ -797,7 +798,8 @@ func (s *run) breaksEvent(random *rand.Rand) {
 	s.tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
 }
 
-// draEvent lets NVIDIA's DRA driver come to a node, or restart: for a moment neither a pod nor a ResourceSlice shows it.
+// draEvent lets NVIDIA's DRA driver come to a node, or restart: for a moment neither a pod nor a ResourceSlice shows
+// it.
 func (s *run) draEvent(random *rand.Rand) {
 	p := s.some(random)
 	var sign client.Object = draSlice(p.name)

@@ -19,13 +19,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// TestHistories plays random histories of clusters with the controllers and agents that ship, their caches, watches and queues, on
-// a real API server. The invariants are those of TestHistories of internal/engine/rollout, which plays hundreds of such histories in the
-// time that one takes here, and has what the nodes of this package have not: upgrades of the driver, unhealthy GPUs, ResourceClaims
-// and init containers.
+// TestHistories plays random histories of clusters with the controllers and agents that ship, their caches, watches and
+// queues, on a real API server. The invariants are those of TestHistories of internal/engine/rollout, which plays
+// hundreds of such histories in the time that one takes here, and has what the nodes of this package have not: upgrades
+// of the driver, unhealthy GPUs, ResourceClaims and init containers.
 //
-// Time passes as fast as something happens, so no result depends on the speed of the machine. The events of a seed are the same
-// each time. At which moment an event meets a reconcile is up to the scheduler of this machine.
+// Time passes as fast as something happens, so no result depends on the speed of the machine. The events of a seed are
+// the same each time. At which moment an event meets a reconcile is up to the scheduler of this machine.
 //
 //	CLUSTER_HISTORIES=200        so many histories
 //	CLUSTER_HISTORIES_FROM=7     the seed of the first
@@ -109,7 +109,8 @@ func historyOf(seed uint64) history.History {
 	return h
 }
 
-// kinds are the names of all events that a history of any seed may have, sorted; lateKinds of those from history.Late up.
+// kinds are the names of all events that a history of any seed may have, sorted; lateKinds of those from history.Late
+// up.
 func kinds() []string     { return slices.Sorted(maps.Keys(happenings())) }
 func lateKinds() []string { return slices.Sorted(maps.Keys(lateHappenings())) }
 
@@ -146,8 +147,8 @@ func (s *run) plays(h history.History) {
 	}
 }
 
-// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at rest has a
-// cause.
+// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at
+// rest has a cause.
 func (s *run) faultsEnd() {
 	s.tell("the faults end")
 	for _, p := range s.all() {
@@ -166,7 +167,8 @@ func (s *run) faultsEnd() {
 	s.truthful()
 }
 
-// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
+// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets
+// there.
 func (s *run) settles() {
 	s.tell("the users leave, and the policies are edited")
 	s.record.begin()

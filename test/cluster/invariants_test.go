@@ -30,9 +30,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
 
-// mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again and again
-// what it writes, mostAtRest in eight hours in which no fault happens, and mostRestarts how often it may evict a workload or
-// restart a program in either.
+// mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again
+// and again what it writes, mostAtRest in eight hours in which no fault happens, and mostRestarts how often it may
+// evict a workload or restart a program in either.
 const (
 	mostOfAFight = 40
 	mostAtRest   = 60
@@ -109,7 +109,8 @@ func (s *run) evicts(name string, status int) {
 	}
 }
 
-// mayEmpty reports whether a policy drains nodes of all their pods before a reboot, or one did that may still release nodes.
+// mayEmpty reports whether a policy drains nodes of all their pods before a reboot, or one did that may still release
+// nodes.
 func (s *run) mayEmpty() bool {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
@@ -123,7 +124,8 @@ func (s *run) mayEmpty() bool {
 	return false
 }
 
-// mustReboot reports whether a node must be rebooted, as the controller may know it: its cache is a little behind, and the record too.
+// mustReboot reports whether a node must be rebooted, as the controller may know it: its cache is a little behind, and
+// the record too.
 func (s *run) mustReboot(node string) bool {
 	n := &v1alpha1.GPUNode{}
 	if err := s.client.Get(context.Background(), client.ObjectKey{Name: node}, n); client.IgnoreNotFound(err) != nil {
@@ -147,8 +149,8 @@ func (p *place) gpuOf(device string) string {
 	return ""
 }
 
-// mayChange reports whether a GPU is the operator's to change: a policy selects it or did, by where it is in the machine, or it is
-// not as it came any more.
+// mayChange reports whether a GPU is the operator's to change: a policy selects it or did, by where it is in the
+// machine, or it is not as it came any more.
 func (s *run) mayChange(p *place, uuid string) bool {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
@@ -171,8 +173,8 @@ func (s *run) mayChange(p *place, uuid string) bool {
 	return false
 }
 
-// touches looks at what the agent is about to do to a GPU: no policy may have nothing to do with it, and what it takes away must
-// not be in use.
+// touches looks at what the agent is about to do to a GPU: no policy may have nothing to do with it, and what it takes
+// away must not be in use.
 func (s *run) touches(p *place, op sim.Op, uuid string, instance int) error {
 	if !s.mayChange(p, uuid) {
 		s.breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
@@ -213,7 +215,8 @@ func (s *run) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by
 	return by, want, err
 }
 
-// differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
+// differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is
+// reported of them.
 func (s *run) differs(p *place, n *cluster.Node, want policy.Desired) string {
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
@@ -341,7 +344,8 @@ func (s *run) progressed() {
 	}
 }
 
-// inBudget looks whether more nodes were disturbed at the same moment than the policies allow together, since the record began.
+// inBudget looks whether more nodes were disturbed at the same moment than the policies allow together, since the
+// record began.
 func (s *run) inBudget() {
 	var off []string
 	for _, p := range s.all() {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// TestADefaultBesideAPolicyForSomeNodes: on two nodes a cluster-wide default and a policy for one of them stand side by side, and
-// the default governs both when that policy goes.
+// TestADefaultBesideAPolicyForSomeNodes: on two nodes a cluster-wide default and a policy for one of them stand side by
+// side, and the default governs both when that policy goes.
 func TestADefaultBesideAPolicyForSomeNodes(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)

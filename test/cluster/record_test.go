@@ -96,7 +96,8 @@ func (r *record) begin() {
 // behind is by how many changes of an object the cache of the controller may be behind.
 const behind = 8
 
-// mustReboot reports whether one of the last changes of a GPUNode left it with the report that its node must be rebooted.
+// mustReboot reports whether one of the last changes of a GPUNode left it with the report that its node must be
+// rebooted.
 func (r *record) mustReboot(node string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

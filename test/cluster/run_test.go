@@ -146,9 +146,9 @@ func (p *paced) Now() time.Time {
 	return p.skewed.Now()
 }
 
-// stamped is the clock of what compares the time with the managed fields of an object. The API server writes them by its own clock,
-// which is not ahead. So this clock is not ahead either while another controller writes again and again, or each of its writes
-// would be hours old at once.
+// stamped is the clock of what compares the time with the managed fields of an object. The API server writes them by
+// its own clock, which is not ahead. So this clock is not ahead either while another controller writes again and again,
+// or each of its writes would be hours old at once.
 type stamped struct {
 	*skewed
 
@@ -334,8 +334,8 @@ func (s *run) until(what string, is func() bool) {
 // answerWithin is how long a controller may take for a reconcile, on a busy machine.
 const answerWithin = 20 * time.Second
 
-// round lets everybody act once: the machines, NVIDIA's operator, the agents, and then the controller. It reports whether anybody
-// has written anything.
+// round lets everybody act once: the machines, NVIDIA's operator, the agents, and then the controller. It reports
+// whether anybody has written anything.
 func (s *run) round() (active bool) {
 	before := s.written.Load()
 	looks, passes := map[string]int64{}, s.passes.Load()

@@ -44,8 +44,8 @@ var everyStrategy = []string{
 	`{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`, `{strategy: MPS, mps: {replicas: 4}}`, `{strategy: Exclusive}`, sevenEach,
 }
 
-// TestTodaysProgramsWorkWithThePreviousCRDs: Helm with crds.install=false, or a user who applies the CRDs in another way, may leave them as
-// they were.
+// TestTodaysProgramsWorkWithThePreviousCRDs: Helm with crds.install=false, or a user who applies the CRDs in another
+// way, may leave them as they were.
 func TestTodaysProgramsWorkWithThePreviousCRDs(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, env.WithOwnCRDs(crdFolder(t, gpuNodesCRD, policiesCRD)))
@@ -75,7 +75,8 @@ func (f *fleet) versions() map[string]string {
 	return found
 }
 
-// atRest waits until nobody writes the operator's objects any more, and checks that it stays so although the agents look several times.
+// atRest waits until nobody writes the operator's objects any more, and checks that it stays so although the agents
+// look several times.
 func (f *fleet) atRest() {
 	f.t.Helper()
 	f.Eventually(func(g Gomega) {

@@ -230,8 +230,8 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 	return err
 }
 
-// discovered reports whether Node Feature Discovery has labelled a node with what GPU Feature Discovery found. That comes after its GPUs are
-// advertised, and later still on a machine that is busy.
+// discovered reports whether Node Feature Discovery has labelled a node with what GPU Feature Discovery found. That
+// comes after its GPUs are advertised, and later still on a machine that is busy.
 func (d *demo) discovered(ctx context.Context, name string) (bool, error) {
 	node := &corev1.Node{}
 	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {

@@ -22,8 +22,8 @@ import (
 
 const (
 	failing = "test/demo/failing-layout.yaml"
-	// agentsTime is how long an agent has for a change before the node goes back, and left what the demo leaves of it: enough
-	// for the agent to say once more why it fails.
+	// agentsTime is how long an agent has for a change before the node goes back, and left what the demo leaves of it:
+	// enough for the agent to say once more why it fails.
 	agentsTime = 15 * time.Minute
 	left       = 3 * time.Second
 )
@@ -97,8 +97,8 @@ func (m *machine) breakGPU(ctx context.Context, index int) error {
 	})
 }
 
-// dateBack lets the time of the agent be over soon. The agent goes on trying meanwhile, and the demo does not wait for it. It writes as the
-// controller, since nobody else may write the spec.
+// dateBack lets the time of the agent be over soon. The agent goes on trying meanwhile, and the demo does not wait for
+// it. It writes as the controller, since nobody else may write the spec.
 func (d *demo) dateBack(ctx context.Context) error {
 	controller, err := d.cluster.ClientAs(ctx, env.Identity{Namespace: ours, ServiceAccount: "gpu-sharing-controller"})
 	if err != nil {

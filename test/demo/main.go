@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Demo shows on one machine without a GPU what the operator does: a real API server, the controller and the agents that
-// ship, with the rights that they ship with, on simulated drivers; what kubelet and NVIDIA's programs would do is played
-// by test/nodesim. `make demo` builds what it needs and runs it.
+// ship, with the rights that they ship with, on simulated drivers; what kubelet and NVIDIA's programs would do is
+// played by test/nodesim. `make demo` builds what it needs and runs it.
 //
-// Everything it starts and writes lies in one temporary folder and is gone when it ends, also when it is killed: a second
-// process waits for the end of the first and then sweeps up.
+// Everything it starts and writes lies in one temporary folder and is gone when it ends, also when it is killed: a
+// second process waits for the end of the first and then sweeps up.
 package main
 
 import (

@@ -26,7 +26,8 @@ type site struct {
 // nothing is what a node without GPUs advertises.
 const nothing = "-"
 
-// advertises is what a node offers to pods of NVIDIA's resources: what the kubelet lists, or what NVIDIA's DRA driver publishes.
+// advertises is what a node offers to pods of NVIDIA's resources: what the kubelet lists, or what NVIDIA's DRA driver
+// publishes.
 func (s *site) advertises(ctx context.Context, name string) (string, error) {
 	node := &corev1.Node{}
 	if err := s.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {

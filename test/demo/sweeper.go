@@ -19,8 +19,8 @@ import (
 
 const sweeperCommand = "sweep"
 
-// sweeper is the process that outlives the demo. It holds the reading end of a pipe; when the demo ends, however it ends,
-// the pipe closes.
+// sweeper is the process that outlives the demo. It holds the reading end of a pipe; when the demo ends, however it
+// ends, the pipe closes.
 type sweeper struct {
 	pipe *os.File
 	cmd  *exec.Cmd

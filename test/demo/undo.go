@@ -44,8 +44,8 @@ func (s snapshot) differences(now snapshot) []string {
 	return found
 }
 
-// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, what NVIDIA's DRA driver publishes, and the
-// hardware itself.
+// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, what NVIDIA's DRA
+// driver publishes, and the hardware itself.
 func (d *site) snapshot(ctx context.Context) (snapshot, error) {
 	s := snapshot{}
 	policies := &unstructured.UnstructuredList{}

@@ -35,9 +35,10 @@ const (
 	statusVariable = "GPUSHARING_BENCH_STATUS"
 )
 
-// statusEvery is how often the kubelet publishes what it offers: Kubernetes' default, where that is measured. It waits no longer for
-// the answer than until it publishes again. If an API server is slower than that at the moment when a resource that was removed is set
-// to zero, which the kubelet does once, the node offers what the resource had for ever.
+// statusEvery is how often the kubelet publishes what it offers: Kubernetes' default, where that is measured. It waits
+// no longer for the answer than until it publishes again. If an API server is slower than that at the moment when a
+// resource that was removed is set to zero, which the kubelet does once, the node offers what the resource had for
+// ever.
 func statusEvery() time.Duration {
 	if os.Getenv(benchVariable) == "" {
 		return time.Second
@@ -65,8 +66,8 @@ func counts() (map[string]int, error) {
 	return found, nil
 }
 
-// How long it takes from the first command of an administrator until the Node offers what it asks for, as a watch on the
-// Node sees it.
+// How long it takes from the first command of an administrator until the Node offers what it asks for, as a watch on
+// the Node sees it.
 func speedSpecs() {
 	Describe("Speed", Label("bench"), Ordered, Offset(1), func() {
 		if os.Getenv(benchVariable) == "" {
@@ -271,7 +272,8 @@ func writeKey(ctx context.Context, configMap, key string, replicas int) {
 		"-p", fmt.Sprintf(`{"data":{%q:%q}}`, key, timeSliced(replicas)))
 }
 
-// expectProjected waits until the kubelet has written a key to the volume of the device plugin's pod, as it does by itself.
+// expectProjected waits until the kubelet has written a key to the volume of the device plugin's pod, as it does by
+// itself.
 func expectProjected(ctx context.Context, configMap, key string) {
 	GinkgoHelper()
 	pods := &corev1.PodList{}

@@ -65,8 +65,8 @@ func byHandSpecs() {
 			Expect(restarts(ctx)).To(Equal(before))
 		})
 
-		// config-manager's first look at the label comes too early, so that it takes the default configuration; and its signal
-		// does not reach the daemon.
+		// config-manager's first look at the label comes too early, so that it takes the default configuration; and its
+		// signal does not reach the daemon.
 		It("does not share by MPS by a node's label: NVIDIA's MPS daemon runs and serves nothing", func(ctx SpecContext) {
 			label(ctx, configLabel, "mps")
 			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(capableLabel, "true"))

@@ -108,7 +108,8 @@ func sinceNow() (say func(what string)) {
 // broken says that a spec failed, and so that nobody knows what the node is like.
 var broken bool
 
-// onDRA says that the node has NVIDIA's DRA driver, and not its device plugin; onGPUCluster, that the GPU Operator runs the driver.
+// onDRA says that the node has NVIDIA's DRA driver, and not its device plugin; onGPUCluster, that the GPU Operator runs
+// the driver.
 var onDRA, onGPUCluster bool
 
 var _ = ReportAfterEach(func(spec SpecReport) {

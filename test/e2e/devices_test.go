@@ -80,8 +80,8 @@ func computeInstances(minor int, g sim.GPU) []computeInstance {
 
 func capName(minor int) string { return fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor) }
 
-// beExactly is met by a pod that has the device files of one GPU or MIG device and no others: name, type and number are those
-// of the driver, and no driver answers behind them.
+// beExactly is met by a pod that has the device files of one GPU or MIG device and no others: name, type and number are
+// those of the driver, and no driver answers behind them.
 func beExactly(uuid string) types.GomegaMatcher {
 	GinkgoHelper()
 	node, err := gpus.Node()

@@ -24,15 +24,16 @@ func migByHand(profiles string) {
 	Expect(installed.SMI("mig", "-i", "1", "-cgi", profiles, "-C")).To(Succeed())
 }
 
-// migModeByHand changes the MIG mode of the node's second GPU, which needs a reset: nvidia-persistenced has the GPU open.
+// migModeByHand changes the MIG mode of the node's second GPU, which needs a reset: nvidia-persistenced has the GPU
+// open.
 func migModeByHand(mode string) {
 	GinkgoHelper()
 	Expect(installed.SMI("-i", "1", "-mig", mode)).To(Succeed())
 	Expect(installed.SMI("-i", "1", "-r")).To(Succeed())
 }
 
-// What follows is done without us: it shows that NVIDIA's DRA driver works on the node as its documentation says, so that what is proved of
-// us later means something.
+// What follows is done without us: it shows that NVIDIA's DRA driver works on the node as its documentation says, so
+// that what is proved of us later means something.
 func draByHandSpecs() {
 	Describe("NVIDIA's DRA driver alone, by hand", Ordered, Offset(1), func() {
 		const class = "by-hand-mig-1g.5gb"

@@ -24,8 +24,8 @@ type draDevice struct {
 	Shares int64
 }
 
-// published are the devices of the node in the ResourceSlices of NVIDIA's DRA driver, by name. It is an error if the slices are not
-// complete.
+// published are the devices of the node in the ResourceSlices of NVIDIA's DRA driver, by name. It is an error if the
+// slices are not complete.
 func published(ctx context.Context) (map[string]draDevice, error) {
 	list := &resourcev1.ResourceSliceList{}
 	if err := kube.List(ctx, list); err != nil {
@@ -59,8 +59,8 @@ func shares(d resourcev1.Device) int64 {
 	return capacity.Value.Value()
 }
 
-// devicesOfDriver are the devices that NVIDIA's DRA driver must publish for the GPUs as they are now, each in so many shares: MIG devices,
-// and GPUs that are not in MIG mode.
+// devicesOfDriver are the devices that NVIDIA's DRA driver must publish for the GPUs as they are now, each in so many
+// shares: MIG devices, and GPUs that are not in MIG mode.
 func devicesOfDriver(count int64) map[string]draDevice {
 	GinkgoHelper()
 	n, err := gpus.Node()
@@ -114,7 +114,8 @@ func allocatedUUID(ctx context.Context, pod string) string {
 	return all[devices[pod][0]].UUID
 }
 
-// migClass is a DeviceClass by which pods ask for instances of a profile under the name that the device plugin has for them.
+// migClass is a DeviceClass by which pods ask for instances of a profile under the name that the device plugin has for
+// them.
 func migClass(name, profile string) *resourcev1.DeviceClass {
 	return &resourcev1.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

@@ -36,8 +36,8 @@ const (
 	nfdNamespace = "node-feature-discovery"
 )
 
-// beginDRA gives a container of specs a node with NVIDIA's DRA driver and these GPUs, which nobody shares or uses. It is built anew if the
-// specs before it needed another one, or failed.
+// beginDRA gives a container of specs a node with NVIDIA's DRA driver and these GPUs, which nobody shares or uses. It
+// is built anew if the specs before it needed another one, or failed.
 func beginDRA(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	if broken || !onDRA || onGPUCluster || !slices.Equal(models, fitted) {
@@ -46,8 +46,8 @@ func beginDRA(ctx context.Context, models ...sim.Model) {
 	}
 }
 
-// buildDRA makes a cluster of nothing: a node with these GPUs, and NVIDIA's DRA driver on it, alone: no GPU Operator, no device plugin and
-// no operator of ours.
+// buildDRA makes a cluster of nothing: a node with these GPUs, and NVIDIA's DRA driver on it, alone: no GPU Operator,
+// no device plugin and no operator of ours.
 func buildDRA(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	onDRA = true
@@ -63,8 +63,8 @@ func buildDRA(ctx context.Context, models ...sim.Model) {
 	say("NVIDIA's DRA driver publishes")
 }
 
-// draImage is the image of NVIDIA's DRA driver: its kubelet plugin, the hook of the CDI specifications that the plugin writes, which the
-// plugin copies to the node, and a shell with what the script runs that waits for the driver.
+// draImage is the image of NVIDIA's DRA driver: its kubelet plugin, the hook of the CDI specifications that the plugin
+// writes, which the plugin copies to the node, and a shell with what the script runs that waits for the driver.
 func draImage(ctx context.Context) image.Image {
 	GinkgoHelper()
 	i, err := image.Image{
@@ -121,8 +121,8 @@ func restartDRA(ctx context.Context) {
 	expectDRAReady(ctx, 0, old...)
 }
 
-// expectDRAReady waits until NVIDIA's DRA driver publishes the GPUs as they are, each of them in so many shares, and its former pods are
-// gone.
+// expectDRAReady waits until NVIDIA's DRA driver publishes the GPUs as they are, each of them in so many shares, and
+// its former pods are gone.
 func expectDRAReady(ctx context.Context, count int64, mustGo ...string) {
 	GinkgoHelper()
 	Eventually(func() ([]string, error) { return notReady(ctx, draNamespace, mustGo...) }).WithContext(ctx).Should(BeEmpty())

@@ -102,7 +102,8 @@ func fillByDRA(ctx context.Context) {
 	Expect(expectRunning(ctx, "instance")).To(beExactly(allocatedUUID(ctx, "instance")))
 }
 
-// expectUndoneOnDRA deletes the policies, and checks that the driver publishes these devices, and that these DeviceClasses alone are left.
+// expectUndoneOnDRA deletes the policies, and checks that the driver publishes these devices, and that these
+// DeviceClasses alone are left.
 func expectUndoneOnDRA(ctx context.Context, devices map[string]draDevice, classes []string) {
 	GinkgoHelper()
 	Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())

@@ -89,8 +89,8 @@ func gpuClusterSpecs() {
 	})
 }
 
-// buildGPUCluster makes a cluster of nothing: a node with these GPUs, and NVIDIA's DRA driver on it as the GPU Operator runs it for a
-// GPUCluster. The operator is not there.
+// buildGPUCluster makes a cluster of nothing: a node with these GPUs, and NVIDIA's DRA driver on it as the GPU Operator
+// runs it for a GPUCluster. The operator is not there.
 func buildGPUCluster(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	onDRA, onGPUCluster = true, true

@@ -151,7 +151,8 @@ func usePods(ctx context.Context, p guides.Pods) {
 }
 
 // expectStalled waits until a policy's status says for which reason a node cannot honour it, and checks that the node
-// offers what it did before. The first policy of all restarts NVIDIA's programs once, whether it can be honoured or not.
+// offers what it did before. The first policy of all restarts NVIDIA's programs once, whether it can be honoured or
+// not.
 func expectStalled(ctx context.Context, name, reason string, before map[string]int64) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {

@@ -23,7 +23,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// fitted are the GPUs that are in the node, and fitting how often it got any, so that no two of them have the same UUID.
+// fitted are the GPUs that are in the node, and fitting how often it got any, so that no two of them have the same
+// UUID.
 var (
 	fitted  []sim.Model
 	fitting int
@@ -35,9 +36,9 @@ func nextNode() string {
 	return fmt.Sprintf("%s-%d", nodeName, fitting)
 }
 
-// begin gives a container of specs a node that nobody shares or uses, with these GPUs. If it has others they are replaced
-// and what has the driver open starts anew, as after a visit to the data centre. After a failure, and after specs on
-// NVIDIA's DRA driver, the node is built anew.
+// begin gives a container of specs a node that nobody shares or uses, with these GPUs. If it has others they are
+// replaced and what has the driver open starts anew, as after a visit to the data centre. After a failure, and after
+// specs on NVIDIA's DRA driver, the node is built anew.
 func begin(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	if broken || onDRA {
@@ -55,8 +56,8 @@ func begin(ctx context.Context, models ...sim.Model) {
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(len(models))})
 }
 
-// goOn gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if it has
-// these GPUs and nothing failed: what these specs prove does not depend on it.
+// goOn gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if it
+// has these GPUs and nothing failed: what these specs prove does not depend on it.
 func goOn(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	if broken || onDRA || !slices.Equal(models, fitted) {
@@ -66,8 +67,8 @@ func goOn(ctx context.Context, models ...sim.Model) {
 	stopPods(ctx)
 }
 
-// crash takes the machine's power. The controllers, which in a real cluster are on other nodes than the one that crashes, have
-// ended too: their lease is given up for them, so that no time passes until it ends by itself.
+// crash takes the machine's power. The controllers, which in a real cluster are on other nodes than the one that
+// crashes, have ended too: their lease is given up for them, so that no time passes until it ends by itself.
 func crash(ctx context.Context) {
 	GinkgoHelper()
 	Expect(machine.Crash()).To(Succeed())

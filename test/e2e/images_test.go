@@ -37,8 +37,8 @@ func images(ctx context.Context) []image.Image {
 	return []image.Image{workload, nvidiaImage(ctx), operand, nfdPrograms()}
 }
 
-// managerImage has NVIDIA's mig-manager, what it runs, and the shell that the GPU Operator's script needs. Only its specs
-// need it.
+// managerImage has NVIDIA's mig-manager, what it runs, and the shell that the GPU Operator's script needs. Only its
+// specs need it.
 func managerImage(ctx context.Context) image.Image {
 	parted := filepath.Join(os.TempDir(), "nvidia-mig-parted")
 	Expect(os.WriteFile(parted, []byte(partedWithModules), 0o755)).To(Succeed())
@@ -63,8 +63,8 @@ func managerImage(ctx context.Context) image.Image {
 
 const realParted = "/usr/libexec/nvidia-mig-parted"
 
-// partedWithModules runs nvidia-mig-parted where it sees the kernel modules of the simulated machine, among which it looks
-// for NVIDIA's. The kernel of this machine may have none, and then no place to show them.
+// partedWithModules runs nvidia-mig-parted where it sees the kernel modules of the simulated machine, among which it
+// looks for NVIDIA's. The kernel of this machine may have none, and then no place to show them.
 const partedWithModules = `#!/bin/sh
 exec unshare --mount sh -c 'set -e
 modules=$(cat ` + driver.Hardware + `/proc/modules)

@@ -16,8 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/guides"
 )
 
-// askLimits has a user's pod ask its MPS control daemon for its limits, with the program that the pod gets from the driver, and
-// compares the answers with the GPUNode.
+// askLimits has a user's pod ask its MPS control daemon for its limits, with the program that the pod gets from the
+// driver, and compares the answers with the GPUNode.
 func askLimits(ctx context.Context, want guides.Limits) {
 	GinkgoHelper()
 	n := &v1alpha1.GPUNode{}

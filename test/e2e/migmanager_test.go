@@ -46,7 +46,8 @@ func migManagerSpecs() {
 			Expect(err).NotTo(HaveOccurred())
 			configMap := handMade(custom, map[string]string{"config.yaml": customLayouts})
 			Expect(kube.Create(ctx, configMap)).To(Succeed())
-			// node-status-exporter, which NVIDIA's chart leaves off, may have a GPU open just when mig-manager changes its mode.
+			// node-status-exporter, which NVIDIA's chart leaves off, may have a GPU open just when mig-manager changes
+			// its mode.
 			mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"nodeStatusExporter":{"enabled":false},"migManager":{"config":{"name":%q}}}}`, custom))
 			DeferCleanup(func(ctx SpecContext) {
 				Expect(client.IgnoreNotFound(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{}))).To(Succeed())
@@ -169,7 +170,8 @@ func configOf(clusterPolicy *unstructured.Unstructured) string {
 	return name
 }
 
-// firstVersion watches objects from now on. What it returns is the resource version of the first one that is as asked; 0: none was yet.
+// firstVersion watches objects from now on. What it returns is the resource version of the first one that is as asked;
+// 0: none was yet.
 func firstVersion(ctx context.Context, list client.ObjectList, is func(client.Object) bool) func() uint64 {
 	GinkgoHelper()
 	w, err := kube.Watch(ctx, list)

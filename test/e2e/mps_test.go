@@ -70,8 +70,8 @@ func mpsSpecs() {
 	})
 }
 
-// Where Node Feature Discovery is installed apart from the GPU Operator, GPU Feature Discovery's objects are as foreign to it
-// as ours, and their names decide which of two labels counts.
+// Where Node Feature Discovery is installed apart from the GPU Operator, GPU Feature Discovery's objects are as foreign
+// to it as ours, and their names decide which of two labels counts.
 func mpsApartSpecs() {
 	Describe("MPS where Node Feature Discovery has a namespace of its own", Ordered, Offset(1), func() {
 		const apart = "node-feature-discovery"
@@ -149,8 +149,8 @@ func statusOf(ctx context.Context, policy string) (string, error) {
 // capableLabel makes a node one for NVIDIA's MPS DaemonSet.
 const capableLabel = "nvidia.com/mps.capable"
 
-// expectKeptOff checks that NVIDIA's MPS DaemonSet is rendered and has no pod on the node, though GPU Feature Discovery asks
-// for one.
+// expectKeptOff checks that NVIDIA's MPS DaemonSet is rendered and has no pod on the node, though GPU Feature Discovery
+// asks for one.
 func expectKeptOff(ctx context.Context) {
 	GinkgoHelper()
 	Expect(kube.Get(ctx, client.ObjectKey{Namespace: gpuoperator.Namespace, Name: gpuoperator.MPSName}, &appsv1.DaemonSet{})).To(Succeed())
@@ -160,8 +160,8 @@ func expectKeptOff(ctx context.Context) {
 	Expect(mpsPods(ctx)).To(BeEmpty())
 }
 
-// expectLeft checks that nothing of ours is left that overrides GPU Feature Discovery, and that the node has the label for
-// which that asks.
+// expectLeft checks that nothing of ours is left that overrides GPU Feature Discovery, and that the node has the label
+// for which that asks.
 func expectLeft(ctx context.Context) {
 	GinkgoHelper()
 	Eventually(overrides).WithContext(ctx).Should(BeEmpty())

@@ -36,8 +36,8 @@ func nfdPrograms() image.Image {
 	return image.Image{Name: nfdImage, Env: []string{"PATH=/usr/bin"}, User: "65534:65534", Files: programs}
 }
 
-// installNFD installs Node Feature Discovery by its own chart, with the values of the GPU Operator's chart and others that
-// are given as for helm --set-json.
+// installNFD installs Node Feature Discovery by its own chart, with the values of the GPU Operator's chart and others
+// that are given as for helm --set-json.
 func installNFD(ctx context.Context, namespace string, set ...string) {
 	GinkgoHelper()
 	args := []string{
@@ -61,8 +61,8 @@ func uninstallNFD(ctx context.Context, namespace string) {
 	}).WithContext(ctx).Should(BeEmpty())
 }
 
-// moveNFD installs Node Feature Discovery in another namespace, and then removes it from where it was, so that no label goes
-// in between.
+// moveNFD installs Node Feature Discovery in another namespace, and then removes it from where it was, so that no label
+// goes in between.
 func moveNFD(ctx context.Context, from, to string) {
 	GinkgoHelper()
 	installNFD(ctx, to)

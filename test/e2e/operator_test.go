@@ -30,8 +30,8 @@ const operatorNamespace = "gpu-sharing-operator"
 // agentProgram is the agent in its image.
 const agentProgram = "/usr/bin/gpu-sharing-agent"
 
-// operatorImages are ours, of the programs in a folder, as the Dockerfile makes them: the controller static and alone, the agent
-// with the C library.
+// operatorImages are ours, of the programs in a folder, as the Dockerfile makes them: the controller static and alone,
+// the agent with the C library.
 func operatorImages(ctx context.Context, programs string) []image.Image {
 	controller := image.Image{
 		Name: controllerImage, Entrypoint: []string{"/controller"}, User: "65532:65532",
@@ -56,8 +56,8 @@ func helm(ctx context.Context, args ...string) {
 	Expect(err).NotTo(HaveOccurred(), "helm %s:\n%s", strings.Join(args, " "), out)
 }
 
-// documentedInstall is how the README says that the operator is installed: the arguments of helm. The registry is this machine's, which
-// has no TLS.
+// documentedInstall is how the README says that the operator is installed: the arguments of helm. The registry is this
+// machine's, which has no TLS.
 func documentedInstall() []string {
 	GinkgoHelper()
 	raw, err := os.ReadFile(filepath.Join(root, "README.md"))

@@ -49,8 +49,8 @@ func startPod(ctx context.Context, name string, asks corev1.ResourceName, count 
 	DeferCleanup(stopPods) // all at once; the pods of a spec that have gone by then cost nothing
 }
 
-// startDeployment starts a user's Deployment of one pod that asks for one of a resource. What it returns ends it, as the end
-// of the spec does.
+// startDeployment starts a user's Deployment of one pod that asks for one of a resource. What it returns ends it, as
+// the end of the spec does.
 func startDeployment(ctx context.Context, name string, asks corev1.ResourceName) (stop func(context.Context)) {
 	GinkgoHelper()
 	return deploy(ctx, &appsv1.Deployment{
@@ -125,9 +125,9 @@ func stopPods(ctx context.Context) {
 	}).WithContext(ctx).Should(BeEmpty())
 }
 
-// expectRunning waits until a user's program runs, and returns what it got. NVIDIA's device plugin starts anew for a new
-// configuration, and while it does the kubelet refuses a pod that the scheduler sends; then another takes its place, as a
-// ReplicaSet would have it.
+// expectRunning waits until a user's program runs, and returns what it got. NVIDIA's device plugin starts anew for a
+// new configuration, and while it does the kubelet refuses a pod that the scheduler sends; then another takes its
+// place, as a ReplicaSet would have it.
 func expectRunning(ctx context.Context, name string) given {
 	GinkgoHelper()
 	pod := &corev1.Pod{}
@@ -190,8 +190,8 @@ func state(pod *corev1.Pod) string {
 	return strings.Join(parts, " ")
 }
 
-// expectSettled waits until NVIDIA's programs have taken over what was last asked of them, and returns their restarts and
-// those of users' pods: from then on, none has a reason to restart.
+// expectSettled waits until NVIDIA's programs have taken over what was last asked of them, and returns their restarts
+// and those of users' pods: from then on, none has a reason to restart.
 func expectSettled(ctx context.Context) map[string]int32 {
 	GinkgoHelper()
 	Eventually(wired).WithContext(ctx).Should(Succeed())

@@ -27,7 +27,8 @@ func manifest(name, spec string) string {
 	return fmt.Sprintf("{apiVersion: %s, kind: GPUSharingPolicy, metadata: {name: %s}, spec: %s}\n", v1alpha1.SchemeGroupVersion, name, spec)
 }
 
-// expectPreview waits until the node reports what a policy that is paused would do to it, and what becomes of the only blocker.
+// expectPreview waits until the node reports what a policy that is paused would do to it, and what becomes of the only
+// blocker.
 func expectPreview(ctx context.Context, policy string, pod, handling string) v1alpha1.RolloutStatus {
 	GinkgoHelper()
 	var found v1alpha1.RolloutStatus
@@ -72,8 +73,8 @@ func deployed(ctx context.Context, name string) ([]string, error) {
 	return states, err
 }
 
-// expectDeployed waits until the one pod of a Deployment runs, and returns its name. A pod that the kubelet refused, see
-// expectRunning, stays beside it.
+// expectDeployed waits until the one pod of a Deployment runs, and returns its name. A pod that the kubelet refused,
+// see expectRunning, stays beside it.
 func expectDeployed(ctx context.Context, name string) (pod string) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {

@@ -130,7 +130,8 @@ func previousSpecs() {
 	})
 }
 
-// expectEachStrategy changes the policy from strategy to strategy, and waits until it is Ready each time and a pod runs.
+// expectEachStrategy changes the policy from strategy to strategy, and waits until it is Ready each time and a pod
+// runs.
 func expectEachStrategy(ctx context.Context) {
 	GinkgoHelper()
 	for _, c := range strategyCases() {
@@ -164,7 +165,8 @@ func documentedUpgrade() []string {
 	return args
 }
 
-// upgradeTo upgrades by Helm, and waits until the operator's pods are new and Ready. An empty version is that of today's chart.
+// upgradeTo upgrades by Helm, and waits until the operator's pods are new and Ready. An empty version is that of
+// today's chart.
 func upgradeTo(ctx context.Context, version string, args ...string) {
 	GinkgoHelper()
 	helm(ctx, args...)
@@ -211,7 +213,8 @@ func expectVersion(ctx context.Context, version string) {
 	}).WithContext(ctx).Should(Succeed())
 }
 
-// expectStillReady changes the policy in a way that changes nothing on the node, so that the controller that leads now has to report it.
+// expectStillReady changes the policy in a way that changes nothing on the node, so that the controller that leads now
+// has to report it.
 func expectStillReady(ctx context.Context) {
 	GinkgoHelper()
 	p := &v1alpha1.GPUSharingPolicy{}
@@ -224,9 +227,10 @@ func expectStillReady(ctx context.Context) {
 	expectReady(ctx, "shared")
 }
 
-// expectUntouched notes what workloads depend on: all containers but those of controller and agents, the GPUs, what an administrator had,
-// and the desired state of the node. What it returns checks that nothing of it is another, and that the node was neither tainted nor
-// cordoned at any moment. Labels that NFD sets do not count: those of NVIDIA's feature discovery come after the containers are there.
+// expectUntouched notes what workloads depend on: all containers but those of controller and agents, the GPUs, what an
+// administrator had, and the desired state of the node. What it returns checks that nothing of it is another, and that
+// the node was neither tainted nor cordoned at any moment. Labels that NFD sets do not count: those of NVIDIA's feature
+// discovery come after the containers are there.
 func expectUntouched(ctx context.Context) (check func()) {
 	GinkgoHelper()
 	type state struct {
@@ -263,7 +267,8 @@ func expectUntouched(ctx context.Context) (check func()) {
 	}
 }
 
-// containers are those of users and of NVIDIA's programs, and of the MPS pods: their IDs, when they were started, and whether they run.
+// containers are those of users and of NVIDIA's programs, and of the MPS pods: their IDs, when they were started, and
+// whether they run.
 func containers(ctx context.Context) (map[string]string, error) {
 	found := map[string]string{}
 	for _, namespace := range []string{users, gpuoperator.Namespace, operatorNamespace} {

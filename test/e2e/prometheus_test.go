@@ -37,8 +37,8 @@ const (
 	rateInterval = "30s"
 )
 
-// prometheus is a real Prometheus that scrapes what the chart's PodMonitors name, with the token of the chart's account, and has the rules
-// of its PrometheusRule, as the Prometheus operator configures one.
+// prometheus is a real Prometheus that scrapes what the chart's PodMonitors name, with the token of the chart's
+// account, and has the rules of its PrometheusRule, as the Prometheus operator configures one.
 type prometheus struct {
 	prometheusv1.API
 
@@ -105,7 +105,8 @@ func (p *prometheus) firing(ctx context.Context, alert string) (map[string]strin
 	return found, nil
 }
 
-// look asks the queries of the dashboard, and returns those that have had no data yet. Those that show failures have none here.
+// look asks the queries of the dashboard, and returns those that have had no data yet. Those that show failures have
+// none here.
 func (p *prometheus) look(ctx context.Context) ([]string, error) {
 	var without []string
 	for _, query := range p.queries {

@@ -23,9 +23,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// rebootFor applies a policy on a node whose GPUs cannot be reset: its agent asks the node's init system, once, to reboot it,
-// as it asks systemd. The machine then loses its power and boots anew, which is what systemd would come to. Pods that use no GPU run on the
-// node too. They leave it before that where the policy says so, and stay where it does not.
+// rebootFor applies a policy on a node whose GPUs cannot be reset: its agent asks the node's init system, once, to
+// reboot it, as it asks systemd. The machine then loses its power and boots anew, which is what systemd would come to.
+// Pods that use no GPU run on the node too. They leave it before that where the policy says so, and stay where it does
+// not.
 func rebootFor(ctx context.Context, s guides.Replay) {
 	GinkgoHelper()
 	refuseResets(true)
@@ -101,8 +102,8 @@ func startBesideGPUs(ctx context.Context) besideGPUs {
 	return b
 }
 
-// podsOnNode are the UIDs of users' pods that are bound to the node and have not ended, by their names' label. The kubelet deletes the object of a
-// pod a moment after its containers have ended.
+// podsOnNode are the UIDs of users' pods that are bound to the node and have not ended, by their names' label. The
+// kubelet deletes the object of a pod a moment after its containers have ended.
 func podsOnNode(ctx context.Context) (map[string]types.UID, error) {
 	pods := &corev1.PodList{}
 	err := kube.List(ctx, pods, client.InNamespace(users))
@@ -116,8 +117,8 @@ func podsOnNode(ctx context.Context) (map[string]types.UID, error) {
 	return found, err
 }
 
-// leaveBefore applies a policy while a PodDisruptionBudget keeps the pod of the Deployment on the node: the policy names the pod, and nobody
-// reboots the machine as long as the pod is there.
+// leaveBefore applies a policy while a PodDisruptionBudget keeps the pod of the Deployment on the node: the policy
+// names the pod, and nobody reboots the machine as long as the pod is there.
 func (b besideGPUs) leaveBefore(ctx context.Context, asked <-chan os.Signal, spec v1alpha1.GPUSharingPolicySpec) {
 	GinkgoHelper()
 	budget := guard(ctx, webName)

@@ -53,7 +53,8 @@ func startRegistry(ctx context.Context) {
 	}).WithContext(ctx).Should(Succeed())
 }
 
-// publish pushes the chart of a folder with the operator's images, by the program of `make release`; an empty version is that of the chart.
+// publish pushes the chart of a folder with the operator's images, by the program of `make release`; an empty version
+// is that of the chart.
 func publish(ctx context.Context, folder, version string, images []image.Image) {
 	GinkgoHelper()
 	began := time.Now()

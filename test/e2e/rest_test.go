@@ -34,8 +34,8 @@ func restSpecs() {
 			pid, err := agentPID()
 			Expect(err).NotTo(HaveOccurred())
 			const looks = 40
-			// It opens the driver once a minute, for a moment, which is longer on a busy machine; and what the policy brought
-			// about may cost it another look.
+			// It opens the driver once a minute, for a moment, which is longer on a busy machine; and what the policy
+			// brought about may cost it another look.
 			Eventually(func() int {
 				open := 0
 				for range looks {

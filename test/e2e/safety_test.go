@@ -144,8 +144,8 @@ func safetySpecs() {
 	})
 }
 
-// expectUndisturbed waits until a pod runs. What it returns checks later that the pod was not replaced, did not restart and
-// still has its instance.
+// expectUndisturbed waits until a pod runs. What it returns checks later that the pod was not replaced, did not restart
+// and still has its instance.
 func expectUndisturbed(ctx context.Context, name string) (check func()) {
 	GinkgoHelper()
 	got := expectRunning(ctx, name)
@@ -167,8 +167,8 @@ func expectUndisturbed(ctx context.Context, name string) (check func()) {
 	}
 }
 
-// watchAgent notes every message of the agent's condition Applied, however short it stands there, until the function that it
-// returns is called.
+// watchAgent notes every message of the agent's condition Applied, however short it stands there, until the function
+// that it returns is called.
 func watchAgent(ctx context.Context) func() []string {
 	GinkgoHelper()
 	w, err := kube.Watch(ctx, &v1alpha1.GPUNodeList{}, client.MatchingFields{"metadata.name": nodeName})

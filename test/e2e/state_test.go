@@ -36,7 +36,8 @@ type found struct {
 	GPUs []string
 }
 
-// settled finds all that an administrator had, once NVIDIA's programs have done what begin and the policies before it ask.
+// settled finds all that an administrator had, once NVIDIA's programs have done what begin and the policies before it
+// ask.
 func settled(ctx context.Context) found {
 	GinkgoHelper()
 	Eventually(unwired).WithContext(ctx).Should(Succeed())
@@ -47,7 +48,8 @@ func settled(ctx context.Context) found {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(now.ConfigMaps).NotTo(HaveKey(ourConfigMap))
 		g.Expect(now.Labels).To(HaveKeyWithValue("nvidia.com/gpu.count", strconv.Itoa(len(fitted))))
-		// GPU Feature Discovery looks once a minute. Until then it reports instances that are gone; after begin there are none.
+		// GPU Feature Discovery looks once a minute. Until then it reports instances that are gone; after begin there
+		// are none.
 		g.Expect(slices.Collect(maps.Keys(now.Labels))).NotTo(ContainElement(MatchRegexp(`^nvidia\.com/mig-\d`)))
 		g.Consistently(look, "1s").WithContext(ctx).Should(BeComparableTo(now))
 		f = now
@@ -84,7 +86,8 @@ func look(ctx context.Context) (found, error) {
 	return f, nil
 }
 
-// leaveOutFeatures leaves out the labels that NFD's master sets, which lists them in an annotation, without its own domain.
+// leaveOutFeatures leaves out the labels that NFD's master sets, which lists them in an annotation, without its own
+// domain.
 func (f *found) leaveOutFeatures() {
 	const list, domain = "nfd.node.kubernetes.io/feature-labels", "feature.node.kubernetes.io/"
 	for name := range strings.SplitSeq(f.Annotations[list], ",") {

@@ -22,13 +22,14 @@ import (
 const (
 	// askedVariable must be set for these tests to run at all: they need root and minutes.
 	askedVariable = "GPUSHARING_E2E"
-	// logsVariable names a folder that gets the logs of every program and pod, and the report. Without it the report goes to
-	// bin/e2e/last, which the Makefile makes.
+	// logsVariable names a folder that gets the logs of every program and pod, and the report. Without it the report
+	// goes to bin/e2e/last, which the Makefile makes.
 	logsVariable = "GPUSHARING_E2E_LOGS"
 
 	nodeName = "node-a"
 
-	// patience is how long something is waited for that takes seconds on an idle machine, and minutes on one that is not.
+	// patience is how long something is waited for that takes seconds on an idle machine, and minutes on one that is
+	// not.
 	patience = 4 * time.Minute
 )
 

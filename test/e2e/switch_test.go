@@ -19,7 +19,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// Behind NVSwitches an A100 is reset alone only while the fabric manager runs, which the driver container starts or not.
+// Behind NVSwitches an A100 is reset alone only while the fabric manager runs, which the driver container starts or
+// not.
 func switchSpecs() {
 	Describe("GPUs that NVSwitches connect", Ordered, Offset(1), func() {
 		whole := map[string]int64{"nvidia.com/gpu": 2}
@@ -73,8 +74,8 @@ func switchSpecs() {
 // oneSplit shares the GPU with an index by MIG, and no other.
 const oneSplit = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [%d]}, fill: 3g.20gb}]}}`
 
-// otherThan waits until a pod that got one of two GPUs runs, and returns the index of the other GPU and the UUID of the pod's.
-// From then on, the log of the driver's calls is empty.
+// otherThan waits until a pod that got one of two GPUs runs, and returns the index of the other GPU and the UUID of the
+// pod's. From then on, the log of the driver's calls is empty.
 func otherThan(ctx context.Context, pod string) (other int, uuid string) {
 	GinkgoHelper()
 	uuid = expectRunning(ctx, pod).uuid()

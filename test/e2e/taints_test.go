@@ -91,9 +91,9 @@ func tolerance(ctx context.Context) (tolerated, error) {
 	return t, nil
 }
 
-// expectTaintedOnlyWhenSafe applies the policy while a pod holds a GPU. Then the tolerations wait, since NVIDIA's container
-// toolkit would restart beside the device plugin, and the policy says what to add by hand. It goes on by itself once the pod
-// has ended.
+// expectTaintedOnlyWhenSafe applies the policy while a pod holds a GPU. Then the tolerations wait, since NVIDIA's
+// container toolkit would restart beside the device plugin, and the policy says what to add by hand. It goes on by
+// itself once the pod has ended.
 func expectTaintedOnlyWhenSafe(ctx context.Context, s guides.Replay, taint corev1.Taint) {
 	GinkgoHelper()
 	startPod(ctx, holderName(0), resourceName(s.Apart.Asking), 1)

@@ -158,8 +158,8 @@ func upgradeSpecs() {
 	})
 }
 
-// upgradeDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. No program of ours keeps the module
-// loaded at any time.
+// upgradeDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. No program of ours
+// keeps the module loaded at any time.
 func upgradeDriver(ctx context.Context, version string, entered func(state string)) {
 	GinkgoHelper()
 	for _, names := range replaceDriver(ctx, &gpuoperator.Upgrade{Version: version, Entered: entered}) {
@@ -167,8 +167,8 @@ func upgradeDriver(ctx context.Context, version string, entered func(state strin
 	}
 }
 
-// replaceDriver carries out an upgrade of the node's driver. It returns the programs that had the driver open, for each attempt to
-// unload the module that failed.
+// replaceDriver carries out an upgrade of the node's driver. It returns the programs that had the driver open, for each
+// attempt to unload the module that failed.
 func replaceDriver(ctx context.Context, u *gpuoperator.Upgrade) (blocked [][]string) {
 	GinkgoHelper()
 	u.Client, u.Node, u.Driver, u.Toolkit, u.Log = kube, nodeName, installed, driver.Toolkit{Bin: bin, CDI: true}, GinkgoWriter
@@ -180,8 +180,8 @@ func replaceDriver(ctx context.Context, u *gpuoperator.Upgrade) (blocked [][]str
 	return u.Blocked
 }
 
-// restartDriverContainer restarts the container of NVIDIA's driver in its pod, and waits until the agent has found the new root.
-// The kernel module stays: NVIDIA's device plugin has it open.
+// restartDriverContainer restarts the container of NVIDIA's driver in its pod, and waits until the agent has found the
+// new root. The kernel module stays: NVIDIA's device plugin has it open.
 func restartDriverContainer(ctx context.Context) {
 	GinkgoHelper()
 	agent := podNamed(ctx, "gpu-sharing-agent")

@@ -235,8 +235,8 @@ func serveMetrics(ctx context.Context, values ...string) {
 	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
 }
 
-// useWholeGPU has the program of a user's pod use so many bytes of the memory of its GPU, and half of its multiprocessors, until end is called or
-// the spec ends.
+// useWholeGPU has the program of a user's pod use so many bytes of the memory of its GPU, and half of its
+// multiprocessors, until end is called or the spec ends.
 func useWholeGPU(ctx context.Context, name string, bytes int64) (end func()) {
 	GinkgoHelper()
 	uuid := expectRunning(ctx, name).uuid()

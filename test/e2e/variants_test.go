@@ -92,7 +92,8 @@ func variantSpecsOf(v variant) {
 	})
 }
 
-// setCDI says in the ClusterPolicy whether pods get devices by CDI, and installs the toolkit anew, as the GPU Operator does.
+// setCDI says in the ClusterPolicy whether pods get devices by CDI, and installs the toolkit anew, as the GPU Operator
+// does.
 func setCDI(ctx context.Context, enabled bool) {
 	GinkgoHelper()
 	installToolkit(ctx, enabled)

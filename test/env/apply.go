@@ -20,8 +20,8 @@ import (
 // fieldManager is ours when the environment itself applies something.
 const fieldManager = "test-env"
 
-// Apply applies every object in YAML files, server-side, as `kubectl apply --server-side -f` does. Paths are relative to
-// the top of the repository.
+// Apply applies every object in YAML files, server-side, as `kubectl apply --server-side -f` does. Paths are relative
+// to the top of the repository.
 func (c *Cluster) Apply(ctx context.Context, paths ...string) error {
 	root, err := Root()
 	if err != nil {

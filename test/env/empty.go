@@ -27,9 +27,9 @@ type record struct {
 	Revision   string `json:"mod_revision"` //nolint:tagliatelle // of etcd's API
 }
 
-// empty takes a server back to what it was when its tests began: what they made is deleted, and what they changed or deleted is as it
-// was. That is done in etcd, where neither finalizers nor admission policies hold it up. It returns once the API
-// server acts accordingly.
+// empty takes a server back to what it was when its tests began: what they made is deleted, and what they changed or
+// deleted is as it was. That is done in etcd, where neither finalizers nor admission policies hold it up. It returns
+// once the API server acts accordingly.
 func (s *server) empty(ctx context.Context) error {
 	e := &emptied{server: s, revisions: map[string]string{}}
 	if err := untilDone(ctx, e.pass); err != nil {

@@ -80,8 +80,8 @@ func WithFlag(name, value string) Option {
 	}
 }
 
-// WithDir keeps the files of the API server and of etcd in a directory, which the caller removes. Without it they lie in
-// a temporary one and go with Stop.
+// WithDir keeps the files of the API server and of etcd in a directory, which the caller removes. Without it they lie
+// in a temporary one and go with Stop.
 func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
 
 // New starts a cluster. The caller stops it.
@@ -115,8 +115,8 @@ func newOptions(opts []Option) (options, error) {
 	return o, nil
 }
 
-// start starts a cluster. envtest gives a new API server five seconds for its first namespace, whatever else the machine does; one
-// that takes longer is started again, on the same folder.
+// start starts a cluster. envtest gives a new API server five seconds for its first namespace, whatever else the
+// machine does; one that takes longer is started again, on the same folder.
 func start(o options, assets string) (c *Cluster, err error) {
 	for range 5 {
 		c, err = startOnce(o, assets)

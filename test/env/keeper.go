@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// keeper is the process that outlives a process with tests. It holds the reading end of a pipe, which closes when the tests
-// end, however they end: also when they are killed or time out.
+// keeper is the process that outlives a process with tests. It holds the reading end of a pipe, which closes when the
+// tests end, however they end: also when they are killed or time out.
 var keeper struct {
 	sync.Mutex
 

@@ -43,10 +43,10 @@ type server struct {
 // emptyingTime is what emptying a server may take.
 const emptyingTime = time.Minute
 
-// Start gives a test an API server that has the CRDs of the options, and nothing else, until the test ends. A start takes
-// 3.6 seconds of CPU, so the tests of a process get the same server one after the other: when a test ends, its clients are
-// cut off and everything that it left on the server is deleted. Tests that run at the same time have a server each, as
-// have those that need other flags, interruptions or a folder of their own.
+// Start gives a test an API server that has the CRDs of the options, and nothing else, until the test ends. A start
+// takes 3.6 seconds of CPU, so the tests of a process get the same server one after the other: when a test ends, its
+// clients are cut off and everything that it left on the server is deleted. Tests that run at the same time have a
+// server each, as have those that need other flags, interruptions or a folder of their own.
 func Start(tb testing.TB, opts ...Option) *Cluster {
 	tb.Helper()
 	o, err := newOptions(opts)
@@ -161,7 +161,8 @@ func (s *server) lend(lent *gate) (*Cluster, error) {
 	return c, nil
 }
 
-// giveBack empties a server for the next test. It stops one that cannot be emptied, or whose test has failed, and says why.
+// giveBack empties a server for the next test. It stops one that cannot be emptied, or whose test has failed, and says
+// why.
 func (s *server) giveBack(failed bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), emptyingTime)
 	defer cancel()

@@ -36,7 +36,8 @@ func serverOf(t *testing.T, cluster *env.Cluster) types.UID {
 	return ns.UID
 }
 
-// left is what a test leaves on a server: something that keeps itself, guards others, grants rights, holds others or is a kind.
+// left is what a test leaves on a server: something that keeps itself, guards others, grants rights, holds others or is
+// a kind.
 func left() []client.Object {
 	kept := []string{"example.com/nobody-removes-this"}
 	in := metav1.ObjectMeta{Namespace: "somewhere", Name: "left", Finalizers: kept}

@@ -26,8 +26,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// builder runs hack/kube/build.sh with an empty cache. A go of its own builds no Kubernetes program, since that takes minutes, but
-// writes a file in its place.
+// builder runs hack/kube/build.sh with an empty cache. A go of its own builds no Kubernetes program, since that takes
+// minutes, but writes a file in its place.
 type builder struct {
 	script string
 	env    []string
@@ -66,7 +66,8 @@ exec ` + program + ` "$@"
 	return b
 }
 
-// run is what etcd, kube-apiserver and kubectl (or those asked for) of the folder that the script prints say, and its progress.
+// run is what etcd, kube-apiserver and kubectl (or those asked for) of the folder that the script prints say, and its
+// progress.
 func (b *builder) run(t *testing.T, index string, programs ...string) (origin, progress string) {
 	t.Helper()
 	g := NewWithT(t)

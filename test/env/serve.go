@@ -13,8 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Serve makes a custom resource definition serve these versions and no others, as a newer or older release of its owner does; the
-// first one is stored. New versions have the schema of the first that was there. Without versions it serves none.
+// Serve makes a custom resource definition serve these versions and no others, as a newer or older release of its owner
+// does; the first one is stored. New versions have the schema of the first that was there. Without versions it serves
+// none.
 func (c *Cluster) Serve(ctx context.Context, definition string, versions ...string) error {
 	crd := &unstructured.Unstructured{}
 	crd.SetAPIVersion("apiextensions.k8s.io/v1")

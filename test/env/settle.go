@@ -92,8 +92,8 @@ func (e *emptied) namespacesSettled(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// rightsSettled waits until the API server grants nothing by bindings that are gone: it hears of their end before it hears
-// of a newer one's beginning.
+// rightsSettled waits until the API server grants nothing by bindings that are gone: it hears of their end before it
+// hears of a newer one's beginning.
 func (e *emptied) rightsSettled(ctx context.Context) error {
 	if !e.changed("rolebindings/", "clusterrolebindings/") {
 		return nil
@@ -129,8 +129,8 @@ func (e *emptied) rightsSettled(ctx context.Context) error {
 	return nil
 }
 
-// policiesSettled waits until the API server applies no admission policy that is gone. It takes up all changes of policies
-// together, about once a second. Until then it counts denials for the tests that have been.
+// policiesSettled waits until the API server applies no admission policy that is gone. It takes up all changes of
+// policies together, about once a second. Until then it counts denials for the tests that have been.
 func (e *emptied) policiesSettled(ctx context.Context) error {
 	if !e.changed("validatingadmissionpolicies/", "validatingadmissionpolicybindings/") {
 		return nil

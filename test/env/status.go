@@ -72,8 +72,8 @@ func expectKstatus(tb testing.TB, obj client.Object, observed int64, conditions 
 }
 
 // expectConditionsSane checks that the conditions that always belong there are there, once a status was written; that
-// none says anything of a generation that does not exist yet; that Ready is not claimed for an older generation; and that exactly one of
-// Ready, Reconciling and Stalled is true, or all are Unknown.
+// none says anything of a generation that does not exist yet; that Ready is not claimed for an older generation; and
+// that exactly one of Ready, Reconciling and Stalled is true, or all are Unknown.
 func expectConditionsSane(g Gomega, name string, generation, observed int64, conditions []metav1.Condition, always ...string) {
 	if len(conditions) == 0 || observed == 0 { // the defaults of the API: the controller has not reported
 		return

@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package history makes random histories of clusters: what happens, to which policies, and what other controllers write. Two
-// worlds play them: the cluster in miniature of internal/engine/rollout, where a history takes milliseconds, and the real controllers
-// and agents on a real API server of test/cluster.
+// Package history makes random histories of clusters: what happens, to which policies, and what other controllers
+// write. Two worlds play them: the cluster in miniature of internal/engine/rollout, where a history takes milliseconds,
+// and the real controllers and agents on a real API server of test/cluster.
 package history
 
 import (
@@ -19,8 +19,8 @@ type History struct {
 	Events []Event
 }
 
-// Event is something that happens. It carries all chance that it needs, so that the others stay what they are when one is left
-// out.
+// Event is something that happens. It carries all chance that it needs, so that the others stay what they are when one
+// is left out.
 type Event struct {
 	Kind string
 	Dice uint64
@@ -43,8 +43,8 @@ func events(random *rand.Rand, kinds []string) (of []Event) {
 	return of
 }
 
-// Late is the first seed whose history has events of late kinds too. Another kind among those of Of would change what every seed
-// plays; a late kind leaves the seeds below Late as they are.
+// Late is the first seed whose history has events of late kinds too. Another kind among those of Of would change what
+// every seed plays; a late kind leaves the seeds below Late as they are.
 const Late = 10_000
 
 // WithLate adds 2 to 10 events of these late kinds, which are sorted, each at some place between the others.
@@ -88,7 +88,8 @@ func Parse(text string, kinds []string) (h History, err error) {
 	return h, nil
 }
 
-// Shrink leaves out events, and the reconciles after them, as long as the same invariant breaks. Play returns what is broken.
+// Shrink leaves out events, and the reconciles after them, as long as the same invariant breaks. Play returns what is
+// broken.
 func Shrink(h History, broken string, play func(History) string) History {
 	if broken == "" {
 		return h

@@ -11,8 +11,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// Others returns the labels and annotations that the operator writes to a Node, and the values that another controller may give
-// each; an empty value removes it.
+// Others returns the labels and annotations that the operator writes to a Node, and the values that another controller
+// may give each; an empty value removes it.
 func Others() map[string][]string {
 	return map[string][]string{
 		v1alpha1.LabelConfig:         {"", "theirs"},

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Study hands out the seeds of many histories and collects what they break. Variables of the environment, whose names begin with
-// Prefix, change how many:
+// Study hands out the seeds of many histories and collects what they break. Variables of the environment, whose names
+// begin with Prefix, change how many:
 //
 //	<Prefix>              so many histories
 //	<Prefix>_FOR=120s     as many as fit in that time, and at least AtLeast

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package invariant says what holds once a change, and whatever went wrong meanwhile, is over. The same check serves the
-// cluster in miniature of internal/engine/rollout and the one on a real API server of test/cluster.
+// Package invariant says what holds once a change, and whatever went wrong meanwhile, is over. The same check serves
+// the cluster in miniature of internal/engine/rollout and the one on a real API server of test/cluster.
 package invariant
 
 import (

@@ -15,7 +15,8 @@ type allocatedDevice struct {
 	container, resource, id string
 }
 
-// admit allocates the devices that a pod asks for, once. A pod that cannot have them fails for good, as with the kubelet.
+// admit allocates the devices that a pod asks for, once. A pod that cannot have them fails for good, as with the
+// kubelet.
 func (k *kubelet) admit(state *podState) {
 	if state.admitted || state.refused != "" || len(state.claims) > 0 {
 		return
@@ -42,8 +43,8 @@ func isExtended(name corev1.ResourceName) bool {
 	return len(name) > len("nvidia.com/") && name[:len("nvidia.com/")] == "nvidia.com/"
 }
 
-// allocate picks free devices of a resource, first those whose GPU or instance has the fewest replicas given away, as the
-// plugin's policy "distributed" prefers.
+// allocate picks free devices of a resource, first those whose GPU or instance has the fewest replicas given away, as
+// the plugin's policy "distributed" prefers.
 func (k *kubelet) allocate(container, resource string, count int, mine []allocatedDevice) ([]allocatedDevice, error) {
 	e, ok := k.endpoints[resource]
 	if !ok || e.gone {

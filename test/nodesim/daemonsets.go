@@ -30,8 +30,8 @@ type daemonSets struct{ *machine }
 
 // runDaemonSets is the DaemonSet controller, as far as this node is concerned: one pod of each DaemonSet whose node
 // selector matches, none of the others, and a new pod for a new template unless the DaemonSet waits for the old one to
-// be deleted. No pod comes to a node with a taint that it does not tolerate; one that is there stays, unless the taint is
-// NoExecute (kubernetes pkg/controller/daemon: NodeShouldRunDaemonPod).
+// be deleted. No pod comes to a node with a taint that it does not tolerate; one that is there stays, unless the taint
+// is NoExecute (kubernetes pkg/controller/daemon: NodeShouldRunDaemonPod).
 func (d daemonSets) runDaemonSets(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
 	sets := &appsv1.DaemonSetList{}
 	if err := d.Client.List(ctx, sets); err != nil {

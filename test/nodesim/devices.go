@@ -91,7 +91,8 @@ func validateFlags(config *spec.Config, env environment, strategy string, mps bo
 	return nil
 }
 
-// byResource is internal/rm/device_map.go: which devices go by which name, and whether there are MIG devices among them.
+// byResource is internal/rm/device_map.go: which devices go by which name, and whether there are MIG devices among
+// them.
 func byResource(strategy string, gpus []gpu.Device) (devices map[string][]string, mig bool, err error) {
 	switch strategy {
 	case spec.MigStrategySingle:
@@ -168,8 +169,8 @@ func migDevices(d gpu.Device) []gpu.Instance {
 	return devices
 }
 
-// replicate is internal/rm/device_map.go, updateDeviceMapWithReplicas. Resources that the node does not have are skipped
-// without a word.
+// replicate is internal/rm/device_map.go, updateDeviceMapWithReplicas. Resources that the node does not have are
+// skipped without a word.
 func replicate(sharing *spec.ReplicatedResources, devices map[string][]string) map[string][]advertised {
 	all := map[string][]advertised{}
 	replicated := map[string]bool{}

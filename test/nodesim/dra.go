@@ -29,8 +29,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// NVIDIA's DRA driver, as it was measured with v0.5.0 on Kubernetes 1.37: it enumerates the GPUs once, when its pod starts; the kubelet
-// deletes its ResourceSlices 30 s after it is gone; a pod that was allocated a device which does not exist waits for ever.
+// NVIDIA's DRA driver, as it was measured with v0.5.0 on Kubernetes 1.37: it enumerates the GPUs once, when its pod
+// starts; the kubelet deletes its ResourceSlices 30 s after it is gone; a pod that was allocated a device which does
+// not exist waits for ever.
 
 const (
 	draDriver    = "gpu.nvidia.com"
@@ -221,8 +222,8 @@ func withShares(d resourcev1.Device, shares string) resourcev1.Device {
 	return d
 }
 
-// prepare prepares the claims of a pod, before its containers start. Where a driver does not answer, a device does not exist or a driver refuses,
-// the kubelet tries again and again.
+// prepare prepares the claims of a pod, before its containers start. Where a driver does not answer, a device does not
+// exist or a driver refuses, the kubelet tries again and again.
 func (k *kubelet) prepare(ctx context.Context, state *podState) error {
 	if state.admitted || len(state.claims) > 0 && !state.hangs || k.Clock.Now().Before(state.restart) {
 		return nil
@@ -247,8 +248,8 @@ func (k *kubelet) prepare(ctx context.Context, state *podState) error {
 	return nil
 }
 
-// known are the claims of a pod of which the kubelet takes notice: of none while a driver of one of them is not registered (kubelet
-// pkg/kubelet/cm/dra/manager.go, prepareResources).
+// known are the claims of a pod of which the kubelet takes notice: of none while a driver of one of them is not
+// registered (kubelet pkg/kubelet/cm/dra/manager.go, prepareResources).
 func (k *kubelet) known(ctx context.Context, pod *corev1.Pod, names []string) ([]*resourcev1.ResourceClaim, map[string][]string, error) {
 	var known []*resourcev1.ResourceClaim
 	claims := map[string][]string{}
@@ -391,8 +392,9 @@ func claimsOf(pod *corev1.Pod, c *corev1.Container) []string {
 	return names
 }
 
-// dynamicResources are the claims of a container as the kubelet lists them: with their devices once these are prepared. It lists none if it
-// does not know one of them yet (kubelet pkg/kubelet/cm/container_manager_linux.go, GetDynamicResources).
+// dynamicResources are the claims of a container as the kubelet lists them: with their devices once these are prepared.
+// It lists none if it does not know one of them yet (kubelet pkg/kubelet/cm/container_manager_linux.go,
+// GetDynamicResources).
 func (s *podState) dynamicResources(pool string, c *corev1.Container) []*podresourcesv1.DynamicResource {
 	var resources []*podresourcesv1.DynamicResource
 	for _, name := range claimsOf(s.pod, c) {
@@ -412,8 +414,8 @@ func (s *podState) dynamicResources(pool string, c *corev1.Container) []*podreso
 	return resources
 }
 
-// DRAScheduler is the part of Kubernetes' scheduler that serves extended resources by DeviceClasses: it allocates a free, untainted device
-// that a slice of the node shows to a claim of its own, and binds the pod.
+// DRAScheduler is the part of Kubernetes' scheduler that serves extended resources by DeviceClasses: it allocates a
+// free, untainted device that a slice of the node shows to a claim of its own, and binds the pod.
 type DRAScheduler struct{ Client client.Client }
 
 // Schedule puts a pod that requests one of an extended resource on a node, and says why not if that is so.
@@ -466,9 +468,9 @@ func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string
 	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
 }
 
-// ScheduleByClaim puts a pod on a node that names a claim. The first one has the claim allocated: its devices, or, for administrators, all that the
-// node shows. For every further one the claim is reserved as it is, in spite of taints (kubernetes
-// pkg/scheduler/framework/plugins/dynamicresources).
+// ScheduleByClaim puts a pod on a node that names a claim. The first one has the claim allocated: its devices, or, for
+// administrators, all that the node shows. For every further one the claim is reserved as it is, in spite of taints
+// (kubernetes pkg/scheduler/framework/plugins/dynamicresources).
 func (s DRAScheduler) ScheduleByClaim(ctx context.Context, pod *corev1.Pod, node string, claim *resourcev1.ResourceClaim) (why string, err error) {
 	if claim.Status.Allocation == nil {
 		results, err := s.allocate(ctx, node, claim)
@@ -487,7 +489,8 @@ func (s DRAScheduler) ScheduleByClaim(ctx context.Context, pod *corev1.Pod, node
 	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
 }
 
-// allocate finds devices for the requests of a claim. A request of a class that is not NVIDIA's has a device of the class's name as driver.
+// allocate finds devices for the requests of a claim. A request of a class that is not NVIDIA's has a device of the
+// class's name as driver.
 func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resourcev1.ResourceClaim) ([]resourcev1.DeviceRequestAllocationResult, error) {
 	var results []resourcev1.DeviceRequestAllocationResult
 	for _, r := range claim.Spec.Devices.Requests {
@@ -520,8 +523,8 @@ func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resource
 	return results, nil
 }
 
-// Run deletes the claims of pods that are gone, and gives back what pods that are gone had by claims that they shared, as Kubernetes' garbage
-// collector does, until the context ends.
+// Run deletes the claims of pods that are gone, and gives back what pods that are gone had by claims that they shared,
+// as Kubernetes' garbage collector does, until the context ends.
 func (s DRAScheduler) Run(ctx context.Context, interval time.Duration) {
 	ticker := clock.RealClock{}.NewTicker(interval)
 	defer ticker.Stop()
@@ -605,8 +608,8 @@ func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, err
 	return "", nil
 }
 
-// tainted reports whether a device is tainted by its driver or by a rule, so that nothing that does not tolerate it is allocated. A taint with the
-// effect None is a dry run.
+// tainted reports whether a device is tainted by its driver or by a rule, so that nothing that does not tolerate it is
+// allocated. A taint with the effect None is a dry run.
 func tainted(rules []resourcev1.DeviceTaintRule, node string, d resourcev1.Device) bool {
 	keepsOff := func(t resourcev1.DeviceTaint) bool {
 		return t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute
@@ -616,7 +619,8 @@ func tainted(rules []resourcev1.DeviceTaintRule, node string, d resourcev1.Devic
 	})
 }
 
-// selects reports whether a rule is about a device. A rule without a selector is about none (k8s.io/api/resource/v1, DeviceTaintRuleSpec).
+// selects reports whether a rule is about a device. A rule without a selector is about none (k8s.io/api/resource/v1,
+// DeviceTaintRuleSpec).
 func selects(s *resourcev1.DeviceTaintSelector, node, name string) bool {
 	return s != nil && (s.Pool == nil || *s.Pool == node) && (s.Driver == nil || *s.Driver == draDriver) && (s.Device == nil || *s.Device == name)
 }
@@ -629,7 +633,8 @@ func sharesOf(d resourcev1.Device) int64 {
 	return 1
 }
 
-// inUse counts the claims to which each device of a node is allocated, without those of administrators and of other drivers.
+// inUse counts the claims to which each device of a node is allocated, without those of administrators and of other
+// drivers.
 func inUse(claims []resourcev1.ResourceClaim, node string) map[string]int64 {
 	used := map[string]int64{}
 	for i := range claims {

@@ -20,9 +20,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// GPUCluster is NVIDIA's GPU Operator v26.7.0 where a GPUCluster has it run the DRA driver: its labels on nodes, the DaemonSets that they start
-// and stop, and the DeviceClass of whole GPUs. Sources: controllers/nodelabeling_controller.go, manifests/state-dra-driver and
-// manifests/state-dcgm-exporter of NVIDIA/gpu-operator.
+// GPUCluster is NVIDIA's GPU Operator v26.7.0 where a GPUCluster has it run the DRA driver: its labels on nodes, the
+// DaemonSets that they start and stop, and the DeviceClass of whole GPUs. Sources:
+// controllers/nodelabeling_controller.go, manifests/state-dra-driver and manifests/state-dcgm-exporter of
+// NVIDIA/gpu-operator.
 type GPUCluster struct {
 	Client    client.Client
 	Namespace string
@@ -43,8 +44,9 @@ var policyOnly = []string{
 	"sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
 }
 
-// LabelForGPUCluster changes the labels of a node as the GPU Operator does for a GPUCluster, and returns those of a ClusterPolicy's programs, which it
-// removes whatever their value. Where a label of its own programs has a value, it stays: k8s-driver-manager pauses programs by it.
+// LabelForGPUCluster changes the labels of a node as the GPU Operator does for a GPUCluster, and returns those of a
+// ClusterPolicy's programs, which it removes whatever their value. Where a label of its own programs has a value, it
+// stays: k8s-driver-manager pauses programs by it.
 func LabelForGPUCluster(labels map[string]string) (swept []string) {
 	for _, program := range policyOnly {
 		if _, has := labels[deployPrefix+program]; has {

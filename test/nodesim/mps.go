@@ -12,10 +12,11 @@ import (
 // appMPS is NVIDIA's MPS DaemonSet, which the GPU Operator always renders.
 const appMPS = "nvidia-device-plugin-mps-control-daemon"
 
-// runMPS is a pod of NVIDIA's MPS DaemonSet. When it starts, its init container unmounts the shared memory of the node's MPS
-// daemons and mounts a new one (cmd/mps-control-daemon/mount/mount-shm.go). Its config-manager links the default
-// configuration, whatever the label of the node says, and its signal never reaches the daemon (cmd/config-manager, v0.18.2
-// to v0.20.0). So the daemon serves what the default configuration shares by MPS, else nothing.
+// runMPS is a pod of NVIDIA's MPS DaemonSet. When it starts, its init container unmounts the shared memory of the
+// node's MPS daemons and mounts a new one (cmd/mps-control-daemon/mount/mount-shm.go). Its config-manager links the
+// default configuration, whatever the label of the node says, and its signal never reaches the daemon
+// (cmd/config-manager, v0.18.2 to v0.20.0). So the daemon serves what the default configuration shares by MPS, else
+// nothing.
 func (d devicePlugin) runMPS(ctx context.Context, state *podState) bool {
 	if state.mps {
 		return true

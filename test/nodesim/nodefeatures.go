@@ -22,8 +22,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// NFD says how Node Feature Discovery (NFD) is installed. Its nfd-master makes the labels of a node from NodeFeature objects
-// (NFD v0.19.0 pkg/nfd-master/nfd-master.go).
+// NFD says how Node Feature Discovery (NFD) is installed. Its nfd-master makes the labels of a node from NodeFeature
+// objects (NFD v0.19.0 pkg/nfd-master/nfd-master.go).
 type NFD struct {
 	// Namespace of NFD, whose objects come first. Empty: node-feature-discovery, apart from the GPU Operator.
 	Namespace string
@@ -50,8 +50,8 @@ type discovery struct {
 	merged time.Time // when nfd-master last looked at the NodeFeatures
 }
 
-// discoverFeatures is GPU Feature Discovery (GFD): it asks for labels by an object in its own namespace (k8s-device-plugin
-// internal/lm/output.go). Without its pod, the object stays as it is.
+// discoverFeatures is GPU Feature Discovery (GFD): it asks for labels by an object in its own namespace
+// (k8s-device-plugin internal/lm/output.go). Without its pod, the object stays as it is.
 func (d *discovery) discoverFeatures(ctx context.Context) error {
 	namespace := d.featureDiscovery()
 	if namespace == "" {
@@ -97,8 +97,8 @@ func (d *discovery) discoverFeatures(ctx context.Context) error {
 	return nil
 }
 
-// mergeFeatures is nfd-master, as far as this node is concerned: it makes one set of labels of all objects that are about the
-// node, a later object overwrites an earlier one, and labels that no object names any more go.
+// mergeFeatures is nfd-master, as far as this node is concerned: it makes one set of labels of all objects that are
+// about the node, a later object overwrites an earlier one, and labels that no object names any more go.
 func (d *discovery) mergeFeatures(ctx context.Context, node *corev1.Node) error {
 	now := d.Clock.Now()
 	if now.Sub(d.merged) < mergePeriod {

@@ -44,13 +44,13 @@ type Options struct {
 
 	// Inventory observes the GPUs.
 	Inventory func(context.Context) (gpu.Inventory, error)
-	// OpenNVML opens NVML as a program that stays connected to the driver, such as the device plugin, does; the returned
-	// function closes it. Nil: nobody minds.
+	// OpenNVML opens NVML as a program that stays connected to the driver, such as the device plugin, does; the
+	// returned function closes it. Nil: nobody minds.
 	OpenNVML func() (func() error, error)
 	// MPSAnswers says whether an MPS control daemon answers on the pipe directory of a resource. Nil: none does.
 	MPSAnswers func(ctx context.Context, resource string) bool
-	// MountShm is told that a pod of NVIDIA's MPS DaemonSet has unmounted the shared memory of the MPS daemons that run on the
-	// node. Nil: nobody is.
+	// MountShm is told that a pod of NVIDIA's MPS DaemonSet has unmounted the shared memory of the MPS daemons that run
+	// on the node. Nil: nobody is.
 	MountShm func(context.Context)
 	// NFD says how Node Feature Discovery is installed.
 	NFD NFD
@@ -59,19 +59,22 @@ type Options struct {
 	// Tell is told what happens on the node. Nil: nobody is.
 	Tell func(format string, args ...any)
 
-	// ToolkitMissing reports whether NVIDIA's container toolkit is not done yet, so that the device plugin finds no GPU. Nil: it is.
+	// ToolkitMissing reports whether NVIDIA's container toolkit is not done yet, so that the device plugin finds no
+	// GPU. Nil: it is.
 	ToolkitMissing func() bool
 
-	// OtherDrivers are further DRA drivers that run on the node, such as that of a network device, each with its answer when it is to prepare a
-	// claim. A driver that is not listed is not there.
+	// OtherDrivers are further DRA drivers that run on the node, such as that of a network device, each with its answer
+	// when it is to prepare a claim. A driver that is not listed is not there.
 	OtherDrivers map[string]func() error
 
-	// Pulls reports whether an image of a pod is being pulled, so that its containers have not started. Nil: all images are there.
+	// Pulls reports whether an image of a pod is being pulled, so that its containers have not started. Nil: all images
+	// are there.
 	Pulls func(*corev1.Pod) bool
 
 	// StatusPeriod is how often the node's status is published. Real: 10 s.
 	StatusPeriod time.Duration
-	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about 60 s.
+	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about
+	// 60 s.
 	ProjectionDelay time.Duration
 	// RestartDelay is how long the kubelet waits before it starts a container again. Real: 10 s and more.
 	RestartDelay time.Duration
@@ -89,8 +92,8 @@ type Program interface {
 	Stop()
 }
 
-// Node plays one node: what all its programs know of it (machine), the kubelet with what it runs, the DaemonSet controller as far as it
-// concerns the node, and the discovery of features.
+// Node plays one node: what all its programs know of it (machine), the kubelet with what it runs, the DaemonSet
+// controller as far as it concerns the node, and the discovery of features.
 type Node struct {
 	*machine
 
@@ -133,7 +136,8 @@ func withDefault(d *time.Duration, kubelets time.Duration) {
 	}
 }
 
-// Run passes until the context ends, and then stops the programs of the node. Errors of a pass are told and tried again.
+// Run passes until the context ends, and then stops the programs of the node. Errors of a pass are told and tried
+// again.
 func (n *Node) Run(ctx context.Context, interval time.Duration) {
 	ticker := n.Clock.NewTicker(interval)
 	defer ticker.Stop()

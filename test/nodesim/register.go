@@ -106,8 +106,8 @@ func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// deployLabels is controllers/state_manager.go of the GPU Operator: a value that is there stays, what is missing or empty
-// is set, and a node that opted out has none.
+// deployLabels is controllers/state_manager.go of the GPU Operator: a value that is there stays, what is missing or
+// empty is set, and a node that opted out has none.
 func deployLabels(have map[string]string, migCapable bool) map[string]*string {
 	operands := []string{
 		"driver", "gpu-feature-discovery", "container-toolkit", "device-plugin", "dcgm", "dcgm-exporter",

@@ -28,7 +28,8 @@ func TestQueriesOfAdvice(t *testing.T) {
 	const (
 		used, share, sm = "gpusharing_container_gpu_memory_used_bytes", "gpusharing_container_gpu_memory_share_bytes", "gpusharing_container_gpu_sm_utilization_ratio"
 		before, after   = "10.0.0.1:8443", "10.0.0.9:8443"
-		// Two containers on one GPU, of which the first has another GPU too. The second begins when the agent's pod is replaced.
+		// Two containers on one GPU, of which the first has another GPU too. The second begins when the agent's pod is
+		// replaced.
 		train  = `gpu="GPU-1", gpu_index="0", gpu_instance="", namespace="team", pod="train", container="main"`
 		second = `gpu="GPU-2", gpu_index="1", gpu_instance="", namespace="team", pod="train", container="main"`
 		web    = `gpu="GPU-1", gpu_index="0", gpu_instance="", namespace="x", pod="web", container="main"`

@@ -34,7 +34,8 @@ const (
 	agentImage   = "mirror.example.com/agent@sha256:0123"
 )
 
-// underOLM is a cluster in which OLM has done its part: service accounts, their rights and Deployments, but no operands.
+// underOLM is a cluster in which OLM has done its part: service accounts, their rights and Deployments, but no
+// operands.
 type underOLM struct {
 	*env.Cluster
 	owner      *appsv1.Deployment
@@ -98,8 +99,9 @@ func scc() *apiextensionsv1.CustomResourceDefinition {
 	}
 }
 
-// grantAsOLM gives the service accounts what the bundle asks for, as OLM does where the operator watches all namespaces: what a CSV permits in a
-// namespace it permits everywhere, and Roles and RoleBindings of the bundle are created in the operator's namespace.
+// grantAsOLM gives the service accounts what the bundle asks for, as OLM does where the operator watches all
+// namespaces: what a CSV permits in a namespace it permits everywhere, and Roles and RoleBindings of the bundle are
+// created in the operator's namespace.
 // https://github.com/operator-framework/operator-lifecycle-manager/blob/v0.45.0/pkg/controller/operators/olm/operatorgroup.go
 func grantAsOLM(t *testing.T, cluster *env.Cluster) {
 	t.Helper()
@@ -194,7 +196,8 @@ func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
 	u.daemonSet(t, "gpu-sharing-agent")
 }
 
-// TestOLMUsersTurnMetricsOnAsHelmDoes: the agents then serve what Helm's agents serve, and so `kubectl gpusharing top` finds their port.
+// TestOLMUsersTurnMetricsOnAsHelmDoes: the agents then serve what Helm's agents serve, and so `kubectl gpusharing top`
+// finds their port.
 func TestOLMUsersTurnMetricsOnAsHelmDoes(t *testing.T) {
 	u := newUnderOLM(t, false, "--metrics-bind-address=:8443", "--sampling-interval=60s")
 	g := NewWithT(t)

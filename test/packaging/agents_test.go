@@ -43,7 +43,8 @@ func selects(t *testing.T, pod corev1.PodSpec, node labels.Set) bool {
 	return selector.Matches(node)
 }
 
-// underGPUCluster are the labels of a node where the GPU Operator's GPUCluster installs NVIDIA's programs, but for some.
+// underGPUCluster are the labels of a node where the GPU Operator's GPUCluster installs NVIDIA's programs, but for
+// some.
 func underGPUCluster(others map[string]string) map[string]string {
 	node := map[string]string{
 		"nvidia.com/gpu.deploy.driver": "true", draDriver: "true", draValidator: "true",
@@ -53,9 +54,10 @@ func underGPUCluster(others map[string]string) map[string]string {
 	return node
 }
 
-// TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced, and the MPS pod stays. k8s-driver-manager waits for pods whose node selector has the
-// label of GPU clients. Before v0.12 it pauses only the labels of NVIDIA's own programs, of which mig-manager leaves that of the container
-// toolkit alone. Beside the DRA driver of a GPUCluster the label of GPU clients is never there for long.
+// TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced, and the MPS pod stays. k8s-driver-manager waits for pods
+// whose node selector has the label of GPU clients. Before v0.12 it pauses only the labels of NVIDIA's own programs, of
+// which mig-manager leaves that of the container toolkit alone. Beside the DRA driver of a GPUCluster the label of GPU
+// clients is never there for long.
 func TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced(t *testing.T) {
 	packages := map[string][]*unstructured.Unstructured{
 		"chart": newHelm(t).render(t), "kustomize": kustomized(t), "OLM": installedByOLM(t),
@@ -107,8 +109,9 @@ func TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced(t *testing.T) {
 	}
 }
 
-// TestBothDaemonSetsRunTheSameAgent: they differ in the nodes, and in a label by which the second one knows its pods. Kubernetes lets nobody
-// change a selector, so that of the first one is as releases had it, and matches the pods of both.
+// TestBothDaemonSetsRunTheSameAgent: they differ in the nodes, and in a label by which the second one knows its pods.
+// Kubernetes lets nobody change a selector, so that of the first one is as releases had it, and matches the pods of
+// both.
 func TestBothDaemonSetsRunTheSameAgent(t *testing.T) {
 	own := map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"}
 	for by, objects := range map[string][]*unstructured.Unstructured{

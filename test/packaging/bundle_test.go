@@ -137,8 +137,8 @@ func TestBundleIsOfTheSameReleaseAsTheChart(t *testing.T) {
 	g.Expect(images).To(ConsistOf(controller.Spec.Template.Spec.Containers[0].Image, agent.Spec.Template.Spec.Containers[0].Image))
 }
 
-// Images that are named by digest tell no version: kubectl gpusharing doctor reads it from these labels. They are in no selector, which
-// Kubernetes lets nobody change.
+// Images that are named by digest tell no version: kubectl gpusharing doctor reads it from these labels. They are in no
+// selector, which Kubernetes lets nobody change.
 func TestVersionsStandInTheLabelsOfDeploymentsAndAgents(t *testing.T) {
 	g := NewWithT(t)
 	released := HaveKeyWithValue("app.kubernetes.io/version", read(t, "config/helm/Chart.yaml")[0].Object["appVersion"])

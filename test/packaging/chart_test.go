@@ -253,7 +253,8 @@ func TestDocsNameTheReleaseThatTheReadmeInstalls(t *testing.T) {
 	g.Expect(named["gpu-sharing-operator"]).To(ContainElements("README.md", "install.md", "monitoring.md"))
 }
 
-// TestOpenShiftIsDetected: a cluster that has the kind gets the SecurityContextConstraints, unless it is told otherwise.
+// TestOpenShiftIsDetected: a cluster that has the kind gets the SecurityContextConstraints, unless it is told
+// otherwise.
 func TestOpenShiftIsDetected(t *testing.T) {
 	const constraints = "SecurityContextConstraints gpu-sharing-node"
 	for title, tc := range map[string]struct {
@@ -305,7 +306,8 @@ func TestNotesSayWhatToDoWhereNoPodIsCreated(t *testing.T) {
 func TestHelm3RendersWhatHelm4Renders(t *testing.T) {
 	objects := func(script string) map[string]map[string]any {
 		found := map[string]map[string]any{}
-		// A Helm that is built from its module alone takes a version of Kubernetes for that of the cluster which the chart refuses.
+		// A Helm that is built from its module alone takes a version of Kubernetes for that of the cluster which the
+		// chart refuses.
 		rendered, err := helmOf(t, script).template(t, append(set(everything()), "--kube-version", "1.37.1")...)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		for _, o := range rendered {

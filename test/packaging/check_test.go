@@ -61,7 +61,8 @@ func TestTheCheckReadsAndNothingElse(t *testing.T) {
 	g.Expect(pod.Spec.RestartPolicy).To(Equal(corev1.RestartPolicyNever))
 }
 
-// TestTheCheckKnowsWhoReadsMetrics: without these rights neither Prometheus nor `kubectl gpusharing top` reads the agents.
+// TestTheCheckKnowsWhoReadsMetrics: without these rights neither Prometheus nor `kubectl gpusharing top` reads the
+// agents.
 func TestTheCheckKnowsWhoReadsMetrics(t *testing.T) {
 	for value, reads := range map[string]bool{"metrics.enabled=true": true, "metrics.enabled=false": false} {
 		g := NewWithT(t)
@@ -79,7 +80,8 @@ func TestTheCheckKnowsWhoReadsMetrics(t *testing.T) {
 	}
 }
 
-// TestHelmTestSaysWhatIsMissing runs the real Helm and the real program with the token of its pod. Only the kubelet is played.
+// TestHelmTestSaysWhatIsMissing runs the real Helm and the real program with the token of its pod. Only the kubelet is
+// played.
 func TestHelmTestSaysWhatIsMissing(t *testing.T) { withEachHelm(t, helmTestSaysWhatIsMissing) }
 
 func helmTestSaysWhatIsMissing(t *testing.T, i installation) {
@@ -141,7 +143,8 @@ func helmTestSaysWhatIsMissing(t *testing.T, i installation) {
 	g.Expect(there()).To(BeEmpty(), "what a test created goes with its failure too, since helm uninstall would leave it")
 }
 
-// logs are what the program in the pod of the check printed last. They serve it as a kubelet serves the log of a container.
+// logs are what the program in the pod of the check printed last. They serve it as a kubelet serves the log of a
+// container.
 type logs struct {
 	mu   sync.Mutex
 	text string
@@ -188,7 +191,8 @@ func (i installation) dropField(t *testing.T, crd string, fields ...string) {
 	g.Expect(i.Client.Update(t.Context(), o)).To(Succeed())
 }
 
-// play plays a cluster in which the operator works on one node, whose kubelet serves logs. It returns the pod of the agent.
+// play plays a cluster in which the operator works on one node, whose kubelet serves logs. It returns the pod of the
+// agent.
 func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Pod) {
 	t.Helper()
 	g := NewWithT(t)
@@ -247,7 +251,8 @@ func readsConfigMap(spec *corev1.PodSpec, name string) {
 	})
 }
 
-// updateController plays the controller of Deployments: all pods of the operator's controller are as its Deployment is now.
+// updateController plays the controller of Deployments: all pods of the operator's controller are as its Deployment is
+// now.
 func (i installation) updateController(t *testing.T) {
 	t.Helper()
 	g := NewWithT(t)
@@ -274,8 +279,8 @@ func (i installation) updateAgents(t *testing.T, updated, of int32) {
 	}
 }
 
-// runChecks does what the scheduler and a kubelet do with the pods of the check, until the test ends: it runs the program with the token of
-// the pod, and keeps what it prints.
+// runChecks does what the scheduler and a kubelet do with the pods of the check, until the test ends: it runs the
+// program with the token of the pod, and keeps what it prints.
 func (i installation) runChecks(t *testing.T, printed *logs) {
 	t.Helper()
 	g := NewWithT(t)

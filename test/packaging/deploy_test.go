@@ -12,8 +12,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestDeployTakesTheImagesOfTheRegistry: `make deploy REGISTRY=…` applies config/default with the images that `make docker-push
-// REGISTRY=…` has pushed, and without REGISTRY as it is.
+// TestDeployTakesTheImagesOfTheRegistry: `make deploy REGISTRY=…` applies config/default with the images that `make
+// docker-push REGISTRY=…` has pushed, and without REGISTRY as it is.
 func TestDeployTakesTheImagesOfTheRegistry(t *testing.T) {
 	for name, of := range map[string]struct {
 		registry, controller, agent string
@@ -41,8 +41,8 @@ func TestDeployTakesTheImagesOfTheRegistry(t *testing.T) {
 	}
 }
 
-// TestUninstallKeepsTheRecordsOfNodes: `make uninstall` deletes the kinds only if no policy is left and every node is restored,
-// because a GPUNode holds the record of how its node was.
+// TestUninstallKeepsTheRecordsOfNodes: `make uninstall` deletes the kinds only if no policy is left and every node is
+// restored, because a GPUNode holds the record of how its node was.
 func TestUninstallKeepsTheRecordsOfNodes(t *testing.T) {
 	for name, of := range map[string]struct {
 		policies, baselines string

@@ -94,7 +94,8 @@ func findsTheDevicePlugin(t *testing.T, i installation) {
 	g.Expect(i.told(t)).To(Equal([]string{"plugin-b", "mine"}), "a value counts before what is found")
 }
 
-// TestHelmForgetsADevicePluginThatTheGPUOperatorReplaced: not while the plugin is there, whose ConfigMap may have the operator's keys.
+// TestHelmForgetsADevicePluginThatTheGPUOperatorReplaced: not while the plugin is there, whose ConfigMap may have the
+// operator's keys.
 func TestHelmForgetsADevicePluginThatTheGPUOperatorReplaced(t *testing.T) {
 	withEachHelm(t, func(t *testing.T, i installation) {
 		t.Helper()

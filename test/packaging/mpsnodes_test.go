@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// TestNobodyTakesNodesFromTheMPSPodsByTheWay: Kubernetes would end the MPS pods on those nodes, and with them all MPS clients. Argo CD renders
-// the chart without a look at the cluster and applies it, as this test does.
+// TestNobodyTakesNodesFromTheMPSPodsByTheWay: Kubernetes would end the MPS pods on those nodes, and with them all MPS
+// clients. Argo CD renders the chart without a look at the cluster and applies it, as this test does.
 func TestNobodyTakesNodesFromTheMPSPodsByTheWay(t *testing.T) {
 	i := newInstallation(t, helmOf(t, helm4))
 	i.do(t, "install", release, i.chart, "--create-namespace", "--set", "gpuNodes.selector.pool=shared")
@@ -88,8 +88,8 @@ func TestNobodyTakesNodesFromTheMPSPodsByTheWay(t *testing.T) {
 	})
 }
 
-// TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes: the MPS pods outlive helm uninstall, and with them what guards their nodes. Fewer
-// tolerations end MPS pods as another selector does.
+// TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes: the MPS pods outlive helm uninstall, and with them what guards
+// their nodes. Fewer tolerations end MPS pods as another selector does.
 func TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes(t *testing.T) {
 	i := newInstallation(t, helmOf(t, helm4))
 	g := NewWithT(t)
@@ -130,7 +130,8 @@ func TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes(t *testing.T) {
 	i.do(t, "upgrade", release, i.chart)
 }
 
-// TestALabelWithoutAValueIsOneMoreThatNodesMustHave: without the admission policy Helm alone keeps the MPS pods on the nodes without that label.
+// TestALabelWithoutAValueIsOneMoreThatNodesMustHave: without the admission policy Helm alone keeps the MPS pods on the
+// nodes without that label.
 func TestALabelWithoutAValueIsOneMoreThatNodesMustHave(t *testing.T) {
 	i := newInstallation(t, helmOf(t, helm4))
 	i.do(t, "install", release, i.chart, "--create-namespace", "--set", "agent.admissionPolicy.enabled=false")
@@ -141,8 +142,8 @@ func TestALabelWithoutAValueIsOneMoreThatNodesMustHave(t *testing.T) {
 	i.do(t, "upgrade", release, i.chart, "--set", "agent.admissionPolicy.enabled=false", "--set-string", label)
 }
 
-// TestTolerationsOfTheMPSPodsAreComparedAsKubernetesComparesThemWithTaints: by Helm, and by the admission policy, which sees an upgrade when other
-// objects have changed already.
+// TestTolerationsOfTheMPSPodsAreComparedAsKubernetesComparesThemWithTaints: by Helm, and by the admission policy, which
+// sees an upgrade when other objects have changed already.
 func TestTolerationsOfTheMPSPodsAreComparedAsKubernetesComparesThemWithTaints(t *testing.T) {
 	// of are the values of a toleration.
 	of := func(fields ...string) string {
@@ -198,8 +199,8 @@ func TestTolerationsOfTheMPSPodsAreComparedAsKubernetesComparesThemWithTaints(t 
 	})
 }
 
-// TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods: an update of the DaemonSet that comes first is not denied. Argo CD applies wave
-// after wave, and in one wave the kinds that it does not know last.
+// TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods: an update of the DaemonSet that comes first is not denied.
+// Argo CD applies wave after wave, and in one wave the kinds that it does not know last.
 // https://github.com/argoproj/argo-cd/blob/master/gitops-engine/pkg/sync/sync_tasks.go
 func TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods(t *testing.T) {
 	objects := newHelm(t).render(t)

@@ -18,8 +18,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestUnderOLMAccountsWriteInTheirNamespaceAlone: a right in the operator's namespace is none in another one, where it could be a right to anything:
-// a privileged pod with an account that makes administrators. And no account changes what refuses that.
+// TestUnderOLMAccountsWriteInTheirNamespaceAlone: a right in the operator's namespace is none in another one, where it
+// could be a right to anything: a privileged pod with an account that makes administrators. And no account changes what
+// refuses that.
 func TestUnderOLMAccountsWriteInTheirNamespaceAlone(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
 	g := NewWithT(t)
@@ -72,7 +73,8 @@ func TestUnderOLMAccountsWriteInTheirNamespaceAlone(t *testing.T) {
 		"the controller deletes a NodeFeature":                      {controller, remove, feature(olmNamespace), true},
 		"the controller deletes a NodeFeature in another namespace": {controller, remove, feature(elsewhere), false},
 	}
-	// What is allowed comes first: then the rights have taken effect, and what is refused is not refused for want of them.
+	// What is allowed comes first: then the rights have taken effect, and what is refused is not refused for want of
+	// them.
 	for _, allowed := range []bool{true, false} {
 		for name, tc := range tests {
 			if tc.allowed != allowed {

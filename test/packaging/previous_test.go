@@ -23,8 +23,9 @@ import (
 // crdFiles are those of the operator's kinds.
 var crdFiles = []string{"config/crd/gpusharing.io_gpunodes.yaml", "config/crd/gpusharing.io_gpusharingpolicies.yaml"}
 
-// TestTodaysCRDsKeepAllThatThePreviousReleaseStored: what the previous release stored is valid today and loses nothing, or an upgrade would
-// forget what it does to a node. Its parent had fields that today's CRDs lack, so it is the first of which that is so.
+// TestTodaysCRDsKeepAllThatThePreviousReleaseStored: what the previous release stored is valid today and loses nothing,
+// or an upgrade would forget what it does to a node. Its parent had fields that today's CRDs lack, so it is the first
+// of which that is so.
 func TestTodaysCRDsKeepAllThatThePreviousReleaseStored(t *testing.T) {
 	var before []string
 	for _, file := range crdFiles {

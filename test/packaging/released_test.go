@@ -17,7 +17,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// released is the chart as make release pins it (hack/release, pin), with a version and the images of the controller and the agent.
+// released is the chart as make release pins it (hack/release, pin), with a version and the images of the controller
+// and the agent.
 func released(t *testing.T, version string) (chart, controller, agent string) {
 	t.Helper()
 	g := NewWithT(t)
@@ -43,7 +44,8 @@ func released(t *testing.T, version string) (chart, controller, agent string) {
 	return chart, controller, agent
 }
 
-// TestTheChartOfAReleaseRunsTheImagesThatTheValuesName: a copy that docker pull, tag and push made has another digest than the release's.
+// TestTheChartOfAReleaseRunsTheImagesThatTheValuesName: a copy that docker pull, tag and push made has another digest
+// than the release's.
 func TestTheChartOfAReleaseRunsTheImagesThatTheValuesName(t *testing.T) {
 	h := newHelm(t)
 	var controller, agent string
@@ -104,7 +106,8 @@ func TestTheVersionLabelIsThatOfTheImage(t *testing.T) {
 	}
 }
 
-// TestAnUpgradeThatReusesValuesRunsTheNewImages: Helm then takes the former defaults too, so that the images of a release are none of them.
+// TestAnUpgradeThatReusesValuesRunsTheNewImages: Helm then takes the former defaults too, so that the images of a
+// release are none of them.
 func TestAnUpgradeThatReusesValuesRunsTheNewImages(t *testing.T) {
 	withEachHelm(t, func(t *testing.T, i installation) {
 		t.Helper()
@@ -124,7 +127,8 @@ func TestAnUpgradeThatReusesValuesRunsTheNewImages(t *testing.T) {
 	})
 }
 
-// TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo: the defaults of the previous release lack a value, and a release of it had digests there.
+// TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo: the defaults of the previous release lack a value, and a
+// release of it had digests there.
 func TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo(t *testing.T) {
 	withEachHelm(t, func(t *testing.T, i installation) {
 		t.Helper()

@@ -34,8 +34,9 @@ type endpoint struct {
 	}
 }
 
-// TestPrometheusMayReadTheMetrics: the token that the chart's PodMonitor sends is that of an account which may read what
-// controller and agents serve, as these ask the API server with the rights that the chart gives them; and nobody else may.
+// TestPrometheusMayReadTheMetrics: the token that the chart's PodMonitor sends is that of an account which may read
+// what controller and agents serve, as these ask the API server with the rights that the chart gives them; and nobody
+// else may.
 func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)

@@ -33,8 +33,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestTopNeedsTheRoleOfTheChart: with the Roles of the chart, kubectl gpusharing top reads an agent through the API server's proxy, with a
-// token of an account that may do nothing else. Without one of them it says which is missing, and the agent never sees the user's token.
+// TestTopNeedsTheRoleOfTheChart: with the Roles of the chart, kubectl gpusharing top reads an agent through the API
+// server's proxy, with a token of an account that may do nothing else. Without one of them it says which is missing,
+// and the agent never sees the user's token.
 func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)

@@ -1,8 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package previous knows the previous release: the operator as it was at an earlier commit of this repository. Tests upgrade from it, and
-// run its parts beside those of today. hack/previous/build.sh builds its programs from a git worktree.
+// Package previous knows the previous release: the operator as it was at an earlier commit of this repository. Tests
+// upgrade from it, and run its parts beside those of today. hack/previous/build.sh builds its programs from a git
+// worktree.
 package previous
 
 import (
@@ -15,17 +16,17 @@ import (
 	"strings"
 )
 
-// Commit is the commit of the previous release. It is the first one whose objects today's API stores without any loss: since then, the CRDs
-// have only gained fields. Its parent's policies have fields in their status that are gone today; before 38b1aa5 the controller kept the
-// last good state and what failed in the spec of a GPUNode, and before 1010f43 other fields of both kinds had other names, so that
-// a policy of then is none today. No release is tagged before it.
+// Commit is the commit of the previous release. It is the first one whose objects today's API stores without any loss:
+// since then, the CRDs have only gained fields. Its parent's policies have fields in their status that are gone today;
+// before 38b1aa5 the controller kept the last good state and what failed in the spec of a GPUNode, and before 1010f43
+// other fields of both kinds had other names, so that a policy of then is none today. No release is tagged before it.
 const Commit = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
 
 // Version is the version as which tests publish the previous release.
 const Version = "0.0.9"
 
-// File returns a file of the previous release, by its path from the top of the repository, whose checkout is the working directory or is
-// above it. It fails where the history lacks the commit, as in a shallow clone.
+// File returns a file of the previous release, by its path from the top of the repository, whose checkout is the
+// working directory or is above it. It fails where the history lacks the commit, as in a shallow clone.
 func File(ctx context.Context, path string) ([]byte, error) { return file(ctx, Commit, path) }
 
 // FileBefore is File for the parent of the commit.

@@ -33,8 +33,8 @@ func CacheDir() (string, error) {
 	return filepath.Join(cache, "gpu-sharing-operator"), nil
 }
 
-// Build builds the programs of the driver, which takes Go and a C compiler, and returns the folder they are in. What was
-// built of the same sources before is taken from cacheDir. It must run inside this module.
+// Build builds the programs of the driver, which takes Go and a C compiler, and returns the folder they are in. What
+// was built of the same sources before is taken from cacheDir. It must run inside this module.
 func Build(ctx context.Context, cacheDir string) (string, error) {
 	module, err := moduleRoot(ctx)
 	if err != nil {

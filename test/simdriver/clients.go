@@ -24,8 +24,8 @@ import (
 
 const clientsFolder = "clients"
 
-// Client is a program that has the driver open. It holds a lock that the kernel lets go of when the program ends, however
-// it ends, and that is seen across PID namespaces.
+// Client is a program that has the driver open. It holds a lock that the kernel lets go of when the program ends,
+// however it ends, and that is seen across PID namespaces.
 type Client struct {
 	driver *store
 	name   string // of the file, in the folder of the state

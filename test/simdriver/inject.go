@@ -41,8 +41,8 @@ func (s *State) remove(pid int) {
 // MPSServerName is the program whose processes hold the GPUs for MPS clients.
 const MPSServerName = "nvidia-cuda-mps-server"
 
-// UseMPS puts a client and its server on the GPUs with these minor numbers; none are all GPUs that are not in MIG mode. The
-// server stays there when the client leaves.
+// UseMPS puts a client and its server on the GPUs with these minor numbers; none are all GPUs that are not in MIG mode.
+// The server stays there when the client leaves.
 func (d injector) UseMPS(pipeDirectory string, server, client int, minors []string) error {
 	return d.Update(func(s *State) error {
 		if !slices.Contains(s.MPSServers, MPSServer{PID: server, PipeDirectory: pipeDirectory}) {

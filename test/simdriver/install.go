@@ -108,8 +108,8 @@ func linkAlternatives(root string, layout Layout) error {
 	return errors.Join(errs...)
 }
 
-// linkKernel shows in <root>/proc what the kernel module shows. Where a proc file system is mounted, the one who mounted it
-// puts that in place.
+// linkKernel shows in <root>/proc what the kernel module shows. Where a proc file system is mounted, the one who
+// mounted it puts that in place.
 func linkKernel(root string) error {
 	if _, err := os.Lstat(filepath.Join(root, "proc/self")); err == nil {
 		return nil
@@ -133,8 +133,8 @@ func link(to, path string) error {
 }
 
 // install copies rather than links, since two roots with one file would be one library to the dynamic linker. A file
-// that a process has open is replaced, not written to. The version goes to the end of the file, where it follows the file
-// wherever that is mounted.
+// that a process has open is replaced, not written to. The version goes to the end of the file, where it follows the
+// file wherever that is mounted.
 func install(from, to, version string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 // ErrModuleInUse is the error that a program has the driver open.
 var ErrModuleInUse = errors.New("rmmod: ERROR: Module nvidia is in use")
 
-// UnloadModule unloads the kernel module, as a driver upgrade does. That fails while any program has the driver open, and
-// names one. With the module go all instances, the compute modes and, where a boot ends it, the MIG mode.
+// UnloadModule unloads the kernel module, as a driver upgrade does. That fails while any program has the driver open,
+// and names one. With the module go all instances, the compute modes and, where a boot ends it, the MIG mode.
 func (d *Driver) UnloadModule() error {
 	return d.WithClients(func(s *State) error {
 		if user := moduleUser(s); user != "" {

@@ -33,8 +33,8 @@ import (
 // refereeEnv, set to all, lets the referee judge every configuration, which takes minutes.
 const refereeEnv = "REFEREE"
 
-// NVIDIA's mig-parted, unmodified, applies and asserts what it has built in: the balanced configuration for one GPU of each
-// way to lay out slices, or with REFEREE=all every configuration for every GPU.
+// NVIDIA's mig-parted, unmodified, applies and asserts what it has built in: the balanced configuration for one GPU of
+// each way to lay out slices, or with REFEREE=all every configuration for every GPU.
 func TestMIGPartedAcceptsTheDriver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs NVIDIA's mig-parted")
@@ -60,9 +60,9 @@ func TestMIGPartedAcceptsTheDriver(t *testing.T) {
 	}
 }
 
-// NVIDIA's mig-parted, which mig-manager runs, accepts, reaches and asserts the configurations that are rendered for it, on
-// nodes that also have GPUs without MIG and another model with MIG: representative layouts and random ones, or with
-// REFEREE=all many random ones for every model.
+// NVIDIA's mig-parted, which mig-manager runs, accepts, reaches and asserts the configurations that are rendered for
+// it, on nodes that also have GPUs without MIG and another model with MIG: representative layouts and random ones, or
+// with REFEREE=all many random ones for every model.
 func TestMIGPartedReachesWhatIsRenderedForMIGManager(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs NVIDIA's mig-parted")
@@ -216,8 +216,8 @@ type referee struct {
 	config  string
 }
 
-// apply lets mig-parted apply a configuration to all GPUs, and checks with it and behind its back that it is so. Without
-// counts (nil) it is MIG off.
+// apply lets mig-parted apply a configuration to all GPUs, and checks with it and behind its back that it is so.
+// Without counts (nil) it is MIG off.
 func (r referee) apply(name string, counts map[string]int) {
 	r.t.Helper()
 	g := NewWithT(r.t)

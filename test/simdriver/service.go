@@ -38,8 +38,9 @@ const foreground = "--foreground"
 // serviceStart is how long a service may take to answer for the first time.
 const serviceStart = 10 * time.Second
 
-// RunService is the program of a service: it leaves a daemon behind that has the driver open, and that answers on a socket.
-// With --foreground it is that daemon itself. answer answers a line of a connection; ended is told when that is over.
+// RunService is the program of a service: it leaves a daemon behind that has the driver open, and that answers on a
+// socket. With --foreground it is that daemon itself. answer answers a line of a connection; ended is told when that is
+// over.
 func RunService(socket string, what sim.Client, answer func(c *Client, connection *Connection, line string) string) error {
 	d, err := Here()
 	if err != nil {
@@ -147,8 +148,9 @@ func dialAt(path string) (net.Conn, error) {
 	return net.Dial("unix", filepath.Base(path))
 }
 
-// RunPersistenced is nvidia-persistenced: it has every GPU open, and lets one go when a program that reaches its socket asks
-// for it. What is let go for a reset it takes back when that connection ends. It takes no GPU back on request but the first.
+// RunPersistenced is nvidia-persistenced: it has every GPU open, and lets one go when a program that reaches its socket
+// asks for it. What is let go for a reset it takes back when that connection ends. It takes no GPU back on request but
+// the first.
 func RunPersistenced() error {
 	d, err := Here()
 	if err != nil {
@@ -203,7 +205,8 @@ type Persistenced struct {
 	answers *bufio.Reader
 }
 
-// DialPersistenced connects to nvidia-persistenced in the root in which this program runs. It reports false if it is not there.
+// DialPersistenced connects to nvidia-persistenced in the root in which this program runs. It reports false if it is
+// not there.
 func DialPersistenced() (*Persistenced, bool) {
 	c, err := net.Dial("unix", PersistencedSocket)
 	if err != nil {

@@ -18,10 +18,10 @@
 //	<root>/proc/{devices,modules,driver}           links to that
 //	<root>/sys/bus/pci/devices                     what the kernel would show of the GPUs
 //
-// All programs find the state relative to their own file, also under chroot, and share it under a lock, so that it survives
-// them. The folder of the state stands for hardware and kernel: a driver that is installed anew gets it mounted. A program that
-// has it open keeps it open when the root is unmounted, as with a kernel module. A person
-// looks at and changes it with cmd/simdriver, a test with Driver: processes that hold a GPU, faults, latencies, reboots.
+// All programs find the state relative to their own file, also under chroot, and share it under a lock, so that it
+// survives them. The folder of the state stands for hardware and kernel: a driver that is installed anew gets it
+// mounted. A program that has it open keeps it open when the root is unmounted, as with a kernel module. A person looks
+// at and changes it with cmd/simdriver, a test with Driver: processes that hold a GPU, faults, latencies, reboots.
 package simdriver
 
 import (
@@ -33,7 +33,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// CountEnv names a file in which the library of NVML writes how often a process has called the driver, whenever the process closes it.
+// CountEnv names a file in which the library of NVML writes how often a process has called the driver, whenever the
+// process closes it.
 const CountEnv = "SIMDRIVER_CALLS"
 
 // Spec says which GPUs a node has, and how its driver is installed.

@@ -67,8 +67,8 @@ type Fault struct {
 // GPUReset is the call that a fault of nvidia-smi --gpu-reset names.
 const GPUReset = "nvidia-smi --gpu-reset"
 
-// Driver is a driver root: its state, the programs that have the driver open, and what a test does to it. It may be used by several
-// goroutines and processes.
+// Driver is a driver root: its state, the programs that have the driver open, and what a test does to it. It may be
+// used by several goroutines and processes.
 type Driver struct {
 	*store
 
@@ -76,8 +76,8 @@ type Driver struct {
 	injector
 }
 
-// store is the state of a driver root. It keeps its folder open, as a program keeps the kernel module open: that works on when the root is
-// unmounted.
+// store is the state of a driver root. It keeps its folder open, as a program keeps the kernel module open: that works
+// on when the root is unmounted.
 type store struct {
 	root  string
 	state *os.Root // closed when the store is no longer reachable
@@ -198,8 +198,8 @@ func (d *store) Update(change func(*State) error) error {
 	return showKernel(d.state, before, kernelFiles(s))
 }
 
-// UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note of
-// a request and refuses to act on it.
+// UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note
+// of a request and refuses to act on it.
 func (d *store) UpdateAlways(change func(*State) error) error {
 	var refused error
 	err := d.Update(func(s *State) error {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// Character device numbers. The kernel has given NVIDIA the first one. The others are dynamic, so that programs must read
-// them from /proc/devices; these are free on most machines.
+// Character device numbers. The kernel has given NVIDIA the first one. The others are dynamic, so that programs must
+// read them from /proc/devices; these are free on most machines.
 const (
 	MajorGPU  = 195
 	MajorUVM  = 240
@@ -23,8 +23,8 @@ const (
 )
 
 const (
-	// pciDevices is the PCI bus, which NVIDIA's mig-parted reads beside NVML. It lies in the driver root as it would in the
-	// root of the node; the one who runs such a program mounts it where the program looks.
+	// pciDevices is the PCI bus, which NVIDIA's mig-parted reads beside NVML. It lies in the driver root as it would in
+	// the root of the node; the one who runs such a program mounts it where the program looks.
 	pciDevices = "sys/bus/pci/devices"
 	// kernelFolder, in the folder of the state, is what the kernel module shows in /proc. There every program that may
 	// change the state may change it too.

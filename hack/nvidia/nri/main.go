@@ -1,8 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nri runs the NRI plugin of NVIDIA's container toolkit, which gives NVIDIA's pods the driver where no runtime class
-// does: those in one namespace whose annotations ask for CDI devices. In NVIDIA's toolkit container the installer runs it.
+// Command nri runs the NRI plugin of NVIDIA's container toolkit, which gives NVIDIA's pods the driver where no runtime
+// class does: those in one namespace whose annotations ask for CDI devices. In NVIDIA's toolkit container the installer
+// runs it.
 //
 //	nri NAMESPACE SOCKET
 package main

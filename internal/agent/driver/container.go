@@ -17,8 +17,9 @@ import (
 
 const capsFolder = "nvidia-caps"
 
-// Prepare makes the driver usable by this container. Where the driver's dev has no node yet, as after a boot of a node without
-// nvidia-persistenced, the driver's own program makes them; if it cannot, NVML says why better than that program.
+// Prepare makes the driver usable by this container. Where the driver's dev has no node yet, as after a boot of a node
+// without nvidia-persistenced, the driver's own program makes them; if it cannot, NVML says why better than that
+// program.
 func (d Driver) Prepare(ctx context.Context, runner host.Runner) error {
 	if d.node.Container == "" {
 		return nil
@@ -61,8 +62,8 @@ func (d Driver) showSockets() error {
 	return errors.Join(errs...)
 }
 
-// runFolder is the path here of a folder below the driver's run, or below the run of the root of the device nodes if only
-// that has it.
+// runFolder is the path here of a folder below the driver's run, or below the run of the root of the device nodes if
+// only that has it.
 func (d Driver) runFolder(name string) string {
 	own, other := d.node.path(filepath.Join(d.Driver, "run", name)), d.node.path(filepath.Join(d.Dev, "run", name))
 	if _, err := os.Stat(own); err == nil {

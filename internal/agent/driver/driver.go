@@ -29,8 +29,8 @@ func (d Driver) identify() (Identity, error) {
 	return Identity{Root: root, Library: library}, err
 }
 
-// Inside is a command that runs one of the driver's programs in the root that has the driver's device nodes and sockets, as
-// NVIDIA's own components run it. A user who may not change the root runs it as Outside does.
+// Inside is a command that runs one of the driver's programs in the root that has the driver's device nodes and
+// sockets, as NVIDIA's own components run it. A user who may not change the root runs it as Outside does.
 func (d Driver) Inside(program string, args ...string) (host.Command, error) {
 	root := d.node.path(d.Dev)
 	if !host.CanChangeRoot() {
@@ -55,8 +55,8 @@ func (d Driver) Inside(program string, args ...string) (host.Command, error) {
 	return c, nil
 }
 
-// Outside is a command that runs one of the driver's programs in this container, with an environment in which it finds the
-// driver's libraries and the driver's other programs.
+// Outside is a command that runs one of the driver's programs in this container, with an environment in which it finds
+// the driver's libraries and the driver's other programs.
 func (d Driver) Outside(program string, args ...string) (host.Command, error) {
 	file, err := d.program(program)
 	if err != nil {
@@ -80,8 +80,9 @@ func (d Driver) program(name string) (string, error) {
 		d.Driver, name, strings.Join(programFolders(), ", "))
 }
 
-// environment is in which a program finds a driver below another root. The C library is looked for in the own file system
-// first: a driver root may hold one of another version, and a program whose loader and C library differ does not start.
+// environment is in which a program finds a driver below another root. The C library is looked for in the own file
+// system first: a driver root may hold one of another version, and a program whose loader and C library differ does not
+// start.
 func environment(root string) []string {
 	libraries := []string{
 		"/lib64", "/usr/lib64", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu",

@@ -322,7 +322,8 @@ func TestProgramsOfTheDriverThatIsThereNow(t *testing.T) {
 	m.Expect(ran).To(Equal(m.path("usr/bin/nvidia-cuda-mps-control")))
 }
 
-// A reload of the kernel module may give nvidia-uvm and nvidia-caps other numbers. A daemon that stayed starts its next server with them.
+// A reload of the kernel module may give nvidia-uvm and nvidia-caps other numbers. A daemon that stayed starts its next
+// server with them.
 func TestADaemonIsShownTheDeviceNodesOfTheDriverThatIsThereNow(t *testing.T) {
 	needsRoot(t)
 	m := newMachine(t)
@@ -374,7 +375,8 @@ func TestTheContainerOfTheDriverIsReadyUntilItsPodIsDeleted(t *testing.T) {
 	m.Expect(m.node().Leaving()).To(BeFalse(), "the device plugin still runs")
 }
 
-// The operator's validator removes its mark before a driver is replaced: a daemon must be ended then, and none be started.
+// The operator's validator removes its mark before a driver is replaced: a daemon must be ended then, and none be
+// started.
 func TestAProgramThatSpeaksWithADaemonRunsWhileTheDriverLeaves(t *testing.T) {
 	m := newMachine(t)
 	ran := 0

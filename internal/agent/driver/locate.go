@@ -116,8 +116,8 @@ func parseReady(content string) (r Roots, said bool, err error) {
 	return r, true, nil
 }
 
-// complete checks roots that source names, and finds the device root as NVIDIA's validator does: the driver root if it has
-// a folder dev, else the host.
+// complete checks roots that source names, and finds the device root as NVIDIA's validator does: the driver root if it
+// has a folder dev, else the host.
 func complete(r Roots, state State, source string, look func(root string) tree) (Roots, error) {
 	r.Driver = path.Clean(r.Driver)
 	found := look(r.Driver)

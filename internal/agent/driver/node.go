@@ -1,10 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driver finds NVIDIA's driver on the node, in a container or on the host, whenever it comes, goes or is replaced,
-// and keeps what the driver needs around it: it runs the driver's programs in the driver's own root, shows this container
-// the driver's device nodes and sockets, and keeps the device nodes of MIG instances, and the CDI specification that lists
-// them, where NVIDIA's container toolkit and device plugin look.
+// Package driver finds NVIDIA's driver on the node, in a container or on the host, whenever it comes, goes or is
+// replaced, and keeps what the driver needs around it: it runs the driver's programs in the driver's own root, shows
+// this container the driver's device nodes and sockets, and keeps the device nodes of MIG instances, and the CDI
+// specification that lists them, where NVIDIA's container toolkit and device plugin look.
 //
 // Nothing is remembered: every use looks for the driver anew, since the GPU Operator replaces the driver's root under
 // running pods. A path of the driver is valid for one use only.
@@ -25,8 +25,8 @@ import (
 
 const libraryName = "libnvidia-ml.so.1"
 
-// libraryFolders is where drivers put their libraries, below the driver root. Debian's come last in their pair: the links
-// that lead there are followed inside the root.
+// libraryFolders is where drivers put their libraries, below the driver root. Debian's come last in their pair: the
+// links that lead there are followed inside the root.
 func libraryFolders() []string {
 	return []string{
 		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -71,26 +71,27 @@ func (n Node) Find() (Driver, error) {
 	return d, nil
 }
 
-// Leaving reports whether the GPU Operator is about to replace the driver: k8s-driver-manager stops the validator together with
-// the device plugin, and the validator's preStop hook removes its mark (NVIDIA/gpu-operator
-// assets/state-operator-validation/0500_daemonset.yaml). Without the validator nobody tells; one that is deleted while its init
-// containers run has no hook, and the mark stays.
+// Leaving reports whether the GPU Operator is about to replace the driver: k8s-driver-manager stops the validator
+// together with the device plugin, and the validator's preStop hook removes its mark (NVIDIA/gpu-operator
+// assets/state-operator-validation/0500_daemonset.yaml). Without the validator nobody tells; one that is deleted while
+// its init containers run has no hook, and the mark stays.
 func (n Node) Leaving() bool {
 	m, err := n.marks()
 	return err == nil && m.operator && m.ready == nil
 }
 
-// ContainerReady reports whether the container of NVIDIA's driver is ready. The container's startup probe makes the file; when its
-// pod is deleted, the preStop hook removes it before the driver is told to end (NVIDIA/gpu-operator assets/state-driver). So it is
-// the first sign of a replacement, at least 30 seconds before the module is unloaded, unless nothing has the driver open. False for
-// a driver on the host, and for a driver container that is not the GPU Operator's.
+// ContainerReady reports whether the container of NVIDIA's driver is ready. The container's startup probe makes the
+// file; when its pod is deleted, the preStop hook removes it before the driver is told to end (NVIDIA/gpu-operator
+// assets/state-driver). So it is the first sign of a replacement, at least 30 seconds before the module is unloaded,
+// unless nothing has the driver open. False for a driver on the host, and for a driver container that is not the GPU
+// Operator's.
 func (n Node) ContainerReady() bool {
 	_, err := os.Stat(n.path(containerReadyMark))
 	return err == nil
 }
 
-// Version returns the version of the driver that is ready. Empty: there is none, its files do not tell, or the kernel still has the module
-// of another version, as after an update of a host's packages until the next reboot.
+// Version returns the version of the driver that is ready. Empty: there is none, its files do not tell, or the kernel
+// still has the module of another version, as after an update of a host's packages until the next reboot.
 func (n Node) Version() string {
 	d, err := n.Find()
 	if err != nil {
@@ -157,8 +158,8 @@ func (n Node) isFolder(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// path is the path here of a path on the node. Links are followed on the node, also absolute ones: Debian's lead from /usr
-// to /etc/alternatives.
+// path is the path here of a path on the node. Links are followed on the node, also absolute ones: Debian's lead from
+// /usr to /etc/alternatives.
 func (n Node) path(onNode string) string {
 	path, err := securejoin.SecureJoin(n.Host, onNode)
 	if err != nil { // a loop of links: what is at their end is not there

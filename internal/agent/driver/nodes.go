@@ -35,8 +35,8 @@ func NewNodes(node Node, runner host.Runner, cdi string) Nodes {
 	return Nodes{node: node, runner: runner, cdi: cdi}
 }
 
-// Ensure makes the device nodes that instances lack, and then brings the CDI specification up to date. It changes nothing
-// if both are as they must be.
+// Ensure makes the device nodes that instances lack, and then brings the CDI specification up to date. It changes
+// nothing if both are as they must be.
 func (n Nodes) Ensure(ctx context.Context) error {
 	d, err := n.node.Find()
 	if err != nil {
@@ -95,8 +95,8 @@ type capability struct {
 
 func (c capability) path() string { return fmt.Sprintf("/dev/%s/nvidia-cap%d", capsFolder, c.minor) }
 
-// capabilities are those of all instances that exist now, by minor number. None where the kernel shows none: then there is
-// nothing to check.
+// capabilities are those of all instances that exist now, by minor number. None where the kernel shows none: then there
+// is nothing to check.
 func (d Driver) capabilities() ([]capability, error) {
 	var all []capability
 	for _, pattern := range []string{"gpu*/mig/gi*/access", "gpu*/mig/gi*/ci*/access"} {
@@ -162,8 +162,8 @@ func (d Driver) makeCapability(c capability) error {
 	return host.MakeDevice(d.here(c.path()), host.Device{Major: major, Minor: c.minor, Mode: c.mode})
 }
 
-// makeControlNodes makes those nodes that programs need beside those of GPUs, as NVIDIA's mig-manager does. None of them is
-// needed by every program, so one that cannot be made is no failure.
+// makeControlNodes makes those nodes that programs need beside those of GPUs, as NVIDIA's mig-manager does. None of
+// them is needed by every program, so one that cannot be made is no failure.
 func (d Driver) makeControlNodes() {
 	for _, control := range []struct {
 		name, driver string

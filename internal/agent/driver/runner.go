@@ -10,10 +10,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
-// Runner runs the driver's programs in this container, from wherever the driver is when they are run. The path of a command
-// counts by its last element only. A daemon that is started has the driver's device nodes, and needs a driver that is ready. A program
-// that speaks with a daemon renews these nodes, since a reload of the kernel module may change their numbers. It runs also while the
-// driver is being replaced, so that the daemon can be ended then.
+// Runner runs the driver's programs in this container, from wherever the driver is when they are run. The path of a
+// command counts by its last element only. A daemon that is started has the driver's device nodes, and needs a driver
+// that is ready. A program that speaks with a daemon renews these nodes, since a reload of the kernel module may change
+// their numbers. It runs also while the driver is being replaced, so that the daemon can be ended then.
 type Runner struct {
 	node Node
 	next host.Runner

@@ -25,9 +25,9 @@ const (
 	capsPrefix     = "/dev/" + capsFolder + "/nvidia-cap"
 )
 
-// refreshSpec makes the CDI specification for NVIDIA's own pods list the capability nodes that exist: a missing one hides an
-// instance from DCGM, and one too many keeps the pods from starting. All else in it is the container toolkit's, and stays as
-// the installed version of the toolkit wrote it.
+// refreshSpec makes the CDI specification for NVIDIA's own pods list the capability nodes that exist: a missing one
+// hides an instance from DCGM, and one too many keeps the pods from starting. All else in it is the container
+// toolkit's, and stays as the installed version of the toolkit wrote it.
 func (d Driver) refreshSpec(folder string) error {
 	if folder == "" {
 		return nil
@@ -54,8 +54,8 @@ func (d Driver) refreshSpec(folder string) error {
 	return replace(file, changed)
 }
 
-// withCapabilities is a CDI specification in which each list of the driver's device nodes lists the capability nodes that
-// there are; nil if it does so already.
+// withCapabilities is a CDI specification in which each list of the driver's device nodes lists the capability nodes
+// that there are; nil if it does so already.
 func withCapabilities(content []byte, nodes map[string]host.Device) ([]byte, error) {
 	spec := map[string]any{}
 	if err := yaml.Unmarshal(content, &spec); err != nil {

@@ -34,10 +34,12 @@ var _ Containers = (*ContainerLogs)(nil)
 // NewContainerLogs looks below the root of the node's file system.
 func NewContainerLogs(root *os.Root) *ContainerLogs { return &ContainerLogs{root: root} }
 
-// containerLogs is the folder in which the kubelet makes a link to the log of each container, for programs that collect logs.
+// containerLogs is the folder in which the kubelet makes a link to the log of each container, for programs that collect
+// logs.
 const containerLogs = "var/log/containers"
 
-// containerLog is such a link: <pod>_<namespace>_<container>-<id>.log (kubernetes/kubernetes pkg/kubelet/kuberuntime/legacy.go).
+// containerLog is such a link: <pod>_<namespace>_<container>-<id>.log (kubernetes/kubernetes
+// pkg/kubelet/kuberuntime/legacy.go).
 var containerLog = regexp.MustCompile(`^([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log$`)
 
 // Names implements Containers.

@@ -53,8 +53,8 @@ func (Exec) Run(ctx context.Context, c Command) (string, error) {
 	return stdout.String(), nil
 }
 
-// runDaemon collects the output in a file rather than through a pipe: the daemon that stays may keep it open, and a pipe
-// whose reader has gone would kill it. The file lies in memory, since a container may have nowhere to write.
+// runDaemon collects the output in a file rather than through a pipe: the daemon that stays may keep it open, and a
+// pipe whose reader has gone would kill it. The file lies in memory, since a container may have nowhere to write.
 func runDaemon(ctx context.Context, cmd *exec.Cmd) error {
 	fd, err := unix.MemfdCreate("output", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -11,13 +11,14 @@ import "context"
 // Command is a program to run: no shell, arguments are a slice.
 type Command struct {
 	Path string
-	// Root is the folder that the program sees as the root of its file system; Path is a path in it. Empty: our own root.
+	// Root is the folder that the program sees as the root of its file system; Path is a path in it. Empty: our own
+	// root.
 	Root  string
 	Args  []string
 	Env   []string // the whole environment
 	Stdin string
-	// Daemon says that the program leaves a daemon behind, which may keep the program's output open: the end of the program
-	// is the end of the run, and what it writes is shown only if it fails.
+	// Daemon says that the program leaves a daemon behind, which may keep the program's output open: the end of the
+	// program is the end of the run, and what it writes is shown only if it fails.
 	Daemon bool
 }
 
@@ -52,7 +53,7 @@ type Boot interface {
 type Rebooter interface {
 	// Able says why the node cannot, or must not, be rebooted from here, and what to do about it; nil: it can.
 	Able() error
-	// Reboot asks for it and returns at once: the node goes down in its own order, and this program with it. Asking again
-	// meanwhile changes nothing.
+	// Reboot asks for it and returns at once: the node goes down in its own order, and this program with it. Asking
+	// again meanwhile changes nothing.
 	Reboot() error
 }

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Proc reads the proc file system. It implements Processes, Programs and Boot. To see the processes of the whole node it must be
-// that of the host's PID namespace.
+// Proc reads the proc file system. It implements Processes, Programs and Boot. To see the processes of the whole node
+// it must be that of the host's PID namespace.
 type Proc struct {
 	root *os.Root
 }

@@ -19,8 +19,8 @@ type Programs interface {
 	Running(program string) ([]int, error)
 	// Environment is the environment with which a process was started; empty if it is gone.
 	Environment(pid int) map[string]string
-	// Sees says whether a process has a file before it, where the path is one in its own root. A process that is gone sees
-	// none.
+	// Sees says whether a process has a file before it, where the path is one in its own root. A process that is gone
+	// sees none.
 	Sees(pid int, file string) bool
 }
 
@@ -62,7 +62,8 @@ func (p *Proc) Environment(pid int) map[string]string {
 	return found
 }
 
-// Sees implements Programs. The root of a process is a link out of the proc file system, which an os.Root does not follow.
+// Sees implements Programs. The root of a process is a link out of the proc file system, which an os.Root does not
+// follow.
 func (p *Proc) Sees(pid int, file string) bool {
 	_, err := os.Stat(filepath.Join(p.root.Name(), strconv.Itoa(pid), "root", file))
 	return err == nil

@@ -27,9 +27,9 @@ const sharedMemory = "gpu-sharing-shm"
 // ownerSuffix ends the name of the file beside shared memory that says who uses it.
 const ownerSuffix = ".owner"
 
-// MountSharedMemory makes a folder and mounts a tmpfs of half the machine's memory there, unless a file system is mounted
-// there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs. Whatever is mounted,
-// owner is who uses it from now on, and who alone unmounts it.
+// MountSharedMemory makes a folder and mounts a tmpfs of half the machine's memory there, unless a file system is
+// mounted there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs.
+// Whatever is mounted, owner is who uses it from now on, and who alone unmounts it.
 func MountSharedMemory(folder, owner string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // clients of any user reach it
 		return fmt.Errorf("making the folder of shared memory: %w", err)
@@ -53,8 +53,8 @@ func MountSharedMemory(folder, owner string) error {
 	return nil
 }
 
-// UnmountSharedMemory takes away what MountSharedMemory has mounted, unless another owner uses it now. What another program has
-// mounted there stays. Containers that have it as their /dev/shm keep it.
+// UnmountSharedMemory takes away what MountSharedMemory has mounted, unless another owner uses it now. What another
+// program has mounted there stays. Containers that have it as their /dev/shm keep it.
 func UnmountSharedMemory(folder, owner string) error {
 	folder, err := filepath.EvalSymlinks(folder) // the list of mounts has the path without links
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,9 +131,9 @@ func isMountPoint(folder string) (bool, error) {
 }
 
 // LabelForContainers gives a folder, and what is in it, the SELinux type of files that every container may use. What is
-// made there later inherits it. Where the kernel runs without SELinux there is nothing to do. Folders in which containers themselves write,
-// which are other file systems and those named so, are labelled without what is in them: it has inherited the type, and a link in the
-// place of a folder would lead to any file of the node.
+// made there later inherits it. Where the kernel runs without SELinux there is nothing to do. Folders in which
+// containers themselves write, which are other file systems and those named so, are labelled without what is in them:
+// it has inherited the type, and a link in the place of a folder would lead to any file of the node.
 func LabelForContainers(folder string, written ...string) error {
 	if _, err := os.Stat(selinuxFolder); errors.Is(err, fs.ErrNotExist) {
 		return nil

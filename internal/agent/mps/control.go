@@ -37,7 +37,8 @@ type Control struct {
 	files  files
 }
 
-// NewControl makes a control with an MPS root, whose name must be an absolute path. The runner finds NVIDIA's program by its name.
+// NewControl makes a control with an MPS root, whose name must be an absolute path. The runner finds NVIDIA's program
+// by its name.
 func NewControl(runner host.Runner, root *os.Root, clk clock.Clock) Control {
 	return Control{runner: runner, clock: clk, files: files{root: root}}
 }
@@ -63,8 +64,9 @@ func (c Control) Start(ctx context.Context, d plan.Daemon) error {
 	return c.Limit(ctx, d)
 }
 
-// Limit sets the limits of the daemon that runs: the defaults first, which servers to come copy, then those of each server,
-// which its clients to come copy. It reads each limit back, because the daemon reports a refusal as an answer like any other.
+// Limit sets the limits of the daemon that runs: the defaults first, which servers to come copy, then those of each
+// server, which its clients to come copy. It reads each limit back, because the daemon reports a refusal as an answer
+// like any other.
 func (c Control) Limit(ctx context.Context, d plan.Daemon) error {
 	for _, l := range limitsOf(d) {
 		if err := c.set(ctx, d.Resource, l.ofDaemon()); err != nil {
@@ -166,8 +168,8 @@ func (c Control) servers(ctx context.Context, resource string) ([]int, error) {
 	return c.pids(ctx, resource, "get_server_list")
 }
 
-// pids are the process IDs in an answer, one on each line, sorted. Other lines are what the daemon says of a server that has
-// ended meanwhile.
+// pids are the process IDs in an answer, one on each line, sorted. Other lines are what the daemon says of a server
+// that has ended meanwhile.
 func (c Control) pids(ctx context.Context, resource, question string) ([]int, error) {
 	answer, err := c.tell(ctx, resource, question, askTimeout)
 	if err != nil {

@@ -88,8 +88,9 @@ func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was 
 	return k.reconcileAsked(ctx, desired, was, daemonState{percentage: percentage, answers: answers, recorded: recorded})
 }
 
-// usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are connected, whom a new
-// start would end; otherwise as not desired, so that it is started anew, because no other way shows which users it serves.
+// usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are
+// connected, whom a new start would end; otherwise as not desired, so that it is started anew, because no other way
+// shows which users it serves.
 func (k *daemonManager) usersOf(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	return desired.MultiUser == (len(connected(servers)) > 0), err
@@ -116,15 +117,15 @@ func (k *daemonManager) reconcileAsked(ctx context.Context, desired plan.Daemon,
 	return k.apply(ctx, desired, was, is.answers)
 }
 
-// outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that it starts
-// would be of that version.
+// outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that
+// it starts would be of that version.
 func (k *daemonManager) outlived(was record) bool {
 	now := k.node.DriverVersion()
 	return was.DriverVersion != "" && now != "" && now != was.DriverVersion
 }
 
-// restart starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new one. While a
-// client is connected, the kernel module is still that of the daemon.
+// restart starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new
+// one. While a client is connected, the kernel module is still that of the daemon.
 func (k *daemonManager) restart(ctx context.Context, desired plan.Daemon, was record) error {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	if err != nil {
@@ -189,8 +190,8 @@ func (k *daemonManager) use(d plan.Daemon, servers []Server, outdated []int) (Us
 	return use, err
 }
 
-// stopForDriver stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
-// does one whose pods may connect at any time.
+// stopForDriver stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has
+// clients stays, and so does one whose pods may connect at any time.
 func (k *daemonManager) stopForDriver(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
 	now := was
 	now.Daemon = desired
@@ -215,8 +216,8 @@ func (k *daemonManager) stopForDriver(ctx context.Context, desired plan.Daemon, 
 	return k.files.write(recordFile(desired.Resource), now)
 }
 
-// apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves users
-// otherwise is started anew.
+// apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves
+// users otherwise is started anew.
 func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
 	now := record{Daemon: desired, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
 	if err := k.files.write(recordFile(desired.Resource), now); err != nil {

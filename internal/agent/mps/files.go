@@ -102,7 +102,8 @@ func (f files) desired() ([]plan.Daemon, error) {
 	return daemons, nil
 }
 
-// record reads the record of a daemon. A record that cannot be decoded still says that the daemon is the operator's, and nothing else.
+// record reads the record of a daemon. A record that cannot be decoded still says that the daemon is the operator's,
+// and nothing else.
 func (f files) record(resource string) (record, bool, error) {
 	var r record
 	found, err := f.read(recordFile(resource), &r)
@@ -112,8 +113,8 @@ func (f files) record(resource string) (record, bool, error) {
 	return r, found, err
 }
 
-// resources are those whose directory holds one of these files, sorted. It looks at nothing in the shared memory, where any pod that uses
-// MPS can put records, links to other directories, and pipes on which a reader waits for ever.
+// resources are those whose directory holds one of these files, sorted. It looks at nothing in the shared memory, where
+// any pod that uses MPS can put records, links to other directories, and pipes on which a reader waits for ever.
 func (f files) resources(names ...string) ([]string, error) {
 	domains, err := f.folders(".")
 	if err != nil {
@@ -173,8 +174,8 @@ func (f files) read(name string, into any) (bool, error) {
 	return true, nil
 }
 
-// write replaces a file as a whole: a reader sees the old content or the new one. Two MPS pods may write side by side while one replaces
-// the other, so each process has a temporary file of its own.
+// write replaces a file as a whole: a reader sees the old content or the new one. Two MPS pods may write side by side
+// while one replaces the other, so each process has a temporary file of its own.
 func (f files) write(name string, content any) error {
 	data, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {

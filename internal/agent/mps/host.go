@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// pollInterval is how often the desired state is read: a folder with few files, so that a desired state is answered at once.
+	// pollInterval is how often the desired state is read: a folder with few files, so that a desired state is answered
+	// at once.
 	pollInterval = 500 * time.Millisecond
 	// healthPoll is how often each daemon is asked whether it is there, and one that failed is tried again.
 	healthPoll = 5 * time.Second
@@ -27,7 +28,8 @@ type Node struct {
 	Processes Processes
 	// DriverContainerReady reports whether the container of NVIDIA's driver is ready. False on a node without one.
 	DriverContainerReady func() bool
-	// DriverLeaves reports whether the driver of the node is about to be replaced and NVIDIA's device plugin is stopping.
+	// DriverLeaves reports whether the driver of the node is about to be replaced and NVIDIA's device plugin is
+	// stopping.
 	DriverLeaves func() bool
 	// DriverVersion returns the version of the driver with which a daemon would start now. Empty: not known.
 	DriverVersion func() string
@@ -65,9 +67,9 @@ func NewHost(control Control, n Node) *Host {
 	}
 }
 
-// Run converges until the context ends. The daemons are then left running: the pod takes them with it, and where
-// there is no pod their clients live on. The error is that only a new process helps: daemons and clients to come have no shared
-// memory in common.
+// Run converges until the context ends. The daemons are then left running: the pod takes them with it, and where there
+// is no pod their clients live on. The error is that only a new process helps: daemons and clients to come have no
+// shared memory in common.
 func (h *Host) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	for ctx.Err() == nil {
@@ -88,7 +90,8 @@ func (h *Host) Run(ctx context.Context) error {
 	return nil
 }
 
-// rest waits for pollInterval. While the container of the driver ends, it looks for servers that serve no pod meanwhile.
+// rest waits for pollInterval. While the container of the driver ends, it looks for servers that serve no pod
+// meanwhile.
 func (h *Host) rest(ctx context.Context) error {
 	var errs []error
 	for end := h.clock.Now().Add(pollInterval); ; {
@@ -120,7 +123,8 @@ func (h *Host) isThorough() bool {
 	return true
 }
 
-// Unused reports whether nobody uses or is to use MPS on the node: no daemon is desired or recorded, and no pod has a pipe directory.
+// Unused reports whether nobody uses or is to use MPS on the node: no daemon is desired or recorded, and no pod has a
+// pipe directory.
 func (h *Host) Unused() (bool, error) {
 	desired, err := h.files.desired()
 	if err != nil {
@@ -137,9 +141,10 @@ func (h *Host) Unused() (bool, error) {
 	return len(desired)+len(ours)+len(given) == 0, nil
 }
 
-// Converge starts, limits and ends daemons once. A daemon whose record says that it is as desired, or that it failed, is
-// looked at again only when thorough; while the driver leaves, one that runs is looked at each time, since NVIDIA's driver manager
-// unloads the module as soon as it has evicted the last pod. Each daemon's error is in its record as well.
+// Converge starts, limits and ends daemons once. A daemon whose record says that it is as desired, or that it failed,
+// is looked at again only when thorough; while the driver leaves, one that runs is looked at each time, since NVIDIA's
+// driver manager unloads the module as soon as it has evicted the last pod. Each daemon's error is in its record as
+// well.
 func (h *Host) Converge(ctx context.Context, thorough bool) error {
 	desired, err := h.files.desired()
 	if err != nil {

@@ -42,8 +42,8 @@ func (l limit) ofServer(pid int) setting {
 // words joins what is not empty.
 func words(all ...string) string { return strings.Join(strings.Fields(strings.Join(all, " ")), " ") }
 
-// limitsOf are the limits of a daemon in NVIDIA's order: the memory of each GPU, then the threads. A GPU without a memory limit
-// has none: NVIDIA's daemon has no limit either where the memory of the GPU is not known.
+// limitsOf are the limits of a daemon in NVIDIA's order: the memory of each GPU, then the threads. A GPU without a
+// memory limit has none: NVIDIA's daemon has no limit either where the memory of the GPU is not known.
 func limitsOf(d plan.Daemon) []limit {
 	limits := make([]limit, 0, len(d.Devices)+1)
 	for _, device := range d.Devices {

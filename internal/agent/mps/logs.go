@@ -26,7 +26,8 @@ const (
 	logBehind = 1 << 20
 	// logLine is how much of a line is shown, in bytes.
 	logLine = 2 << 10
-	// logKept is the size of a log, in bytes, at which it is emptied once all of it is shown: it lies in the node's memory.
+	// logKept is the size of a log, in bytes, at which it is emptied once all of it is shown: it lies in the node's
+	// memory.
 	logKept = 8 << 20
 )
 
@@ -111,7 +112,8 @@ func (l *logs) chunk(name string, offset int64) ([]byte, error) {
 	return io.ReadAll(io.NewSectionReader(f, offset, logChunk)) //nolint:wrapcheck // likewise
 }
 
-// empty lets go of the memory of a log. A daemon that goes on writing at its old position leaves a hole, which takes none.
+// empty lets go of the memory of a log. A daemon that goes on writing at its old position leaves a hole, which takes
+// none.
 func (l *logs) empty(name string) error {
 	f, err := l.files.root.OpenFile(name, os.O_WRONLY|os.O_TRUNC, fileMode)
 	if err != nil {

@@ -4,9 +4,9 @@
 // Package mps runs NVIDIA's MPS control daemons as NVIDIA's own MPS DaemonSet does, with the same programs, paths,
 // limits and markers, so that NVIDIA's device plugin cannot tell one from the other.
 //
-// It has three parts. Control starts, limits, asks and ends one daemon. Host is the MPS pod: it keeps the daemons as the
-// agent asks. View is the agent's side: it writes the desired state and sees the daemons by asking them. They meet in the MPS
-// root, which is /run/nvidia/mps on a node:
+// It has three parts. Control starts, limits, asks and ends one daemon. Host is the MPS pod: it keeps the daemons as
+// the agent asks. View is the agent's side: it writes the desired state and sees the daemons by asking them. They meet
+// in the MPS root, which is /run/nvidia/mps on a node:
 //
 //	gpusharing/<resource, with _ for />.json  the desired state for a daemon; none: it must not run            View writes
 //	<resource>/.gpusharing.json               the record of the daemon: what was applied, what failed  Host writes
@@ -20,11 +20,11 @@
 // NVIDIA's and is never touched. The agent is never the parent of a daemon, since clients die with it.
 //
 // Daemons run for all GPUs of a node: the device plugin knows one daemon for each resource. Limits are set for each GPU
-// by its NVML index, since the daemon takes no UUID there. A daemon starts a server with its first client and gives it the
-// limits of that moment. So new limits are set for the daemon and for each of its servers; clients that are connected keep
-// theirs, which the record says. A server without clients is ended after a while, since it keeps the driver open. The MPS pod
-// mounts shm, and on a node with SELinux gives the MPS root the type container_file_t, which all that is made in it inherits,
-// before any daemon runs: that is `agent mps-prepare`.
+// by its NVML index, since the daemon takes no UUID there. A daemon starts a server with its first client and gives it
+// the limits of that moment. So new limits are set for the daemon and for each of its servers; clients that are
+// connected keep theirs, which the record says. A server without clients is ended after a while, since it keeps the
+// driver open. The MPS pod mounts shm, and on a node with SELinux gives the MPS root the type container_file_t, which
+// all that is made in it inherits, before any daemon runs: that is `agent mps-prepare`.
 package mps
 
 import (

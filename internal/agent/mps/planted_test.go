@@ -12,7 +12,8 @@ import (
 	"github.com/onsi/gomega"
 )
 
-// The shared memory below the MPS root is the /dev/shm of every pod that uses MPS on the node, and any user writes there.
+// The shared memory below the MPS root is the /dev/shm of every pod that uses MPS on the node, and any user writes
+// there.
 func TestWhatPodsPutIntoTheSharedMemoryIsNoDaemon(t *testing.T) {
 	tests := map[string]func(g *gomega.WithT, n *node){
 		"a record that names the daemon of others": func(g *gomega.WithT, n *node) {

@@ -230,8 +230,8 @@ func TestADaemonMakesWayForANewDriver(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
-// NVIDIA's MPS DaemonSet mounts other shared memory when it starts. A process cannot follow that, so it ends, and the next one
-// starts the daemons again.
+// NVIDIA's MPS DaemonSet mounts other shared memory when it starts. A process cannot follow that, so it ends, and the
+// next one starts the daemons again.
 func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
@@ -256,8 +256,8 @@ func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
-// The control daemon hands clients to its server, and serves none of them: that it hangs, or cannot be asked while the driver's root is
-// replaced, ends no client. The end of the process would.
+// The control daemon hands clients to its server, and serves none of them: that it hangs, or cannot be asked while the
+// driver's root is replaced, ends no client. The end of the process would.
 func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
@@ -286,10 +286,12 @@ func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T)
 	g.Expect(n.daemons.Get(n.path(other.Resource, "pipe"))).To(gomega.BeNil())
 }
 
-// idleAndFound is how long a server stays that no client uses while no driver changes: its idle time, and until it is looked at.
+// idleAndFound is how long a server stays that no client uses while no driver changes: its idle time, and until it is
+// looked at.
 const idleAndFound = 10*time.Second + 2*5*time.Second
 
-// NVIDIA's driver manager takes the mark of the driver away, evicts pods, and unloads the module at once when the last is gone.
+// NVIDIA's driver manager takes the mark of the driver away, evicts pods, and unloads the module at once when the last
+// is gone.
 func TestADaemonYieldsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	tests := map[string]struct {
 		pods   bool // another pod has the pipe directory, and is no client
@@ -341,7 +343,8 @@ func TestADaemonYieldsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	}
 }
 
-// The pod of the driver is deleted long before the module is unloaded. Until NVIDIA's device plugin stops, pods can start.
+// The pod of the driver is deleted long before the module is unloaded. Until NVIDIA's device plugin stops, pods can
+// start.
 func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
 	tests := map[string]struct {
 		fresh   bool // it started after the last look at its daemon

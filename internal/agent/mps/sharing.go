@@ -9,13 +9,13 @@ import (
 	"fmt"
 )
 
-// errSharedMemory says that clients to come cannot connect. NVIDIA's MPS DaemonSet mounts other shared memory when it starts,
-// and the mounts of a container never change.
+// errSharedMemory says that clients to come cannot connect. NVIDIA's MPS DaemonSet mounts other shared memory when it
+// starts, and the mounts of a container never change.
 var errSharedMemory = errors.New("another program replaced the shared memory of MPS, as NVIDIA's MPS DaemonSet does when it starts, " +
 	"so that new clients cannot reach the daemons")
 
-// giveUp ends all daemons, if no client is connected to any. Their records stay, so that the next process starts them again. A daemon
-// that does not answer names no clients: it counts as used while a pod has its pipe directory.
+// giveUp ends all daemons, if no client is connected to any. Their records stay, so that the next process starts them
+// again. A daemon that does not answer names no clients: it counts as used while a pod has its pipe directory.
 func (h *Host) giveUp(ctx context.Context) error {
 	resources, err := h.files.resources(recordName)
 	if err != nil {

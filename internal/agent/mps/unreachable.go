@@ -21,7 +21,8 @@ var errInUse = fmt.Errorf("%w does not answer, and pods use it: waiting until it
 // stopper ends daemons of ours, also those that do not answer.
 type stopper struct{ tools }
 
-// quit ends a daemon of ours: by its process if it does not answer, or does not do what it is told. One that is in use stays.
+// quit ends a daemon of ours: by its process if it does not answer, or does not do what it is told. One that is in use
+// stays.
 func (s stopper) quit(ctx context.Context, was record) error {
 	resource := was.Daemon.Resource
 	_, answers, err := s.control.ask(ctx, resource)
@@ -48,9 +49,9 @@ func (s stopper) quit(ctx context.Context, was record) error {
 	return s.control.Quit(ctx, resource)
 }
 
-// endUnreachable ends a daemon of ours that runs and does not answer, by its process: the driver's programs are away while the
-// driver's container restarts, and a daemon may hang. A daemon that is in use stays, which is an error. A daemon that does not
-// run is none.
+// endUnreachable ends a daemon of ours that runs and does not answer, by its process: the driver's programs are away
+// while the driver's container restarts, and a daemon may hang. A daemon that is in use stays, which is an error. A
+// daemon that does not run is none.
 func (s stopper) endUnreachable(ctx context.Context, was record) error {
 	resource := was.Daemon.Resource
 	daemons, servers, err := s.running(resource)
@@ -83,8 +84,8 @@ func (s stopper) endUnreachable(ctx context.Context, was record) error {
 	return nil
 }
 
-// running finds the processes of a daemon of ours and of its servers. NVIDIA's has another pipe directory, since its pod mounts
-// the MPS root elsewhere. A program that asks a daemon has no arguments.
+// running finds the processes of a daemon of ours and of its servers. NVIDIA's has another pipe directory, since its
+// pod mounts the MPS root elsewhere. A program that asks a daemon has no arguments.
 func (s stopper) running(resource string) (daemons, servers []int, err error) {
 	given, err := s.processes.WithVariable(pipeVariable)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
-// programsAreAway lets no program of the driver run, as between the unmounting of the driver's root and the next driver.
+// programsAreAway lets no program of the driver run, as between the unmounting of the driver's root and the next
+// driver.
 func (n *node) programsAreAway() {
 	n.runner.Fail(func(host.Command) error { return errors.New("no libnvidia-ml.so.1 below /run/nvidia/driver") })
 }

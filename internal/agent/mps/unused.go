@@ -10,11 +10,13 @@ import (
 	"time"
 )
 
-// unusedPoll is how often servers that serve no pod are looked for while the container of the driver ends: between the end of the
-// last pod and the moment when k8s-driver-manager unloads the module lies what the kubelet needs to clean up, half a second.
+// unusedPoll is how often servers that serve no pod are looked for while the container of the driver ends: between the
+// end of the last pod and the moment when k8s-driver-manager unloads the module lies what the kubelet needs to clean
+// up, half a second.
 const unusedPoll = 100 * time.Millisecond
 
-// unusedServers ends the servers that keep the old driver loaded though they serve no pod, while the driver's container ends.
+// unusedServers ends the servers that keep the old driver loaded though they serve no pod, while the driver's container
+// ends.
 type unusedServers struct {
 	tools
 
@@ -22,18 +24,18 @@ type unusedServers struct {
 	driverContainerSeen bool                 // it was ready while this process ran
 }
 
-// driverContainerEnds reports whether the container of NVIDIA's driver was ready and is not any more: its pod is being deleted,
-// or its successor is not ready yet. On a node that never had such a container, or where it ended before this process started,
-// nothing is known of it.
+// driverContainerEnds reports whether the container of NVIDIA's driver was ready and is not any more: its pod is being
+// deleted, or its successor is not ready yet. On a node that never had such a container, or where it ended before this
+// process started, nothing is known of it.
 func (u *unusedServers) driverContainerEnds() bool {
 	ready := u.node.DriverContainerReady()
 	u.driverContainerSeen = u.driverContainerSeen || ready
 	return u.driverContainerSeen && !ready
 }
 
-// end ends the servers that serve no pod: they have the GPUs open, so that the module of the driver cannot be
-// unloaded. The daemons stay: pods can start until NVIDIA's device plugin stops, and the next client starts another server. The processes
-// of the node are looked through once for all daemons, since the driver may be away for long.
+// end ends the servers that serve no pod: they have the GPUs open, so that the module of the driver cannot be unloaded.
+// The daemons stay: pods can start until NVIDIA's device plugin stops, and the next client starts another server. The
+// processes of the node are looked through once for all daemons, since the driver may be away for long.
 func (u *unusedServers) end(ctx context.Context, resources ...string) error {
 	if len(resources) == 0 {
 		return nil
@@ -72,8 +74,8 @@ func (u *unusedServers) endOf(ctx context.Context, resource string) error {
 	return errors.Join(errs...)
 }
 
-// served are the resources whose daemon had a server at the last look. It asks no daemon. Where that server has ended, another one may
-// have started for a client of another user.
+// served are the resources whose daemon had a server at the last look. It asks no daemon. Where that server has ended,
+// another one may have started for a client of another user.
 func (u *unusedServers) served() []string {
 	resources, err := u.files.resources(recordName)
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
-// A daemon that was told to end a server lets it serve the clients that it has, and no others: they would wait without an error.
+// A daemon that was told to end a server lets it serve the clients that it has, and no others: they would wait without
+// an error.
 func TestAPodThatStartsWhileItsServerIsLookedAtKeepsIt(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
@@ -153,7 +154,8 @@ func TestADaemonThatHangsHoldsUpNothingWhileTheDriversContainerEnds(t *testing.T
 	})
 }
 
-// looking counts how often all processes of the node are looked through, which takes a hundredth of a second for a thousand of them.
+// looking counts how often all processes of the node are looked through, which takes a hundredth of a second for a
+// thousand of them.
 type looking struct {
 	mps.Processes
 	times int

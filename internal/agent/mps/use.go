@@ -56,7 +56,8 @@ type Use struct {
 	Outdated []int `json:"outdated,omitempty"`
 	// OutdatedPods are the UIDs of the pods of the outdated clients.
 	OutdatedPods []string `json:"outdatedPods,omitempty"`
-	// Unreachable reports that another program has replaced the shared memory on the node: clients to come do not reach the daemon.
+	// Unreachable reports that another program has replaced the shared memory on the node: clients to come do not reach
+	// the daemon.
 	Unreachable bool `json:"unreachable,omitempty"`
 	// Pods are the pods with processes that were given the pipe directory, whether or not they are clients now.
 	Pods []PodUsers `json:"pods,omitempty"`
@@ -68,8 +69,8 @@ type PodUsers struct {
 	Users []int64 `json:"users"` // sorted
 }
 
-// Waiting are the pods whose processes run as other users than the one that the server serves. Their CUDA programs wait,
-// without an error, until the server has no clients.
+// Waiting are the pods whose processes run as other users than the one that the server serves. Their CUDA programs
+// wait, without an error, until the server has no clients.
 func (u Use) Waiting() []PodUsers {
 	if u.User == nil || len(u.Clients) == 0 {
 		return nil
@@ -86,8 +87,8 @@ func (u Use) Waiting() []PodUsers {
 // idle reports whether no process uses the daemon or may begin to.
 func (u Use) idle() bool { return len(u.Clients) == 0 && len(u.Pods) == 0 }
 
-// useOf finds how a daemon with these servers is used. Outdated are the clients that were known to be, of which those that
-// are still connected stay so.
+// useOf finds how a daemon with these servers is used. Outdated are the clients that were known to be, of which those
+// that are still connected stay so.
 func useOf(d plan.Daemon, servers []Server, outdated []int, processes Processes) (Use, error) {
 	u := Use{}
 	for _, s := range servers {

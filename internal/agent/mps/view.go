@@ -34,7 +34,8 @@ func NewView(control Control) *View {
 	return &View{control: control, files: control.files, clock: control.clock}
 }
 
-// Start implements plan.MPS: it writes the desired state and waits until the MPS pod has fulfilled it and the daemon answers.
+// Start implements plan.MPS: it writes the desired state and waits until the MPS pod has fulfilled it and the daemon
+// answers.
 func (v *View) Start(ctx context.Context, d plan.Daemon) error {
 	if err := checkResource(d.Resource); err != nil {
 		return err
@@ -61,7 +62,8 @@ func (v *View) Start(ctx context.Context, d plan.Daemon) error {
 	return failed
 }
 
-// unanswered is the error that the MPS pod did not do what was asked of it: with its own reason, if it has recorded one.
+// unanswered is the error that the MPS pod did not do what was asked of it: with its own reason, if it has recorded
+// one.
 func (v *View) unanswered(do, resource string, err error) error {
 	r, recorded, readErr := v.files.record(resource)
 	if readErr == nil && recorded && r.Error != "" && !errors.Is(err, context.Canceled) {
@@ -88,8 +90,8 @@ func (v *View) request(ctx context.Context, d plan.Daemon) error {
 	return v.files.write(desiredFile(d.Resource), d)
 }
 
-// Stop implements plan.MPS: it takes the desired state back and waits until the daemon is gone. That a daemon does not answer is not enough:
-// one that hangs still serves its clients. The MPS pod removes its record last.
+// Stop implements plan.MPS: it takes the desired state back and waits until the daemon is gone. That a daemon does not
+// answer is not enough: one that hangs still serves its clients. The MPS pod removes its record last.
 func (v *View) Stop(ctx context.Context, resource string) error {
 	if err := checkResource(resource); err != nil {
 		return err
@@ -111,8 +113,8 @@ func (v *View) Stop(ctx context.Context, resource string) error {
 	return nil
 }
 
-// Prune takes back the desired states for daemons that do not answer and that nobody keeps. Such a desired state is left when the MPS pod
-// went before its daemon was stopped; it would bring the daemon back with the pod.
+// Prune takes back the desired states for daemons that do not answer and that nobody keeps. Such a desired state is
+// left when the MPS pod went before its daemon was stopped; it would bring the daemon back with the pod.
 func (v *View) Prune(ctx context.Context, keep func(plan.Daemon) bool) error {
 	desired, err := v.files.desired()
 	if err != nil {
@@ -191,8 +193,8 @@ func (v *View) observe(ctx context.Context, resource string) (Serving, bool, err
 	return s, true, nil
 }
 
-// Assign sets the MPS daemon of each GPU: the one that lists it, or else an external one, which serves every GPU that is
-// not in MIG mode. A daemon that serves is only seen through its pipe, never through the hardware.
+// Assign sets the MPS daemon of each GPU: the one that lists it, or else an external one, which serves every GPU that
+// is not in MIG mode. A daemon that serves is only seen through its pipe, never through the hardware.
 func Assign(devices []gpu.Device, serving []Serving) []gpu.Device {
 	assigned := slices.Clone(devices)
 	for i := range assigned {

@@ -59,8 +59,8 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// BenchmarkSample measures 8 GPUs with 48 containers each over the simulated driver, and closes it again, as each scrape of an agent does.
-// The processor time is that of the whole process, the simulated driver's part included.
+// BenchmarkSample measures 8 GPUs with 48 containers each over the simulated driver, and closes it again, as each
+// scrape of an agent does. The processor time is that of the whole process, the simulated driver's part included.
 func BenchmarkSample(b *testing.B) {
 	d, err := root()
 	if err != nil {

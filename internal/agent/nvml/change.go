@@ -13,7 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// SetMIG implements gpu.Hardware. NVML notes a mode that it cannot activate as pending and says so in a status of its own.
+// SetMIG implements gpu.Hardware. NVML notes a mode that it cannot activate as pending and says so in a status of its
+// own.
 func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error {
 	mode := nvml.DEVICE_MIG_DISABLE
 	if enabled {
@@ -40,8 +41,8 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 	})
 }
 
-// SetComputeMode implements gpu.Hardware. A mode that the GPU has already is not set again: in MIG mode NVML refuses even
-// that.
+// SetComputeMode implements gpu.Hardware. A mode that the GPU has already is not set again: in MIG mode NVML refuses
+// even that.
 func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {
 	return h.do(ctx, uuid, fmt.Sprintf("setting compute mode %s on GPU %s", mode, uuid), func() error {
 		d, err := h.device(uuid)

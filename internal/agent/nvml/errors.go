@@ -78,8 +78,8 @@ func describe(ret nvml.Return) (name string, sentinel error) {
 // pciAddress is a PCI address as nvidia-smi prints it.
 var pciAddress = regexp.MustCompile(`\b([0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b`)
 
-// resetFailure finds what is wrong in what nvidia-smi said of a reset of GPUs, since it has one exit status for nearly all
-// failures. GPUs that were not asked for are those without which it does not work.
+// resetFailure finds what is wrong in what nvidia-smi said of a reset of GPUs, since it has one exit status for nearly
+// all failures. GPUs that were not asked for are those without which it does not work.
 func resetFailure(said string, err error, asked []string) error {
 	if err == nil || errors.Is(err, gpu.ErrBusy) || errors.Is(err, gpu.ErrNotSupported) {
 		return err

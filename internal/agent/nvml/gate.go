@@ -10,9 +10,9 @@ import (
 	"sync"
 )
 
-// gate says who may go on: operations on different GPUs side by side, which NVML allows, and those on one GPU one after the
-// other. An operation may hold handles, and a reset needs every handle closed, so there are either operations or resets;
-// once a reset waits, no new operation begins.
+// gate says who may go on: operations on different GPUs side by side, which NVML allows, and those on one GPU one after
+// the other. An operation may hold handles, and a reset needs every handle closed, so there are either operations or
+// resets; once a reset waits, no new operation begins.
 type gate struct {
 	mu        sync.Mutex
 	changed   chan struct{}   // closed at the next change
@@ -77,9 +77,9 @@ type pass struct {
 	abandoned, over bool
 }
 
-// enter lets an operation in. One that looks at the whole node waits for those that were abandoned, of whose work it would
-// see half. One that will reset comes in beside others that wait to. One whose caller has gone does not begin: nobody would
-// close what it opens.
+// enter lets an operation in. One that looks at the whole node waits for those that were abandoned, of whose work it
+// would see half. One that will reset comes in beside others that wait to. One whose caller has gone does not begin:
+// nobody would close what it opens.
 func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*pass, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

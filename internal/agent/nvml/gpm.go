@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// gpmWindow is the time over which the utilization of MIG instances is measured. The driver's counters are new every 100 ms, so NVML asks for
-// more than that between two samples (NVML API reference, nvmlGpmMigSampleGet).
+// gpmWindow is the time over which the utilization of MIG instances is measured. The driver's counters are new every
+// 100 ms, so NVML asks for more than that between two samples (NVML API reference, nvmlGpmMigSampleGet).
 const gpmWindow = 250 * time.Millisecond
 
 // gpmCalls are those of NVML's GPU performance monitoring, which came together.
@@ -21,7 +21,8 @@ func gpmCalls() []string {
 	return []string{"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree"}
 }
 
-// sampleUtilization adds the utilization of MIG instances, on GPUs that count it: Hopper and later. All are measured over the same time.
+// sampleUtilization adds the utilization of MIG instances, on GPUs that count it: Hopper and later. All are measured
+// over the same time.
 func (s sampler) sampleUtilization(ctx context.Context, handle nvml.Device, instances []gpu.InstanceUse) {
 	if len(instances) == 0 || !s.counts(handle) {
 		return

@@ -5,10 +5,10 @@
 // and names come from the driver of the node, never from a table.
 //
 // NVML calls may hang in the driver. So each operation runs in a goroutine of its own, and its caller returns when the
-// context ends: the operation then stops before its next write, and operations on that GPU, observations and resets that
-// come after it wait for it under their own deadline. Operations on different GPUs run side by side (NVML is thread-safe,
-// says its API reference). Handles do not outlive an operation, since a change of MIG mode and a reset make them invalid;
-// the library itself stays open until Close, since opening it is slow.
+// context ends: the operation then stops before its next write, and operations on that GPU, observations and resets
+// that come after it wait for it under their own deadline. Operations on different GPUs run side by side (NVML is
+// thread-safe, says its API reference). Handles do not outlive an operation, since a change of MIG mode and a reset
+// make them invalid; the library itself stays open until Close, since opening it is slow.
 package nvml
 
 import (
@@ -24,8 +24,9 @@ import (
 type Options struct {
 	// Library is the path of libnvidia-ml.so.1; see driver.Node. Empty: where the dynamic linker finds it.
 	Library string
-	// SMI runs the driver's nvidia-smi in the driver's own root, where it reaches nvidia-persistenced and the fabric manager,
-	// and returns what it printed. NVML has no call for a reset. A reset needs NVML closed, which Hardware sees to.
+	// SMI runs the driver's nvidia-smi in the driver's own root, where it reaches nvidia-persistenced and the fabric
+	// manager, and returns what it printed. NVML has no call for a reset. A reset needs NVML closed, which Hardware
+	// sees to.
 	SMI func(ctx context.Context, args ...string) (string, error)
 	// Gather is how long a reset waits for others that are asked for at the same time, since one that comes later waits
 	// until all of them are over. 0: a tenth of a second.
@@ -78,5 +79,6 @@ func moduleLoaded(name string) bool {
 	return false
 }
 
-// Close implements gpu.Hardware: it gives back every handle. An operation that hangs is not waited for: its handles remain with it.
+// Close implements gpu.Hardware: it gives back every handle. An operation that hangs is not waited for: its handles
+// remain with it.
 func (h *Hardware) Close() error { return h.close() }

@@ -13,7 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// library is the driver's library. The first operation opens it, and the gate says which operations run at the same time.
+// library is the driver's library. The first operation opens it, and the gate says which operations run at the same
+// time.
 type library struct {
 	path string // empty: where the dynamic linker finds it
 	lib  nvml.Interface

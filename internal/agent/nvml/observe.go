@@ -58,8 +58,8 @@ func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 	return gpu.Inventory{DriverVersion: version, Devices: devices}, nil
 }
 
-// observeStill reads a GPU, again if that failed while other operations were going on: what one of them destroys vanishes
-// under the reader's eyes.
+// observeStill reads a GPU, again if that failed while other operations were going on: what one of them destroys
+// vanishes under the reader's eyes.
 func (h *Hardware) observeStill(ctx context.Context, index int, lists lists) (gpu.Device, error) {
 	for {
 		changed, others := h.gate.others()
@@ -166,7 +166,8 @@ func (r reader) readVirtual(handle nvml.Device, d *gpu.Device) error {
 // licensableFeatures is the version of the call whose structure go-nvml has. Older drivers fill in a shorter one.
 const licensableFeatures = "nvmlDeviceGetGridLicensableFeatures_v4"
 
-// license is that of a vGPU. A license changes nothing about how GPUs are shared, so a failure to read it fails no observation.
+// license is that of a vGPU. A license changes nothing about how GPUs are shared, so a failure to read it fails no
+// observation.
 func (r reader) license(handle nvml.Device) gpu.License {
 	if !r.has(licensableFeatures) {
 		return gpu.LicenseUnknown

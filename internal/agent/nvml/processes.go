@@ -29,9 +29,9 @@ const (
 	unusable lists = false
 )
 
-// listsOf tells that of a driver version. Drivers from 535.43.02 to 535.86.05 fill the lists with structures of another size
-// than their header says, so that all PIDs but the first are wrong (NVIDIA/go-nvml issue 75, XuehaiPan/nvitop pull request 89).
-// A version in another form may be one of them.
+// listsOf tells that of a driver version. Drivers from 535.43.02 to 535.86.05 fill the lists with structures of another
+// size than their header says, so that all PIDs but the first are wrong (NVIDIA/go-nvml issue 75, XuehaiPan/nvitop pull
+// request 89). A version in another form may be one of them.
 func listsOf(driverVersion string) lists {
 	var branch, minor, patch int
 	if n, _ := fmt.Sscanf(driverVersion, "%d.%d.%d", &branch, &minor, &patch); n < 2 {

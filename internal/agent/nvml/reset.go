@@ -35,8 +35,8 @@ type resetting struct {
 	ended      bool     // their persistence mode was turned off
 }
 
-// Reset implements gpu.Hardware. The driver's own nvidia-smi makes nvidia-persistenced let go of the GPUs meanwhile and gives
-// them back to it. Resets of several GPUs run side by side.
+// Reset implements gpu.Hardware. The driver's own nvidia-smi makes nvidia-persistenced let go of the GPUs meanwhile and
+// gives them back to it. Resets of several GPUs run side by side.
 func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
 	what := "resetting GPU " + strings.Join(uuids, ", ")
 	p, err := h.gate.enter(ctx, true, uuids...)
@@ -102,8 +102,8 @@ func (r *resetting) closed(ctx context.Context) error {
 	return r.patiently(ctx, err)
 }
 
-// patiently tries again while a program that nobody knows has a GPU open. If nvidia-persistenced could be that program, it
-// is told to let go for good after the first attempts.
+// patiently tries again while a program that nobody knows has a GPU open. If nvidia-persistenced could be that program,
+// it is told to let go for good after the first attempts.
 func (r *resetting) patiently(ctx context.Context, err error) error {
 	var waited time.Duration
 	for attempt, wait := 1, time.Second; errors.Is(err, gpu.ErrBusy) && waited < patience && r.options.After != nil; attempt++ {
@@ -126,8 +126,8 @@ func (r *resetting) patiently(ctx context.Context, err error) error {
 	return r.held(err, waited)
 }
 
-// held says of GPUs that nobody known holds what to do. The kernel module nvidia_drm does not let go, so that only a reboot
-// activates what is pending.
+// held says of GPUs that nobody known holds what to do. The kernel module nvidia_drm does not let go, so that only a
+// reboot activates what is pending.
 func (r *resetting) held(err error, waited time.Duration) error {
 	if r.options.Module(drm) {
 		return fmt.Errorf("%w: %s", &gpu.ModuleError{Module: drm}, firstLine(err))

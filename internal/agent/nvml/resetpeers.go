@@ -10,8 +10,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// group is the GPUs of which a reset has said that they must be reset together. Only a reset tells, so it is remembered until
-// they were: a fabric manager may run before the next reset.
+// group is the GPUs of which a reset has said that they must be reset together. Only a reset tells, so it is remembered
+// until they were: a fabric manager may run before the next reset.
 type group struct {
 	mu  sync.Mutex
 	pci []string // sorted

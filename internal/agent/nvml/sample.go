@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// sampleWindow is how far back the samples of a process's utilization may lie. The driver takes one each second or more often,
-	// and keeps them much longer than they are true.
+	// sampleWindow is how far back the samples of a process's utilization may lie. The driver takes one each second or
+	// more often, and keeps them much longer than they are true.
 	sampleWindow = 5 * time.Second
 	// percent is NVML's unit of utilization.
 	percent = 100
@@ -108,7 +108,8 @@ func (s sampler) sampleDevice(ctx context.Context, index int, lists lists) (gpu.
 	return d, err
 }
 
-// memory is that of a GPU or a MIG device. The second version of the call tells what the driver reserves from what is used.
+// memory is that of a GPU or a MIG device. The second version of the call tells what the driver reserves from what is
+// used.
 func (s sampler) memory(handle nvml.Device) *gpu.Memory {
 	if s.has("nvmlDeviceGetMemoryInfo_v2") {
 		if m, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
@@ -147,7 +148,8 @@ func (s sampler) sampleInstances(ctx context.Context, handle nvml.Device) []gpu.
 	return instances
 }
 
-// placeOf is the driver's number of the profile of a GPU instance and where the instance begins; -1 if it is destroyed meanwhile.
+// placeOf is the driver's number of the profile of a GPU instance and where the instance begins; -1 if it is destroyed
+// meanwhile.
 func placeOf(handle nvml.Device, id int) (profile, start int) {
 	instance, ret := handle.GetGpuInstanceById(id)
 	if ret != nvml.SUCCESS {

@@ -18,8 +18,8 @@ import (
 var errNoTimeSlice = errors.New("no way to read or set a time slice is configured")
 
 // NVML has no call for time slices, so nvidia-smi reads and sets them, as NVIDIA's DRA driver does
-// (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go: setTimeSlice). It is asked for one GPU at a time, because NVIDIA
-// documents no format of the list.
+// (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go: setTimeSlice). It is asked for one GPU at a
+// time, because NVIDIA documents no format of the list.
 
 // TimeSlices implements gpu.Hardware.
 func (h *Hardware) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
@@ -48,7 +48,8 @@ func (h *Hardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.Time
 	return err
 }
 
-// computePolicy runs nvidia-smi compute-policy for a GPU, never beside a reset: it has the GPU open. ErrGone: the driver does not know it.
+// computePolicy runs nvidia-smi compute-policy for a GPU, never beside a reset: it has the GPU open. ErrGone: the
+// driver does not know it.
 func (h *Hardware) computePolicy(ctx context.Context, uuid, what, option string) (said string, err error) {
 	var answer string
 	err = h.do(ctx, uuid, what, func() error {

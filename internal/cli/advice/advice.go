@@ -1,11 +1,13 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package advice decides from what containers have used which ways to share GPUs fit them, and writes a policy for the best. It is pure.
+// Package advice decides from what containers have used which ways to share GPUs fit them, and writes a policy for the
+// best. It is pure.
 //
 //	what was observed, nodes, policies → Of → Advice for the nodes of one policy with GPUs of one product → Text
 //
-// The rules, each with its reason, are in docs/choosing.md. A value that was not observed is nil, and then no rule counts it as 0.
+// The rules, each with its reason, are in docs/choosing.md. A value that was not observed is nil, and then no rule
+// counts it as 0.
 package advice
 
 import (
@@ -45,7 +47,8 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 }
 
-// Scope limits advice to the nodes of a policy, to a node, or to the containers of a namespace. Empty members limit nothing.
+// Scope limits advice to the nodes of a policy, to a node, or to the containers of a namespace. Empty members limit
+// nothing.
 type Scope struct{ Policy, Node, Namespace string }
 
 // Seen is what a source has observed.
@@ -54,8 +57,8 @@ type Seen struct {
 	Source string
 	// Time is for how long each node was observed. A node that is absent was not.
 	Time map[string]time.Duration
-	// Concurrent is at most how many GPUs and instances, counted once for each container on them, containers of the scope held at the same
-	// time on each node.
+	// Concurrent is at most how many GPUs and instances, counted once for each container on them, containers of the
+	// scope held at the same time on each node.
 	Concurrent map[string]int
 	Containers []Container
 	// Lacks is what the source could not give.
@@ -70,8 +73,8 @@ type Container struct {
 	// Held is how many GPUs or instances it held at the same time.
 	Held        int
 	MemoryBytes *int64
-	// Compute and Compute95 are the largest utilization of the streaming multiprocessors of the GPU, 0 to 1, and the one that 95 of 100
-	// reported samples did not exceed.
+	// Compute and Compute95 are the largest utilization of the streaming multiprocessors of the GPU, 0 to 1, and the
+	// one that 95 of 100 reported samples did not exceed.
 	Compute, Compute95 *float64
 }
 
@@ -101,8 +104,8 @@ type Advice struct {
 	Lacks    []string
 }
 
-// Of advises. Nodes that were observed for less than the minimum, or have GPUs of several products, are left out, and Lacks says so.
-// Errors: no node is left.
+// Of advises. Nodes that were observed for less than the minimum, or have GPUs of several products, are left out, and
+// Lacks says so. Errors: no node is left.
 func Of(c Cluster) ([]Advice, error) {
 	groups, lacks := c.groups()
 	if len(groups) == 0 {
@@ -171,8 +174,8 @@ func (n Node) mixed() bool {
 	return slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != n.Devices[0].Product })
 }
 
-// empty is a GPU of a product before anything is changed. Its MIG profiles are the driver's, or those of the catalogue, since some drivers
-// tell them in MIG mode only.
+// empty is a GPU of a product before anything is changed. Its MIG profiles are the driver's, or those of the catalogue,
+// since some drivers tell them in MIG mode only.
 func empty(devices []v1alpha1.DeviceStatus) gpu.Device {
 	d := plan.Device(devices[0])
 	for i := range devices {

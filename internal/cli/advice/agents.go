@@ -15,7 +15,8 @@ import (
 // often is the part of the reported samples that the usual utilization of a container does not exceed.
 const often = 0.95
 
-// FromAgents is what the agents of nodes have kept. Only containers of the namespace count as held at the same time; empty: all.
+// FromAgents is what the agents of nodes have kept. Only containers of the namespace count as held at the same time;
+// empty: all.
 func FromAgents(histories []usage.History, namespace string) Seen {
 	s := Seen{Source: "the memory of the agents", Time: map[string]time.Duration{}, Concurrent: map[string]int{}}
 	for _, h := range histories {

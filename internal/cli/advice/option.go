@@ -48,8 +48,8 @@ const (
 	minReplicas = 2
 )
 
-// options are the ways to share the GPUs, the one that is advised first if it fits: isolated ones before others, and of these the
-// smallest, which leaves the most room.
+// options are the ways to share the GPUs, the one that is advised first if it fits: isolated ones before others, and of
+// these the smallest, which leaves the most room.
 func (f Fleet) options() []Option {
 	options := f.partitions()
 	replicas := max(minReplicas, (f.Concurrent+f.GPUs-1)/f.GPUs)
@@ -80,7 +80,8 @@ func (f Fleet) timeSlicing(replicas int) Option {
 	}
 }
 
-// partitions are the layouts of MIG instances: of one profile each, the smallest first, and one of several if the containers need it.
+// partitions are the layouts of MIG instances: of one profile each, the smallest first, and one of several if the
+// containers need it.
 func (f Fleet) partitions() []Option {
 	if !f.Device.MIGCapable {
 		return nil // the catalogue knows the product's profiles all the same
@@ -123,7 +124,8 @@ func (f Fleet) profiles() []gpu.Profile {
 	return plain
 }
 
-// layout gives each container the smallest instance that holds it, where one profile is not enough, and fills up with the smallest.
+// layout gives each container the smallest instance that holds it, where one profile is not enough, and fills up with
+// the smallest.
 func (f Fleet) layout(profiles []gpu.Profile) (Option, bool) {
 	need := map[string]int{}
 	for _, c := range f.Containers {

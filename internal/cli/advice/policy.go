@@ -23,8 +23,8 @@ const labelHostname = "kubernetes.io/hostname"
 // maxPriority is the highest priority that the API takes.
 const maxPriority = 1000000
 
-// policyFor is a policy that shares the GPUs of a fleet, and of no other nodes of another policy, in a way; or why there is none. The
-// policy that governs the nodes keeps its name if it governs no others.
+// policyFor is a policy that shares the GPUs of a fleet, and of no other nodes of another policy, in a way; or why
+// there is none. The policy that governs the nodes keeps its name if it governs no others.
 func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSharingPolicy, why string) {
 	if len(f.Others) > 0 {
 		return nil, "containers of other namespaces use these nodes too: " + format.List(f.Others)
@@ -56,8 +56,8 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 	return p, ""
 }
 
-// governsOnly reports whether a policy governs the nodes of a fleet, and none with other GPUs or out of scope. One that was not observed for
-// long enough is shared with its like.
+// governsOnly reports whether a policy governs the nodes of a fleet, and none with other GPUs or out of scope. One that
+// was not observed for long enough is shared with its like.
 func (c Cluster) governsOnly(f Fleet) bool {
 	other := func(n Node) bool {
 		return n.Policy == f.Policy && (c.Scope.Node != "" && n.Name != c.Scope.Node ||
@@ -66,8 +66,8 @@ func (c Cluster) governsOnly(f Fleet) bool {
 	return f.Policy != "" && !slices.ContainsFunc(c.Nodes, other)
 }
 
-// narrow makes a policy one of its own, for the nodes of a fleet alone. It takes them from the policy that governs them, and no node from
-// another.
+// narrow makes a policy one of its own, for the nodes of a fleet alone. It takes them from the policy that governs
+// them, and no node from another.
 func (c Cluster) narrow(p *v1alpha1.GPUSharingPolicy, f Fleet) {
 	parts := []string{f.Policy, f.Device.Product}
 	p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{f.Device.Product}}
@@ -90,8 +90,8 @@ func (c Cluster) narrow(p *v1alpha1.GPUSharingPolicy, f Fleet) {
 	}
 }
 
-// leaveOut keeps a policy from nodes that no advice is for and that it would take: those of another policy, and those with GPUs of several
-// products. It returns why it cannot.
+// leaveOut keeps a policy from nodes that no advice is for and that it would take: those of another policy, and those
+// with GPUs of several products. It returns why it cannot.
 func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why string) {
 	const mostValues = 64 // that the API takes
 	candidate := narrowed.DeepCopy()

@@ -26,15 +26,16 @@ const (
 	QueryCompute95  Query = "compute95"  // utilization that 95 of 100 samples of a container did not exceed
 )
 
-// resolution is how often the questions that have to count look into a time in the past: about two thousand times, every five minutes of a
-// week. What begins and ends in between is not counted. Prometheus itself takes a series for gone after five minutes.
+// resolution is how often the questions that have to count look into a time in the past: about two thousand times,
+// every five minutes of a week. What begins and ends in between is not counted. Prometheus itself takes a series for
+// gone after five minutes.
 func resolution(window time.Duration) time.Duration {
 	const steps, finest, coarsest = 2000, 30 * time.Second, 5 * time.Minute
 	return min(max(window/steps, finest), coarsest).Truncate(time.Second)
 }
 
-// Queries are the questions in PromQL, over a time that ends now. Only containers of the namespace are asked for, or all if it is empty;
-// QueryHeld, QueryMemory and those after them always ask for all.
+// Queries are the questions in PromQL, over a time that ends now. Only containers of the namespace are asked for, or
+// all if it is empty; QueryHeld, QueryMemory and those after them always ask for all.
 func Queries(window time.Duration, namespace string) map[Query]string {
 	over, step := fmt.Sprintf("%.0fs", window.Seconds()), resolution(window).Seconds()
 	steps := fmt.Sprintf("[%s:%.0fs]", over, step)

@@ -48,7 +48,8 @@ func Rules() []Rule {
 	}
 }
 
-// fits reports whether a share has the memory that a container needs. One of which the memory is not known fits none that is limited.
+// fits reports whether a share has the memory that a container needs. One of which the memory is not known fits none
+// that is limited.
 func (c Container) fits(s Share) bool {
 	return c.MemoryBytes != nil && s.MemoryMiB > 0 && float64(*c.MemoryBytes)*headroom <= float64(s.MemoryMiB*mebibyte)
 }

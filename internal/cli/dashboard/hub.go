@@ -13,8 +13,8 @@ import (
 	"sync"
 )
 
-// Hub keeps the latest page, and hands each reader what has changed since it last read. A reader that is slow misses values between two
-// reads, and never the latest one.
+// Hub keeps the latest page, and hands each reader what has changed since it last read. A reader that is slow misses
+// values between two reads, and never the latest one.
 type Hub struct {
 	mu      sync.Mutex
 	version int64
@@ -121,7 +121,8 @@ type update struct {
 	Nodes []json.RawMessage `json:"nodes,omitempty"` // by name
 }
 
-// lines are the lines of JSON by which an update is sent, short ones, so that a browser does not stop while it reads one.
+// lines are the lines of JSON by which an update is sent, short ones, so that a browser does not stop while it reads
+// one.
 func (u *update) lines() ([]byte, error) {
 	const most = 20 // nodes
 	var lines bytes.Buffer
@@ -142,8 +143,8 @@ type cursor struct {
 	names   map[string]bool
 }
 
-// next returns what has changed since a cursor, and moves it. It returns nil if nothing has, with a channel that is closed once
-// something does.
+// next returns what has changed since a cursor, and moves it. It returns nil if nothing has, with a channel that is
+// closed once something does.
 func (h *Hub) next(at *cursor) (*update, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

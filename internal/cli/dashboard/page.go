@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dashboard serves the page of `kubectl gpusharing dashboard` to the browser of the user who started it, and to nobody else. It
-// knows no cluster: it is given what the page shows, and hands each browser what has changed.
+// Package dashboard serves the page of `kubectl gpusharing dashboard` to the browser of the user who started it, and to
+// nobody else. It knows no cluster: it is given what the page shows, and hands each browser what has changed.
 package dashboard
 
 import "time"

@@ -28,15 +28,18 @@ var static embed.FS
 const (
 	// maxQuestion bounds what the page may ask.
 	maxQuestion = 1 << 20
-	// beat is how often a browser hears from a page on which nothing changes; one that hears nothing for longer knows that it is not live.
+	// beat is how often a browser hears from a page on which nothing changes; one that hears nothing for longer knows
+	// that it is not live.
 	beat = 5 * time.Second
 	// writeTimeout is how long a browser may take to accept an answer, or one update of the stream.
 	writeTimeout = 30 * time.Second
-	// readTimeout is how long a browser may take to send a question, and idleTimeout how long its connection stays open without a request.
+	// readTimeout is how long a browser may take to send a question, and idleTimeout how long its connection stays open
+	// without a request.
 	readTimeout, idleTimeout = 30 * time.Second, 2 * time.Minute
 	// previewTimeout is how long the API server may take for a preview.
 	previewTimeout = time.Minute
-	// ContentPolicy lets the browser load, and connect to, nothing but this server, and lets no text become markup or script.
+	// ContentPolicy lets the browser load, and connect to, nothing but this server, and lets no text become markup or
+	// script.
 	ContentPolicy = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
 		"require-trusted-types-for 'script'; trusted-types 'none'"
 )
@@ -52,8 +55,8 @@ type Server struct {
 	hosts []string
 }
 
-// Listen listens on this machine alone, on a port or, if it is 0, on one that is free. The address that it returns has the token in its
-// fragment, which a browser sends to no server.
+// Listen listens on this machine alone, on a port or, if it is 0, on one that is free. The address that it returns has
+// the token in its fragment, which a browser sends to no server.
 func (s *Server) Listen(ctx context.Context, port uint16) (net.Listener, string, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
@@ -103,8 +106,8 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// foreign is why a request does not come from the page itself; empty: it does, or from no page. The Host tells a name of another site that
-// resolves to this machine, the others a page of another site.
+// foreign is why a request does not come from the page itself; empty: it does, or from no page. The Host tells a name
+// of another site that resolves to this machine, the others a page of another site.
 func (s *Server) foreign(r *http.Request) string {
 	switch origin, site := r.Header.Values("Origin"), r.Header.Get("Sec-Fetch-Site"); {
 	case !slices.Contains(s.hosts, r.Host):
@@ -130,7 +133,8 @@ func (s *Server) withToken(next http.HandlerFunc) http.Handler {
 	})
 }
 
-// contentType is that of a file of the page, by its extension. What the machine has registered for one may be something else.
+// contentType is that of a file of the page, by its extension. What the machine has registered for one may be something
+// else.
 var contentType = map[string]string{
 	".css": "text/css; charset=utf-8", ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml",
 }
@@ -157,7 +161,8 @@ func (s *Server) write(w http.ResponseWriter, content []byte) {
 	}
 }
 
-// stream sends the page, and then each change of it, as lines of JSON, or an empty line where nothing has changed for a while.
+// stream sends the page, and then each change of it, as lines of JSON, or an empty line where nothing has changed for a
+// while.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	defer s.Hub.enter()()
 	w.Header().Set("Content-Type", "application/x-ndjson")

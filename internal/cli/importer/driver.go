@@ -82,7 +82,8 @@ func (d *Driver) refuses() error {
 	return nil
 }
 
-// drivenGPUs are the GPUs of a node as its agent reported them or, where no agent runs yet, as the driver publishes them.
+// drivenGPUs are the GPUs of a node as its agent reported them or, where no agent runs yet, as the driver publishes
+// them.
 func (n *Node) drivenGPUs(f *found) ([]shape, error) {
 	if len(n.Devices) > 0 {
 		return shapes(n.Devices), nil

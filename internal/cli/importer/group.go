@@ -47,8 +47,8 @@ func join(groups []*group, f found) []*group {
 // maxValues is how many host names one policy can list.
 const maxValues = 64
 
-// policiesOf writes a policy for each group, or several where the nodes can be listed only and are many. Each has a name that
-// no policy has yet, since kubectl apply would replace that policy.
+// policiesOf writes a policy for each group, or several where the nodes can be listed only and are many. Each has a
+// name that no policy has yet, since kubectl apply would replace that policy.
 func policiesOf(groups []*group, all []Node, existing []string) []Policy {
 	var policies []Policy
 	taken := map[string]bool{}
@@ -111,8 +111,8 @@ func (g *group) selectors(all []Node) []*v1alpha1.NodeSelector {
 	return selectors
 }
 
-// label is a label that the nodes of the group have in common and no other GPU node has: one that a person or a node pool
-// gave, never one that sharing writes.
+// label is a label that the nodes of the group have in common and no other GPU node has: one that a person or a node
+// pool gave, never one that sharing writes.
 func (g *group) label(all []Node) (name, value string, found bool) {
 	candidates := slices.Collect(maps.Keys(g.nodes[0].Labels))
 	slices.SortFunc(candidates, func(a, b string) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a, b)) })
@@ -143,8 +143,8 @@ const maxKey = 100
 // never is the rank of labels that no policy may select by, or that name one node.
 const never = 9
 
-// rank says how good a label is to select by: those that people give come first, then node pools and roles, then what the
-// machine is.
+// rank says how good a label is to select by: those that people give come first, then node pools and roles, then what
+// the machine is.
 func rank(name string) int {
 	domain, local, has := strings.Cut(name, "/")
 	switch {
@@ -164,14 +164,15 @@ func rank(name string) int {
 	return 1
 }
 
-// unfit reports whether all labels of a domain are written by programs: about GPUs, by the operator itself, or about places.
+// unfit reports whether all labels of a domain are written by programs: about GPUs, by the operator itself, or about
+// places.
 func unfit(domain string) bool {
 	return domain == "nvidia.com" || strings.HasSuffix(domain, ".nvidia.com") || domain == v1alpha1.Group ||
 		domain == "feature.node.kubernetes.io" || strings.HasPrefix(domain, "topology.") || strings.Contains(domain, "csi.")
 }
 
-// ephemeral reports whether a label tells one machine from another, or where it stands, or what state it is in. The next
-// machine of the same kind has another value.
+// ephemeral reports whether a label tells one machine from another, or where it stands, or what state it is in. The
+// next machine of the same kind has another value.
 func ephemeral(local string) bool {
 	words := strings.FieldsFunc(strings.ToLower(local), func(r rune) bool { return r == '-' || r == '.' || r == '_' })
 	return slices.ContainsFunc(words, func(word string) bool {

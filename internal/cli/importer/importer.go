@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package importer describes by policies how the GPUs of a cluster are shared already: by keys of NVIDIA's device-plugin
-// ConfigMap, labels on nodes, MIG instances, or by NVIDIA's DRA driver. It is pure.
+// Package importer describes by policies how the GPUs of a cluster are shared already: by keys of NVIDIA's
+// device-plugin ConfigMap, labels on nodes, MIG instances, or by NVIDIA's DRA driver. It is pure.
 //
 // A policy that it writes changes nothing on the nodes that it selects. What no policy can say is told in words, never
 // left out in silence.
@@ -26,11 +26,13 @@ type Cluster struct {
 	Configs map[string]string
 	// Default is the key for nodes without a label.
 	Default string
-	// MIGStrategy is ClusterPolicy.spec.mig.strategy, which overrules flags.migStrategy of every key; empty: it does not.
+	// MIGStrategy is ClusterPolicy.spec.mig.strategy, which overrules flags.migStrategy of every key; empty: it does
+	// not.
 	MIGStrategy string
 	// MIGConfigs is the content of the key config.yaml of mig-manager's ConfigMap; empty: it has the built-in layouts.
 	MIGConfigs string
-	// Unread is why it is not known which configurations the device plugin reads, and what to do about it; empty: it is known.
+	// Unread is why it is not known which configurations the device plugin reads, and what to do about it; empty: it is
+	// known.
 	Unread string
 	// Nodes are the nodes that have GPUs.
 	Nodes []Node

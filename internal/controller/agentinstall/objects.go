@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agentinstall installs what the Operator Lifecycle Manager cannot: its bundles hold Deployments, but no DaemonSet, no
-// SecurityContextConstraints and no admission policy (operator-registry, pkg/lib/bundle/supported_resources.go). Helm and
-// kustomize need none of it.
+// Package agentinstall installs what the Operator Lifecycle Manager cannot: its bundles hold Deployments, but no
+// DaemonSet, no SecurityContextConstraints and no admission policy (operator-registry,
+// pkg/lib/bundle/supported_resources.go). Helm and kustomize need none of it.
 //
 // It knows nothing of GPUs. It applies the objects of two files, which the bundle brings in a ConfigMap, into its own
 // namespace and with the images that its environment names:
@@ -35,7 +35,8 @@ const (
 	keptFile  = "kept.yaml"
 )
 
-// agentContainer is the name of the container of an agent, and metricsPort that of its port, by which its readers find it.
+// agentContainer is the name of the container of an agent, and metricsPort that of its port, by which its readers find
+// it.
 const agentContainer, metricsPort = "agent", "metrics"
 
 // objects reads what is to be applied for a Deployment.
@@ -109,8 +110,8 @@ func read(manifests fs.FS, file string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// setContainers puts the images of the same name into a workload, and turns the metrics of its agents on. An image that nobody named is
-// refused: it would be pulled from wherever the nodes look first.
+// setContainers puts the images of the same name into a workload, and turns the metrics of its agents on. An image that
+// nobody named is refused: it would be pulled from wherever the nodes look first.
 func setContainers(o *unstructured.Unstructured, images map[string]string, metrics Metrics) error {
 	for _, list := range []string{"initContainers", "containers"} {
 		path := []string{"spec", "template", "spec", list}

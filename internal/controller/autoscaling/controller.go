@@ -5,8 +5,8 @@
 //
 //	gather (reads, from caches) → autoscaling.Snapshot.Advise (pure) → write what policies in mode Manage ask for → report on the policies
 //
-// It touches no node, and no rollout waits for it. It writes nothing in mode Advise, which is the default, and may not write without the
-// rights of config/autoscaling.
+// It touches no node, and no rollout waits for it. It writes nothing in mode Advise, which is the default, and may not
+// write without the rights of config/autoscaling.
 package autoscaling
 
 import (
@@ -48,8 +48,8 @@ type Controller struct {
 	kinds  kinds
 	clock  clock.PassiveClock
 	events events.EventRecorder
-	// wrote is the resource version of each object before the last write to it, by Write.Target: as long as the cache shows that version,
-	// it does not show the write.
+	// wrote is the resource version of each object before the last write to it, by Write.Target: as long as the cache
+	// shows that version, it does not show the write.
 	wrote map[string]string
 	// refused is why the API server refused the last write to an object.
 	refused map[string]refusal

@@ -17,9 +17,9 @@ import (
 	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// TestAnnotationsThatClusterAPICopies: the MachineDeployment controller copies all annotations of a MachineDeployment to its MachineSets
-// (kubernetes-sigs/cluster-api internal/controllers/machinedeployment/mdutil/util.go). The copies are not the operator's, and nothing
-// waits for them to go.
+// TestAnnotationsThatClusterAPICopies: the MachineDeployment controller copies all annotations of a MachineDeployment
+// to its MachineSets (kubernetes-sigs/cluster-api internal/controllers/machinedeployment/mdutil/util.go). The copies
+// are not the operator's, and nothing waits for them to go.
 func TestAnnotationsThatClusterAPICopies(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)

@@ -56,8 +56,8 @@ func TestANodeOverlayComesAndGoesWithThePolicy(t *testing.T) {
 	s.Eventually(s.overlays, wait, poll).Should(BeEmpty())
 }
 
-// TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind: nobody has released anything. (Garbage collection, which this cluster has not, deletes
-// it with its owner.)
+// TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind: nobody has released anything. (Garbage collection, which this
+// cluster has not, deletes it with its owner.)
 func TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)
@@ -78,7 +78,8 @@ func TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind(t *testing.T) {
 	s.Eventually(s.overlays, time.Minute, poll).Should(BeEmpty(), "the kind is back, and no policy asks for it")
 }
 
-// TestKindsOfKarpenterThatComeLater: nothing is watched before, and everything is written in the version that is served.
+// TestKindsOfKarpenterThatComeLater: nothing is watched before, and everything is written in the version that is
+// served.
 func TestKindsOfKarpenterThatComeLater(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)

@@ -26,7 +26,8 @@ import (
 // +kubebuilder:rbac:groups=machine.openshift.io,resources=machinesets;machines,verbs=list;watch
 // +kubebuilder:rbac:groups=config.openshift.io,resources=clusterversions,verbs=list;watch
 
-// kind is a kind of an autoscaler, in the version that is known. Its definition may be installed before the operator, after it or never.
+// kind is a kind of an autoscaler, in the version that is known. Its definition may be installed before the operator,
+// after it or never.
 type kind struct {
 	schema.GroupVersionKind
 	definition string
@@ -49,8 +50,8 @@ var (
 	versionKinds = kind{schema.GroupVersionKind{Group: "config.openshift.io", Version: "v1", Kind: "ClusterVersion"}, "clusterversions.config.openshift.io", false}
 )
 
-// kinds reads the objects of autoscalers from a cache of its own, in the versions that are served. A kind that is not served is not
-// watched: a watch on it would fail again and again.
+// kinds reads the objects of autoscalers from a cache of its own, in the versions that are served. A kind that is not
+// served is not watched: a watch on it would fail again and again.
 type kinds struct {
 	cache        cache.Cache
 	pluginConfig *pluginconfig.Configurer
@@ -74,8 +75,8 @@ func (k *kinds) object(of kind, version schema.GroupVersionKind) client.Object {
 	return o
 }
 
-// follow watches a kind in the version that is served. It returns the zero value if none is, and pluginconfig.ErrNotSynced as long as the
-// objects are not read.
+// follow watches a kind in the version that is served. It returns the zero value if none is, and
+// pluginconfig.ErrNotSynced as long as the objects are not read.
 func (k *kinds) follow(ctx context.Context, of kind) (schema.GroupVersionKind, error) {
 	served, err := k.pluginConfig.Served(ctx, of.GroupVersionKind, of.definition)
 	if err != nil && !errors.Is(err, pluginconfig.ErrNotSynced) {

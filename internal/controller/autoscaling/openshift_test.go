@@ -22,8 +22,9 @@ import (
 
 // The controllers of OpenShift that write to MachineSets, as stubborn as they are.
 
-// provider is the MachineSet controller of a cloud provider: at each change it overwrites its own annotations with what the instance type
-// has, and keeps others. Source: openshift/machine-api-provider-aws pkg/actuators/machineset/controller.go.
+// provider is the MachineSet controller of a cloud provider: at each change it overwrites its own annotations with what
+// the instance type has, and keeps others. Source: openshift/machine-api-provider-aws
+// pkg/actuators/machineset/controller.go.
 func (s *site) provider() {
 	s.t.Helper()
 	s.controller("machine-api-provider", func(set *unstructured.Unstructured) bool {
@@ -42,9 +43,10 @@ func (s *site) provider() {
 	})
 }
 
-// autoscalerOperator is the MachineAutoscaler controller of cluster-autoscaler-operator: with a change of the limits it fills in the capacity
-// annotations that are missing, and touches no other. Source: openshift/cluster-autoscaler-operator
-// pkg/controller/machineautoscaler/machinetarget.go and machineautoscaler_controller.go.
+// autoscalerOperator is the MachineAutoscaler controller of cluster-autoscaler-operator: with a change of the limits it
+// fills in the capacity annotations that are missing, and touches no other. Source:
+// openshift/cluster-autoscaler-operator pkg/controller/machineautoscaler/machinetarget.go and
+// machineautoscaler_controller.go.
 func (s *site) autoscalerOperator(limit string) {
 	s.t.Helper()
 	s.Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -139,8 +141,8 @@ func (s *site) deletePolicy() {
 	s.Expect(s.client.Delete(s.t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}})).To(Succeed())
 }
 
-// TestBesideTheControllersOfOpenShift: the default is taken over and survives what OpenShift's controllers write, and comes back with the end of
-// the policy.
+// TestBesideTheControllersOfOpenShift: the default is taken over and survives what OpenShift's controllers write, and
+// comes back with the end of the policy.
 func TestBesideTheControllersOfOpenShift(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)
@@ -164,7 +166,8 @@ func TestBesideTheControllersOfOpenShift(t *testing.T) {
 	s.Expect(s.capacity()).To(Equal(before))
 }
 
-// TestAToolThatReplacesTheObject: a GitOps tool that replaces the MachineSet takes the annotations off. It is left alone, and named.
+// TestAToolThatReplacesTheObject: a GitOps tool that replaces the MachineSet takes the annotations off. It is left
+// alone, and named.
 func TestAToolThatReplacesTheObject(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)

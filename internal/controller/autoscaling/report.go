@@ -21,8 +21,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-// report applies what each policy reports of its node groups: status.nodeGroups and the condition AutoscalingConfigured, and nothing else of
-// the status.
+// report applies what each policy reports of its node groups: status.nodeGroups and the condition
+// AutoscalingConfigured, and nothing else of the status.
 func (c *Controller) report(ctx context.Context, w *autoscaling.Snapshot, advice autoscaling.Advice) error {
 	var errs []error
 	for i := range w.Policies {

@@ -129,7 +129,8 @@ func (s *site) groups() []v1alpha1.NodeGroupStatus {
 	return p.Status.NodeGroups
 }
 
-// reports waits until the only node group and the condition of policy research report a reason, and returns the message.
+// reports waits until the only node group and the condition of policy research report a reason, and returns the
+// message.
 func (s *site) reports(reason string) string {
 	s.t.Helper()
 	var message string

@@ -26,7 +26,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// gathering is how long events are collected before a pass. A pass goes over all nodes, and autoscalers look every ten seconds.
+// gathering is how long events are collected before a pass. A pass goes over all nodes, and autoscalers look every ten
+// seconds.
 const gathering = time.Second
 
 // Register makes the controller, and the cache that it reads the objects of autoscalers from, run in a manager.
@@ -65,7 +66,8 @@ func updates(same func(a, b client.Object) bool) predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !same(e.ObjectOld, e.ObjectNew) }}
 }
 
-// sameGPUs reports whether a GPUNode has as many GPUs as before. A GPU of another product comes with another machine, whose GPUNode is new.
+// sameGPUs reports whether a GPUNode has as many GPUs as before. A GPU of another product comes with another machine,
+// whose GPUNode is new.
 func sameGPUs(a, b client.Object) bool {
 	was, areNodes := a.(*v1alpha1.GPUNode)
 	is, all := b.(*v1alpha1.GPUNode)

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// staleAgain is how soon to look again at a cache that does not show the last write. It follows within milliseconds.
+	// staleAgain is how soon to look again at a cache that does not show the last write. It follows within
+	// milliseconds.
 	staleAgain = 100 * time.Millisecond
 	// refusedAgain is how long to wait before a write that the API server has refused.
 	refusedAgain = time.Minute

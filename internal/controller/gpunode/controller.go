@@ -1,13 +1,13 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpunode keeps a GPUNode for each node with GPUs, with the node's name. Its spec belongs to the rollout and its
-// status to the node's agent; neither is touched here. A node that loses the label keeps its GPUNode, which records how to
-// restore the node.
+// Package gpunode keeps a GPUNode for each node with GPUs, with the node's name. Its spec belongs to the rollout and
+// its status to the node's agent; neither is touched here. A node that loses the label keeps its GPUNode, which records
+// how to restore the node.
 //
-// A GPUNode has no owner: a Node that is deleted and registers again is the same machine, with the GPUs as the operator has
-// left them, and the garbage collector would have removed their baseline meanwhile. So the GPUNode names the machine
-// (annotation v1alpha1.AnnotationMachine), and the controller removes it
+// A GPUNode has no owner: a Node that is deleted and registers again is the same machine, with the GPUs as the operator
+// has left them, and the garbage collector would have removed their baseline meanwhile. So the GPUNode names the
+// machine (annotation v1alpha1.AnnotationMachine), and the controller removes it
 //
 //	at once           if the node has nothing to restore, if another machine has taken its name, or if no policy exists
 //	after a day       otherwise
@@ -144,7 +144,8 @@ func (c *Controller) selected(node client.Object) bool {
 	return node.GetDeletionTimestamp() == nil && c.selector.Matches(labels.Set(node.GetLabels()))
 }
 
-// remove deletes a GPUNode. Its deletion triggers the next reconcile, which creates a new one if there is a node for it.
+// remove deletes a GPUNode. Its deletion triggers the next reconcile, which creates a new one if there is a node for
+// it.
 func (c *Controller) remove(ctx context.Context, gpuNode *v1alpha1.GPUNode, why string) error {
 	precondition := client.Preconditions{UID: &gpuNode.UID, ResourceVersion: &gpuNode.ResourceVersion}
 	err := client.IgnoreNotFound(c.client.Delete(ctx, gpuNode, precondition))
@@ -159,8 +160,8 @@ func want(node, machine string) *applyv1alpha1.GPUNodeApplyConfiguration {
 	return applyv1alpha1.GPUNode(node).WithAnnotations(map[string]string{v1alpha1.AnnotationMachine: machine})
 }
 
-// machineOf names the machine of a node: the UUID of its firmware as the kubelet reports it or, where it reports none, the
-// UID of the Node, which a Node that registers again does not keep.
+// machineOf names the machine of a node: the UUID of its firmware as the kubelet reports it or, where it reports none,
+// the UID of the Node, which a Node that registers again does not keep.
 func machineOf(node *corev1.Node) string {
 	return cmp.Or(node.Status.NodeInfo.SystemUUID, string(node.UID))
 }
@@ -182,8 +183,8 @@ const (
 	maxBackoff = 30 * time.Second
 )
 
-// remembered is how long the GPUNode of a node that is gone waits for the machine to come back. A node that is reinstalled,
-// or repaired, is back by then.
+// remembered is how long the GPUNode of a node that is gone waits for the machine to come back. A node that is
+// reinstalled, or repaired, is back by then.
 const remembered = 24 * time.Hour
 
 // lookAgain is how often an orphaned GPUNode is looked at: no policy may exist any more.
@@ -208,8 +209,8 @@ func differ(a, b client.Object) bool {
 	return isNode && areNodes && machineOf(was) != machineOf(is)
 }
 
-// gpuNodes lets through a GPUNode at its first sight, since its node may be gone, one that is deleted, and one whose annotation
-// with its machine another client changed.
+// gpuNodes lets through a GPUNode at its first sight, since its node may be gone, one that is deleted, and one whose
+// annotation with its machine another client changed.
 func gpuNodes() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return true },

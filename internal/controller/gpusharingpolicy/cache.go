@@ -19,9 +19,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
-// that is not watched, so that a read never starts a watch. NVIDIA's ClusterPolicy is kept whole: who owns its fields is
-// read from it, and there is one.
+// CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is
+// cached that is not watched, so that a read never starts a watch. NVIDIA's ClusterPolicy is kept whole: who owns its
+// fields is read from it, and there is one.
 func CacheOptions(standAlone pluginconfig.StandAlone) cache.Options {
 	lists := &profileLists{byProduct: map[string][]v1alpha1.ProfileStatus{}}
 	return cache.Options{
@@ -155,8 +155,9 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 	return nil
 }
 
-// serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come back to a
-// node with a taint. Of pods that may be drained it stands for all tolerations whether they tolerate the operator's taint.
+// serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come
+// back to a node with a taint. Of pods that may be drained it stands for all tolerations whether they tolerate the
+// operator's taint.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	switch {
 	case cluster.MayServe(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
@@ -167,8 +168,8 @@ func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	return nil
 }
 
-// configVolumes keeps of the volumes which ConfigMaps they show, in the plainest form. Every pod projects the certificate
-// of the API server.
+// configVolumes keeps of the volumes which ConfigMaps they show, in the plainest form. Every pod projects the
+// certificate of the API server.
 func configVolumes(all []corev1.Volume) []corev1.Volume {
 	var kept []corev1.Volume
 	keep := func(of corev1.LocalObjectReference) {
@@ -197,9 +198,8 @@ func configVolumes(all []corev1.Volume) []corev1.Volume {
 // everywhere is the ConfigMap that every pod projects.
 const everywhere = "kube-root-ca.crt"
 
-// draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others, and whether it makes instances on demand: the names of
-// its containers, and that feature gate. Of any
-// other pod nothing is kept.
+// draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others, and whether it makes instances on
+// demand: the names of its containers, and that feature gate. Of any other pod nothing is kept.
 func draContainers(pod *corev1.Pod) []corev1.Container {
 	var containers []corev1.Container
 	if cluster.OffersGPUs(pod) {
@@ -228,7 +228,8 @@ func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
 	return cluster.TroubledContainers(pod)
 }
 
-// gpuRequest stands for all requests of a pod: those of GPUs and instances, and whether it asks for anything of NVIDIA's.
+// gpuRequest stands for all requests of a pod: those of GPUs and instances, and whether it asks for anything of
+// NVIDIA's.
 func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 	if !cluster.RequestsGPU(spec) {
 		return nil
@@ -243,8 +244,8 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 	return &corev1.ResourceRequirements{Limits: limits}
 }
 
-// podLabels keeps what agents, Node Feature Discovery and DRA drivers are known by and, of a pod that asks for GPUs, what tells its
-// Deployment.
+// podLabels keeps what agents, Node Feature Discovery and DRA drivers are known by and, of a pod that asks for GPUs,
+// what tells its Deployment.
 func podLabels(pod *corev1.Pod) map[string]string {
 	var kept map[string]string
 	for _, name := range append(cluster.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {

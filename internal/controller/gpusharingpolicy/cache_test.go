@@ -196,7 +196,8 @@ func TestSlimNodes(t *testing.T) {
 	g.Expect(slim.(*corev1.Node).Status.Images).To(BeEmpty())
 }
 
-// TestSlimNodesTellTheMachineThatTheyBelongTo: by it a new node gets the startup taint that Cluster Autoscaler waits for.
+// TestSlimNodesTellTheMachineThatTheyBelongTo: by it a new node gets the startup taint that Cluster Autoscaler waits
+// for.
 func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 	for _, name := range []string{"cluster.x-k8s.io/machine", "machine.openshift.io/machine"} {
 		g := NewWithT(t)
@@ -210,8 +211,8 @@ func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 	}
 }
 
-// TestSlimNodesTellSinceWhenAnotherControllerWorks: of the managed fields only those are kept that tell it, and only while a label
-// reports that.
+// TestSlimNodesTellSinceWhenAnotherControllerWorks: of the managed fields only those are kept that tell it, and only
+// while a label reports that.
 func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 	const label = "nvidia.com/gpu.deploy.dcgm"
 	at := metav1.Unix(1_800_000_000, 0)

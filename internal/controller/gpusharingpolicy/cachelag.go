@@ -22,9 +22,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// cacheBarrier is what the cache has to show before a pass may decide: who holds a place in the budget is read from Nodes and
-// GPUNodes, so a pass over a cache that lacks our last write could give the same place away twice. It is the one thing
-// that is remembered from pass to pass:
+// cacheBarrier is what the cache has to show before a pass may decide: who holds a place in the budget is read from
+// Nodes and GPUNodes, so a pass over a cache that lacks our last write could give the same place away twice. It is the
+// one thing that is remembered from pass to pass:
 //
 //   - what this process wrote, at the resource version that the API server answered with;
 //   - what it may have written: where no answer came, the object is read from the API server before the next pass;
@@ -61,15 +61,15 @@ var (
 const (
 	// lookAgain is how soon a cache is looked at again that lacks something: it follows within milliseconds.
 	lookAgain = 50 * time.Millisecond
-	// lagDeadline is how long a cache may lag behind before that is an error, and the API server is asked whether what is
-	// waited for is still so.
+	// lagDeadline is how long a cache may lag behind before that is an error, and the API server is asked whether what
+	// is waited for is still so.
 	lagDeadline = 30 * time.Second
 	// pageSize is how many objects the API server is asked for at once.
 	pageSize = 500
 )
 
-// wrote notes a write of ours: the resource version of the object after it, or the error. What the cache lacked when another client was
-// faster, it has to show too.
+// wrote notes a write of ours: the resource version of the object after it, or the error. What the cache lacked when
+// another client was faster, it has to show too.
 func (c *cacheBarrier) wrote(kind schema.GroupVersionKind, name, version string, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,8 +91,8 @@ func inDoubt(err error) bool {
 		apierrors.IsServiceUnavailable(err) || said.Status().Reason == metav1.StatusReasonUnknown
 }
 
-// missing names an object that the cache does not show yet as it must; empty if there is none. It is an error if that takes
-// too long.
+// missing names an object that the cache does not show yet as it must; empty if there is none. It is an error if that
+// takes too long.
 func (c *cacheBarrier) missing(ctx context.Context, cache client.Reader, now time.Time, rules *schema.GroupVersionKind) (string, error) {
 	kinds := []schema.GroupVersionKind{nodeKind, gpuNodeKind}
 	if rules != nil {
@@ -140,8 +140,8 @@ func (c *cacheBarrier) begin(ctx context.Context, now time.Time, kinds []schema.
 	return nil
 }
 
-// shows says whether the cache shows an object as it is expected, or the object is gone. What the cache does not have, or
-// not in time, is asked of the API server: the object may have been deleted, or made anew.
+// shows says whether the cache shows an object as it is expected, or the object is gone. What the cache does not have,
+// or not in time, is asked of the API server: the object may have been deleted, or made anew.
 func (c *cacheBarrier) shows(ctx context.Context, cache client.Reader, o object, e expectation, now time.Time) (bool, error) {
 	cached, err := versionIn(ctx, cache, typed(o.kind), o)
 	if err != nil {

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpusharingpolicy moves the cluster towards what the policies ask. There is one budget and so one place that decides:
-// a single request wakes the controller for whatever changed, and each pass is
+// Package gpusharingpolicy moves the cluster towards what the policies ask. There is one budget and so one place that
+// decides: a single request wakes the controller for whatever changed, and each pass is
 //
 //	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
 //
@@ -13,8 +13,8 @@
 //
 // A pass is over all nodes, and what it costs is for those that have changed: see known and rollout.Memory.
 //
-// The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next one
-// decides from what is there.
+// The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next
+// one decides from what is there.
 package gpusharingpolicy
 
 import (

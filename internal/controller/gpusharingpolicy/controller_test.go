@@ -245,7 +245,8 @@ func testEviction(s *scenario) {
 	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(bystander), bystander)).To(Succeed())
 }
 
-// testEmptied: a pod that holds no GPU is evicted, and its budget holds; those of DaemonSets and the operator's own stay.
+// testEmptied: a pod that holds no GPU is evicted, and its budget holds; those of DaemonSets and the operator's own
+// stay.
 func testEmptied(s *scenario) {
 	rebooter := &hostfake.Rebooter{Boot: func() {}} // it is rebooted later
 	s.boots = rebooter

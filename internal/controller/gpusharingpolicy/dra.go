@@ -41,8 +41,9 @@ import (
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims;resourceslices,verbs=list;watch
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=deviceclasses;devicetaintrules,verbs=get;list;watch;create;patch;delete
 
-// DRA drivers publish devices in slices, and pods have devices by claims. Clusters before Kubernetes 1.32, and some after, serve
-// neither. Classes offer devices to pods, and rules keep new pods off them; rules are on by default since Kubernetes 1.37.
+// DRA drivers publish devices in slices, and pods have devices by claims. Clusters before Kubernetes 1.32, and some
+// after, serve neither. Classes offer devices to pods, and rules keep new pods off them; rules are on by default since
+// Kubernetes 1.37.
 var (
 	sliceKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
 	claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
@@ -104,8 +105,8 @@ func (d nodeDRA) addTo(n *cluster.Node) {
 	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.ruled, d.ruleTaken
 }
 
-// gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the driver and it is not
-// known yet what the API server serves.
+// gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the
+// driver and it is not known yet what the API server serves.
 func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {
 	d := &seenDRA{nodes: map[string]nodeDRA{}, claimed: map[string]string{}, rules: map[string]types.UID{}, classes: map[string]types.UID{}}
 	for _, gather := range []func(context.Context, *seenDRA) error{c.gatherSlices, c.gatherClaims, c.gatherClasses, c.gatherRules} {
@@ -176,8 +177,8 @@ type knownPool struct {
 	pool    *dra.Pool
 }
 
-// gatherClaims finds which devices are allocated by NVIDIA's DRA driver, and to which pods. An allocation precedes the start of the pod,
-// and older kubelets do not report to the agent who has GPUs by claims.
+// gatherClaims finds which devices are allocated by NVIDIA's DRA driver, and to which pods. An allocation precedes the
+// start of the pod, and older kubelets do not report to the agent who has GPUs by claims.
 func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
 	claims, err := c.claims.list(ctx, c.client)
 	if err != nil {
@@ -237,8 +238,8 @@ func (c *Controller) gatherClasses(ctx context.Context, d *seenDRA) error {
 	return nil
 }
 
-// gatherRules reads the operator's DeviceTaintRules. One that was deleted is gone, also while the cache still shows it: a node whose rule is
-// gone must not be taken for one that new pods are kept off.
+// gatherRules reads the operator's DeviceTaintRules. One that was deleted is gone, also while the cache still shows it:
+// a node whose rule is gone must not be taken for one that new pods are kept off.
 func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 	rules, err := c.rules.list(ctx, c.client)
 	if err != nil {
@@ -306,8 +307,8 @@ func asMap(value any) map[string]any {
 	return m
 }
 
-// watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Only nodes of NVIDIA's DRA
-// driver wait for that.
+// watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Only
+// nodes of NVIDIA's DRA driver wait for that.
 func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Pass] {
 	kind.awaited.Store(true)
 	return source.TypedFunc[Pass](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Pass]) error {

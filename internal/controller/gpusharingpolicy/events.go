@@ -126,8 +126,8 @@ func (an *eventRecorder) announceForgotten(a action.SetSpec) {
 	}
 }
 
-// likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event for each of
-// thousands of nodes would cost as many writes as the change itself.
+// likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event
+// for each of thousands of nodes would cost as many writes as the change itself.
 type likewise struct {
 	announcement
 	policy, why string
@@ -151,8 +151,9 @@ func (an *eventRecorder) together(e announcement, policy, why string, a action.A
 	an.done[what] = append(an.done[what], a)
 }
 
-// announceTogether announces what was done to several nodes. The first of them is the related object: Events that differ in their notes
-// only are taken for one that repeats, and the notes of the later ones are lost (client-go's tools/events).
+// announceTogether announces what was done to several nodes. The first of them is the related object: Events that
+// differ in their notes only are taken for one that repeats, and the notes of the later ones are lost (client-go's
+// tools/events).
 func (an *eventRecorder) announceTogether() {
 	const most = 8 // nodes that a note names
 	for what, actions := range an.done {
@@ -183,7 +184,8 @@ func (an *eventRecorder) records(a action.Action) bool {
 	return equality.Semantic.DeepEqual(before, after)
 }
 
-// newsOf is the event of a report: that a change has failed, or why a node that no policy governs is not in its baseline yet.
+// newsOf is the event of a report: that a change has failed, or why a node that no policy governs is not in its
+// baseline yet.
 func (an *eventRecorder) newsOf(a action.Report) (e announcement, note string, announced bool) {
 	failed := a.Status.Rollout.Failed
 	if failed != nil && !equality.Semantic.DeepEqual(failed, an.failedOf(a.Node)) {
@@ -246,7 +248,8 @@ func (an *eventRecorder) announceWiring(ctx context.Context, changed bool, e ann
 	}
 }
 
-// announceReasons tells of the conditions of a policy that have a new reason. Reconciling and Stalled have the reason of Ready.
+// announceReasons tells of the conditions of a policy that have a new reason. Reconciling and Stalled have the reason
+// of Ready.
 func (an *eventRecorder) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
 	for _, c := range conditions {
 		follows := c.Type == v1alpha1.ConditionReconciling || c.Type == v1alpha1.ConditionStalled

@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// pass carries out one decision: it takes the actions in their order, the writer writes what each of them says, and the announcer reports
-// it in Events. The status of each policy comes last.
+// pass carries out one decision: it takes the actions in their order, the writer writes what each of them says, and the
+// announcer reports it in Events. The status of each policy comes last.
 type pass struct {
 	*Controller
 	*seen
@@ -130,7 +130,8 @@ func (p *pass) confirm(ctx context.Context) error {
 	return err
 }
 
-// wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to tolerate.
+// wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to
+// tolerate.
 func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.ConfigurePlugin {

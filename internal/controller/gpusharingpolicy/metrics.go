@@ -85,8 +85,8 @@ func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// decided takes over what was decided last. Counters of each policy begin at 0, since Prometheus does not notice the first
-// increase of one that appears with it. Those of a policy that is gone go with it.
+// decided takes over what was decided last. Counters of each policy begin at 0, since Prometheus does not notice the
+// first increase of one that appears with it. Those of a policy that is gone go with it.
 func (m *metrics) decided(d rollout.Decision) {
 	if last := m.last.Load(); last != nil {
 		for policy := range last.Policies {
@@ -111,7 +111,8 @@ func (m *metrics) forget(policy string) {
 	}
 }
 
-// did counts an action that was carried out on a node. Before is the desired state that had failed there before; nil: none had.
+// did counts an action that was carried out on a node. Before is the desired state that had failed there before; nil:
+// none had.
 func (m *metrics) did(a action.Action, before *v1alpha1.FailedChange) {
 	switch a := a.(type) {
 	case action.Evict:
@@ -192,8 +193,9 @@ func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1
 	}
 }
 
-// asAsked reports whether a policy is not ready with that reason because its user wants it so, for as long as he wants. Its reason is Paused as
-// soon as one of its nodes waits for that, but a node that is blocked, such as one that no longer advertises what it did, waits for something else.
+// asAsked reports whether a policy is not ready with that reason because its user wants it so, for as long as he wants.
+// Its reason is Paused as soon as one of its nodes waits for that, but a node that is blocked, such as one that no
+// longer advertises what it did, waits for something else.
 func asAsked(reason string, nodes v1alpha1.NodeCounts) bool {
 	return nodes.Blocked == 0 && node.ClassOf(reason).Is(node.Chosen)
 }

@@ -110,7 +110,8 @@ gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 	g.Expect(count).To(Equal(4), "what was told of a policy goes with it")
 }
 
-// TestAPolicyWithoutNodesIsNotWaitedFor: a pool that an autoscaler scaled to zero is ready, so no alert on a policy that is not ready fires.
+// TestAPolicyWithoutNodesIsNotWaitedFor: a pool that an autoscaler scaled to zero is ready, so no alert on a policy
+// that is not ready fires.
 func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()
@@ -126,8 +127,8 @@ func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(BeZero())
 }
 
-// TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue: GPUSharingPolicyNotReady goes by this series. A paused policy, or one with a weekly window, is
-// not ready for as long as its user wants.
+// TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue: GPUSharingPolicyNotReady goes by this series. A paused policy, or one
+// with a weekly window, is not ready for as long as its user wants.
 func TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue(t *testing.T) {
 	for reason, series := range map[string]int{v1alpha1.ReasonOutsideWindow: 0, v1alpha1.ReasonPaused: 0, v1alpha1.ReasonInvalidWindow: 1, v1alpha1.ReasonGPUInUse: 1} {
 		t.Run(reason, func(t *testing.T) {
@@ -143,8 +144,9 @@ func TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue(t *testing.T) {
 	}
 }
 
-// TestAPausedPolicyWithABlockedNodeIsOverdue: Ready says Paused as soon as one node waits for that, whatever the others are. A node that no longer
-// advertises what it did is not as its user asked, and no other alert names it: GPUSharingNodesFailed is for Failed and Unsupported.
+// TestAPausedPolicyWithABlockedNodeIsOverdue: Ready says Paused as soon as one node waits for that, whatever the others
+// are. A node that no longer advertises what it did is not as its user asked, and no other alert names it:
+// GPUSharingNodesFailed is for Failed and Unsupported.
 func TestAPausedPolicyWithABlockedNodeIsOverdue(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()

@@ -28,8 +28,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// nodeStore is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
-// another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
+// nodeStore is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed,
+// and gives that another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to
+// decide about them.
 type nodeStore struct {
 	complete bool             // everything was read, and no error came in between
 	programs cluster.Programs // by which pods were read
@@ -77,8 +78,9 @@ func (k *nodeStore) lose(node *corev1.Node) {
 	}
 }
 
-// missing is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never changed,
-// and what is restored once no node is changed would be restored too early. The controller of GPUNodes makes it again.
+// missing is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never
+// changed, and what is restored once no node is changed would be restored too early. The controller of GPUNodes makes
+// it again.
 func (k *nodeStore) missing() error {
 	if len(k.lost) == 0 {
 		return nil
@@ -244,15 +246,15 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 	return nil
 }
 
-// changes notes which nodes have changed since the last reconcile read them: what the watches report, and what the controller writes.
-// The cache holds a change before it is noted. The watch may report a write of ours late, so that is noted with the write: once the
-// cache shows it (catchUp), the next reconcile reads it.
+// changes notes which nodes have changed since the last reconcile read them: what the watches report, and what the
+// controller writes. The cache holds a change before it is noted. The watch may report a write of ours late, so that is
+// noted with the write: once the cache shows it (catchUp), the next reconcile reads it.
 type changes struct {
 	mu      sync.Mutex
 	watched bool // false: nobody reports changes, so everything is read each time
 	since   changedNodes
-	// rebootDue are the nodes of which a GPU waits for a reboot, by name. The reboot may wait for any pod there, so each wakes the
-	// controller; elsewhere those do that a decision depends on.
+	// rebootDue are the nodes of which a GPU waits for a reboot, by name. The reboot may wait for any pod there, so
+	// each wakes the controller; elsewhere those do that a decision depends on.
 	rebootDue map[string]bool
 }
 
@@ -293,7 +295,8 @@ func (c *changes) note(o client.Object, matters bool) {
 	}
 }
 
-// rebootPending notes whether a node is due to be rebooted, by its GPUNode, and reports of a pod whether it is on such a node.
+// rebootPending notes whether a node is due to be rebooted, by its GPUNode, and reports of a pod whether it is on such
+// a node.
 func (c *changes) rebootPending(o client.Object, gone bool) (wakes bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -316,8 +319,8 @@ func (c *changes) rebootPending(o client.Object, gone bool) (wakes bool) {
 // whatever a pod may be: what it looks like wakes the controller, which then asks what it is.
 var whatever = &cluster.Programs{Unverified: true}
 
-// blocksAnew reports whether a pod differs in what the drain of its node depends on. Most updates of a pod, as of its readiness, are of
-// nothing else.
+// blocksAnew reports whether a pod differs in what the drain of its node depends on. Most updates of a pod, as of its
+// readiness, are of nothing else.
 func blocksAnew(e event.TypedUpdateEvent[client.Object]) bool {
 	old, isPod := e.ObjectOld.(*corev1.Pod)
 	updated, still := e.ObjectNew.(*corev1.Pod)
@@ -353,7 +356,8 @@ func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[c
 	}
 }
 
-// isNode reports whether nodeView holds all that decisions depend on: of a GPUNode they depend on annotations too that wake nobody.
+// isNode reports whether nodeView holds all that decisions depend on: of a GPUNode they depend on annotations too that
+// wake nobody.
 func isNode(o client.Object) bool {
 	_, is := o.(*corev1.Node)
 	return is

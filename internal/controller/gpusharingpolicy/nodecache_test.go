@@ -184,7 +184,8 @@ func TestAHeartbeatIsNoOtherVersionOfTheNode(t *testing.T) {
 	r.Expect(r.known.nodes["b"].ResourceVersion).To(And(Equal(is.ResourceVersion), Not(Equal(old.ResourceVersion))))
 }
 
-// The cache may show a write of ours before the watch reports it, and then the next reconcile decides on what was written.
+// The cache may show a write of ours before the watch reports it, and then the next reconcile decides on what was
+// written.
 func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
 	r := newReading(t)
 	p := newPass(r.Controller, &seen{nodes: r.known.nodes})
@@ -429,8 +430,8 @@ func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 	r.Expect(s.snapshot.Nodes[2].Pods).To(HaveLen(1), "the pod is on its node")
 }
 
-// TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController, because the reboot may wait for it. Elsewhere only those do that a decision
-// depends on.
+// TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController, because the reboot may wait for it. Elsewhere only those
+// do that a decision depends on.
 func TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController(t *testing.T) {
 	g, ctx := NewWithT(t), t.Context()
 	c := New(nil, Options{PluginConfig: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})

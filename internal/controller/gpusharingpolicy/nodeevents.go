@@ -12,8 +12,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
-// announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
-// those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
+// announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and
+// of those that need it no more. A node that the status no longer lists may only have made room for others: then its
+// state decides.
 func (an *eventRecorder) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {

@@ -34,8 +34,8 @@ type features struct {
 	discovery map[string]bool
 }
 
-// gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a node
-// whose override is gone must not be taken for one that has it.
+// gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a
+// node whose override is gone must not be taken for one that has it.
 func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 	all, served, err := c.PluginConfig.NodeFeatures(ctx)
 	if err != nil {
@@ -77,8 +77,8 @@ func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured
 }
 
 // keepMPSOff applies the operator's NodeFeature for a node. It has no owner: garbage collection would let NVIDIA's MPS
-// DaemonSet back beside the operator's daemons when the GPUNodes go with their kind. Node Feature Discovery deletes it with
-// the node.
+// DaemonSet back beside the operator's daemons when the GPUNodes go with their kind. Node Feature Discovery deletes it
+// with the node.
 func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error) {
 	if _, found := w.gpuNodes[a.Node]; !found {
 		return false, nil

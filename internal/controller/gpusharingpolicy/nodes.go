@@ -12,12 +12,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 )
 
-// writeFor is after how long a pass begins with no further node. What it leaves the next pass decides anew, from what has
-// become of the nodes and policies meanwhile.
+// writeFor is after how long a pass begins with no further node. What it leaves the next pass decides anew, from what
+// has become of the nodes and policies meanwhile.
 const writeFor = 5 * time.Second
 
-// executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time. It
-// takes the nodes in the order of the actions.
+// executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time.
+// It takes the nodes in the order of the actions.
 func (p *pass) executeOnNodes(ctx context.Context, actions []action.Action) error {
 	nodes := byNode(actions)
 	next := make(chan []action.Action)
@@ -46,8 +46,8 @@ func (p *pass) executeOnNodes(ctx context.Context, actions []action.Action) erro
 	return errors.Join(errs...)
 }
 
-// byNode are the actions of each node, nodes in the order in which they come. Keys come before all nodes, and are not among
-// them.
+// byNode are the actions of each node, nodes in the order in which they come. Keys come before all nodes, and are not
+// among them.
 func byNode(actions []action.Action) [][]action.Action {
 	var nodes [][]action.Action
 	at := map[string]int{}

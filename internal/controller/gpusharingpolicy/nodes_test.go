@@ -86,7 +86,8 @@ func TestNodesAreWrittenSideBySide(t *testing.T) {
 	g.Expect(w.again(time.Minute)).To(Equal(time.Minute), "nothing is left")
 }
 
-// TestNodesOfAPassAreAnnouncedTogether where the same is done to them for the same reason. What differs has an Event of its own.
+// TestNodesOfAPassAreAnnouncedTogether where the same is done to them for the same reason. What differs has an Event of
+// its own.
 func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
 	g := NewWithT(t)
 	w := newWriting(4)

@@ -16,8 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestAVirtualMachineThatGetsOtherGPUsEachDay keeps its Node, as on a cloud that stops it each night. The API server takes every spec of its
-// GPUNode, also the last one: the node returns to its baseline when its policy is deleted.
+// TestAVirtualMachineThatGetsOtherGPUsEachDay keeps its Node, as on a cloud that stops it each night. The API server
+// takes every spec of its GPUNode, also the last one: the node returns to its baseline when its policy is deleted.
 func TestAVirtualMachineThatGetsOtherGPUsEachDay(t *testing.T) {
 	t.Parallel()
 	s := newOpenScenario(t, env.Start(t, env.WithNVIDIA()))

@@ -10,8 +10,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// profileLists lets GPUs of one product share the list of their MIG profiles, which is most of what is told of a GPU and
-// the same on each. It keeps one list for each product: what is in the cache is never changed.
+// profileLists lets GPUs of one product share the list of their MIG profiles, which is most of what is told of a GPU
+// and the same on each. It keeps one list for each product: what is in the cache is never changed.
 type profileLists struct {
 	mu        sync.Mutex
 	byProduct map[string][]v1alpha1.ProfileStatus

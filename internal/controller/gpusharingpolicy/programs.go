@@ -78,14 +78,15 @@ type publisher struct {
 	refused int // answers in succession that it may not
 }
 
-// How long an answer of the API server counts: one that an account may not first for a minute, because the driver's chart may make the
-// account's rights after its DaemonSet, then for twice as long each time.
+// How long an answer of the API server counts: one that an account may not first for a minute, because the driver's
+// chart may make the account's rights after its DaemonSet, then for twice as long each time.
 const (
 	mayPublish    = 10 * time.Minute
 	mayNotPublish = time.Minute
 )
 
-// mostQuestions is how many accounts are asked about in one pass: every user of a namespace can make DaemonSets that look like the driver's.
+// mostQuestions is how many accounts are asked about in one pass: every user of a namespace can make DaemonSets that
+// look like the driver's.
 const mostQuestions = 20
 
 // isDue reports whether the answer counts no more.
@@ -97,8 +98,8 @@ func (p publisher) isDue(now time.Time) bool {
 	return now.Sub(p.asked) >= lasts
 }
 
-// ask asks about those of the accounts whose answers are too old, and forgets all others. The accounts of one namespace wait for one
-// another and not for those of others. While the API server does not answer, its last answer counts.
+// ask asks about those of the accounts whose answers are too old, and forgets all others. The accounts of one namespace
+// wait for one another and not for those of others. While the API server does not answer, its last answer counts.
 func (p publishers) ask(ctx context.Context, c client.Client, accounts map[types.NamespacedName]bool, now time.Time) error {
 	maps.DeleteFunc(p, func(account types.NamespacedName, _ publisher) bool { return !accounts[account] })
 	var due []types.NamespacedName

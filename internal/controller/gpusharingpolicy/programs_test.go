@@ -104,7 +104,8 @@ func TestWithoutAnAnswerTheLastOneAboutADRADriverCounts(t *testing.T) {
 	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}))
 }
 
-// A tenant can make any number of DaemonSets that look like the driver's, each with an account of its own, which need not exist.
+// A tenant can make any number of DaemonSets that look like the driver's, each with an account of its own, which need
+// not exist.
 func TestATenantsDaemonSetsDelayNoPass(t *testing.T) {
 	r := newReading(t)
 	r.publisher = "system:serviceaccount:nvidia:plugin"

@@ -82,7 +82,8 @@ type machine struct {
 	agent    *agent.Controller
 }
 
-// newScenario is a scenario in which the controller has the rights that it is installed with, inside the fence around it.
+// newScenario is a scenario in which the controller has the rights that it is installed with, inside the fence around
+// it.
 func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := newOpenScenario(t, cluster)
@@ -91,7 +92,8 @@ func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	return s
 }
 
-// newOpenScenario starts with an empty cluster and a ClusterPolicy as NVIDIA's chart installs it. The controller has every right.
+// newOpenScenario starts with an empty cluster and a ClusterPolicy as NVIDIA's chart installs it. The controller has
+// every right.
 func newOpenScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := &scenario{

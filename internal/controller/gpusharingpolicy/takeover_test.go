@@ -43,8 +43,8 @@ data:
           replicas: 2
 `
 
-// TestImportChangesNothing: what `kubectl gpusharing import` prints of a cluster that was shared by hand, applied, leaves
-// every node as it was: nobody is evicted or kept off, the same is advertised, no instance is touched.
+// TestImportChangesNothing: what `kubectl gpusharing import` prints of a cluster that was shared by hand, applied,
+// leaves every node as it was: nobody is evicted or kept off, the same is advertised, no instance is touched.
 func TestImportChangesNothing(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
@@ -96,7 +96,8 @@ func TestImportChangesNothing(t *testing.T) {
 	s.Expect(s.imported(cluster)).To(ContainSubstring("# Not described: node t4: policy slice-4 governs already."))
 }
 
-// TestASecondImportKeepsThePoliciesOfTheFirst: a node that is shared by hand later is described by a policy of another name.
+// TestASecondImportKeepsThePoliciesOfTheFirst: a node that is shared by hand later is described by a policy of another
+// name.
 func TestASecondImportKeepsThePoliciesOfTheFirst(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())

@@ -17,7 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestUndecided: a definition of NVIDIA's serves no version, so that nobody can tell whether the DRA driver has taken over.
+// TestUndecided: a definition of NVIDIA's serves no version, so that nobody can tell whether the DRA driver has taken
+// over.
 func TestUndecided(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())

@@ -31,7 +31,8 @@ import (
 // kinds are the names of our definitions.
 func kinds() []string { return []string{"gpunodes.gpusharing.io", "gpusharingpolicies.gpusharing.io"} }
 
-// TestUndeploy: `make undeploy` leaves nothing of ours, and nothing of anybody else's as it was not before `make deploy`.
+// TestUndeploy: `make undeploy` leaves nothing of ours, and nothing of anybody else's as it was not before `make
+// deploy`.
 func TestUndeploy(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
@@ -76,8 +77,8 @@ func TestUndeploy(t *testing.T) {
 	i.Expect(i.kubectl("get", "-k", filepath.Join(i.root, "config", "default"), "--ignore-not-found", "-o", "name")).To(BeEmpty())
 }
 
-// TestRestoreEndsWhenEverythingIsAsBefore: at no moment of the way back does the plugin find nothing left, while something
-// still differs from how it was.
+// TestRestoreEndsWhenEverythingIsAsBefore: at no moment of the way back does the plugin find nothing left, while
+// something still differs from how it was.
 func TestRestoreEndsWhenEverythingIsAsBefore(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
@@ -175,8 +176,8 @@ func (i *installation) asAgent(node string) client.Client {
 	return c
 }
 
-// asController is a client by the name of the controller, which is all that the admission policies look at. Its rights are those of an
-// administrator, because it reads without a cache.
+// asController is a client by the name of the controller, which is all that the admission policies look at. Its rights
+// are those of an administrator, because it reads without a cache.
 func (i *installation) asController() client.WithWatch {
 	i.t.Helper()
 	config := rest.CopyConfig(i.cluster.Config)

@@ -58,7 +58,8 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Complete(c)
 }
 
-// draDaemonSetView is the generation of the DaemonSet of NVIDIA's DRA driver. It is no longer that one once its GPUs are turned off.
+// draDaemonSetView is the generation of the DaemonSet of NVIDIA's DRA driver. It is no longer that one once its GPUs
+// are turned off.
 func draDaemonSetView(o client.Object) (generation int64, ok bool) {
 	set, is := o.(*appsv1.DaemonSet)
 	return o.GetGeneration(), is && cluster.MakesGPUOffers(set)

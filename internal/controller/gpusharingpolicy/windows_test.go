@@ -15,7 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestAMaintenanceWindowWakesTheController: until it opens nothing is written, and nothing but the clock tells that it is open.
+// TestAMaintenanceWindowWakesTheController: until it opens nothing is written, and nothing but the clock tells that it
+// is open.
 func TestAMaintenanceWindowWakesTheController(t *testing.T) {
 	t.Parallel()
 	s := newScenario(t, env.Start(t, env.WithNVIDIA()))

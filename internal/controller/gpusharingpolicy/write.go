@@ -23,8 +23,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 )
 
-// writer writes what actions say: of Nodes in writenode.go, of GPUNodes in writegpunode.go, of NodeFeatures in nodefeatures.go, of resource.k8s.io in writedra.go, the rest
-// here. What is gone, or was replaced, is no error: the next pass looks at what is there.
+// writer writes what actions say: of Nodes in writenode.go, of GPUNodes in writegpunode.go, of NodeFeatures in
+// nodefeatures.go, of resource.k8s.io in writedra.go, the rest here. What is gone, or was replaced, is no error: the
+// next pass looks at what is there.
 type writer struct {
 	*Controller
 	*seen

@@ -15,7 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-// setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its node.
+// setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its
+// node.
 func (w *writer) setSpec(ctx context.Context, a action.SetSpec) (bool, error) {
 	have, found := w.gpuNodes[a.Node]
 	if !found {
@@ -39,7 +40,8 @@ func (w *writer) setSpec(ctx context.Context, a action.SetSpec) (bool, error) {
 	return wrote, err
 }
 
-// reportNode applies the controller's part of the status of a GPUNode. Its UID keeps it from another GPUNode of that name.
+// reportNode applies the controller's part of the status of a GPUNode. Its UID keeps it from another GPUNode of that
+// name.
 func (w *writer) reportNode(ctx context.Context, a action.Report) (bool, error) {
 	have, found := w.gpuNodes[a.Node]
 	if !found {

@@ -38,8 +38,8 @@ func (w *writer) patchNode(ctx context.Context, a action.PatchNode) (bool, error
 	return w.writeNode(ctx, node, metadata, nil)
 }
 
-// taint writes the taints of a node as it was read. They are one list with several authors, so each such write is refused if
-// anything about the node changed since.
+// taint writes the taints of a node as it was read. They are one list with several authors, so each such write is
+// refused if anything about the node changed since.
 func (w *writer) taint(ctx context.Context, a action.Taint) (bool, error) {
 	node, found := w.node(a.Node)
 	if !found || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&a.Taint) }) {

@@ -1,13 +1,13 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package memoryguard reports, for policies with a memory guard, the containers that agents find over their share on GPUs that are
-// almost full, and evicts their pods where the policy says so. Its one request goes over all nodes:
+// Package memoryguard reports, for policies with a memory guard, the containers that agents find over their share on
+// GPUs that are almost full, and evicts their pods where the policy says so. Its one request goes over all nodes:
 //
 //	GPUNode.status.memoryPressure → memoryguard.Judge (pure) → record, evict → Events, metrics, the condition MemoryPressure
 //
-// The record in GPUNode.status.memoryEvictions comes before the eviction, so that no restart and no lost answer makes the controller evict
-// more than the rates allow. An eviction that a PodDisruptionBudget refuses leaves no record.
+// The record in GPUNode.status.memoryEvictions comes before the eviction, so that no restart and no lost answer makes
+// the controller evict more than the rates allow. An eviction that a PodDisruptionBudget refuses leaves no record.
 package memoryguard
 
 import (
@@ -38,10 +38,12 @@ import (
 // FieldManager owns status.memoryEvictions of the GPUNodes and the condition MemoryPressure of the policies.
 const FieldManager = "gpusharing-controller-memory-guard"
 
-// refusedAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.
+// refusedAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows
+// it.
 const refusedAgain = 30 * time.Second
 
-// pressureAgain is when a report is looked at again, since nothing tells that its pod has gone where the agent has gone too.
+// pressureAgain is when a report is looked at again, since nothing tells that its pod has gone where the agent has gone
+// too.
 const pressureAgain = 2 * time.Minute
 
 // silentFor is how long an agent may take to report that it measures: it reports a new spec within seconds.
@@ -64,7 +66,8 @@ type Controller struct {
 	clock   clock.PassiveClock
 	events  events.EventRecorder
 	metrics *metrics
-	// announced are the reports that Events were made of, as long as they last. A controller that begins to lead announces them once more.
+	// announced are the reports that Events were made of, as long as they last. A controller that begins to lead
+	// announces them once more.
 	announced map[key]bool
 	// refused is why the API server refused to evict a pod, and when to ask again.
 	refused map[key]refusal
@@ -244,7 +247,8 @@ func (p *pass) caseOf(of incident) memoryguard.Case {
 	}
 }
 
-// elsewhere are the evictions of the pod from other nodes: one of a StatefulSet starts again with its name, on any node.
+// elsewhere are the evictions of the pod from other nodes: one of a StatefulSet starts again with its name, on any
+// node.
 func (p *pass) elsewhere(of incident) []v1alpha1.MemoryEviction {
 	var found []v1alpha1.MemoryEviction
 	for i := range p.nodes {

@@ -516,7 +516,8 @@ func (v vanishing) Get(ctx context.Context, key client.ObjectKey, o client.Objec
 	return err
 }
 
-// olderAgent reports as an agent of a release before the memory guard does, which carries on the conditions that it does not know.
+// olderAgent reports as an agent of a release before the memory guard does, which carries on the conditions that it
+// does not know.
 func olderAgent(s *site) {
 	s.policy(v1alpha1.MemoryGuardEvict)
 	s.guard(30)

@@ -48,8 +48,8 @@ func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// found takes over how many GPUs of each policy with a guard are under pressure. Counters begin at 0, since Prometheus does not notice
-// the first increase of one that appears with it.
+// found takes over how many GPUs of each policy with a guard are under pressure. Counters begin at 0, since Prometheus
+// does not notice the first increase of one that appears with it.
 func (m *metrics) found(gpus map[string]int) {
 	m.pressure.Reset()
 	for policy, n := range gpus {

@@ -26,8 +26,8 @@ const (
 	maxNamed = 3
 )
 
-// report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not measured, and nothing
-// else of its status.
+// report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not
+// measured, and nothing else of its status.
 func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, findings []finding, unmeasured []string) error {
 	is := metav1.Condition{Type: v1alpha1.ConditionMemoryPressure, ObservedGeneration: policy.Generation}
 	var was, own []metav1.Condition

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package metrics guards the metrics endpoint: the API server says who a bearer token belongs to, and whether they may
-// get the path. It asks anew for each request, which a scrape every few seconds does not notice. (controller-runtime has
-// such a filter too, at the price of the API server's own libraries in the controller: some 25 modules more.)
+// get the path. It asks anew for each request, which a scrape every few seconds does not notice. (controller-runtime
+// has such a filter too, at the price of the API server's own libraries in the controller: some 25 modules more.)
 package metrics
 
 import (

@@ -21,12 +21,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// ErrNotSynced says that one of NVIDIA's kinds has a definition, and its objects cannot be read from the cache. Taking that for
-// an absence would undo everything. It passes within seconds, unless the API server cannot serve the kind; the text says
-// what to look at.
+// ErrNotSynced says that one of NVIDIA's kinds has a definition, and its objects cannot be read from the cache. Taking
+// that for an absence would undo everything. It passes within seconds, unless the API server cannot serve the kind; the
+// text says what to look at.
 var ErrNotSynced = errors.New("not read yet")
 
-// readTimeout is how long a pass waits for the cache to hold the objects of a kind. The cache follows within milliseconds.
+// readTimeout is how long a pass waits for the cache to hold the objects of a kind. The cache follows within
+// milliseconds.
 const readTimeout = 5 * time.Second
 
 // version is the version of a kind that a definition serves. The zero value stands for a kind without a definition.
@@ -35,8 +36,8 @@ type version struct {
 	definition types.UID
 }
 
-// versions are the versions that definitions serve. A definition is read once for each of its resource versions, because the
-// cache holds only its metadata.
+// versions are the versions that definitions serve. A definition is read once for each of its resource versions,
+// because the cache holds only its metadata.
 type versions struct {
 	mu sync.Mutex
 	of map[string]servedAt // by name of the definition
@@ -47,9 +48,9 @@ type servedAt struct {
 	version         string // empty: none is served
 }
 
-// served returns the version in which the API server serves a kind: the one that we know if it is among them, otherwise the one
-// that is stored, otherwise the highest. It returns the zero value if the kind has no definition, and ErrNotSynced with the
-// zero value if its definition serves no version.
+// served returns the version in which the API server serves a kind: the one that we know if it is among them, otherwise
+// the one that is stored, otherwise the highest. It returns the zero value if the kind has no definition, and
+// ErrNotSynced with the zero value if its definition serves no version.
 func (w *Configurer) served(ctx context.Context, k kind) (version, error) {
 	definition := Definitions()
 	if err := w.client.Get(ctx, client.ObjectKey{Name: k.crd}, definition); err != nil {
@@ -108,7 +109,8 @@ func (w *Configurer) list(ctx context.Context, k kind) ([]unstructured.Unstructu
 	return all, err
 }
 
-// listServed reads all objects of a kind in the version that is served; the version is empty if the kind has no definition.
+// listServed reads all objects of a kind in the version that is served; the version is empty if the kind has no
+// definition.
 func (w *Configurer) listServed(
 	ctx context.Context, k kind, opts ...client.ListOption,
 ) ([]unstructured.Unstructured, schema.GroupVersionKind, error) {
@@ -132,9 +134,9 @@ func (w *Configurer) listServed(
 	return all.Items, v.GroupVersionKind, nil
 }
 
-// Served returns the version in which the API server serves a kind: the preferred one if it is among them, otherwise the one that is
-// stored, otherwise the highest. definition is the name of its CustomResourceDefinition. It returns the zero value if the kind has no
-// definition, and ErrNotSynced if its definition serves no version.
+// Served returns the version in which the API server serves a kind: the preferred one if it is among them, otherwise
+// the one that is stored, otherwise the highest. definition is the name of its CustomResourceDefinition. It returns the
+// zero value if the kind has no definition, and ErrNotSynced if its definition serves no version.
 func (w *Configurer) Served(ctx context.Context, preferred schema.GroupVersionKind, definition string) (schema.GroupVersionKind, error) {
 	v, err := w.served(ctx, kind{preferred, definition})
 	return v.GroupVersionKind, err

@@ -14,9 +14,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
-// baseline is what a ClusterPolicy said before it was pointed at us. It lies as annotation gpusharing.io/baseline on our
-// ConfigMap, written before the ClusterPolicy is, and as a copy on the ClusterPolicy. What a user changes afterwards to
-// anything but our own values is recorded in turn: it is what they want once we are gone.
+// baseline is what a ClusterPolicy said before it was pointed at us. It lies as annotation gpusharing.io/baseline on
+// our ConfigMap, written before the ClusterPolicy is, and as a copy on the ClusterPolicy. What a user changes
+// afterwards to anything but our own values is recorded in turn: it is what they want once we are gone.
 type baseline struct {
 	ClusterPolicy string    `json:"clusterPolicy"`
 	UID           types.UID `json:"uid"`
@@ -85,9 +85,9 @@ func (b baseline) String() string {
 	return string(data)
 }
 
-// recorded is the baseline of a ClusterPolicy as the latest of the annotations gpusharing.io/baseline has it. Those of another ClusterPolicy do not
-// count, unless this one was restored from a copy that was taken while the operator was in charge: then it holds the operator's
-// values, and the record is all that tells what was there before.
+// recorded is the baseline of a ClusterPolicy as the latest of the annotations gpusharing.io/baseline has it. Those of
+// another ClusterPolicy do not count, unless this one was restored from a copy that was taken while the operator was in
+// charge: then it holds the operator's values, and the record is all that tells what was there before.
 func recorded(policy *unstructured.Unstructured, annotations ...string) baseline {
 	latest := baseline{Revision: -1}
 	for _, annotation := range annotations {

@@ -71,7 +71,8 @@ func noDevicePlugin(policy *unstructured.Unstructured) string {
 	return "there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, " + remedy
 }
 
-// configured says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node selects.
+// configured says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node
+// selects.
 func configured(policy *unstructured.Unstructured, defaultKey string) bool {
 	return len(differs(policy, defaultKey)) == 0
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
-// KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own namespace. A
-// config that only a node without a policy names could not be rendered again if a user deleted our ConfigMap, or the
-// namespace of the GPU Operator. It comes after WriteKeys.
+// KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own
+// namespace. A config that only a node without a policy names could not be rendered again if a user deleted our
+// ConfigMap, or the namespace of the GPU Operator. It comes after WriteKeys.
 func (w *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
 	if w.own == "" || o.ConfigMap.Name == "" || o.ConfigMap.Name == ConfigMapName && o.ConfigMap.Namespace == w.own || len(o.Applied) == 0 {
 		return nil
@@ -32,7 +32,8 @@ func (w *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
 	return nil
 }
 
-// keepStrategy makes the default config that of the MIG strategy which the ClusterPolicy had, and never the other way round.
+// keepStrategy makes the default config that of the MIG strategy which the ClusterPolicy had, and never the other way
+// round.
 func (o *Observed) keepStrategy() {
 	mixed, had := deviceplugin.Default(string(v1alpha1.MIGStrategyMixed)).Key, deviceplugin.Default(o.baseline.strategy()).Key
 	if o.KeepStrategy && o.defaultKey == mixed && had != mixed {

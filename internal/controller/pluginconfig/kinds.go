@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// kind is one of NVIDIA's or Node Feature Discovery's kinds, whose definition may be installed before us, after us or never. Its
-// version is the one that we know; the definition may serve another (apiversions.go).
+// kind is one of NVIDIA's or Node Feature Discovery's kinds, whose definition may be installed before us, after us or
+// never. Its version is the one that we know; the definition may serve another (apiversions.go).
 type kind struct {
 	schema.GroupVersionKind
 	crd string // name of its definition
@@ -55,8 +55,8 @@ func isNotCached(err error) bool {
 // tryAgain is how often a kind that has a definition is asked for until it is served.
 const tryAgain = time.Second
 
-// Source puts a request into the queue when an object of NVIDIA's changes. A kind is watched in the version that is served, as
-// long as one is: a watch on a kind that does not exist would keep the controller from starting.
+// Source puts a request into the queue when an object of NVIDIA's changes. A kind is watched in the version that is
+// served, as long as one is: a watch on a kind that does not exist would keep the controller from starting.
 func Source[R comparable](w *Configurer, c cache.Cache, request R) source.TypedSource[R] {
 	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
 		informer, err := c.GetInformer(ctx, Definitions())

@@ -18,9 +18,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
-// NVIDIA's mig-manager reads one key, config.yaml, of the ConfigMap that spec.migManager.config names. Where a policy asks
-// for it that is ours, so that one ConfigMap serves both of NVIDIA's programs; the configurations that were there before
-// are copied first, since nodes that no policy governs go on naming them.
+// NVIDIA's mig-manager reads one key, config.yaml, of the ConfigMap that spec.migManager.config names. Where a policy
+// asks for it that is ours, so that one ConfigMap serves both of NVIDIA's programs; the configurations that were there
+// before are copied first, since nodes that no policy governs go on naming them.
 
 // builtIn is the ConfigMap of the GPU Operator that mig-manager reads unless it is told otherwise.
 const builtIn = "default-mig-parted-config"
@@ -45,8 +45,8 @@ func noManager(policy *unstructured.Unstructured, keys map[string]string) string
 	return ""
 }
 
-// ConfigureMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It comes
-// after Configure, and says whether it changed the ClusterPolicy.
+// ConfigureMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It
+// comes after Configure, and says whether it changed the ClusterPolicy.
 func (w *Configurer) ConfigureMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil

@@ -22,9 +22,9 @@ var nodeFeature = kind{
 
 // +kubebuilder:rbac:groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=list;watch
 
-// NodeFeatures reads all NodeFeatures from the cache, in the form of SlimNodeFeature. They are shared with the cache and must
-// not be changed. The result served is the version in which the API server serves them; empty where the cluster has no such
-// kind. Errors: ErrNotSynced.
+// NodeFeatures reads all NodeFeatures from the cache, in the form of SlimNodeFeature. They are shared with the cache
+// and must not be changed. The result served is the version in which the API server serves them; empty where the
+// cluster has no such kind. Errors: ErrNotSynced.
 func (w *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
 	return w.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
 }
@@ -32,8 +32,8 @@ func (w *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstr
 // NewNodeFeature returns a NodeFeature without content, in a version that NodeFeatures returned.
 func NewNodeFeature(served schema.GroupVersionKind) *unstructured.Unstructured { return object(served) }
 
-// SlimNodeFeature keeps of a NodeFeature what decisions depend on: objects of nfd-worker list every feature of the node's
-// kernel and CPU. Other objects it leaves alone.
+// SlimNodeFeature keeps of a NodeFeature what decisions depend on: objects of nfd-worker list every feature of the
+// node's kernel and CPU. Other objects it leaves alone.
 func SlimNodeFeature(cached any) (any, error) {
 	feature, isUnstructured := cached.(*unstructured.Unstructured)
 	if !isUnstructured || feature.GroupVersionKind().GroupKind() != nodeFeature.GroupKind() {

@@ -32,15 +32,17 @@ type overruling struct {
 	Times int `json:"times"`
 }
 
-// While another controller and we revert each other, NVIDIA's programs restart on every node in each round. While we wait, nodes may
-// offer nothing: spec.mig.strategy single does not fit a node with a mixed MIG layout. So the first wait is short, each is twice
-// as long as the one before, and a revert that comes later than the longest one begins anew: a user upgrades a Helm release.
+// While another controller and we revert each other, NVIDIA's programs restart on every node in each round. While we
+// wait, nodes may offer nothing: spec.mig.strategy single does not fit a node with a mixed MIG layout. So the first
+// wait is short, each is twice as long as the one before, and a revert that comes later than the longest one begins
+// anew: a user upgrades a Helm release.
 const (
 	firstWait   = time.Minute
 	longestWait = time.Hour
 )
 
-// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; ok is false if none has.
+// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; ok is false if none
+// has.
 func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
 	if configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
 		return "", time.Time{}, false
@@ -49,9 +51,9 @@ func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
 	return manager, at, o.wiredBefore(at)
 }
 
-// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same patch. A
-// client that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of this very ClusterPolicy,
-// and the last write is later than both: who created it has reverted nothing.
+// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same
+// patch. A client that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of
+// this very ClusterPolicy, and the last write is later than both: who created it has reverted nothing.
 func (o *Observed) wiredBefore(lastWrite time.Time) bool {
 	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {
 		return true
@@ -61,7 +63,8 @@ func (o *Observed) wiredBefore(lastWrite time.Time) bool {
 	return known && lastWrite.After(o.configMap.CreationTimestamp.Time) && lastWrite.After(o.clusterPolicy.GetCreationTimestamp().Time)
 }
 
-// again returns how the manager was overruled before, if its revert at a time follows that quickly enough to be another round.
+// again returns how the manager was overruled before, if its revert at a time follows that quickly enough to be another
+// round.
 func (b baseline) again(manager string, at time.Time) (overruling, bool) {
 	before, was := b.Overruled[manager]
 	return before, was && at.Sub(before.At) < longestWait
@@ -84,8 +87,8 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 		format.List(differs(o.clusterPolicy, o.defaultKey)), at.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
 }
 
-// overruled returns the baseline once our fields are set again: with the manager that had reverted them, if one had, and without those
-// whose reverts are long ago.
+// overruled returns the baseline once our fields are set again: with the manager that had reverted them, if one had,
+// and without those whose reverts are long ago.
 func (o *Observed) overruled(now time.Time) baseline {
 	b := o.baseline
 	manager, at, reverted := o.reverted()

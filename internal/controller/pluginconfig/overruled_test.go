@@ -42,7 +42,8 @@ func (f *fixture) reports(policy *unstructured.Unstructured) func() {
 	}
 }
 
-// again deletes the ClusterPolicy and creates another one of that name, in a later second: the API server's times are in seconds.
+// again deletes the ClusterPolicy and creates another one of that name, in a later second: the API server's times are
+// in seconds.
 func (f *fixture) again(policy *unstructured.Unstructured) *unstructured.Unstructured {
 	f.t.Helper()
 	before := f.get(policy).GetCreationTimestamp()
@@ -121,7 +122,8 @@ func testMeetsUser(f *fixture) {
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
 }
 
-// testMeetsDeletion leaves a ClusterPolicy alone that took the place of the one that was read, and one that disables the plugin.
+// testMeetsDeletion leaves a ClusterPolicy alone that took the place of the one that was read, and one that disables
+// the plugin.
 func testMeetsDeletion(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.meets(1, func() {
@@ -138,8 +140,8 @@ func testMeetsDeletion(f *fixture) {
 	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: false}}"))
 }
 
-// testUpgradedEachMonth: MIG_STRATEGY=single overrules the configuration of each node, and NVIDIA's device plugin ends where the layout
-// is a mixed one.
+// testUpgradedEachMonth: MIG_STRATEGY=single overrules the configuration of each node, and NVIDIA's device plugin ends
+// where the layout is a mixed one.
 func testUpgradedEachMonth(f *fixture) {
 	policy, now := f.policy("cluster-policy", installed), time.Now()
 	for month := -3; month <= 0; month++ {
@@ -171,7 +173,8 @@ func testFightCalms(f *fixture) {
 	}
 }
 
-// testRecordIsLost: the record of who was overruled survives a client that replaces the whole ClusterPolicy, and the loss of the ConfigMap.
+// testRecordIsLost: the record of who was overruled survives a client that replaces the whole ClusterPolicy, and the
+// loss of the ConfigMap.
 func testRecordIsLost(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.configure(research)

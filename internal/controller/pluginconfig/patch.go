@@ -19,9 +19,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
-// Configure points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need and
-// the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces NVIDIA's pods.
-// It says whether it changed the ClusterPolicy.
+// Configure points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes
+// need and the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces
+// NVIDIA's pods. It says whether it changed the ClusterPolicy.
 func (w *Configurer) Configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason != "" || o.clusterPolicy == nil {
 		return false, nil
@@ -51,13 +51,15 @@ func (w *Configurer) configure(ctx context.Context, o *Observed, tolerations []c
 	if !changed || record.Revision == o.baseline.Revision {
 		return changed, err
 	}
-	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a client may replace the whole ClusterPolicy.
+	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a client may replace the whole
+	// ClusterPolicy.
 	o.baseline = record
 	_, err = w.WriteKeys(ctx, o, o.Applied)
 	return true, err
 }
 
-// point is the ClusterPolicy as it has to be, once all that it will name is written, with a record of what was there before.
+// point is the ClusterPolicy as it has to be, once all that it will name is written, with a record of what was there
+// before.
 func (w *Configurer) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
 	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
 		keys := maps.Clone(o.Configs)
@@ -153,12 +155,13 @@ func (w *Configurer) restore(ctx context.Context, o *Observed, tolerations []cor
 	return w.patch(ctx, o.clusterPolicy, want)
 }
 
-// tries is how often a write of the ClusterPolicy is tried that meets one of another client. NVIDIA's operator writes the status of a
-// new one several times within seconds, and whatever it writes makes the API server refuse ours.
+// tries is how often a write of the ClusterPolicy is tried that meets one of another client. NVIDIA's operator writes
+// the status of a new one several times within seconds, and whatever it writes makes the API server refuse ours.
 const tries = 5
 
-// retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what that client
-// wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next pass.
+// retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what
+// that client wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next
+// pass.
 func (w *Configurer) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
 	for try := 1; ; try++ {
 		changed, err := write()

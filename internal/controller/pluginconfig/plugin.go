@@ -19,7 +19,8 @@ func (w *Configurer) ConfigMapNames() []string {
 	return []string{ConfigMapName, w.standAlone.ConfigMap}
 }
 
-// Subject is what an event about the configuration of the device plugin is about: the ClusterPolicy or, without one, our ConfigMap.
+// Subject is what an event about the configuration of the device plugin is about: the ClusterPolicy or, without one,
+// our ConfigMap.
 func (o *Observed) Subject() runtime.Object {
 	if o.clusterPolicy != nil {
 		return o.clusterPolicy

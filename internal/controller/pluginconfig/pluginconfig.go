@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pluginconfig finds NVIDIA's device plugin and points it at our ConfigMap, once per installation, and restores what
-// it changed when no policy needs it any more. It decides nothing about nodes.
+// Package pluginconfig finds NVIDIA's device plugin and points it at our ConfigMap, once per installation, and restores
+// what it changed when no policy needs it any more. It decides nothing about nodes.
 //
 //	found                          our ConfigMap                                       what is changed
 //	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing
@@ -34,8 +34,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
-// ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS label
-// and differ from the volumes of NVIDIA's DaemonSets.
+// ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS
+// label and differ from the volumes of NVIDIA's DaemonSets.
 const ConfigMapName = "gpu-sharing-device-plugin"
 
 // fieldManager owns our keys of the ConfigMap and our fields of the ClusterPolicy.
@@ -80,10 +80,11 @@ type Observed struct {
 	Applied map[string]string
 	// Copied are the keys of the copy of our ConfigMap in the operator's own namespace; nil if there is none.
 	Copied map[string]string
-	// Held is why devicePlugin.config must not change now; empty if it may. The caller sets it before Configure and Restore.
+	// Held is why devicePlugin.config must not change now; empty if it may. The caller sets it before Configure and
+	// Restore.
 	Held string
-	// KeepStrategy says that the default config must have the MIG strategy that the ClusterPolicy had. The caller sets it before
-	// Configure.
+	// KeepStrategy says that the default config must have the MIG strategy that the ClusterPolicy had. The caller sets
+	// it before Configure.
 	KeepStrategy bool
 	// Overridden is set while another controller keeps reverting what we set in the ClusterPolicy.
 	Overridden *Overridden
@@ -235,12 +236,13 @@ func (w *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
 }
 
 // unlabelled is the MIG strategy of the key for nodes without a label. NVIDIA's config-manager (v0.18.2 to v0.20.0,
-// cmd/config-manager/main.go: SyncableConfig.Get) lets every device plugin start with that key, whatever the node's label
-// says, and selects the label's a moment later. A plugin ends that starts with single where GPUs or instances differ, and
-// with none it offers GPUs in MIG mode as whole ones; mixed offers what is there, under the same names as any other
-// strategy where there is no MIG. So it is mixed, unless MIG is on at a node that no policy governs: that one gets what
-// the ClusterPolicy asked for. To change the key restarts NVIDIA's programs on every node, so once the ClusterPolicy names
-// our ConfigMap it stays, and changes at most once more: when a node with MIG joins that no policy governs (KeepStrategy).
+// cmd/config-manager/main.go: SyncableConfig.Get) lets every device plugin start with that key, whatever the node's
+// label says, and selects the label's a moment later. A plugin ends that starts with single where GPUs or instances
+// differ, and with none it offers GPUs in MIG mode as whole ones; mixed offers what is there, under the same names as
+// any other strategy where there is no MIG. So it is mixed, unless MIG is on at a node that no policy governs: that one
+// gets what the ClusterPolicy asked for. To change the key restarts NVIDIA's programs on every node, so once the
+// ClusterPolicy names our ConfigMap it stays, and changes at most once more: when a node with MIG joins that no policy
+// governs (KeepStrategy).
 func (w *Configurer) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
 	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
 		if configured(policy, deviceplugin.Default(strategy).Key) {

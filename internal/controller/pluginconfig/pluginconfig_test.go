@@ -206,7 +206,8 @@ func testUngoverned(f *fixture) {
 	f.Expect(unlabelled()).To(ContainSubstring(single), "the node was there before")
 }
 
-// testRestoredClusterPolicy deletes the ClusterPolicy and restores a copy that was taken while the operator was in charge.
+// testRestoredClusterPolicy deletes the ClusterPolicy and restores a copy that was taken while the operator was in
+// charge.
 func testRestoredClusterPolicy(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
 	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
@@ -225,8 +226,8 @@ func testRestoredClusterPolicy(f *fixture) {
 	f.Expect(f.spec(backup)).To(MatchYAML(before))
 }
 
-// testLostRecords deletes each object that holds the record of the ClusterPolicy, one after the other, and the ConfigMap that the
-// device plugin read before.
+// testLostRecords deletes each object that holds the record of the ClusterPolicy, one after the other, and the
+// ConfigMap that the device plugin read before.
 func testLostRecords(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
 	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
@@ -390,8 +391,8 @@ func testFight(f *fixture) {
 		"what they want once we are gone is what they said last")
 }
 
-// testFightByReplacing replaces the ClusterPolicy by a manifest again and again, as Argo CD does with Replace=true: the record on
-// the ClusterPolicy goes too.
+// testFightByReplacing replaces the ClusterPolicy by a manifest again and again, as Argo CD does with Replace=true: the
+// record on the ClusterPolicy goes too.
 func testFightByReplacing(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	manifest := f.get(policy).Object["spec"]

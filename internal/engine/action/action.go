@@ -12,16 +12,17 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// Action is one change of the API. Actions are a closed set: WriteConfigs, TriggerSync, PatchNode, Taint, Untaint, KeepTaints, Evict,
-// DeletePod, KeepMPSOff, AllowMPS, TaintDevices, UntaintDevices, WriteClass, DeleteClass, SetSpec and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
-// and what is missing is decided again in the next pass. String is what logs and events print.
+// Action is one change of the API. Actions are a closed set: WriteConfigs, TriggerSync, PatchNode, Taint, Untaint,
+// KeepTaints, Evict, DeletePod, KeepMPSOff, AllowMPS, TaintDevices, UntaintDevices, WriteClass, DeleteClass, SetSpec
+// and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out, and what
+// is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
 	String() string
 	// Target is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
 	Target() string
-	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, TaintDevices, Evict, SetSpec and
-	// PatchNode of a policy the executor makes sure by one uncached read in each pass that the policy still has this
-	// generation, and otherwise leaves the action out.
+	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, TaintDevices,
+	// Evict, SetSpec and PatchNode of a policy the executor makes sure by one uncached read in each pass that the
+	// policy still has this generation, and otherwise leaves the action out.
 	For() PolicyRef
 	isAction()
 }
@@ -32,14 +33,14 @@ type PolicyRef struct {
 	Generation int64
 }
 
-// WriteConfigs applies our ConfigMap with exactly Data (server-side: keys that we applied before and are not in Data go,
-// keys of others stay). It creates the ConfigMap if there is none. It comes first in a decision.
+// WriteConfigs applies our ConfigMap with exactly Data (server-side: keys that we applied before and are not in Data
+// go, keys of others stay). It creates the ConfigMap if there is none. It comes first in a decision.
 type WriteConfigs struct {
 	Data map[string]string
 }
 
-// TriggerSync sets the annotation v1alpha1.AnnotationSync of a pod that mounts our ConfigMap, so that the kubelet projects the
-// ConfigMap into it at once. A pod that is gone is no error.
+// TriggerSync sets the annotation v1alpha1.AnnotationSync of a pod that mounts our ConfigMap, so that the kubelet
+// projects the ConfigMap into it at once. A pod that is gone is no error.
 type TriggerSync struct {
 	Node           string
 	Namespace, Pod string
@@ -76,8 +77,8 @@ type Untaint struct {
 	Node string
 }
 
-// KeepTaints makes Want the taints on a node that are there for a policy's sake, besides v1alpha1.TaintChanging: it adds
-// what is missing, takes off what is ours and not among them, and records what is ours in the annotation
+// KeepTaints makes Want the taints on a node that are there for a policy's sake, besides v1alpha1.TaintChanging: it
+// adds what is missing, takes off what is ours and not among them, and records what is ours in the annotation
 // v1alpha1.AnnotationTaints, in one patch with optimistic lock. Retaint says how.
 type KeepTaints struct {
 	Node   string
@@ -104,8 +105,8 @@ type DeletePod struct {
 	Why            string
 }
 
-// KeepMPSOff applies the operator's NodeFeature for a node, which sets the label nvidia.com/mps.capable to false, so that
-// NVIDIA's MPS DaemonSet has no pod there.
+// KeepMPSOff applies the operator's NodeFeature for a node, which sets the label nvidia.com/mps.capable to false, so
+// that NVIDIA's MPS DaemonSet has no pod there.
 type KeepMPSOff struct {
 	Node   string
 	Policy PolicyRef
@@ -116,8 +117,8 @@ type AllowMPS struct {
 	Node string
 }
 
-// TaintDevices applies the operator's DeviceTaintRule for a node, which keeps new pods off all devices that NVIDIA's DRA driver publishes
-// there. Pods that have one stay.
+// TaintDevices applies the operator's DeviceTaintRule for a node, which keeps new pods off all devices that NVIDIA's
+// DRA driver publishes there. Pods that have one stay.
 type TaintDevices struct {
 	Node   string
 	Since  time.Time // when the taint is added
@@ -130,7 +131,8 @@ type UntaintDevices struct {
 	Edited bool // another client edited the rule, so the change that needs one makes another
 }
 
-// WriteClass applies the operator's DeviceClass for a MIG profile, so that pods get its instances by an extended resource.
+// WriteClass applies the operator's DeviceClass for a MIG profile, so that pods get its instances by an extended
+// resource.
 type WriteClass struct{ Class dra.Write }
 
 // DeleteClass deletes a DeviceClass of the operator's. One that is gone is no error.
@@ -144,13 +146,14 @@ type SetSpec struct {
 	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
 }
 
-// Report applies what the controller writes of the status of a GPUNode (server-side): rollout, observedGeneration, and the conditions
-// Ready, Reconciling and Stalled. Status has nothing else.
+// Report applies what the controller writes of the status of a GPUNode (server-side): rollout, observedGeneration, and
+// the conditions Ready, Reconciling and Stalled. Status has nothing else.
 type Report struct {
 	Node   string
 	Status v1alpha1.GPUNodeStatus
 	Why    string // "recording the last good state", "reporting GPUInUse"
-	// Policy is the policy that governs the node, if one does. The report is written all the same if the policy changes meanwhile.
+	// Policy is the policy that governs the node, if one does. The report is written all the same if the policy changes
+	// meanwhile.
 	Policy PolicyRef
 	// Stuck reports that the node cannot return to its baseline as yet, which no policy can report.
 	Stuck bool

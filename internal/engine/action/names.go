@@ -25,8 +25,8 @@ func KeepsOff(a Action) bool {
 }
 
 // OverrideName is the name of the operator's NodeFeature for a node. NFD reads the objects outside its own namespace in
-// the order of their names, and a later one overwrites an earlier one (NFD pkg/nfd-master/nfd-master.go). So the name must
-// sort after nvidia-features-for-<node> of GFD.
+// the order of their names, and a later one overwrites an earlier one (NFD pkg/nfd-master/nfd-master.go). So the name
+// must sort after nvidia-features-for-<node> of GFD.
 func OverrideName(node string) string { return "zz-gpu-sharing-" + node }
 
 // NameOf is what tells a taint from the others of a node: its key and effect.

@@ -18,14 +18,16 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// mostRepeats is how often the same is written within an hour (patience) while no policy changes. A change and its way back write
-// the same twice at most. What gives back (GivesBack) is written twice as often, so that a fight does not leave a node tainted.
+// mostRepeats is how often the same is written within an hour (patience) while no policy changes. A change and its way
+// back write the same twice at most. What gives back (GivesBack) is written twice as often, so that a fight does not
+// leave a node tainted.
 const mostRepeats = 8
 
-// Repeats counts what was written, so that no fight with another controller goes on without end: what was written mostRepeats times
-// within an hour waits until that hour is over. Only what another writer undid counts: once the operator itself has written another
-// value to a field, the count of that field begins anew. It is kept by the program that carries decisions out, and is lost with it.
-// The zero value has counted nothing. Note may be called by several goroutines.
+// Repeats counts what was written, so that no fight with another controller goes on without end: what was written
+// mostRepeats times within an hour waits until that hour is over. Only what another writer undid counts: once the
+// operator itself has written another value to a field, the count of that field begins anew. It is kept by the program
+// that carries decisions out, and is lost with it. The zero value has counted nothing. Note may be called by several
+// goroutines.
 type Repeats struct {
 	mu       sync.Mutex
 	policies string // the signature of the policies; others begin anew
@@ -72,7 +74,8 @@ func (r *Repeats) Begin(policies string, now time.Time) {
 	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at) == 0 })
 }
 
-// Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was written too often.
+// Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was
+// written too often.
 func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	if r == nil {
 		return 0
@@ -108,8 +111,8 @@ func (r *Repeats) Admit(actions []Action, a Action, now time.Time, after time.Du
 	return append(actions, a), after
 }
 
-// valuesOf is what an action writes: the value of each field, without the time at which it is written. It is empty for actions that
-// have limits of their own: evictions, and triggers for the kubelet.
+// valuesOf is what an action writes: the value of each field, without the time at which it is written. It is empty for
+// actions that have limits of their own: evictions, and triggers for the kubelet.
 func valuesOf(a Action) map[string]string {
 	one := func(field string, value ...any) map[string]string {
 		return map[string]string{field + " " + a.Target(): fmt.Sprint(value...)}
@@ -184,8 +187,8 @@ func untimed(value string) string {
 	return value
 }
 
-// Unstamped is an action without the times in the values that it writes. Its text is the same in each pass, as a status must be that
-// names it.
+// Unstamped is an action without the times in the values that it writes. Its text is the same in each pass, as a status
+// must be that names it.
 func Unstamped(a Action) Action {
 	patch, patches := a.(PatchNode)
 	if !patches {

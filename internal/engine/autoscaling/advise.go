@@ -122,8 +122,8 @@ func example(r Ref) string {
 	return fmt.Sprintf("{product: PRODUCT, gpusPerNode: N, %snodeGroups: [{kind: %s, %sname: %s}]}", types, r.Kind, namespace, r.Name)
 }
 
-// selects is the policy whose nodeSelector selects the nodes of a group whose GPUs are not known. A policy without a selector is for GPU
-// nodes, and whether these are some is not known, unless hasGPUs.
+// selects is the policy whose nodeSelector selects the nodes of a group whose GPUs are not known. A policy without a
+// selector is for GPU nodes, and whether these are some is not known, unless hasGPUs.
 func selects(ranking policy.Ranking, g *group, hasGPUs bool) *v1alpha1.GPUSharingPolicy {
 	labels := maps.Clone(g.labels())
 	if len(g.nodes) > 0 {
@@ -227,8 +227,8 @@ func (w *Snapshot) policy(name string) *v1alpha1.GPUSharingPolicy {
 	return nil
 }
 
-// missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern. of are the entries
-// of each group.
+// missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern.
+// of are the entries of each group.
 func (w *Snapshot) missing(groups []*group, of map[*group][]*entry) []*entry {
 	var all []*entry
 	for i := range w.Policies {
@@ -311,7 +311,8 @@ func (e *entry) announce(wanted *wants) {
 	}
 }
 
-// severity lists the reasons of groups, what matters most first. Those that it does not list are why a node cannot have the policy.
+// severity lists the reasons of groups, what matters most first. Those that it does not list are why a node cannot have
+// the policy.
 var severity = []string{
 	v1alpha1.ReasonNotPermitted, v1alpha1.ReasonWriteFailed, v1alpha1.ReasonInvalidValue, v1alpha1.ReasonOwnedByOther, v1alpha1.ReasonRemovedByOther,
 	v1alpha1.ReasonNodeGroupNotFound, v1alpha1.ReasonNodeGroupNotSelected, v1alpha1.ReasonAmbiguousShape, v1alpha1.ReasonUnknownShape, v1alpha1.ReasonPaused,
@@ -364,8 +365,8 @@ func listed(counts map[string]int64) []v1alpha1.NodeResource {
 	return all
 }
 
-// Listed are the node groups as the status of a policy lists them. If they are too many, those to which the operator has written come first:
-// it must know them again.
+// Listed are the node groups as the status of a policy lists them. If they are too many, those to which the operator
+// has written come first: it must know them again.
 func Listed(groups []Group) []v1alpha1.NodeGroupStatus {
 	var list []v1alpha1.NodeGroupStatus
 	for i := range groups {

@@ -52,7 +52,8 @@ func TestWhatANewNodeAdvertises(t *testing.T) {
 	}
 }
 
-// A node that is shared already shows what its machine has. How it is shared now does not matter, on GPUs that the policy leaves alone either.
+// A node that is shared already shows what its machine has. How it is shared now does not matter, on GPUs that the
+// policy leaves alone either.
 func TestANodeThatIsSharedAlreadyIsTakenAsNew(t *testing.T) {
 	n := node("a", a100, 2, inPool("type"))
 	n.Devices[1].Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}}

@@ -191,8 +191,8 @@ func applied(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
 	return autoscaling.OverlayOf(o)
 }
 
-// The NodeOverlay of a policy that is deleted and created again at once (kubectl replace --force) still belongs to the deleted one, and the
-// garbage collector deletes it.
+// The NodeOverlay of a policy that is deleted and created again at once (kubectl replace --force) still belongs to the
+// deleted one, and the garbage collector deletes it.
 func TestTheNodeOverlayOfAPolicyThatIsCreatedAgain(t *testing.T) {
 	g := NewWithT(t)
 	w := karpenter(t, renamed+declared)

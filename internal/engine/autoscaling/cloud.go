@@ -13,7 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// cloud prints the tags or labels of a node group of a cloud. The operator has no credentials of clouds, so it neither reads nor writes them.
+// cloud prints the tags or labels of a node group of a cloud. The operator has no credentials of clouds, so it neither
+// reads nor writes them.
 func (e *entry) cloud() {
 	counts := maps.Clone(e.resources)
 	if _, has := counts[plan.ResourceGPU]; !has {

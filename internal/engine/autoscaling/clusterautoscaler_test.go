@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// The rules of Cluster Autoscaler, as kubernetes/autoscaler cluster-autoscaler-1.36.1 has them below cluster-autoscaler/. They know
-// nothing of the operator. Its advice is checked against them.
+// The rules of Cluster Autoscaler, as kubernetes/autoscaler cluster-autoscaler-1.36.1 has them below
+// cluster-autoscaler/. They know nothing of the operator. Its advice is checked against them.
 
 // caNode is a node as Cluster Autoscaler sees it.
 type caNode struct {
@@ -71,7 +71,8 @@ type caGroup struct {
 	announced map[string]int64
 }
 
-// template is what a new node of the group is taken to have. Source: processors/nodeinfosprovider/mixed_nodeinfos_processor.go, Process.
+// template is what a new node of the group is taken to have. Source:
+// processors/nodeinfosprovider/mixed_nodeinfos_processor.go, Process.
 func (g *caGroup) template() map[string]int64 {
 	for i := range g.nodes {
 		if n := &g.nodes[i]; !n.unready() && n.readyFor > time.Minute {
@@ -107,9 +108,9 @@ func announcedBy(s autoscaling.Scalable) (capacity map[string]int64, hasTemplate
 	return map[string]int64{name: n}, true
 }
 
-// TestAdviceAgainstClusterAutoscaler: for each way of sharing, on each platform, with and without the GPU label, what the operator writes makes
-// an empty group scale up for the pods that ask for it, or the operator reports why not; and each trap of the rules above is reported exactly
-// where it is one.
+// TestAdviceAgainstClusterAutoscaler: for each way of sharing, on each platform, with and without the GPU label, what
+// the operator writes makes an empty group scale up for the pods that ask for it, or the operator reports why not; and
+// each trap of the rules above is reported exactly where it is one.
 func TestAdviceAgainstClusterAutoscaler(t *testing.T) {
 	for name, spec := range map[string]string{
 		"renamed": renamed, "unrenamed": unrenamed, "mps": mps, "filled": filled, "single": single, "layout": layout,

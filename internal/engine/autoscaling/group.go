@@ -11,8 +11,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// groups are the node groups of the cluster with their nodes, by kind and name. A group without an object is known by its nodes, or
-// because a policy reported it or declares it.
+// groups are the node groups of the cluster with their nodes, by kind and name. A group without an object is known by
+// its nodes, or because a policy reported it or declares it.
 func (w *Snapshot) groups() []*group {
 	all := map[Ref]*group{}
 	of := func(r Ref) *group {

@@ -24,11 +24,12 @@ const (
 	OverlayPrefix = "gpu-sharing-"
 	// LabelPolicy names, on a NodeOverlay, the policy that it is for.
 	LabelPolicy = v1alpha1.Group + "/policy"
-	// overlayWeight is unusual, so that users are unlikely to choose it. Two NodeOverlays of one weight that set the same resource
-	// conflict; the higher weight wins otherwise (sigs.k8s.io/karpenter pkg/controllers/nodeoverlay/store.go).
+	// overlayWeight is unusual, so that users are unlikely to choose it. Two NodeOverlays of one weight that set the
+	// same resource conflict; the higher weight wins otherwise (sigs.k8s.io/karpenter
+	// pkg/controllers/nodeoverlay/store.go).
 	overlayWeight = 4711
-	// gateDeadline is how long Karpenter may take to write the status of a NodeOverlay. It takes seconds, unless its feature gate
-	// NodeOverlay is off: then it writes none.
+	// gateDeadline is how long Karpenter may take to write the status of a NodeOverlay. It takes seconds, unless its
+	// feature gate NodeOverlay is off: then it writes none.
 	gateDeadline = 30 * time.Second
 )
 
@@ -75,8 +76,8 @@ func (e *entry) karpenter(wanted *wants) {
 // overlayKind begins the entries of status.nodeGroups[].written for NodeOverlays.
 const overlayKind = "NodeOverlay/"
 
-// wrote reports whether the policy last reported that the NodeOverlay is there. The operator reports none that it deletes, or that the
-// garbage collector deletes with an earlier policy of that name.
+// wrote reports whether the policy last reported that the NodeOverlay is there. The operator reports none that it
+// deletes, or that the garbage collector deletes with an earlier policy of that name.
 func (e *entry) wrote(overlay string) bool {
 	return slices.ContainsFunc(e.by.Status.NodeGroups, func(s v1alpha1.NodeGroupStatus) bool {
 		return e.g.is(s.Kind, s.Namespace, s.Name) && slices.Contains(s.Written, overlayKind+overlay)
@@ -125,8 +126,8 @@ func (e *entry) judge(have *Overlay) {
 	}
 }
 
-// limits reports limits of the NodePool that count something else than its nodes advertise. Karpenter counts the capacity of the
-// NodeOverlay (sigs.k8s.io/karpenter pkg/controllers/provisioning/scheduling/scheduler.go).
+// limits reports limits of the NodePool that count something else than its nodes advertise. Karpenter counts the
+// capacity of the NodeOverlay (sigs.k8s.io/karpenter pkg/controllers/provisioning/scheduling/scheduler.go).
 func (e *entry) limits() {
 	limit, limited := e.g.poolLimit(plan.ResourceGPU)
 	if !limited {
@@ -174,8 +175,9 @@ func (e *entry) requirements() []Requirement {
 	return []Requirement{pool, in(labelInstanceType, e.shape.instanceTypes...)}
 }
 
-// gpuNameOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-name for a product; empty if it is not known. Source:
-// aws/karpenter-provider-aws pkg/providers/instancetype/types.go, which takes the name that EC2 gives the GPU, in lower case.
+// gpuNameOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-name for a product; empty if it is not known.
+// Source: aws/karpenter-provider-aws pkg/providers/instancetype/types.go, which takes the name that EC2 gives the GPU,
+// in lower case.
 func gpuNameOnAWS(product string) string {
 	name := strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(product, "NVIDIA-"), "Tesla-"))
 	name, _, _ = strings.Cut(name, "-")
@@ -185,8 +187,8 @@ func gpuNameOnAWS(product string) string {
 	return ""
 }
 
-// memoryOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-memory in MiB for a product whose name there stands for GPUs of
-// different memory: p4d has A100 with 40 GB, and p4de with 80 GB.
+// memoryOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-memory in MiB for a product whose name there
+// stands for GPUs of different memory: p4d has A100 with 40 GB, and p4de with 80 GB.
 func memoryOnAWS(product string) string {
 	switch {
 	case !strings.HasPrefix(product, "NVIDIA-A100-"):
@@ -197,8 +199,8 @@ func memoryOnAWS(product string) string {
 	return "40960"
 }
 
-// overlay is the NodeOverlay that tells Karpenter what a node of the shape advertises. Whole GPUs that the node will not offer are
-// hidden: for a pod that asks for one Karpenter would otherwise start a node that never has it.
+// overlay is the NodeOverlay that tells Karpenter what a node of the shape advertises. Whole GPUs that the node will
+// not offer are hidden: for a pod that asks for one Karpenter would otherwise start a node that never has it.
 func (e *entry) overlay(requirements []Requirement) Overlay {
 	o := Overlay{Policy: e.by.Name, Weight: overlayWeight, Requirements: requirements, Capacity: map[string]string{plan.ResourceGPU: "0"}}
 	for name, count := range e.resources {
@@ -256,7 +258,8 @@ func (o *Overlay) same(want Overlay) bool {
 	})
 }
 
-// of reports whether the NodeOverlay lives as long as a policy. The policy may have been deleted and created again under its name.
+// of reports whether the NodeOverlay lives as long as a policy. The policy may have been deleted and created again
+// under its name.
 func (o *Overlay) of(p *v1alpha1.GPUSharingPolicy) bool { return o.Owner == string(p.UID) }
 
 func (w *Snapshot) overlay(name string) *Overlay {
@@ -268,8 +271,8 @@ func (w *Snapshot) overlay(name string) *Overlay {
 	return nil
 }
 
-// above is a NodeOverlay of a higher weight that sets one of the same resources for the same nodes, as far as the requirements tell;
-// nil: there is none.
+// above is a NodeOverlay of a higher weight that sets one of the same resources for the same nodes, as far as the
+// requirements tell; nil: there is none.
 func (w *Snapshot) above(o *Overlay) *Overlay {
 	for i := range w.Overlays {
 		other := &w.Overlays[i]
@@ -285,7 +288,8 @@ func (w *Snapshot) above(o *Overlay) *Overlay {
 	return nil
 }
 
-// overlap reports whether an instance type may meet both lists of requirements: no label is required to have different values.
+// overlap reports whether an instance type may meet both lists of requirements: no label is required to have different
+// values.
 func overlap(a, b []Requirement) bool {
 	for _, r := range a {
 		for _, s := range b {

@@ -81,8 +81,8 @@ func fresh(d v1alpha1.DeviceStatus, index int) v1alpha1.DeviceStatus {
 	return d
 }
 
-// gpus are count GPUs of a product. known is false if nobody knows the GPU, so that its MIG profiles are not known either. It then
-// stands for a GPU of compute capability 7.5 or newer, which serves as many MPS clients as any.
+// gpus are count GPUs of a product. known is false if nobody knows the GPU, so that its MIG profiles are not known
+// either. It then stands for a GPU of compute capability 7.5 or newer, which serves as many MPS clients as any.
 func (h hardware) gpus(product string, count int) (devices []v1alpha1.DeviceStatus, known bool) {
 	one, known := h[product]
 	if !known {
@@ -116,9 +116,9 @@ func profilesOf(d gpu.Device) []v1alpha1.ProfileStatus {
 	return all
 }
 
-// shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that policies declare. A
-// shape is for instance types, and the first source of an instance type counts. ambiguous is why one node group would have nodes that
-// differ, though its autoscaler takes them for alike.
+// shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that
+// policies declare. A shape is for instance types, and the first source of an instance type counts. ambiguous is why
+// one node group would have nodes that differ, though its autoscaler takes them for alike.
 func (w *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous string) {
 	all, ambiguous = live(g.nodes)
 	if ambiguous != "" {
@@ -204,8 +204,8 @@ func productOf(n *Node) string {
 	return strings.Join(slices.Compact(products), ",")
 }
 
-// add adds shapes to others: as further instance types of one that has the same GPUs, without those that are known. Groups whose nodes
-// are all alike have no use for instance types: there the first source counts.
+// add adds shapes to others: as further instance types of one that has the same GPUs, without those that are known.
+// Groups whose nodes are all alike have no use for instance types: there the first source counts.
 func add(all, more []shape, byType bool) []shape {
 	for _, s := range more {
 		named := len(s.instanceTypes) > 0

@@ -17,8 +17,8 @@ import (
 )
 
 // The annotations by which Cluster Autoscaler knows the GPUs of a node of an empty group (kubernetes/autoscaler
-// cloudprovider/clusterapi/clusterapi_utils.go). OpenShift ignores gpu-type: there the count is always that of nvidia.com/gpu
-// (openshift/kubernetes-autoscaler cloudprovider/openshift/openshift_unstructured.go).
+// cloudprovider/clusterapi/clusterapi_utils.go). OpenShift ignores gpu-type: there the count is always that of
+// nvidia.com/gpu (openshift/kubernetes-autoscaler cloudprovider/openshift/openshift_unstructured.go).
 const (
 	capacityPrefix     = "capacity.cluster-autoscaler.kubernetes.io/"
 	AnnotationGPUType  = capacityPrefix + "gpu-type"
@@ -30,8 +30,9 @@ func OfScalable(annotation string) bool {
 	return strings.HasPrefix(annotation, capacityPrefix) || annotation == v1alpha1.AnnotationAutoscaling
 }
 
-// defaulter fills in capacity annotations that are missing, once, and leaves them alone afterwards (openshift/cluster-autoscaler-operator
-// pkg/controller/machineautoscaler/machinetarget.go). What it alone owns is a default, which the operator takes over.
+// defaulter fills in capacity annotations that are missing, once, and leaves them alone afterwards
+// (openshift/cluster-autoscaler-operator pkg/controller/machineautoscaler/machinetarget.go). What it alone owns is a
+// default, which the operator takes over.
 const defaulter = "cluster-autoscaler-operator"
 
 // Record is what the operator records on an object before it first writes to it.
@@ -89,7 +90,8 @@ func (e *entry) largest() (name string, count int64) {
 	return name, count
 }
 
-// Versions of OpenShift whose autoscaler reads gpu-count, before the annotation that OpenShift's own controllers overwrite.
+// Versions of OpenShift whose autoscaler reads gpu-count, before the annotation that OpenShift's own controllers
+// overwrite.
 const countsFromMajor, countsFromMinor = 4, 19
 
 // openShift decides on the annotation of a MachineSet of OpenShift.
@@ -135,7 +137,8 @@ func version(v string) (major, minor int) {
 	return major, minor
 }
 
-// annotate decides on annotations of an object in the cluster: what keeps the operator from writing them, or that it writes them.
+// annotate decides on annotations of an object in the cluster: what keeps the operator from writing them, or that it
+// writes them.
 func (e *entry) annotate(want map[string]string, wanted *wants) {
 	s := e.g.scalable
 	e.unreadable(want)
@@ -175,7 +178,8 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
 }
 
-// adviseAnnotations reports whether the object has the annotations that its autoscaler needs, for a policy that only advises.
+// adviseAnnotations reports whether the object has the annotations that its autoscaler needs, for a policy that only
+// advises.
 func (e *entry) adviseAnnotations(is bool, pairs []string) {
 	s := e.g.scalable
 	if s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil && e.refused(s.target()) {
@@ -200,14 +204,14 @@ func (e *entry) last() *v1alpha1.NodeGroupStatus {
 	return nil
 }
 
-// removed reports whether the operator has written exactly that to the object before, so that its absence is the work of another. An object
-// that was deleted and created again has another UID.
+// removed reports whether the operator has written exactly that to the object before, so that its absence is the work
+// of another. An object that was deleted and created again has another UID.
 func (s *Scalable) removed(before *v1alpha1.NodeGroupStatus, pairs []string) bool {
 	return before != nil && (before.UID == "" || before.UID == s.UID) && slices.Equal(before.Written, pairs)
 }
 
-// foreign are the field managers that own an annotation which would have to change. A default of OpenShift's cluster-autoscaler-operator
-// counts as nobody's.
+// foreign are the field managers that own an annotation which would have to change. A default of OpenShift's
+// cluster-autoscaler-operator counts as nobody's.
 func (s *Scalable) foreign(key, want string) []string {
 	have, found := s.Annotations[key]
 	if !found || have == want {
@@ -216,7 +220,8 @@ func (s *Scalable) foreign(key, want string) []string {
 	return slices.DeleteFunc(s.others(key), func(m string) bool { return m == defaulter })
 }
 
-// unreadable reports annotations for the autoscaler that are no numbers, so that it takes the group for one without a template.
+// unreadable reports annotations for the autoscaler that are no numbers, so that it takes the group for one without a
+// template.
 func (e *entry) unreadable(want map[string]string) {
 	s := e.g.scalable
 	value, found := s.Annotations[AnnotationGPUCount]
@@ -230,13 +235,14 @@ func (e *entry) unreadable(want map[string]string) {
 		"wrote it: set it to %s", AnnotationGPUCount, e.g.Ref, value, cmp.Or(strings.Join(s.others(AnnotationGPUCount), " and "), "of another client"), want[AnnotationGPUCount])
 }
 
-// gpuLabels mark nodes with GPUs for Cluster Autoscaler, by its cloud provider: Cluster API and OpenShift, AWS, Azure, GCE (GPULabel of
-// kubernetes/autoscaler cloudprovider/*).
+// gpuLabels mark nodes with GPUs for Cluster Autoscaler, by its cloud provider: Cluster API and OpenShift, AWS, Azure,
+// GCE (GPULabel of kubernetes/autoscaler cloudprovider/*).
 var gpuLabels = []string{
 	"cluster-api/accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator", "cloud.google.com/gke-accelerator",
 }
 
-// clusterAutoscaler reports the traps of Cluster Autoscaler. It knows GPUs by the name nvidia.com/gpu only (utils/gpu/gpu.go).
+// clusterAutoscaler reports the traps of Cluster Autoscaler. It knows GPUs by the name nvidia.com/gpu only
+// (utils/gpu/gpu.go).
 func (e *entry) clusterAutoscaler() {
 	labels := withAll(e.g.labels(), e.shape.labels)
 	labelled := slices.ContainsFunc(gpuLabels, func(label string) bool { return labels[label] != "" })

@@ -277,7 +277,8 @@ func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
 	g.Expect(w.Advise().Writes[0].Annotate.Ref).To(Equal(deployment.Ref))
 }
 
-// Cluster API copies the annotations of a MachineDeployment to its MachineSets, and users copy MachineSets of OpenShift.
+// Cluster API copies the annotations of a MachineDeployment to its MachineSets, and users copy MachineSets of
+// OpenShift.
 func TestAnnotationsOnACopyAreNotTheOperators(t *testing.T) {
 	g := NewWithT(t)
 	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{

@@ -1,15 +1,16 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package autoscaling decides what autoscalers must be told, so that they start nodes for pods that ask for shared GPUs. No autoscaler
-// knows nvidia.com/gpu.shared or nvidia.com/mig-1g.5gb before a node advertises it.
+// Package autoscaling decides what autoscalers must be told, so that they start nodes for pods that ask for shared
+// GPUs. No autoscaler knows nvidia.com/gpu.shared or nvidia.com/mig-1g.5gb before a node advertises it.
 //
-// Advise is a function of the policies, the nodes and the objects of autoscalers. For each node group it works out what a new node will
-// advertise, by the code that works out what a live node is expected to advertise (internal/engine/policy). Then it compares that with what the
-// autoscaler of the group is told, and returns what to write and what to report. It is pure.
+// Advise is a function of the policies, the nodes and the objects of autoscalers. For each node group it works out what
+// a new node will advertise, by the code that works out what a live node is expected to advertise
+// (internal/engine/policy). Then it compares that with what the autoscaler of the group is told, and returns what to
+// write and what to report. It is pure.
 //
-// The rules of autoscalers that it follows were read in kubernetes/autoscaler cluster-autoscaler-1.36.1, sigs.k8s.io/karpenter v1.14.1,
-// openshift/kubernetes-autoscaler and openshift/cluster-autoscaler-operator of 2026.
+// The rules of autoscalers that it follows were read in kubernetes/autoscaler cluster-autoscaler-1.36.1,
+// sigs.k8s.io/karpenter v1.14.1, openshift/kubernetes-autoscaler and openshift/cluster-autoscaler-operator of 2026.
 package autoscaling
 
 import (
@@ -98,8 +99,8 @@ func (r Ref) autoscaler() string {
 }
 
 // The labels and annotations by which a node tells its group. Sources: sigs.k8s.io/karpenter pkg/apis/v1/labels.go;
-// openshift/machine-api-operator pkg/controller/nodelink; kubernetes-sigs/cluster-api api/core/v1beta2/common_types.go; the documents of EKS,
-// AKS and GKE.
+// openshift/machine-api-operator pkg/controller/nodelink; kubernetes-sigs/cluster-api api/core/v1beta2/common_types.go;
+// the documents of EKS, AKS and GKE.
 const (
 	labelNodePool           = "karpenter.sh/nodepool"
 	annotationOpenShift     = "machine.openshift.io/machine"

@@ -38,8 +38,8 @@ type WriteOverlay struct {
 // DeleteOverlay deletes a NodeOverlay of the operator with that UID. One that is gone is no error.
 type DeleteOverlay struct{ Name, UID string }
 
-// Annotate applies annotations to a MachineSet or MachineDeployment with that UID and resource version: exactly these are the operator's
-// afterwards. One that is gone is no error.
+// Annotate applies annotations to a MachineSet or MachineDeployment with that UID and resource version: exactly these
+// are the operator's afterwards. One that is gone is no error.
 type Annotate struct {
 	Ref
 	Version, UID, ResourceVersion string
@@ -117,7 +117,8 @@ func (w *Snapshot) writes(wanted wants) []Write {
 	return all
 }
 
-// announce is the write that makes annotations as they are wanted, with the record of what was there before; nil: they are.
+// announce is the write that makes annotations as they are wanted, with the record of what was there before; nil: they
+// are.
 func (s *Scalable) announce(want annotationWant) *Annotate {
 	record, lost := s.record(), s.Annotations[v1alpha1.AnnotationAutoscaling] != ""
 	if record == nil {
@@ -148,8 +149,9 @@ func (s *Scalable) announce(want annotationWant) *Annotate {
 	return a
 }
 
-// restore is the write that gives back what was there before the operator: its own annotations become the former ones or go. What another
-// has taken over meanwhile stays. Nil: nothing is left to give back, such as on a copy of an object, which has the annotations of another.
+// restore is the write that gives back what was there before the operator: its own annotations become the former ones
+// or go. What another has taken over meanwhile stays. Nil: nothing is left to give back, such as on a copy of an
+// object, which has the annotations of another.
 func (s *Scalable) restore() *Annotate {
 	annotations := map[string]string{}
 	if record := s.record(); record != nil {

@@ -12,32 +12,33 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// Two objects hold the baseline of a node, so that it survives the loss of either: GPUNode.spec.baseline, and a copy in the
-// annotation v1alpha1.AnnotationBaseline of the Node. The copy is part of the first patch of the Node that belongs to a change,
-// so it costs no write of its own. Where the two differ
+// Two objects hold the baseline of a node, so that it survives the loss of either: GPUNode.spec.baseline, and a copy in
+// the annotation v1alpha1.AnnotationBaseline of the Node. The copy is part of the first patch of the Node that belongs
+// to a change, so it costs no write of its own. Where the two differ
 //
 //	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline
 //	GPUs     are those of both; the entry of the GPUNode counts where both have one, with the time-slice interval of the copy if it has none
 //
 // A GPU that the node does not have now may come back, so its entry stays as long as there is room (Bounded).
 //
-// What is missing in either is written again. If both are lost, what the operator itself has written is not taken for what was
-// found (theirs).
+// What is missing in either is written again. If both are lost, what the operator itself has written is not taken for
+// what was found (theirs).
 
 // SavedBaseline is the annotation.
 type SavedBaseline struct {
 	v1alpha1.Baseline `json:",inline"`
 	// Retain is true if the node stays as it is once no policy governs it.
 	Retain bool `json:"retain,omitempty"`
-	// Untouched names the GPUNode as it was when the copy was written (version), if it had no baseline then. As long as it is that
-	// version the agent has been asked for nothing. So the GPUs of the copy do not count: a driver upgrade, a reboot or a user may
-	// have changed them since, also long after a change was held back.
+	// Untouched names the GPUNode as it was when the copy was written (version), if it had no baseline then. As long as
+	// it is that version the agent has been asked for nothing. So the GPUs of the copy do not count: a driver upgrade,
+	// a reboot or a user may have changed them since, also long after a change was held back.
 	Untouched string `json:"untouched,omitempty"`
 	// Policy is the policy on whose behalf the node is changed.
 	Policy string `json:"policy,omitempty"`
 }
 
-// Version names a version of the spec of a GPUNode. One that was deleted and made anew, or restored from a backup, is another.
+// Version names a version of the spec of a GPUNode. One that was deleted and made anew, or restored from a backup, is
+// another.
 func Version(n *v1alpha1.GPUNode) string { return fmt.Sprintf("%s/%d", n.UID, n.Generation) }
 
 // WithCopy returns the node with the spec of a GPUNode, and with all that the copy of the baseline on the Node has.
@@ -77,9 +78,9 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 // MostGPUs is how many GPUs a baseline lists at most: the API server refuses a GPUNode with more.
 const MostGPUs = 64
 
-// Bounded returns at most MostGPUs entries of a baseline, in their order. Those of GPUs that the node does not have go first, and of
-// these the ones that were recorded first. What is lost with them: if such a GPU comes back, it counts as a new one, whose baseline
-// is the state in which it comes.
+// Bounded returns at most MostGPUs entries of a baseline, in their order. Those of GPUs that the node does not have go
+// first, and of these the ones that were recorded first. What is lost with them: if such a GPU comes back, it counts as
+// a new one, whose baseline is the state in which it comes.
 func Bounded(devices []v1alpha1.DeviceSpec, have []v1alpha1.DeviceStatus) []v1alpha1.DeviceSpec {
 	excess := len(devices) - MostGPUs
 	return slices.DeleteFunc(slices.Clone(devices), func(d v1alpha1.DeviceSpec) bool {
@@ -106,9 +107,9 @@ func addIntervals(entries, saved []v1alpha1.DeviceSpec) (added bool) {
 	return added
 }
 
-// Owner returns the policy in whose budget a node counts: the one that governs it, or the one that releases it. The copy on the
-// Node is written with the first write of a change that disturbs the node, so it is the later one of the two records. Empty: not
-// known.
+// Owner returns the policy in whose budget a node counts: the one that governs it, or the one that releases it. The
+// copy on the Node is written with the first write of a change that disturbs the node, so it is the later one of the
+// two records. Empty: not known.
 func Owner(n *Node, by *v1alpha1.GPUSharingPolicy) string {
 	switch {
 	case by != nil:

@@ -18,7 +18,8 @@ import (
 type DRA struct {
 	// Classes are all DeviceClasses; nil: Kubernetes serves none that can have an extended resource.
 	Classes []dra.Class
-	// ServesClasses reports whether the API server has DeviceClasses of resource.k8s.io/v1, which can serve an extended resource.
+	// ServesClasses reports whether the API server has DeviceClasses of resource.k8s.io/v1, which can serve an extended
+	// resource.
 	ServesClasses bool
 	// ServesRules reports whether the API server has DeviceTaintRules.
 	ServesRules bool
@@ -26,7 +27,8 @@ type DRA struct {
 	Named []string
 	// Ruled are the nodes for which the operator has a DeviceTaintRule, also those that are gone.
 	Ruled []string
-	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all devices.
+	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all
+	// devices.
 	Edited []string
 	// Asked is how many shares policies need of the GPUs on nodes of the driver. Decide finds them.
 	Asked dra.Asked
@@ -40,8 +42,8 @@ func (d *DRA) Signature() string {
 	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesRules, d.Asked)
 }
 
-// StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is true, or paused, tells
-// that the device plugin is to come.
+// StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is
+// true, or paused, tells that the device plugin is to come.
 func (w *Snapshot) StackOf(n *Node) dra.Stack {
 	reason, _ := shownByDRA(n)
 	f := dra.Facts{Driver: reason != ""}
@@ -58,8 +60,8 @@ func (w *Snapshot) StackOf(n *Node) dra.Stack {
 	return dra.StackOf(f)
 }
 
-// Offered returns the extended resources of GPUs and instances that pods can get on the node, each with its number: what the kubelet lists
-// as allocatable, or what NVIDIA's DRA driver publishes where it alone serves the node.
+// Offered returns the extended resources of GPUs and instances that pods can get on the node, each with its number:
+// what the kubelet lists as allocatable, or what NVIDIA's DRA driver publishes where it alone serves the node.
 func (n *Node) Offered(stack dra.Stack) map[string]int64 {
 	if stack == dra.Driver {
 		return n.Published.Published()
@@ -74,7 +76,8 @@ type DRAObjects struct {
 	ServesClasses, ServesRules bool
 }
 
-// AddTo adds to a snapshot what they tell of the cluster, of each node and of its pods. A program that keeps a cache reads them one by one.
+// AddTo adds to a snapshot what they tell of the cluster, of each node and of its pods. A program that keeps a cache
+// reads them one by one.
 func (o DRAObjects) AddTo(w *Snapshot) {
 	w.DRA.ServesClasses, w.DRA.ServesRules = o.ServesClasses, o.ServesRules
 	for i := range o.Classes {

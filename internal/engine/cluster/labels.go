@@ -12,8 +12,8 @@ import (
 // PausedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
 const PausedValue = "paused-for-mig-change"
 
-// DeployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them, and then those that the GPU
-// Operator runs for a GPUCluster.
+// DeployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them, and then
+// those that the GPU Operator runs for a GPUCluster.
 func DeployLabels() []string {
 	return []string{
 		DeployPrefix + "device-plugin", DeployPrefix + "gpu-feature-discovery", DeployPrefix + "dcgm", DeployPrefix + "dcgm-exporter",
@@ -26,12 +26,13 @@ func MonitorLabels() []string {
 	return []string{DeployPrefix + "dcgm", DeployPrefix + "dcgm-exporter", DeployPrefix + "dcgm-dra", DeployPrefix + "dcgm-exporter-dra"}
 }
 
-// LabelDRADriver starts and stops NVIDIA's DRA driver on the nodes of a GPUCluster, where the GPU Operator sets it and removes the labels that
-// only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelClient among them
+// LabelDRADriver starts and stops NVIDIA's DRA driver on the nodes of a GPUCluster, where the GPU Operator sets it and
+// removes the labels that only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelClient among them
 // (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
-// OfGPUCluster reports whether, by the labels of a node, the GPU Operator runs NVIDIA's DRA driver there, for a GPUCluster.
+// OfGPUCluster reports whether, by the labels of a node, the GPU Operator runs NVIDIA's DRA driver there, for a
+// GPUCluster.
 func OfGPUCluster(labels map[string]string) bool { return labels[LabelDRADriver] != "" }
 
 // AgentLabel is the label that starts and stops the agent on a node.
@@ -45,9 +46,9 @@ func AgentLabel(n *Node) string {
 // AnnotationMachine names, on a node of OpenShift, the Machine that it belongs to.
 const AnnotationMachine = "machine.openshift.io/machine"
 
-// NVIDIA's upgrade controller takes a node through the states of LabelUpgrade (NVIDIA/k8s-operator-libs pkg/upgrade/consts.go).
-// In pod-restart-required its k8s-driver-manager pauses the deploy labels, unloads the driver, and restores the labels. It
-// does the latter alone where a driver pod restarts by itself.
+// NVIDIA's upgrade controller takes a node through the states of LabelUpgrade (NVIDIA/k8s-operator-libs
+// pkg/upgrade/consts.go). In pod-restart-required its k8s-driver-manager pauses the deploy labels, unloads the driver,
+// and restores the labels. It does the latter alone where a driver pod restarts by itself.
 const (
 	LabelUpgrade     = NvidiaDomain + "gpu-driver-upgrade-state"
 	LabelUpgradeSkip = NvidiaDomain + "gpu-driver-upgrade.skip"
@@ -89,7 +90,8 @@ const (
 	LabelFalse = "false"
 )
 
-// groupLabels are the labels of nodes in groups that Cluster Autoscaler may scale, as the clouds set them: of EKS, GKE and AKS.
+// groupLabels are the labels of nodes in groups that Cluster Autoscaler may scale, as the clouds set them: of EKS, GKE
+// and AKS.
 var groupLabels = []string{"eks.amazonaws.com/nodegroup", "cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool"}
 
 // annotationClusterAPIMachine names, on a node, its Machine of Cluster API. Source: kubernetes-sigs/cluster-api,

@@ -14,19 +14,20 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// NodeFeatures is what the NodeFeature objects of a node say about the label nvidia.com/mps.capable, which keeps a pod of
-// NVIDIA's MPS DaemonSet on the node.
+// NodeFeatures is what the NodeFeature objects of a node say about the label nvidia.com/mps.capable, which keeps a pod
+// of NVIDIA's MPS DaemonSet on the node.
 type NodeFeatures struct {
 	// OverriddenSince is when the operator applied its object, which sets the label to false. Zero: there is none.
 	OverriddenSince time.Time
-	// Others is the value in the objects of others: true if one of them says true, false if one names the label. Empty: none
-	// names it.
+	// Others is the value in the objects of others: true if one of them says true, false if one names the label. Empty:
+	// none names it.
 	Others string
 	// Author is the object that Others comes from, as namespace/name; the first by name.
 	Author string
 }
 
-// NodeFeatureKind is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels of a node.
+// NodeFeatureKind is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels of a
+// node.
 func NodeFeatureKind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"}
 }
@@ -66,8 +67,8 @@ func (f NodeFeatures) With(feature *unstructured.Unstructured, namespace string)
 	return f
 }
 
-// appliedAt is when the operator applied its NodeFeature: by the clock of its controller, which may be ahead of the API server's, unless the
-// object has been restored since.
+// appliedAt is when the operator applied its NodeFeature: by the clock of its controller, which may be ahead of the API
+// server's, unless the object has been restored since.
 func appliedAt(feature *unstructured.Unstructured) time.Time {
 	created := feature.GetCreationTimestamp().Time
 	if at, stamped := timing.Stamped(feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable], LabelFalse); stamped && at.After(created) {
@@ -76,7 +77,8 @@ func appliedAt(feature *unstructured.Unstructured) time.Time {
 	return created
 }
 
-// AsksMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does not name it.
+// AsksMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does not
+// name it.
 func AsksMPSCapable(feature *unstructured.Unstructured) string {
 	value, _, err := unstructured.NestedString(feature.Object, "spec", "labels", LabelMPSCapable)
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// gpuRequestsOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers and sidecars together, or an
-// init container with the sidecars that start before it, where that is more (k8s.io/component-helpers/resource PodRequests).
+// gpuRequestsOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers and sidecars
+// together, or an init container with the sidecars that start before it, where that is more
+// (k8s.io/component-helpers/resource PodRequests).
 func gpuRequestsOf(spec *corev1.PodSpec) map[string]int64 {
 	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
 	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
@@ -54,8 +55,8 @@ func gpuRequestsOf(spec *corev1.PodSpec) map[string]int64 {
 	return together
 }
 
-// workloadOf names what has made a pod: its controller, or a Deployment by the ReplicaSet that belongs to it, whose name
-// ends with the hash that the pod carries too.
+// workloadOf names what has made a pod: its controller, or a Deployment by the ReplicaSet that belongs to it, whose
+// name ends with the hash that the pod carries too.
 func workloadOf(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -84,8 +85,8 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 	return NodeAlone(node).WithCopy(gpuNode)
 }
 
-// NodeAlone is what of a node matters to a decision, without its GPUNode and its pods. The copy of its baseline is an annotation as any
-// other. It shares maps with the node.
+// NodeAlone is what of a node matters to a decision, without its GPUNode and its pods. The copy of its baseline is an
+// annotation as any other. It shares maps with the node.
 func NodeAlone(node *corev1.Node) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
@@ -117,9 +118,10 @@ func NodeAlone(node *corev1.Node) Node {
 	return n
 }
 
-// Unhealthy returns, by resource, how many devices NVIDIA's device plugin reports as unhealthy on a node that is expected to advertise some
-// resources. If nothing of a resource is allocatable, its plugin may have stopped as well. If the resource is not expected either, it has:
-// the kubelet keeps the capacity of a plugin that is gone for 5 minutes, see endpointStopGracePeriod in
+// Unhealthy returns, by resource, how many devices NVIDIA's device plugin reports as unhealthy on a node that is
+// expected to advertise some resources. If nothing of a resource is allocatable, its plugin may have stopped as well.
+// If the resource is not expected either, it has: the kubelet keeps the capacity of a plugin that is gone for 5
+// minutes, see endpointStopGracePeriod in
 // https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
 func (n *Node) Unhealthy(expected map[string]int64) map[string]int64 {
 	sick := map[string]int64{}
@@ -221,21 +223,21 @@ func readySince(pod *corev1.Pod) time.Time {
 // IsAgent says whether a pod is one of the agents'.
 func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
 
-// isOwn reports whether a pod is one of the operator's, by its label app.kubernetes.io/name. A pod of a user with such a label is not
-// drained before a reboot, and goes down with the node.
+// isOwn reports whether a pod is one of the operator's, by its label app.kubernetes.io/name. A pod of a user with such
+// a label is not drained before a reboot, and goes down with the node.
 func isOwn(pod *corev1.Pod) bool {
 	return slices.Contains([]string{agentName, "gpu-sharing-controller", "gpu-sharing-mps", "gpu-sharing-operands"}, pod.Labels[labelName])
 }
 
-// Drains reports whether a change may have to wait for a pod: it asks for GPUs, or it belongs to no DaemonSet, so that it may have to
-// leave the node before a reboot.
+// Drains reports whether a change may have to wait for a pod: it asks for GPUs, or it belongs to no DaemonSet, so that
+// it may have to leave the node before a reboot.
 func Drains(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	return owner == nil || owner.Kind != daemonSet || RequestsGPU(&pod.Spec)
 }
 
-// OwnTolerations are the tolerations that a pod was given by its author. The others are about the state of a node, and the
-// daemon-set controller gives them to every pod.
+// OwnTolerations are the tolerations that a pod was given by its author. The others are about the state of a node, and
+// the daemon-set controller gives them to every pod.
 func OwnTolerations(all []corev1.Toleration) []corev1.Toleration {
 	var own []corev1.Toleration
 	for _, t := range all {
@@ -264,8 +266,8 @@ func IsReadyAgent(pod *corev1.Pod) bool {
 	return false
 }
 
-// RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances. NVIDIA's Network
-// Operator offers network cards under the same domain (nvidia.com/hostdev), which are none.
+// RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances. NVIDIA's
+// Network Operator offers network cards under the same domain (nvidia.com/hostdev), which are none.
 func RequestsGPU(spec *corev1.PodSpec) bool {
 	if spec.Resources != nil && hasGPU(spec.Resources) {
 		return true
@@ -280,8 +282,8 @@ func RequestsGPU(spec *corev1.PodSpec) bool {
 	return false
 }
 
-// HoldsByInit reports whether an init container of a pod that is not initialized yet requests GPUs. Sidecars do not count: the
-// kubelet reports what they hold (KEP 753).
+// HoldsByInit reports whether an init container of a pod that is not initialized yet requests GPUs. Sidecars do not
+// count: the kubelet reports what they hold (KEP 753).
 func HoldsByInit(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodInitialized && c.Status == corev1.ConditionTrue {
@@ -345,7 +347,7 @@ const (
 	DeployPrefix = NvidiaDomain + "gpu.deploy."
 	// keepsEnding is how often a container has ended before that is more than a start that had to wait for something.
 	keepsEnding = 3
-	// troubleLasts is how long the last end of a container counts: the kubelet waits five minutes at most before it starts
-	// one again.
+	// troubleLasts is how long the last end of a container counts: the kubelet waits five minutes at most before it
+	// starts one again.
 	troubleLasts = 6 * time.Minute
 )

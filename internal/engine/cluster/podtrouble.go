@@ -49,8 +49,8 @@ func troublesOf(pod *corev1.Pod) []Trouble {
 	return troubles
 }
 
-// TroubledContainers are the containers of a pod that end again and again or do not start, with what tells so and nothing
-// else.
+// TroubledContainers are the containers of a pod that end again and again or do not start, with what tells so and
+// nothing else.
 func TroubledContainers(pod *corev1.Pod) []corev1.ContainerStatus {
 	var troubled []corev1.ContainerStatus
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
@@ -84,8 +84,8 @@ func steady(reason string) string {
 	return reason
 }
 
-// SelectsDeploy reports whether one of NVIDIA's deploy labels starts and stops a pod of NVIDIA's. The label for clients is
-// for others, such as our agent.
+// SelectsDeploy reports whether one of NVIDIA's deploy labels starts and stops a pod of NVIDIA's. The label for clients
+// is for others, such as our agent.
 func SelectsDeploy(nodeSelector map[string]string) bool {
 	for name := range nodeSelector {
 		if strings.HasPrefix(name, DeployPrefix) && name != v1alpha1.LabelClient {
@@ -95,8 +95,8 @@ func SelectsDeploy(nodeSelector map[string]string) bool {
 	return false
 }
 
-// Holding are the authors of the labels which say that another controller works on a node, each with the time of its last
-// write and nothing else. There are none where no label says so.
+// Holding are the authors of the labels which say that another controller works on a node, each with the time of its
+// last write and nothing else. There are none where no label says so.
 func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	var fields []string
 	for name, value := range node.Labels {
@@ -142,7 +142,8 @@ func heldSince(node *corev1.Node) (since time.Time) {
 // ownManager is the operator's field manager.
 const ownManager = "gpusharing-controller"
 
-// ConfigWriters are the other field managers that own the label nvidia.com/device-plugin.config, each with that field only.
+// ConfigWriters are the other field managers that own the label nvidia.com/device-plugin.config, each with that field
+// only.
 func ConfigWriters(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	field := `"f:` + v1alpha1.LabelConfig + `"`
 	var writers []metav1.ManagedFieldsEntry

@@ -17,11 +17,11 @@ import (
 // an object of NVIDIA's. Only the namespace is not theirs to choose. So a program counts in a namespace that
 // something tells which such a user cannot write, and only with a controller. The zero value knows none.
 type Programs struct {
-	// ConfigMap is the operator's, which the device plugin reads; its name is empty if there is none. A stand-alone device
-	// plugin runs in its namespace.
+	// ConfigMap is the operator's, which the device plugin reads; its name is empty if there is none. A stand-alone
+	// device plugin runs in its namespace.
 	ConfigMap types.NamespacedName
-	// GPUOperators are the namespaces of NVIDIA's GPU Operator, as the status of a ClusterPolicy or GPUCluster names them;
-	// sorted.
+	// GPUOperators are the namespaces of NVIDIA's GPU Operator, as the status of a ClusterPolicy or GPUCluster names
+	// them; sorted.
 	GPUOperators []string
 	// Drivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose
 	// account may publish ResourceSlices; sorted.

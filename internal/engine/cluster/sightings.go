@@ -17,9 +17,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// OtherControllers remembers which other controller was seen on each node, and when last, in case the write of the annotation fails or the
-// annotation went with the policy. It is kept by the program that carries decisions out and is lost with it. The zero value has
-// seen none.
+// OtherControllers remembers which other controller was seen on each node, and when last, in case the write of the
+// annotation fails or the annotation went with the policy. It is kept by the program that carries decisions out and is
+// lost with it. The zero value has seen none.
 type OtherControllers struct{ seen map[string]OtherController }
 
 // OtherController is the reason by which another controller was seen on a node, and when last.
@@ -28,26 +28,27 @@ type OtherController struct {
 	At     time.Time
 }
 
-// IsSlicerResource says whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which offers instances as
-// mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
+// IsSlicerResource says whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which offers
+// instances as mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
 func IsSlicerResource(resource string) bool {
 	return strings.HasPrefix(resource, "mig.das.com/") || strings.HasPrefix(resource, "instaslice.redhat.com/")
 }
 
-// draContainer is the container of the kubelet plugin of NVIDIA's DRA driver that offers GPUs. Where it is left out, the
-// driver serves compute domains only, which are no business of ours.
+// draContainer is the container of the kubelet plugin of NVIDIA's DRA driver that offers GPUs. Where it is left out,
+// the driver serves compute domains only, which are no business of ours.
 const draContainer = "gpus"
 
-// draPlugin has the labels by which NVIDIA tells the programs of its DRA driver apart, with their values on the kubelet plugin: those of the
-// driver's chart, since and before the driver was renamed, and the one of the GPU Operator, which runs the driver for a GPUCluster
-// (manifests/state-dra-driver, v26.7.0).
+// draPlugin has the labels by which NVIDIA tells the programs of its DRA driver apart, with their values on the kubelet
+// plugin: those of the driver's chart, since and before the driver was renamed, and the one of the GPU Operator, which
+// runs the driver for a GPUCluster (manifests/state-dra-driver, v26.7.0).
 var draPlugin = []struct{ label, value string }{
 	{"dra-driver-nvidia-gpu-component", "kubelet-plugin"},
 	{"nvidia-dra-driver-gpu-component", "kubelet-plugin"},
 	{LabelApp, "nvidia-dra-driver-kubelet-plugin"},
 }
 
-// DRALabels are the labels by which NVIDIA tells the programs of its DRA driver apart, first that of the driver's chart.
+// DRALabels are the labels by which NVIDIA tells the programs of its DRA driver apart, first that of the driver's
+// chart.
 func DRALabels() []string {
 	names := make([]string, len(draPlugin))
 	for i, l := range draPlugin {
@@ -79,14 +80,15 @@ func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
 	return IsDRAPlugin(labels) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
 }
 
-// The variable of that container that lists the feature gates of the driver, as name=value by comma, and the gate by which the driver makes MIG
-// instances on demand.
+// The variable of that container that lists the feature gates of the driver, as name=value by comma, and the gate by
+// which the driver makes MIG instances on demand.
 const (
 	featureGates = "FEATURE_GATES"
 	dynamicMIG   = "DynamicMIG"
 )
 
-// Gates are the feature gates of the driver that matter here and are on, as the environment of a container; nil if there are none.
+// Gates are the feature gates of the driver that matter here and are on, as the environment of a container; nil if
+// there are none.
 func Gates(spec *corev1.PodSpec) []corev1.EnvVar {
 	var on []string
 	for _, gate := range []string{dynamicMIG, dra.TimeSlicingSettings} {
@@ -100,7 +102,8 @@ func Gates(spec *corev1.PodSpec) []corev1.EnvVar {
 	return []corev1.EnvVar{{Name: featureGates, Value: strings.Join(on, ",")}}
 }
 
-// MakesInstances reports whether the kubelet plugin of NVIDIA's DRA driver makes MIG instances on demand, by its feature gates.
+// MakesInstances reports whether the kubelet plugin of NVIDIA's DRA driver makes MIG instances on demand, by its
+// feature gates.
 func MakesInstances(spec *corev1.PodSpec) bool { return gateIsOn(spec, dynamicMIG) }
 
 // setsTimeSlices reports whether it sets the time slices of GPUs, by its feature gates.
@@ -163,7 +166,8 @@ func (s *OtherControllers) Of(n *Node) (was OtherController) {
 // DaemonSet is replaced within it, its image included; the kubelet deletes the ResourceSlices of a plugin after 30 s.
 const AbsentFor = 5 * time.Minute
 
-// ShownBy is what shows another controller on the node: the reason, and the resource or object. Both are empty if nothing does.
+// ShownBy is what shows another controller on the node: the reason, and the resource or object. Both are empty if
+// nothing does.
 func ShownBy(n *Node) (reason, object string) {
 	if n.Slicer != "" {
 		return v1alpha1.ReasonSlicerActive, n.Slicer

@@ -35,14 +35,16 @@ type Snapshot struct {
 	NodePools map[string]NodePool
 	// DRA is what of the cluster matters where NVIDIA's DRA driver serves GPUs.
 	DRA DRA
-	// ReadinessTaint says that nodes that Karpenter made get the startup taint v1alpha1.TaintStartupReadiness, since every Karpenter
-	// of the cluster is v1.13 or newer. False: Karpenter's nodes get none from the operator.
+	// ReadinessTaint says that nodes that Karpenter made get the startup taint v1alpha1.TaintStartupReadiness, since
+	// every Karpenter of the cluster is v1.13 or newer. False: Karpenter's nodes get none from the operator.
 	ReadinessTaint bool
-	// UnscheduledVersion tells one value of Unscheduled from another, for Memory. 0: not known, so nothing is remembered of them.
+	// UnscheduledVersion tells one value of Unscheduled from another, for Memory. 0: not known, so nothing is
+	// remembered of them.
 	UnscheduledVersion int64
 	// Repeats counts what was written in the last hour; nil: nothing is held back for that.
 	Repeats *action.Repeats
-	// OtherControllers remembers other controllers that were seen a moment ago; nil: only the annotation on the Node does.
+	// OtherControllers remembers other controllers that were seen a moment ago; nil: only the annotation on the Node
+	// does.
 	OtherControllers *OtherControllers
 	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. Decide finds them.
 	MpsUsers []string
@@ -51,8 +53,8 @@ type Snapshot struct {
 // Node is a node that has GPUs, with what is on it.
 type Node struct {
 	Name string
-	// Version tells one value of the node from another, for Memory: with another version anything else may differ. 0: not
-	// known, so nothing is remembered of the node.
+	// Version tells one value of the node from another, for Memory: with another version anything else may differ. 0:
+	// not known, so nothing is remembered of the node.
 	Version     int64
 	Labels      map[string]string
 	Annotations map[string]string
@@ -61,34 +63,37 @@ type Node struct {
 	Created time.Time
 	// Allocatable is Node.status.allocatable of the extended resources nvidia.com/*.
 	Allocatable map[string]int64
-	// Unallocatable is, by resource of GPUs and instances, Node.status.capacity less allocatable: the devices that NVIDIA's device plugin
-	// reports as unhealthy and, for 5 minutes, all that a plugin which has stopped had registered. Nil if there are none.
+	// Unallocatable is, by resource of GPUs and instances, Node.status.capacity less allocatable: the devices that
+	// NVIDIA's device plugin reports as unhealthy and, for 5 minutes, all that a plugin which has stopped had
+	// registered. Nil if there are none.
 	Unallocatable map[string]int64
-	// GPU is the GPUNode of the node: its spec and status.rollout as last written by the controller, the rest of its status as last
-	// written by its agent.
+	// GPU is the GPUNode of the node: its spec and status.rollout as last written by the controller, the rest of its
+	// status as last written by its agent.
 	GPU v1alpha1.GPUNode
 	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
 	BaselineLost bool
-	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not recorded.
+	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not
+	// recorded.
 	ChangedFor string
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
-	// HeldSince is since when, at the latest, a label on it says that another controller works there: a deploy label of NVIDIA's
-	// that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
+	// HeldSince is since when, at the latest, a label on it says that another controller works there: a deploy label of
+	// NVIDIA's that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
 	HeldSince time.Time
-	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another than the
-	// operator; empty: not known.
+	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another
+	// than the operator; empty: not known.
 	ConfigWriter string
-	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node; empty: none does.
+	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node; empty: none
+	// does.
 	Slicer string
-	// SlicerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin that restarts from
-	// one that is uninstalled only by how long this lasts. Empty: none is listed.
+	// SlicerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin that
+	// restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
 	SlicerLeft string
 	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
 	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
 	DRA string
-	// DynamicMIG says that the DaemonSet of that driver has its feature gate DynamicMIG on, so that the next pod on the node makes MIG instances
-	// on demand, also while there is no pod.
+	// DynamicMIG says that the DaemonSet of that driver has its feature gate DynamicMIG on, so that the next pod on the
+	// node makes MIG instances on demand, also while there is no pod.
 	DynamicMIG bool
 	// Published is what the ResourceSlices of NVIDIA's DRA driver show of the node; nil: there are none.
 	Published *dra.Pool
@@ -121,19 +126,19 @@ type Pod struct {
 	Asks map[string]int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
 	Workload string
-	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which GPUs
-	// init containers hold, other than sidecars.
+	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which
+	// GPUs init containers hold, other than sidecars.
 	InitHolds bool
-	// Claim is the ResourceClaim, as namespace/name, by which it has GPUs of NVIDIA's DRA driver; empty: it has none, or nobody
-	// reports that.
+	// Claim is the ResourceClaim, as namespace/name, by which it has GPUs of NVIDIA's DRA driver; empty: it has none,
+	// or nobody reports that.
 	Claim string
 	// PodGroup to which it belongs, in its namespace; set for pods that have devices by ResourceClaims.
 	PodGroup string
-	// Starting reports that it has devices by ResourceClaims, is bound to the node and is not Ready: its containers have not started yet, or
-	// not again after a reboot.
+	// Starting reports that it has devices by ResourceClaims, is bound to the node and is not Ready: its containers
+	// have not started yet, or not again after a reboot.
 	Starting bool
-	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty: it did
-	// not, or has not been asked for a minute.
+	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty:
+	// it did not, or has not been asked for a minute.
 	Refused string
 	// Tolerates reports that it tolerates v1alpha1.TaintChanging; not set for pods of DaemonSets that ask for no GPU.
 	Tolerates bool
@@ -162,14 +167,15 @@ type Pod struct {
 	ReadySince time.Time
 	// Troubles are the containers that do not run as they should; of NVIDIA's programs only.
 	Troubles []Trouble
-	// Serves says that it is one of the pods without which the GPUs of the node are not offered: NVIDIA's programs, and the
-	// worker of Node Feature Discovery, whose labels start them.
+	// Serves says that it is one of the pods without which the GPUs of the node are not offered: NVIDIA's programs, and
+	// the worker of Node Feature Discovery, whose labels start them.
 	Serves bool
 	// Tolerations are its tolerations, but for those that every pod of a DaemonSet has.
 	Tolerations []corev1.Toleration
 }
 
-// ReturnsAtOnce reports whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at once.
+// ReturnsAtOnce reports whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at
+// once.
 func (p *Pod) ReturnsAtOnce() bool { return p.Mirror || p.Controller == daemonSet }
 
 // DevicePlugin is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
@@ -180,8 +186,8 @@ type DevicePlugin struct {
 	Message string
 	// Ready says that the device plugin is configured to read our ConfigMap. Until then no key is selected on a node.
 	Ready bool
-	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop NVIDIA's
-	// programs on a node. False: a stand-alone device plugin.
+	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop
+	// NVIDIA's programs on a node. False: a stand-alone device plugin.
 	ClusterPolicy bool
 	// NodeFeatures reports whether the API server has the kind NodeFeature of Node Feature Discovery (NFD).
 	NodeFeatures bool

@@ -16,12 +16,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
-// The baseline is the state in which a node and each of its GPUs were found. It is recorded in GPUNode.spec and in a copy on the Node.
+// The baseline is the state in which a node and each of its GPUs were found. It is recorded in GPUNode.spec and in a
+// copy on the Node.
 //
 //	first change of a GPU → recordDevices, saveBaselineCopy → … → released: forgetNode, dropBaselineCopy
 
-// baselineCopy returns the copy as it must be once the node has its target; empty if no policy governs the node, so that nothing is
-// to be added.
+// baselineCopy returns the copy as it must be once the node has its target; empty if no policy governs the node, so
+// that nothing is to be added.
 func baselineCopy(v *View) string {
 	if v.Saved == nil {
 		v.Saved = new(baselineCopyAtTarget(v))
@@ -44,8 +45,8 @@ func baselineCopyAtTarget(v *View) string {
 	return saved.Text()
 }
 
-// AgentNeverRequested reports whether the agent has not been asked for anything yet. If both objects lost the baseline, the labels of the
-// operator on the Node tell that it was.
+// AgentNeverRequested reports whether the agent has not been asked for anything yet. If both objects lost the baseline,
+// the labels of the operator on the Node tell that it was.
 func AgentNeverRequested(v *View) bool {
 	if v.Node.GPU.Spec.Baseline == nil {
 		return !operatorInCharge(v)
@@ -62,7 +63,8 @@ func saveBaselineCopy(v *View, patch action.PatchNode) {
 	}
 }
 
-// baselineUnsaved is the gate before the agent is asked to change GPUs: the Node has a copy of their baseline, which names no other policy.
+// baselineUnsaved is the gate before the agent is asked to change GPUs: the Node has a copy of their baseline, which
+// names no other policy.
 func baselineUnsaved(v *View) (action.PatchNode, bool) {
 	patch := v.Patch("recording the baseline")
 	if len(v.Steps) == 0 && (v.Node.ChangedFor == "" || v.Node.ChangedFor == v.Target.Policy) {
@@ -94,7 +96,8 @@ func baselineFound(v *View) *v1alpha1.Baseline {
 	return b
 }
 
-// valueBefore returns the value that a label had before the operator, as far as that can be told from the value that it has.
+// valueBefore returns the value that a label had before the operator, as far as that can be told from the value that it
+// has.
 func valueBefore(v *View, name, value string, has bool) (string, bool) {
 	if !has {
 		return "", false
@@ -121,8 +124,8 @@ func operatorInCharge(v *View) bool {
 	return selected || isOwnMIGConfig(v) || isOwnConfig(v, v.Node.Labels[v1alpha1.LabelConfig])
 }
 
-// restoreConfigLabel takes the label that selects a configuration of the operator's back to the baseline, on a node that NVIDIA's DRA driver
-// serves now: nothing reads it there. The label of another author stays.
+// restoreConfigLabel takes the label that selects a configuration of the operator's back to the baseline, on a node
+// that NVIDIA's DRA driver serves now: nothing reads it there. The label of another author stays.
 func restoreConfigLabel(v *View, labels map[string]*string) {
 	delete(labels, v1alpha1.LabelConfig)
 	value, has := v.Node.Labels[v1alpha1.LabelConfig]
@@ -143,8 +146,8 @@ func isOwnMIGConfig(v *View) bool {
 	return config == migConfigClaimed || migmanager.Ours(config)
 }
 
-// isOwnConfig reports whether a config is one that the operator has rendered, and not one that it copied from the ConfigMap that
-// was there before.
+// isOwnConfig reports whether a config is one that the operator has rendered, and not one that it copied from the
+// ConfigMap that was there before.
 func isOwnConfig(v *View, key string) bool {
 	if _, copied := v.Snapshot.Plugin.Configs[key]; copied && !deviceplugin.IsDefault(key) {
 		return false
@@ -153,8 +156,8 @@ func isOwnConfig(v *View, key string) bool {
 	return written || v.Snapshot.Plugin.ClusterPolicy && deviceplugin.Rendered(key)
 }
 
-// recordDevices adds to the baseline the GPUs of the target that it does not list. Those that it lists keep their order, so that the ones that
-// were recorded first can be forgotten first once there are too many (cluster.Bounded).
+// recordDevices adds to the baseline the GPUs of the target that it does not list. Those that it lists keep their
+// order, so that the ones that were recorded first can be forgotten first once there are too many (cluster.Bounded).
 func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
 	if spec.Baseline == nil {
 		spec.Baseline = baselineFound(v)
@@ -175,10 +178,12 @@ func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
 	spec.Baseline.Devices = cluster.Bounded(append(devices, cluster.SortedByUUID(added)...), v.Node.GPU.Status.Devices)
 }
 
-// The agent sets an interval as soon as GPUNode.spec has the former one, and then nothing else tells what that was. So the copy on the Node
-// gets a former interval first, and the GPUNode takes it from there, as it takes all that it lacks (cluster.Node.WithCopy).
+// The agent sets an interval as soon as GPUNode.spec has the former one, and then nothing else tells what that was. So
+// the copy on the Node gets a former interval first, and the GPUNode takes it from there, as it takes all that it lacks
+// (cluster.Node.WithCopy).
 
-// recordFoundIntervals is the patch that records the time-slice intervals that the agent has found and waits to change; ok if there are any.
+// recordFoundIntervals is the patch that records the time-slice intervals that the agent has found and waits to change;
+// ok if there are any.
 func recordFoundIntervals(v *View) (patch action.PatchNode, ok bool) {
 	patch = v.Patch("recording the time-slice intervals that the GPUs had")
 	if b := v.Node.GPU.Spec.Baseline; b != nil {
@@ -195,8 +200,8 @@ func withFoundIntervals(v *View, devices []v1alpha1.DeviceSpec) (with []v1alpha1
 	return plan.WithFound(devices, v.Node.GPU.Spec.Devices, v.Devices)
 }
 
-// deviceBefore returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the operator's
-// doing.
+// deviceBefore returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the
+// operator's doing.
 func deviceBefore(v *View, d gpu.Device) v1alpha1.DeviceSpec {
 	sharing := plan.Observed(d)
 	lost := v.Node.GPU.Spec.Baseline == nil && operatorInCharge(v)
@@ -226,10 +231,10 @@ func withoutRestored(v *View, devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSp
 	return slices.DeleteFunc(slices.Clone(devices), func(d v1alpha1.DeviceSpec) bool { return cluster.Lists(v.Desired.Restored, d.UUID) })
 }
 
-// While the agent partitions a node, NVIDIA's mig-manager does not run there, and what its labels say is not true. Its state
-// is removed. Its configuration gets a value of ours, because the GPU Operator sets all-disabled again where there is none and
-// keeps what there is. No file of mig-manager's holds a configuration of that name: if it came back by mistake, it would
-// refuse the value and change nothing. The release restores both labels together with the GPUs.
+// While the agent partitions a node, NVIDIA's mig-manager does not run there, and what its labels say is not true. Its
+// state is removed. Its configuration gets a value of ours, because the GPU Operator sets all-disabled again where
+// there is none and keeps what there is. No file of mig-manager's holds a configuration of that name: if it came back
+// by mistake, it would refuse the value and change nothing. The release restores both labels together with the GPUs.
 const (
 	// migConfigClaimed is the value of v1alpha1.LabelMIGConfig while the agent partitions a node.
 	migConfigClaimed = "gpu-sharing-operator"
@@ -237,8 +242,8 @@ const (
 	migConfigDefault = "all-disabled"
 )
 
-// claimMIG adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what was
-// there before, and no later value of another author.
+// claimMIG adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what
+// was there before, and no later value of another author.
 func claimMIG(v *View, labels map[string]*string) {
 	if !mustDisableMIGManager(v) || v.Target.Final {
 		return

@@ -87,9 +87,9 @@ func evictionRefusals(v *View) []string {
 	return slices.Compact(refused)
 }
 
-// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets and of the
-// kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an emptyDir volume makes no
-// difference.
+// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets
+// and of the kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an
+// emptyDir volume makes no difference.
 func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 	if v.DrainMode() != "Evict" {
 		return nil, nil
@@ -134,8 +134,8 @@ func evictionReason(v *View, b plan.Blocker) string {
 	return "it holds " + blockerPlace(v, b)
 }
 
-// needsAllIdle reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in its way whichever of
-// them the pod holds.
+// needsAllIdle reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in
+// its way whichever of them the pod holds.
 func needsAllIdle(v *View) bool {
 	steps, whole := v.Steps, slices.Concat(v.EndingNVIDIAMPS(), managerClears(v))
 	if v.Managed() {
@@ -156,8 +156,8 @@ func needsAllIdle(v *View) bool {
 // schedulingRace is how long after a taint a scheduler may bind a pod for which it had chosen the node before.
 const schedulingRace = 3 * time.Second
 
-// returnsDespiteTaint reports whether a pod came to the node in spite of the operator's taint: it tolerates every taint, or its author
-// names the node. Another one would take its place at once, so to evict it frees nothing.
+// returnsDespiteTaint reports whether a pod came to the node in spite of the operator's taint: it tolerates every
+// taint, or its author names the node. Another one would take its place at once, so to evict it frees nothing.
 func returnsDespiteTaint(v *View, p *cluster.Pod) bool {
 	t := v.Taint()
 	if t == nil || t.TimeAdded == nil || p.Scheduled.IsZero() {
@@ -167,9 +167,10 @@ func returnsDespiteTaint(v *View, p *cluster.Pod) bool {
 	return after > schedulingRace || p.Tolerates && after > 0
 }
 
-// comesBackByClaim is the ResourceClaim by which what takes the place of an evicted pod would get the same device, in spite of the operator's
-// DeviceTaintRule; empty if there is none. The scheduler looks at taints when it allocates a claim, and one that no pod owns stays allocated as long
-// as a pod uses it (kubernetes pkg/scheduler/framework/plugins/dynamicresources).
+// comesBackByClaim is the ResourceClaim by which what takes the place of an evicted pod would get the same device, in
+// spite of the operator's DeviceTaintRule; empty if there is none. The scheduler looks at taints when it allocates a
+// claim, and one that no pod owns stays allocated as long as a pod uses it (kubernetes
+// pkg/scheduler/framework/plugins/dynamicresources).
 func comesBackByClaim(v *View, p *cluster.Pod) string {
 	if !v.ByDriver() || p.Controller == "" {
 		return ""
@@ -182,8 +183,8 @@ func comesBackByClaim(v *View, p *cluster.Pod) string {
 	return ""
 }
 
-// justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported what
-// it holds, and for how long it has been there.
+// justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
+// what it holds, and for how long it has been there.
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for _, p := range v.Node.Pods {
 		age := v.Snapshot.Now.Sub(p.Scheduled)
@@ -206,7 +207,8 @@ func podReported(v *View, p cluster.Pod) bool {
 	return false
 }
 
-// Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the reboot of its node.
+// Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the
+// reboot of its node.
 type Blocker struct {
 	// Name says who: "pod team/train", "process 4711 (python)".
 	Name string

@@ -40,8 +40,8 @@ func pausePatch(v *View) (patch action.PatchNode, pauses bool) {
 	return patch, len(patch.Labels) > 0
 }
 
-// resumePatch is the patch that starts those of NVIDIA's clients again that we paused. Where another controller's pause lies
-// over ours the record stays until ours is back.
+// resumePatch is the patch that starts those of NVIDIA's clients again that we paused. Where another controller's pause
+// lies over ours the record stays until ours is back.
 func resumePatch(v *View) (patch action.PatchNode, resumes bool) {
 	patch = v.Patch("resuming NVIDIA's GPU clients")
 	recorded, paused := v.Node.Annotations[v1alpha1.AnnotationPaused]
@@ -62,8 +62,8 @@ func resumePatch(v *View) (patch action.PatchNode, resumes bool) {
 	return patch, true
 }
 
-// podsNotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the test
-// workloads of its validator, which is asked for at each pause.
+// podsNotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the
+// test workloads of its validator, which is asked for at each pause.
 func podsNotEnding(v *View) []string {
 	var names []string
 	for _, p := range v.Node.Pods {
@@ -75,7 +75,8 @@ func podsNotEnding(v *View) []string {
 	return names
 }
 
-// keepPluginAway pauses NVIDIA's clients where the device plugin runs, or may start, before the agent has made its instances.
+// keepPluginAway pauses NVIDIA's clients where the device plugin runs, or may start, before the agent has made its
+// instances.
 func keepPluginAway(v *View) (patch action.PatchNode, pauses bool) {
 	if !agentMakesInstances(v) || v.Node.Labels[cluster.DeployLabels()[0]] != "true" {
 		return action.PatchNode{}, false
@@ -89,7 +90,8 @@ func keepsClientsPaused(v *View) bool {
 	return is && m.Unloads && agentMakesInstances(v)
 }
 
-// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is impossible.
+// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is
+// impossible.
 func partitionedByManager(v *View) bool {
 	return v.Policy != nil && actuatorOf(v.Policy) == v1alpha1.MIGActuatorMIGManager
 }
@@ -102,9 +104,9 @@ func managerClears(v *View) []gpu.Device {
 	return migmanager.Clears(v.Target.Devices, v.Devices)
 }
 
-// HeldByOther reports whether the node is still kept from its users on behalf of another policy than the one that governs it now.
-// It counts in the budget of that one until it is given back, so what gives it back must not record the policy that governs it now,
-// in whose budget there may be no slot.
+// HeldByOther reports whether the node is still kept from its users on behalf of another policy than the one that
+// governs it now. It counts in the budget of that one until it is given back, so what gives it back must not record the
+// policy that governs it now, in whose budget there may be no slot.
 func (v *View) HeldByOther() bool {
 	return v.Policy != nil && v.Node.ChangedFor != "" && v.Node.ChangedFor != v.Policy.Name && v.Disturbed()
 }
@@ -120,8 +122,8 @@ func OwnPauses(v *View) []string {
 	return ours
 }
 
-// overlaidPauses are the deploy labels that we paused and over whose value another controller has put its own pause. It restores
-// ours when it is done (NVIDIA/k8s-driver-manager joins both by an underscore).
+// overlaidPauses are the deploy labels that we paused and over whose value another controller has put its own pause. It
+// restores ours when it is done (NVIDIA/k8s-driver-manager joins both by an underscore).
 func overlaidPauses(v *View) []string {
 	var overlaid []string
 	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationPaused], ",") {
@@ -132,8 +134,9 @@ func overlaidPauses(v *View) []string {
 	return overlaid
 }
 
-// ByGPUOperator reports whether deploy labels start and stop NVIDIA's programs on the node. A GPU Operator whose device plugin is off runs the
-// others by them all the same. Beside NVIDIA's DRA driver the labels themselves are its sign, because nothing of the ClusterPolicy is configured.
+// ByGPUOperator reports whether deploy labels start and stop NVIDIA's programs on the node. A GPU Operator whose device
+// plugin is off runs the others by them all the same. Beside NVIDIA's DRA driver the labels themselves are its sign,
+// because nothing of the ClusterPolicy is configured.
 func (v *View) ByGPUOperator() bool {
 	return v.Snapshot.Plugin.ClusterPolicy || v.ByDriver() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
 }
@@ -176,7 +179,8 @@ func (v *View) Patch(why string) action.PatchNode {
 }
 
 // AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
-// taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody off.
+// taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
+// off.
 func AdvertisesNoGPU(v *View) bool {
 	for name, count := range v.Node.Offered(v.Stack) {
 		if count != 0 && cluster.IsGPUResource(name) {
@@ -186,10 +190,10 @@ func AdvertisesNoGPU(v *View) bool {
 	return true
 }
 
-// MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a node is
-// initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change that nothing blocks then
-// begins without the taint, however long the node has waited for NVIDIA's driver and for its turn. Its time counts from when NVIDIA's
-// clients were paused (DrainingSince): before that it keeps nobody waiting.
+// MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a
+// node is initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change
+// that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
+// turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
 	return !v.ByDriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
 }
@@ -236,9 +240,9 @@ func (v *View) Attempt() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// NVIDIA's device plugin looks at the GPUs when it starts and when another key is selected, and never else. MIG instances
-// that were made anew under the same key have other UUIDs, also where there are as many as before: containers would be
-// given devices that do not exist. The annotation gpusharing.io/instances says which instances it has seen:
+// NVIDIA's device plugin looks at the GPUs when it starts and when another key is selected, and never else. MIG
+// instances that were made anew under the same key have other UUIDs, also where there are as many as before: containers
+// would be given devices that do not exist. The annotation gpusharing.io/instances says which instances it has seen:
 //
 //	<hash>          of the UUIDs that were there when the key was selected, or when the plugin was started
 //	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others: of the device
@@ -249,8 +253,8 @@ func (v *View) Attempt() string {
 // instancesHashBytes is the length of that hash in bytes.
 const instancesHashBytes = 8
 
-// enumeratedInstances is what the device plugin has seen, once the pods that leave are gone; empty if that is not known. A value that the
-// operator does not write tells as little as none: the plugin is not restarted for it.
+// enumeratedInstances is what the device plugin has seen, once the pods that leave are gone; empty if that is not
+// known. A value that the operator does not write tells as little as none: the plugin is not restarted for it.
 func enumeratedInstances(v *View) (seen string, leaving []string) {
 	seen, uids, _ := strings.Cut(v.Node.Annotations[v1alpha1.AnnotationInstances], "@")
 	if hash, err := hex.DecodeString(seen); err != nil || seen != "" && len(hash) != instancesHashBytes {
@@ -270,8 +274,9 @@ func withoutPods(instances string, uids []string) string {
 	return instances + "@" + strings.Join(uids, ",")
 }
 
-// monitorPods are the UIDs of the pods of DCGM and its exporter that the GPU Operator runs on the node. They see the instances
-// that are there when they start (NVIDIA/dcgm-exporter issue 714), and NVIDIA's mig-manager restarts them too.
+// monitorPods are the UIDs of the pods of DCGM and its exporter that the GPU Operator runs on the node. They see the
+// instances that are there when they start (NVIDIA/dcgm-exporter issue 714), and NVIDIA's mig-manager restarts them
+// too.
 func monitorPods(v *View) []string {
 	var uids []string
 	for _, p := range v.Node.Pods {
@@ -289,8 +294,8 @@ func isMonitorPod(v *View, p cluster.Pod) bool {
 	return selects && p.Controller == "DaemonSet" && v.ByGPUOperator()
 }
 
-// stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note is there. Pods
-// that the pause has not ended yet have seen others, and stay now.
+// stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note
+// is there. Pods that the pause has not ended yet have seen others, and stay now.
 func stampResumed(v *View, patch action.PatchNode) {
 	if v.ByDriver() {
 		return // there the note is about NVIDIA's DRA driver, which goes on running
@@ -302,7 +307,8 @@ func stampResumed(v *View, patch action.PatchNode) {
 	}
 }
 
-// hashOfInstances names the MIG instances of the node by their UUIDs, as the agent reports them; empty if there are none.
+// hashOfInstances names the MIG instances of the node by their UUIDs, as the agent reports them; empty if there are
+// none.
 func hashOfInstances(v *View) string {
 	var uuids []string
 	for _, d := range v.Node.GPU.Status.Devices {
@@ -330,8 +336,8 @@ func pluginPodUIDs(v *View) []string {
 	return uids
 }
 
-// isPluginPod says whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is known by ours,
-// and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
+// isPluginPod says whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is known
+// by ours, and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
 func isPluginPod(v *View, p cluster.Pod) bool {
 	standAlone := !v.Snapshot.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
 	return standAlone || p.KeptBy(cluster.DeployLabels()[0])

@@ -11,8 +11,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// A node is decided on by a chain of gates, in the order of a change. Each gate reports what the node waits for; a node for which no gate
-// waits is up to date.
+// A node is decided on by a chain of gates, in the order of a change. Each gate reports what the node waits for; a node
+// for which no gate waits is up to date.
 //
 //	observe ─ blocked ─ drain ─ pause clients ─ apply ─ select config ─ verify ─ release
 //	   │         │        │           │           │           │            │
@@ -117,8 +117,8 @@ func progress(v *View) Result {
 	return applying(v)
 }
 
-// disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that is only so while
-// something blocks it.
+// disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that
+// is only so while something blocks it.
 func disrupts(v *View, asks bool) bool {
 	return v.Disruptive() && (!asks || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }
@@ -149,9 +149,9 @@ func byManager(v *View, asks bool) (Result, bool) {
 }
 
 // managerReturns lets a pod of mig-manager come to a node on which it must change the GPUs and has none, because it was
-// deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is no
-// pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users' pods
-// that come meanwhile. The new pod applies what the label names.
+// deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is
+// no pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users'
+// pods that come meanwhile. The new pod applies what the label names.
 func managerReturns(v *View, j Result) Result {
 	if act, step := SplitStep(j.Next); len(act)+len(step.Start) > 0 || j.State == Failed {
 		return j

@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// The pods of NVIDIA's device plugin on a node: which config they read, which MIG instances they have seen, why they do not run, and when
-// they are started anew.
+// The pods of NVIDIA's device plugin on a node: which config they read, which MIG instances they have seen, why they do
+// not run, and when they are started anew.
 //
 //	instances changed → pluginEnumerating → deleted → seen
 //	not advertised → restartPluginOnce
@@ -67,7 +67,8 @@ func pluginFailing(v *View, s State) Finding {
 	return f
 }
 
-// configManagerFails says whether the config-manager of a pod keeps ending though the key that the node selects is there.
+// configManagerFails says whether the config-manager of a pod keeps ending though the key that the node selects is
+// there.
 func configManagerFails(v *View, p cluster.Pod) bool {
 	_, written := v.Snapshot.Configs[v.Node.Labels[v1alpha1.LabelConfig]]
 	return written && p.MountsConfig && slices.ContainsFunc(p.Troubles, func(t cluster.Trouble) bool {
@@ -132,14 +133,15 @@ func pluginsReadingOthers(v *View) []string {
 	return names
 }
 
-// readsOthersConfig reports whether a pod of NVIDIA's device plugin or GPU Feature Discovery reads another ConfigMap than the operator's.
+// readsOthersConfig reports whether a pod of NVIDIA's device plugin or GPU Feature Discovery reads another ConfigMap
+// than the operator's.
 func readsOthersConfig(p cluster.Pod) bool {
 	reads := p.KeptBy(cluster.DeployLabels()[0]) || p.KeptBy(cluster.DeployLabels()[1])
 	return reads && !p.MountsConfig
 }
 
-// restartPlugin deletes pods of NVIDIA's DaemonSets on the node, so that they start anew. One that has been started lately is
-// left alone: then that does not help.
+// restartPlugin deletes pods of NVIDIA's DaemonSets on the node, so that they start anew. One that has been started
+// lately is left alone: then that does not help.
 func restartPlugin(v *View, why string, which func(cluster.Pod) bool) (actions []action.Action, after time.Duration) {
 	if !v.Snapshot.Plugin.ClusterPolicy {
 		return nil, 0
@@ -163,9 +165,9 @@ const unseenInstances = "it has not seen the MIG instances that are there"
 // pluginRereads is why it is started anew on a node without any.
 const pluginRereads = "it does not advertise what the configuration that the node selects promises"
 
-// pluginEnumerating has the device plugin look again where the MIG instances are not those that it has seen. To start it anew
-// is the least that does: nothing signals it under the same key, and any other key would be advertised meanwhile. Pods
-// that run keep what they hold.
+// pluginEnumerating has the device plugin look again where the MIG instances are not those that it has seen. To start
+// it anew is the least that does: nothing signals it under the same key, and any other key would be advertised
+// meanwhile. Pods that run keep what they hold.
 func pluginEnumerating(v *View) (Result, bool) {
 	seen, leaving := enumeratedInstances(v)
 	j := Result{
@@ -224,8 +226,8 @@ func stampInstances(v *View, patch action.PatchNode) {
 	}
 }
 
-// pluginWillSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin that is only resumed may
-// not have ended, and has then seen others.
+// pluginWillSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin
+// that is only resumed may not have ended, and has then seen others.
 func pluginWillSee(v *View, now, seen string, resumed bool) string {
 	if resumed && seen != "" {
 		return withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...))
@@ -239,8 +241,8 @@ func pluginLeaves(v *View) bool {
 	return slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) })
 }
 
-// withMonitors adds to the instances that the device plugin will see the pods of DCGM, which have seen others. It is left
-// alone on a node that is taken over as it is.
+// withMonitors adds to the instances that the device plugin will see the pods of DCGM, which have seen others. It is
+// left alone on a node that is taken over as it is.
 func withMonitors(v *View, now, seen string) string {
 	uids := monitorPods(v)
 	if seen == "" && v.Node.GPU.Status.Rollout.LastGood == nil {
@@ -249,10 +251,11 @@ func withMonitors(v *View, now, seen string) string {
 	return withoutPods(now, uids)
 }
 
-// restartPluginOnce starts the device plugin anew where it does not advertise what it must though it was verified: it has not seen the
-// MIG instances, or it started while the key had another content. It does so once for the key and the instances of a boot, and never
-// where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that has been started lately is
-// left alone: then that is not why. The patch has enumerating delete the pods.
+// restartPluginOnce starts the device plugin anew where it does not advertise what it must though it was verified: it
+// has not seen the MIG instances, or it started while the key had another content. It does so once for the key and the
+// instances of a boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those
+// again. One that has been started lately is left alone: then that is not why. The patch has enumerating delete the
+// pods.
 func restartPluginOnce(v *View) (actions []action.Action, after time.Duration) {
 	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !instancesVisible(v) {
@@ -279,7 +282,8 @@ func instancesVisible(v *View) bool {
 	return written && data == v.Target.Data && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config && v.Snapshot.Plugin.Ready
 }
 
-// unhealthyDevices adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports none.
+// unhealthyDevices adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports
+// none.
 func unhealthyDevices(v *View) string {
 	all := v.Node.Unhealthy(v.Target.Expected)
 	var sick []string

@@ -83,8 +83,8 @@ func tainting(v *View, j Result) Result {
 	return j
 }
 
-// settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just before, and the
-// claim that tells so follows.
+// settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just
+// before, and the claim that tells so follows.
 func settlingClaims(v *View, j Result) (Result, bool) {
 	if !v.ByDriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
@@ -98,7 +98,8 @@ func settlingClaims(v *View, j Result) (Result, bool) {
 	return j, true
 }
 
-// interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once they are gone.
+// interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once
+// they are gone.
 func interruptedByUsers(v *View, asks bool) []action.Action {
 	if !asks || WasInterrupted(v) {
 		return nil
@@ -137,7 +138,8 @@ func draining(v *View, j Result) Result {
 	return j
 }
 
-// taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still come.
+// taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still
+// come.
 func taintNode(v *View) []action.Action {
 	now := metav1.NewTime(v.Snapshot.Now)
 	if !v.ByDriver() {

@@ -63,8 +63,8 @@ func UnderMaintenance(v *View) (m Maintenance, is bool) {
 	return m, true
 }
 
-// driverPodLabels are the labels of the pods of NVIDIA's driver: those of a ClusterPolicy, or of an NVIDIADriver, which a GPUCluster needs
-// (NVIDIA/gpu-operator internal/state/driver.go, v26.7.0).
+// driverPodLabels are the labels of the pods of NVIDIA's driver: those of a ClusterPolicy, or of an NVIDIADriver, which
+// a GPUCluster needs (NVIDIA/gpu-operator internal/state/driver.go, v26.7.0).
 func driverPodLabels(v *View) string {
 	const ofNVIDIADriver = "app.kubernetes.io/component=nvidia-driver"
 	if cluster.OfGPUCluster(v.Node.Labels) {
@@ -109,7 +109,8 @@ func AgentLostAt(v *View) (at time.Time, ok bool) {
 	return timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationInterrupted], StampAgentLost)
 }
 
-// interruptedByUsersAt is when the controller recorded that users of the GPUs interrupt a change; ok is false if it did not.
+// interruptedByUsersAt is when the controller recorded that users of the GPUs interrupt a change; ok is false if it did
+// not.
 func interruptedByUsersAt(v *View) (at time.Time, ok bool) {
 	return timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationInterrupted], stampInUse)
 }
@@ -134,8 +135,8 @@ func interruptionOverdue(v *View) bool {
 //	begin anew
 //	reboot permitted → awaitNodeUp → agent Ready | not permitted: awaitReboot
 
-// underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What has is
-// interrupted, and its deadlines begin anew afterwards.
+// underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What
+// has is interrupted, and its deadlines begin anew afterwards.
 func underMaintenanceResult(v *View, m Maintenance, j Result) Result {
 	act, step := SplitStep(j.Next)
 	actions := slices.DeleteFunc(slices.Concat(act, step.OnDenied), action.SetsSpec)
@@ -182,9 +183,10 @@ func explainMaintenance(v *View, m Maintenance, j Result) Result {
 	return untilOverdue(v, j)
 }
 
-// keepPluginAwayFromDriver keeps the device plugin away while the driver is replaced under MIG instances that our agent makes. They are gone
-// with the module, and on Hopper and newer the MIG mode too. So the agent makes them again before anything is advertised,
-// and before the node takes pods again. k8s-driver-manager restores our pause with its own taken off.
+// keepPluginAwayFromDriver keeps the device plugin away while the driver is replaced under MIG instances that our agent
+// makes. They are gone with the module, and on Hopper and newer the MIG mode too. So the agent makes them again before
+// anything is advertised, and before the node takes pods again. k8s-driver-manager restores our pause with its own
+// taken off.
 func keepPluginAwayFromDriver(v *View, m Maintenance) (patch action.PatchNode, pauses bool) {
 	if !m.Unloads {
 		return action.PatchNode{}, false
@@ -192,9 +194,9 @@ func keepPluginAwayFromDriver(v *View, m Maintenance) (patch action.PatchNode, p
 	return keepPluginAway(v)
 }
 
-// RequestAgain asks the agent anew after an interruption, and waits for its answer: the MIG instances of its last report may be
-// gone with the driver's module, and an agent that has not left the node looks at the GPUs only once in a minute. Without an
-// answer in time the deadlines of the change count again.
+// RequestAgain asks the agent anew after an interruption, and waits for its answer: the MIG instances of its last
+// report may be gone with the driver's module, and an agent that has not left the node looks at the GPUs only once in a
+// minute. Without an answer in time the deadlines of the change count again.
 func RequestAgain(v *View) (j Result, waits bool) {
 	at, was := InterruptedAt(v)
 	why := "continuing after the maintenance of the node"
@@ -223,9 +225,10 @@ func RequestAgain(v *View) (j Result, waits bool) {
 	return j, left > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
-// continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew. After maintenance
-// NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without an upgrade controller
-// nothing tells of the upgrade before that. They are paused no more once the slot has expired, because the agent may never return.
+// continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
+// After maintenance NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without
+// an upgrade controller nothing tells of the upgrade before that. They are paused no more once the slot has expired,
+// because the agent may never return.
 func continueInterrupted(v *View, j Result) Result {
 	if !WasInterrupted(v) {
 		return j

@@ -28,9 +28,9 @@ import (
 //	             migManagerDone
 //	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerReleased: its label is restored → migManagerDone
 //
-// Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of our
-// agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and answers
-// with another. It drains nobody and knows no deadline, so all around it is done here:
+// Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of
+// our agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and
+// answers with another. It drains nobody and knows no deadline, so all around it is done here:
 //
 //	prepared  it runs on the node and reads our file, with the configuration in it
 //	drained   nobody uses a GPU that it clears, as for any disruptive change
@@ -67,8 +67,8 @@ func migManagerDisabledByUs(v *View) bool {
 	return b != nil && b.Labels[v1alpha1.LabelMIGManager] != "false"
 }
 
-// MIGConfigs are the configurations that mig-manager needs for the node, by their names: that of the target, and while it is
-// kept off the node one of what is there, which it finds when it comes back.
+// MIGConfigs are the configurations that mig-manager needs for the node, by their names: that of the target, and while
+// it is kept off the node one of what is there, which it finds when it comes back.
 func MIGConfigs(v *View) map[string]string {
 	configs := map[string]string{}
 	if v.Partitions() {
@@ -109,7 +109,8 @@ func prepareManager(v *View) (Result, bool) {
 	return j, true
 }
 
-// enableMIGManager lets mig-manager come back. It applies what the label names when it starts, so that is what is there.
+// enableMIGManager lets mig-manager come back. It applies what the label names when it starts, so that is what is
+// there.
 func enableMIGManager(v *View) action.Action {
 	patch := v.Patch("letting NVIDIA's mig-manager come back to the node")
 	patch.Labels[v1alpha1.LabelMIGManager] = new("true")
@@ -125,8 +126,8 @@ func managerReads(v *View) bool {
 	return len(pods) > 0 && !slices.ContainsFunc(pods, func(p cluster.Pod) bool { return !p.MountsConfig })
 }
 
-// managerBusy says whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever: what it
-// was asked for here, and has not done in its time, it does no more.
+// managerBusy says whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever: what
+// it was asked for here, and has not done in its time, it does no more.
 func managerBusy(v *View) bool {
 	since, asked := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
 	if asked && v.Snapshot.Now.Sub(since) >= timing.RebootTimeout {
@@ -141,7 +142,8 @@ func managerBusy(v *View) bool {
 	return false
 }
 
-// unpauseManagersClients starts NVIDIA's clients that mig-manager has paused and left so, as it does where it gives up waiting for one.
+// unpauseManagersClients starts NVIDIA's clients that mig-manager has paused and left so, as it does where it gives up
+// waiting for one.
 func unpauseManagersClients(v *View, labels map[string]*string) {
 	if !v.Managed() || managerBusy(v) {
 		return
@@ -182,8 +184,8 @@ func agentClosedDriver(v *View) bool {
 	return found && c.Reason == v1alpha1.ReasonMIGManagerPartitioning && c.ObservedGeneration == v.Node.GPU.Generation
 }
 
-// requestManager makes the configuration visible in mig-manager's pod and then names it in the node's label. mig-manager notices
-// another value only, so one that is there already is taken away first.
+// requestManager makes the configuration visible in mig-manager's pod and then names it in the node's label.
+// mig-manager notices another value only, so one that is there already is taken away first.
 func requestManager(v *View, j *Result, name string) {
 	j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's mig-manager", name)
 	var syncs []action.Action
@@ -273,8 +275,8 @@ func ManagerClearing(v *View) string {
 	return fmt.Sprintf("NVIDIA's mig-manager: apply %s, which clears %s", migConfig(v).Name, strings.Join(cleared, ", "))
 }
 
-// disableMIGManager keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive MIG. Its label
-// is recorded in the baseline before it is changed, and stays until the node goes back to that.
+// disableMIGManager keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive
+// MIG. Its label is recorded in the baseline before it is changed, and stays until the node goes back to that.
 func disableMIGManager(v *View) (Result, bool) {
 	value := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if !mustDisableMIGManager(v) {
@@ -295,13 +297,14 @@ func disableMIGManager(v *View) (Result, bool) {
 	return j, true
 }
 
-// migManagerIsBack reports whether a user or another controller lets NVIDIA's mig-manager back onto a node that was verified without it.
+// migManagerIsBack reports whether a user or another controller lets NVIDIA's mig-manager back onto a node that was
+// verified without it.
 func migManagerIsBack(v *View) bool {
 	return !v.Target.Final && mustDisableMIGManager(v) && v.Reached() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
-// disablesMIGManagerAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes in the patch that
-// another controller is overruled.
+// disablesMIGManagerAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes
+// in the patch that another controller is overruled.
 func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	manager := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if v.Target.Final || !mustDisableMIGManager(v) || manager == "" || manager == "false" {
@@ -317,8 +320,9 @@ func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	return true
 }
 
-// keepMIGManagerOff keeps NVIDIA's mig-manager off a node on which nothing else is changed while both of NVIDIA's programs offer its GPUs: where a ClusterPolicy takes
-// the place of a GPUCluster, the GPU Operator starts it and asks it for no instances, also while pods use those that the operator made.
+// keepMIGManagerOff keeps NVIDIA's mig-manager off a node on which nothing else is changed while both of NVIDIA's
+// programs offer its GPUs: where a ClusterPolicy takes the place of a GPUCluster, the GPU Operator starts it and asks
+// it for no instances, also while pods use those that the operator made.
 func keepMIGManagerOff(v *View) []action.Action {
 	spec := &v.Node.GPU.Spec
 	if v.Stack != dra.Both || spec.Baseline == nil || spec.MIGActuator != "" || !mustDisableMIGManager(v) || v.Node.Labels[v1alpha1.LabelMIGManager] != "true" ||
@@ -364,13 +368,14 @@ func migConfigIgnored(v *View, _ State) Finding {
 	}
 }
 
-// A node that returns to its baseline gets the label back that mig-manager had before, and mig-manager itself where it was kept off. mig-manager
-// applies what the label names, which may be another layout than the one in which the node was found, and from then on the GPUs are the
-// administrator's: to restore them once more would begin a fight without end. The ClusterPolicy keeps naming the operator's ConfigMap until
-// mig-manager has answered: to change that replaces the pod of mig-manager, which in the middle of its work would leave NVIDIA's clients paused.
+// A node that returns to its baseline gets the label back that mig-manager had before, and mig-manager itself where it
+// was kept off. mig-manager applies what the label names, which may be another layout than the one in which the node
+// was found, and from then on the GPUs are the administrator's: to restore them once more would begin a fight without
+// end. The ClusterPolicy keeps naming the operator's ConfigMap until mig-manager has answered: to change that replaces
+// the pod of mig-manager, which in the middle of its work would leave NVIDIA's clients paused.
 
-// managerReleaseLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied there. Its state is removed
-// with that, so that the next one is its answer.
+// managerReleaseLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
+// there. Its state is removed with that, so that the next one is its answer.
 func managerReleaseLabels(v *View, labels map[string]*string) {
 	if v.Managed() && !v.Target.Final || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
 		return
@@ -388,8 +393,8 @@ func managerReleaseLabels(v *View, labels map[string]*string) {
 	}
 }
 
-// stampManagerRequest notes in the patch of a release since when mig-manager has its label back, and removes the stamp of anything else that it was
-// asked for. One from a clock that was ahead is written anew: its time would end late.
+// stampManagerRequest notes in the patch of a release since when mig-manager has its label back, and removes the stamp
+// of anything else that it was asked for. One from a clock that was ahead is written anew: its time would end late.
 func stampManagerRequest(v *View, patch action.PatchNode) {
 	name := labelRestored(v, patch)
 	if at, former, is := managerFormerSince(v); name == "" && is && v.Target.Final {
@@ -407,7 +412,8 @@ func stampManagerRequest(v *View, patch action.PatchNode) {
 	}
 }
 
-// labelRestored is the former label that a patch gives back to mig-manager; empty if it gives none back, or if no mig-manager is to read it.
+// labelRestored is the former label that a patch gives back to mig-manager; empty if it gives none back, or if no
+// mig-manager is to read it.
 func labelRestored(v *View, patch action.PatchNode) string {
 	_, manager := patch.Labels[v1alpha1.LabelMIGManager]
 	_, config := patch.Labels[v1alpha1.LabelMIGConfig]
@@ -427,20 +433,22 @@ func labelPatched(v *View, patch action.PatchNode, label string) string {
 	return v.Node.Labels[label]
 }
 
-// managerReleased reports whether mig-manager has the label back that it had before, so that the GPUs are not the operator's any more.
+// managerReleased reports whether mig-manager has the label back that it had before, so that the GPUs are not the
+// operator's any more.
 func managerReleased(v *View) bool {
 	_, _, is := managerFormerSince(v)
 	return is && v.Target.Final
 }
 
-// managerFormerSince is since when mig-manager has the label back that it had before, and its value; another policy may govern the node since.
+// managerFormerSince is since when mig-manager has the label back that it had before, and its value; another policy may
+// govern the node since.
 func managerFormerSince(v *View) (at time.Time, name string, is bool) {
 	name, at, is = timing.Parse(v.Node.Annotations[v1alpha1.AnnotationMIGConfig])
 	return at, name, is && name != "" && !migmanager.Ours(name)
 }
 
-// managerAnswersBy is until when the answer of mig-manager to its former label is waited for; ok is false if it has answered, has no pod on the
-// node that could, or if no change of the ClusterPolicy would replace its pod.
+// managerAnswersBy is until when the answer of mig-manager to its former label is waited for; ok is false if it has
+// answered, has no pod on the node that could, or if no change of the ClusterPolicy would replace its pod.
 func managerAnswersBy(v *View) (by time.Time, ok bool) {
 	at, _, former := managerFormerSince(v)
 	if !former || v.Node.GPU.Spec.Baseline == nil || !v.Snapshot.Plugin.MIGReady {
@@ -466,8 +474,8 @@ func managerMayAnswer(v *View) bool {
 	return waits && by.After(v.Snapshot.Now)
 }
 
-// migManagerAnswering finds that mig-manager is still at work on its label of before under another policy, and forgets that once it is over: its
-// next pod may begin anew, and is the administrator's.
+// migManagerAnswering finds that mig-manager is still at work on its label of before under another policy, and forgets
+// that once it is over: its next pod may begin anew, and is the administrator's.
 func migManagerAnswering(v *View, _ State) Finding {
 	if _, _, former := managerFormerSince(v); !former || managerReleased(v) {
 		return Finding{}
@@ -479,7 +487,8 @@ func migManagerAnswering(v *View, _ State) Finding {
 	return Finding{Repair: []action.Action{patch}}
 }
 
-// migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time for that is over.
+// migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time
+// for that is over.
 func migManagerDone(v *View) (Result, bool) {
 	by, waits := managerAnswersBy(v)
 	left := by.Sub(v.Snapshot.Now)

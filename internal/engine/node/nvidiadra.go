@@ -23,23 +23,24 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// Of NVIDIA's DRA driver, on a node that the driver alone serves, a change needs this: what it lacks for a policy, the restart by which it
-// looks at the GPUs again, and the proof that it publishes them.
+// Of NVIDIA's DRA driver, on a node that the driver alone serves, a change needs this: what it lacks for a policy, the
+// restart by which it looks at the GPUs again, and the proof that it publishes them.
 //
 //	draLacks → … GPUs changed → publishing: not as the agent reports → pod deleted, once → published | late → failed
 //	duplicatedClasses, hangingClaims, draPluginFailing: what is left half-done
 
-// The driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the node is deleted: pods that
-// run keep what they have. DCGM and its exporter look at the instances when they start too, so they are deleted with it unless they have
-// started since the change. The annotation gpusharing.io/instances has, as beside the device plugin, what the driver will have seen once
-// the pods that it lists are gone; it is written before a pod is deleted, so that this happens once for the GPUs and the boot. Should the
-// pod have been replaced just before without the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
+// The driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the node is
+// deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too, so they
+// are deleted with it unless they have started since the change. The annotation gpusharing.io/instances has, as beside
+// the device plugin, what the driver will have seen once the pods that it lists are gone; it is written before a pod is
+// deleted, so that this happens once for the GPUs and the boot. Should the pod have been replaced just before without
+// the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
 
 // draRestartReason is why the pod is deleted.
 const draRestartReason = "it has not seen the GPUs and MIG instances that are there"
 
-// publishing is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by UUID, and that classes
-// offer them.
+// publishing is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by UUID,
+// and that classes offer them.
 func publishing(v *View) (Result, bool) {
 	if dynamicMIG(v) != nil {
 		return Result{}, false // what it publishes is not what the agent sees
@@ -97,8 +98,8 @@ func publishingOverdue(v *View, j Result) Result {
 	return j
 }
 
-// restartDRAPlugin has the driver look at the GPUs again: first it is recorded which pods have to go, then these are deleted. after is when to do so
-// once more.
+// restartDRAPlugin has the driver look at the GPUs again: first it is recorded which pods have to go, then these are
+// deleted. after is when to do so once more.
 func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 	pods := draPluginPods(v)
 	seen, leaving := enumeratedInstances(v)
@@ -128,8 +129,8 @@ func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 // draPublishesWithin is how long a driver may take to publish after its pod became Ready.
 const draPublishesWithin = 10 * time.Second
 
-// draPluginStarting reports whether a pod of the driver is on its way to publish what is there: it looks at the GPUs when it starts. after is when to
-// look again; 0: when the pod changes.
+// draPluginStarting reports whether a pod of the driver is on its way to publish what is there: it looks at the GPUs
+// when it starts. after is when to look again; 0: when the pod changes.
 func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is bool) {
 	for _, p := range pods {
 		if p.Terminating {
@@ -174,7 +175,8 @@ func recordRestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
 	return patch
 }
 
-// dropRestartStamps removes what was recorded of restarts from a node that is released, once the driver publishes its baseline.
+// dropRestartStamps removes what was recorded of restarts from a node that is released, once the driver publishes its
+// baseline.
 func dropRestartStamps(v *View, patch action.PatchNode) {
 	if v.Target.Final && dynamicMIG(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
@@ -186,7 +188,8 @@ func dropRestartStamps(v *View, patch action.PatchNode) {
 	}
 }
 
-// unawareMonitors are the pods of DCGM and its exporter that were on the node before the change was done, so they have not seen its instances.
+// unawareMonitors are the pods of DCGM and its exporter that were on the node before the change was done, so they have
+// not seen its instances.
 func unawareMonitors(v *View) []cluster.Pod {
 	changed := ConfigSelectedAt(v)
 	return slices.DeleteFunc(slices.Clone(v.Node.Pods), func(p cluster.Pod) bool {
@@ -205,7 +208,8 @@ func draPluginPods(v *View) []cluster.Pod {
 	return pods
 }
 
-// publishOccasion names that for which the driver is restarted: the GPUs and instances that it must publish, and the boot of the node.
+// publishOccasion names that for which the driver is restarted: the GPUs and instances that it must publish, and the
+// boot of the node.
 func publishOccasion(v *View) string {
 	const hashed = 8
 	status := &v.Node.GPU.Status
@@ -230,8 +234,8 @@ func draDriverLacks(v *View) *plan.Problem {
 	return v.Node.Published.Unusable()
 }
 
-// dynamicMIG is the problem of a driver that makes MIG instances on demand, alone or beside the device plugin: the instances of the node are
-// its own, and the operator neither makes nor destroys any. Nil: it makes none.
+// dynamicMIG is the problem of a driver that makes MIG instances on demand, alone or beside the device plugin: the
+// instances of the node are its own, and the operator neither makes nor destroys any. Nil: it makes none.
 func dynamicMIG(v *View) *plan.Problem {
 	if v.Stack == dra.DevicePlugin {
 		return nil
@@ -265,7 +269,8 @@ func kubernetesLacks(v *View) *plan.Problem {
 	}
 }
 
-// noTaintRule says why the operator cannot have a DeviceTaintRule for the node, which keeps new pods off its GPUs while they are changed; nil if it can.
+// noTaintRule says why the operator cannot have a DeviceTaintRule for the node, which keeps new pods off its GPUs while
+// they are changed; nil if it can.
 func noTaintRule(v *View) *plan.Problem {
 	var message string
 	switch {
@@ -293,7 +298,8 @@ func classesLack(v *View) *plan.Problem {
 	return nil
 }
 
-// DeviceClasses are the DeviceClasses by which pods get what a policy asks of the node, unless others serve the same resources.
+// DeviceClasses are the DeviceClasses by which pods get what a policy asks of the node, unless others serve the same
+// resources.
 func DeviceClasses(v *View) []dra.Write {
 	if v.Policy == nil {
 		return nil
@@ -314,8 +320,8 @@ func DeviceClassesOf(devices []v1alpha1.DeviceSpec) []dra.Write {
 	return classes
 }
 
-// sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number, and neither do
-// policies that only leave GPUs whole.
+// sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number,
+// and neither do policies that only leave GPUs whole.
 func sharesDiffer(v *View) *plan.Problem {
 	if v.Target.Expected[plan.ResourceGPU] == 0 || v.Target.Shares == 0 {
 		return nil
@@ -349,8 +355,8 @@ func profilesOf(devices []v1alpha1.DeviceSpec) []string {
 	return slices.Compact(profiles)
 }
 
-// hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another one. Until the driver
-// publishes what is there, nothing tells which devices are gone.
+// hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another
+// one. Until the driver publishes what is there, nothing tells which devices are gone.
 func hangingClaims(v *View, s State) Finding {
 	if !v.ByDriver() || s != UpToDate {
 		return Finding{}
@@ -378,7 +384,8 @@ func hangingClaims(v *View, s State) Finding {
 	}
 }
 
-// duplicatedClasses finds that several DeviceClasses serve a resource of the node: another one was made after the operator had looked for an owner.
+// duplicatedClasses finds that several DeviceClasses serve a resource of the node: another one was made after the
+// operator had looked for an owner.
 func duplicatedClasses(v *View, s State) Finding {
 	if !v.ByDriver() || v.Policy == nil || s != UpToDate {
 		return Finding{}
@@ -395,9 +402,9 @@ func duplicatedClasses(v *View, s State) Finding {
 	return Finding{Reason: v1alpha1.ReasonDeviceClassConflict, Beside: true, Message: strings.Join(says, ". ")}
 }
 
-// upgradeUnvalidated finds an upgrade of NVIDIA's driver that does not end by itself: with a GPUCluster it waits for NVIDIA's validator, whose pod claims a whole
-// GPU, and without a pod it waits without a deadline (NVIDIA/gpu-operator manifests/state-dra-validation, v26.7.0, and NVIDIA/k8s-operator-libs
-// pkg/upgrade/validation_manager.go).
+// upgradeUnvalidated finds an upgrade of NVIDIA's driver that does not end by itself: with a GPUCluster it waits for
+// NVIDIA's validator, whose pod claims a whole GPU, and without a pod it waits without a deadline (NVIDIA/gpu-operator
+// manifests/state-dra-validation, v26.7.0, and NVIDIA/k8s-operator-libs pkg/upgrade/validation_manager.go).
 func upgradeUnvalidated(v *View, s State) Finding {
 	whole := func(d gpu.Device) bool { return !d.State.MIG }
 	validates := cluster.OfGPUCluster(v.Node.Labels) && v.Node.Labels[cluster.LabelUpgrade] == cluster.UpgradeValidates

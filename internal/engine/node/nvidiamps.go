@@ -23,26 +23,26 @@ import (
 //
 //	prepareForMPS, keepNVIDIAMPSOff → label nvidia.com/mps.capable=false → its pods are gone → … → mpsOverrideNotNeeded → AllowNVIDIAMPS
 //
-// The operator's own MPS daemons serve every node that a policy shares by MPS. NVIDIA's MPS DaemonSet must not be on such a
-// node: it reads the default configuration only, and when it starts it unmounts the shared memory of the daemons that run.
-// It is on each node with the label nvidia.com/mps.capable=true, which GPU Feature Discovery (GFD) asks for as soon as the
-// node selects a configuration that shares by MPS. Node Feature Discovery (NFD) makes the label from NodeFeature objects.
-// The operator keeps the label false:
+// The operator's own MPS daemons serve every node that a policy shares by MPS. NVIDIA's MPS DaemonSet must not be on
+// such a node: it reads the default configuration only, and when it starts it unmounts the shared memory of the daemons
+// that run. It is on each node with the label nvidia.com/mps.capable=true, which GPU Feature Discovery (GFD) asks for
+// as soon as the node selects a configuration that shares by MPS. Node Feature Discovery (NFD) makes the label from
+// NodeFeature objects. The operator keeps the label false:
 //
 //	by NodeFeature   an object of ours overrides that of GFD: under the GPU Operator, and where another object names the label
 //	by hand          where no NodeFeature names the label but a user has set it, or NFD does not answer: a patch of the Node,
 //	                 which records the value before (annotation gpusharing.io/mps-capable)
 //	not at all       where the label is not set, and nothing sets it: a stand-alone device plugin without NFD
 //
-// On the way in: GPUs drained where NVIDIA's daemon serves them, label overridden, label false and no pod of the DaemonSet on
-// the node, spec written. On the way out: our daemons gone, the other configuration selected, GFD's own object says
-// false, override deleted.
+// On the way in: GPUs drained where NVIDIA's daemon serves them, label overridden, label false and no pod of the
+// DaemonSet on the node, spec written. On the way out: our daemons gone, the other configuration selected, GFD's own
+// object says false, override deleted.
 
 // nvidiaMPSPods are the pods of NVIDIA's MPS DaemonSet on the node.
 func nvidiaMPSPods(v *View) []string { return clientPods(v, cluster.LabelMPSCapable) }
 
-// noNodeFeatures reports why the label cannot be overridden on the node, as far as that is known in advance; nil if it can.
-// Without the kind, GFD writes its labels to a file and NFD keeps them on the node, whatever a client patches.
+// noNodeFeatures reports why the label cannot be overridden on the node, as far as that is known in advance; nil if it
+// can. Without the kind, GFD writes its labels to a file and NFD keeps them on the node, whatever a client patches.
 func noNodeFeatures(v *View) *plan.Problem {
 	value, labelled := v.Node.Labels[cluster.LabelMPSCapable]
 	_, patched := v.Node.Annotations[v1alpha1.AnnotationMPSCapable]
@@ -57,8 +57,9 @@ func noNodeFeatures(v *View) *plan.Problem {
 	}
 }
 
-// prepareForMPS keeps NVIDIA's MPS DaemonSet off a node that it does not serve, before the node is drained: that disturbs
-// nobody, and where it cannot be done nobody is evicted for nothing. Meanwhile the node stays in the state before.
+// prepareForMPS keeps NVIDIA's MPS DaemonSet off a node that it does not serve, before the node is drained: that
+// disturbs nobody, and where it cannot be done nobody is evicted for nothing. Meanwhile the node stays in the state
+// before.
 func prepareForMPS(v *View, before State) (Result, bool) {
 	if len(v.EndingNVIDIAMPS()) > 0 {
 		return Result{}, false
@@ -81,7 +82,8 @@ func rememberNVIDIAMPS(v *View) (Result, bool) {
 	}, true
 }
 
-// keepNVIDIAMPSOff is the gate before the operator's MPS daemons start: NVIDIA's MPS DaemonSet has no pod on the node and gets none.
+// keepNVIDIAMPSOff is the gate before the operator's MPS daemons start: NVIDIA's MPS DaemonSet has no pod on the node
+// and gets none.
 func keepNVIDIAMPSOff(v *View) (Result, bool) {
 	if !ExcludesNVIDIAMPS(v) || servesMPS(v) {
 		return Result{}, false
@@ -101,8 +103,9 @@ func keepNVIDIAMPSOff(v *View) (Result, bool) {
 	return j, true
 }
 
-// nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false proves nothing: it
-// says so until the node selects a configuration that shares by MPS. So the operator's NodeFeature has a label of its own.
+// nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false
+// proves nothing: it says so until the node selects a configuration that shares by MPS. So the operator's NodeFeature
+// has a label of its own.
 func nvidiaMPSKeptOff(v *View) bool {
 	value, labelled := v.Node.Labels[cluster.LabelMPSCapable]
 	if !OverriddenByNodeFeature(v) {
@@ -154,7 +157,8 @@ func nodeFeatureIgnored(v *View) string {
 		v.Node.Features.Others)
 }
 
-// nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the label.
+// nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the
+// label.
 func nfdTimedOut(v *View) bool {
 	f := v.Node.Features
 	return f.Others == "" && v.Snapshot.Now.Sub(f.OverriddenSince) >= timing.NodeFeatureTimeout
@@ -179,7 +183,8 @@ func failKeepingNVIDIAMPSOff(v *View, j Result, reason, message string) (Result,
 	return failChange(v, j, reason, message), true
 }
 
-// leaveToNVIDIAMPS leaves a node that was verified to NVIDIA's MPS daemon, because another client let it back within the hour.
+// leaveToNVIDIAMPS leaves a node that was verified to NVIDIA's MPS daemon, because another client let it back within
+// the hour.
 func leaveToNVIDIAMPS(v *View) Result {
 	return Result{
 		State: Degraded, Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: mpsLabelLeft(v),
@@ -215,7 +220,8 @@ func mpsLabelReset(v *View) string {
 		"--show-managed-fields -o yaml) and remove that label there", cluster.LabelMPSCapable, v.Node.Labels[cluster.LabelMPSCapable], v.Node.Name)
 }
 
-// nvidiaMPSNotKeptOff finds that NVIDIA's MPS DaemonSet is allowed on a node that the operator's daemons serve, and puts that right.
+// nvidiaMPSNotKeptOff finds that NVIDIA's MPS DaemonSet is allowed on a node that the operator's daemons serve, and
+// puts that right.
 func nvidiaMPSNotKeptOff(v *View, _ State) Finding {
 	if !servesMPS(v) || v.Target.Before && !sharedByOwnMPS(v.Node.GPU.Spec.Devices) && servedByNVIDIAMPS(v) && v.Selects() {
 		return Finding{}
@@ -250,8 +256,8 @@ func servedByNVIDIAMPS(v *View) bool {
 	return sharedByDaemonOf(v.Target.Devices, v1alpha1.MPSDaemonOwnerNVIDIA)
 }
 
-// mpsOverrideNotNeeded lets NVIDIA's MPS DaemonSet back where the operator's daemons are gone, once that does no harm: GFD says false,
-// or the node was found with NVIDIA's daemon and selects the configuration from before.
+// mpsOverrideNotNeeded lets NVIDIA's MPS DaemonSet back where the operator's daemons are gone, once that does no harm:
+// GFD says false, or the node was found with NVIDIA's daemon and selects the configuration from before.
 func mpsOverrideNotNeeded(v *View, _ State) Finding {
 	if ExcludesNVIDIAMPS(v) || !MPSLabelOverridden(v) {
 		return Finding{}
@@ -280,7 +286,8 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 	return actions
 }
 
-// staleSharingLabels finds that GFD still says that the node shares by MPS, long after another configuration was selected.
+// staleSharingLabels finds that GFD still says that the node shares by MPS, long after another configuration was
+// selected.
 func staleSharingLabels(v *View) Finding {
 	since := v.Node.GPU.Spec.ChangeTime
 	if since.IsZero() {
@@ -316,8 +323,9 @@ func servesMPS(v *View) bool {
 	})
 }
 
-// mustRemoveNVIDIAMPS reports whether NVIDIA's MPS daemon must leave the node and to pause NVIDIA's clients does not keep it off: beside a stand-alone
-// plugin no deploy label stops it, and where the node selects its configuration already, another client has let it back.
+// mustRemoveNVIDIAMPS reports whether NVIDIA's MPS daemon must leave the node and to pause NVIDIA's clients does not
+// keep it off: beside a stand-alone plugin no deploy label stops it, and where the node selects its configuration
+// already, another client has let it back.
 func mustRemoveNVIDIAMPS(v *View) bool {
 	letBack := v.Target.Config != "" && !v.Target.Before && v.Selects()
 	return (!v.Snapshot.Plugin.ClusterPolicy || letBack) && len(v.EndingNVIDIAMPS()) > 0
@@ -333,8 +341,8 @@ func OverriddenByNodeFeature(v *View) bool {
 	return v.Snapshot.Plugin.NodeFeatures && (v.Snapshot.Plugin.ClusterPolicy || v.Node.Features.Others != "")
 }
 
-// mpsLabelBefore is what the label was before the operator first set it (empty: it was not set), and when the operator set it
-// last.
+// mpsLabelBefore is what the label was before the operator first set it (empty: it was not set), and when the operator
+// set it last.
 func mpsLabelBefore(v *View) (before string, at time.Time, recorded bool) {
 	before, seconds, recorded := strings.Cut(v.Node.Annotations[v1alpha1.AnnotationMPSCapable], "@")
 	if n, err := strconv.ParseInt(seconds, 10, 64); recorded && err == nil {

@@ -50,7 +50,8 @@ func Observe(w *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 	return v
 }
 
-// requestAgent finds the desired state that the policy has for the node, and whether the node is to fall back because it failed.
+// requestAgent finds the desired state that the policy has for the node, and whether the node is to fall back because
+// it failed.
 func requestAgent(v *View) {
 	if v.Unsupported = offeredByOthers(v); v.Unsupported != nil {
 		return
@@ -117,7 +118,8 @@ func planSteps(v *View) {
 	}
 }
 
-// addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with the node.
+// addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with
+// the node.
 func addOtherPods(v *View) {
 	known := map[*cluster.Pod]bool{} // a node may have hundreds of pods
 	for _, b := range v.Blockers {
@@ -135,7 +137,8 @@ func unknownUse(p *cluster.Pod) plan.Blocker {
 	return plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}, Instance: gpu.WholeGPU}
 }
 
-// addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody reports.
+// addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody
+// reports.
 func addUnreportedHolders(v *View) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
@@ -148,9 +151,9 @@ func addUnreportedHolders(v *View) {
 	}
 }
 
-// addClaims adds who has devices of the node by ResourceClaims: pods, also those whose containers have not started yet, and claims that no
-// pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs, until NVIDIA's DRA driver publishes all that
-// is there: then it is gone.
+// addClaims adds who has devices of the node by ResourceClaims: pods, also those whose containers have not started yet,
+// and claims that no pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs,
+// until NVIDIA's DRA driver publishes all that is there: then it is gone.
 func addClaims(v *View) {
 	gone := len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, 0)) == 0
 	for _, c := range v.Node.Claims {
@@ -173,7 +176,8 @@ func addClaims(v *View) {
 	}
 }
 
-// podBlocksStep reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may be the one.
+// podBlocksStep reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may
+// be the one.
 func podBlocksStep(s plan.Step, v *View, uuid string, instance int) bool {
 	if plan.Blocks(s, uuid, instance) {
 		return true

@@ -18,24 +18,27 @@ import (
 //
 //	sign → offeredByOthers, NoteOfOthers → sign gone for five minutes → forgotten
 
-// instancesLeftToOthers reports whether the agent leaves the instances to another program, which changes them again and again.
+// instancesLeftToOthers reports whether the agent leaves the instances to another program, which changes them again and
+// again.
 func instancesLeftToOthers(v *View) bool {
 	reason, _, stalled := v.Stalled()
 	return stalled && reason == v1alpha1.ReasonChangedByOthers && specMatches(v.Node.GPU.Spec, v.Target)
 }
 
-// A node that NVIDIA's DRA driver alone serves is the policy's too. It carries the annotation all the same, so that nothing is done for the
-// device plugin while the driver restarts.
+// A node that NVIDIA's DRA driver alone serves is the policy's too. It carries the annotation all the same, so that
+// nothing is done for the device plugin while the driver restarts.
 
-// Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a resource.
-// Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the annotation
-// v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After AbsentFor without
-// any sign the annotation goes, and the node is the policy's.
+// Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a
+// resource. Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the
+// annotation v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After
+// AbsentFor without any sign the annotation goes, and the node is the policy's.
 
-// The slicer's resource with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that there is, absence begins with
-// the pass that first sees it so. Afterwards the annotation stays, as slicerGone, until the resource is listed no more.
+// The slicer's resource with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that there is,
+// absence begins with the pass that first sees it so. Afterwards the annotation stays, as slicerGone, until the
+// resource is listed no more.
 
-// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, AbsentFor after its last sign.
+// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, AbsentFor after its last
+// sign.
 const slicerGone = "SlicerGone"
 
 // signOfOthers is ShownBy with a message for users in place of the object.
@@ -53,8 +56,8 @@ func signOfOthers(n *cluster.Node) (reason, message string) {
 		"device plugin by the label %s=false, or the driver by the affinity of its chart", object, cluster.DeployLabels()[0])
 }
 
-// rememberedOthers is which other controller the annotation names, or was seen after what it says; since is when its last sign went, zero
-// if that is not recorded.
+// rememberedOthers is which other controller the annotation names, or was seen after what it says; since is when its
+// last sign went, zero if that is not recorded.
 func rememberedOthers(v *View) (reason string, since time.Time) {
 	note, noted := v.Node.Annotations[v1alpha1.AnnotationOtherController]
 	if key, at, gone := timing.Parse(note); gone {
@@ -72,8 +75,8 @@ func rememberedOthers(v *View) (reason string, since time.Time) {
 	return reason, since
 }
 
-// offeredByOthers reports which other controller offers the GPUs of the node, or did a moment ago, so that a policy cannot be
-// honoured there.
+// offeredByOthers reports which other controller offers the GPUs of the node, or did a moment ago, so that a policy
+// cannot be honoured there.
 func offeredByOthers(v *View) *plan.Problem {
 	if reason, message := signOfOthers(v.Node); reason != "" {
 		if reason == v1alpha1.ReasonDRADriverActive && v.ByDriver() {
@@ -95,8 +98,8 @@ func offeredByOthers(v *View) *plan.Problem {
 // ForgetsOthers is why the annotation goes.
 const ForgetsOthers = "forgetting the controller that offered the GPUs"
 
-// NoteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it changes, and when
-// it changes next by itself.
+// NoteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it
+// changes, and when it changes next by itself.
 func NoteOfOthers(v *View) (value, why string, left time.Duration) {
 	note, gone := v.Node.Annotations[v1alpha1.AnnotationOtherController], ""
 	if v.Node.SlicerLeft != "" {

@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// policyPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
-// value but true and false is another controller's pause, and stays.
+// policyPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of
+// any value but true and false is another controller's pause, and stays.
 func policyPaused(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false
@@ -97,9 +97,10 @@ func pausing(v *View, j Result, asks bool) Result {
 	return failChange(v, j, j.Reason, message)
 }
 
-// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is paused yet
-// with the end of the time for draining, and anew on the way back. The API server's clock says when the pause was; should it be
-// behind ours, the time begins no earlier than our taint. While the agent is at work its time counts, if that is longer.
+// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
+// paused yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
+// pause was; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
+// counts, if that is longer.
 func pauseLeft(v *View, asks bool) (left, timeout time.Duration) {
 	since := v.Snapshot.Now.Add(DrainLeft(v))
 	if taken := unschedulableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {

@@ -5,8 +5,8 @@ package node
 
 import "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 
-// Class is what a reason means for a rollout, whatever the state of the node: some of the bits below. What it means to a person is said
-// where the reason is declared, and what to do about it in docs/troubleshooting.md.
+// Class is what a reason means for a rollout, whatever the state of the node: some of the bits below. What it means to
+// a person is said where the reason is declared, and what to do about it in docs/troubleshooting.md.
 type Class uint8
 
 // The bits of a Class.

@@ -20,9 +20,9 @@ import (
 
 // A GPU that cannot be reset takes a new MIG mode only at a reboot. That shows when the agent has tried: the mode is
 // pending then, and everything else of the way there is done. What is left goes the same way as any disruptive change,
-// with the whole node to become idle: taint, drain, and in place of the desired state, which the spec has already, the permission
-// to end the boot that the agent has reported. In another boot that permission is spent, so the node is never rebooted
-// twice for one desired state.
+// with the whole node to become idle: taint, drain, and in place of the desired state, which the spec has already, the
+// permission to end the boot that the agent has reported. In another boot that permission is spent, so the node is
+// never rebooted twice for one desired state.
 
 // awaitsReboot reports whether a GPU takes the desired MIG mode only at a reboot.
 func awaitsReboot(v *View) bool {
@@ -31,19 +31,20 @@ func awaitsReboot(v *View) bool {
 		(c.ObservedGeneration == v.Node.GPU.Generation || rebootPermitted(v))
 }
 
-// pendsReboot reports whether the agent has tried what the spec asks for, and a GPU takes its MIG mode only at a reboot.
+// pendsReboot reports whether the agent has tried what the spec asks for, and a GPU takes its MIG mode only at a
+// reboot.
 func pendsReboot(v *View) bool {
 	return condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired, v.Node.GPU.Generation)
 }
 
-// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it destroys nothing
-// that is not the operator's.
+// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it
+// destroys nothing that is not the operator's.
 func mayReboot(v *View) bool {
 	return v.Rules().Reboot == v1alpha1.RebootModeIfRequired && v.Node.GPU.Status.CanReboot && rebootDestroys(v) == ""
 }
 
-// rebootDestroys names the GPUs whose MIG instances would be gone after a reboot, because the agent makes those of its spec only; empty
-// if there are none.
+// rebootDestroys names the GPUs whose MIG instances would be gone after a reboot, because the agent makes those of its
+// spec only; empty if there are none.
 func rebootDestroys(v *View) string {
 	var names []string
 	for _, d := range v.Devices {
@@ -57,9 +58,9 @@ func rebootDestroys(v *View) string {
 // OnlyRebootLeft says whether what is left to do is to reboot the node.
 func OnlyRebootLeft(v *View) bool { return awaitsReboot(v) && mayReboot(v) }
 
-// emptiesNode reports whether all that is left to do is to reboot the node, which the policy does only once the node's other pods have left it
-// too. Once the reboot is permitted nothing waits for them any more. A new node of Karpenter is not emptied: that needs the taint, for which
-// Karpenter would start another node, with pods of its own.
+// emptiesNode reports whether all that is left to do is to reboot the node, which the policy does only once the node's
+// other pods have left it too. Once the reboot is permitted nothing waits for them any more. A new node of Karpenter is
+// not emptied: that needs the taint, for which Karpenter would start another node, with pods of its own.
 func emptiesNode(v *View) bool {
 	return OnlyRebootLeft(v) && !rebootPermitted(v) && (!MustStayUntainted(v) || v.Taint() != nil) && v.Rules().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
 }
@@ -70,8 +71,8 @@ func rebootPermitted(v *View) bool {
 	return p != nil && p.Hash == v.Target.Hash()
 }
 
-// stranded reports whether the way back of a node has come to where only a reboot helps, and the operator makes none: it may not, the
-// agent cannot, or the node was rebooted in vain.
+// stranded reports whether the way back of a node has come to where only a reboot helps, and the operator makes none:
+// it may not, the agent cannot, or the node was rebooted in vain.
 func stranded(v *View) bool {
 	c, _ := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
 	helpless := c.Reason == v1alpha1.ReasonRebootInVain || !rebootPermitted(v) && !mayReboot(v)
@@ -116,8 +117,8 @@ func awaitNodeUp(v *View) Result {
 	return j
 }
 
-// awaitReboot leaves a stranded node to its users until an administrator reboots it. There is no other state to go back to, and to drain
-// it once more, or to pause NVIDIA's clients, would bring nothing.
+// awaitReboot leaves a stranded node to its users until an administrator reboots it. There is no other state to go back
+// to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
 func awaitReboot(v *View) Result {
 	j := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
 	j.Next = atOnce(RestoreScheduling(v, "only a reboot of the node helps")...)

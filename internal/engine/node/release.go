@@ -10,8 +10,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// released is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they ask for. The operator
-// changes them no more, so it needs no report of the agent.
+// released is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they
+// ask for. The operator changes them no more, so it needs no report of the agent.
 func released(v *View) Result {
 	gates := []gateFunc{selecting, migManagerDone, agentLeftPaused}
 	if !v.Managed() {
@@ -25,8 +25,8 @@ func released(v *View) Result {
 	return changeDone(v)
 }
 
-// published is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited for longer than after a
-// change: the desired state of the agent may be reached no more.
+// published is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited
+// for longer than after a change: the desired state of the agent may be reached no more.
 func published(v *View) (Result, bool) {
 	if !v.ByDriver() {
 		return Result{}, false
@@ -68,7 +68,8 @@ func changeDone(v *View) Result {
 	return j
 }
 
-// allowing waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is forgotten.
+// allowing waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is
+// forgotten.
 func allowing(v *View, j Result) Result {
 	j.State, j.Reason = Releasing, underwayReason(v)
 	j.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)

@@ -17,7 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// What the operator or another controller left half-done on a node is reported, and repaired where it is the operator's.
+// What the operator or another controller left half-done on a node is reported, and repaired where it is the
+// operator's.
 //
 //	result → each check → finding{reason, message, repair} → result
 
@@ -25,7 +26,8 @@ import (
 type findingFunc func(*View, State) Finding
 
 // AddFindings adds to a result what is left half-done on the node. A finding is the reason of a node that has not
-// failed; repairs wait for no slot in the budget, since they only give back. It returns them after what the result has done at once.
+// failed; repairs wait for no slot in the budget, since they only give back. It returns them after what the result has
+// done at once.
 func AddFindings(v *View, j Result) (Result, []action.Action) {
 	actions, _ := SplitStep(j.Next)
 	checks := []findingFunc{ // the one that matters most comes last
@@ -68,8 +70,8 @@ func gpuMissing(v *View, _ State) Finding {
 	}
 }
 
-// leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by a
-// mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
+// leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by
+// a mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
 func leftPaused(v *View, s State) Finding {
 	if !v.ByGPUOperator() || v.Node.HeldSince.IsZero() {
 		return Finding{}
@@ -142,8 +144,8 @@ func notEnding(v *View, s State) Finding {
 	return f
 }
 
-// pluginOutdated finds pods of NVIDIA's device plugin that the GPU Operator has not started anew since the ClusterPolicy names
-// our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
+// pluginOutdated finds pods of NVIDIA's device plugin that the GPU Operator has not started anew since the
+// ClusterPolicy names our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
 func pluginOutdated(v *View, s State) Finding {
 	since, names := v.Node.GPU.Spec.ChangeTime, pluginsReadingOthers(v)
 	if v.ByDriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
@@ -160,8 +162,8 @@ func pluginOutdated(v *View, s State) Finding {
 	}
 }
 
-// computeModeLeft finds GPUs that let only one process in, or none, though no MPS control daemon serves them: the daemon
-// died, or a user set it by hand.
+// computeModeLeft finds GPUs that let only one process in, or none, though no MPS control daemon serves them: the
+// daemon died, or a user set it by hand.
 func computeModeLeft(v *View, s State) Finding {
 	if s != UpToDate {
 		return Finding{} // until then it is a step of the plan, or changes all the time

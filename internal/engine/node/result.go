@@ -54,7 +54,8 @@ func underwayReason(v *View) string {
 	return v1alpha1.ReasonProgressing
 }
 
-// failChange gives a desired state up: the node falls back. What has been reached before is not given up but waited for.
+// failChange gives a desired state up: the node falls back. What has been reached before is not given up but waited
+// for.
 func failChange(v *View, j Result, reason, message string) Result {
 	if _, is := UnderMaintenance(v); is || WasInterrupted(v) {
 		j.Message = message
@@ -81,9 +82,9 @@ func failChange(v *View, j Result, reason, message string) Result {
 // one that reached its target before do not: they are waited for, and hold nobody up.
 func hasFallback(v *View) bool { return v.Desired != nil && !v.FallsBack && !v.Reached() }
 
-// RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to. It records that in the write
-// that resumes NVIDIA's programs, which comes first: a node without our taint and without the record would be tainted
-// again at once.
+// RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to. It records
+// that in the write that resumes NVIDIA's programs, which comes first: a node without our taint and without the record
+// would be tainted again at once.
 func RecordTimeout(v *View, reason, why string) []action.Action {
 	if v.Managed() {
 		return RestoreScheduling(v, why)
@@ -93,7 +94,8 @@ func RecordTimeout(v *View, reason, why string) []action.Action {
 	return append([]action.Action{patch}, removeTaints(v)...)
 }
 
-// restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds the node for good reason.
+// restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds
+// the node for good reason.
 func restoreSchedulingUnlessBusy(v *View, why string) []action.Action {
 	if agentBusy(v) {
 		return nil
@@ -132,7 +134,8 @@ func resumeClients(v *View, why string) (patch action.PatchNode, resumes bool) {
 	return patch, true
 }
 
-// unschedulableSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it is not.
+// unschedulableSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it
+// is not.
 func unschedulableSince(v *View) (since time.Time) {
 	if t := v.Taint(); t != nil && t.TimeAdded != nil {
 		since = t.TimeAdded.Time
@@ -167,13 +170,14 @@ func untilOverdue(v *View, j Result) Result {
 	return j
 }
 
-// NextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one by atOnce or withSlot.
-// What is left half-done on a node is repaired beside it, whatever comes next (finding).
+// NextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one
+// by atOnce or withSlot. What is left half-done on a node is repaired beside it, whatever comes next (finding).
 //
 //sumtype:decl
 type NextStep interface{ isNext() }
 
-// Act waits for no slot in the budget: it goes on with a change that has begun, or gives back what the operator took from the node.
+// Act waits for no slot in the budget: it goes on with a change that has begun, or gives back what the operator took
+// from the node.
 type Act []action.Action
 
 // PacedStep is the next step of a change. It needs a slot in the budget.
@@ -196,8 +200,8 @@ func atOnce(actions ...action.Action) NextStep {
 	return Act(actions)
 }
 
-// withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node. Without actions the
-// change waits, and is given up all the same if it may not go on.
+// withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node.
+// Without actions the change waits, and is given up all the same if it may not go on.
 func withSlot(v *View, actions ...action.Action) NextStep {
 	giveUp := restoreSchedulingUnlessBusy(v, "the change is held back")
 	if len(actions)+len(giveUp) == 0 {
@@ -244,8 +248,8 @@ func noteOverruled(v *View, patch action.PatchNode, label string) {
 	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
 }
 
-// triggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again and again:
-// one that comes before the kubelet knows of the key is lost. left is when to look again.
+// triggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again
+// and again: one that comes before the kubelet knows of the key is lost. left is when to look again.
 func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []string) {
 	for _, p := range v.Node.Pods {
 		if !p.MountsConfig || p.Terminating {
@@ -270,8 +274,8 @@ func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []
 	return syncs, left, unseen
 }
 
-// seesConfig says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it saw the
-// pod's config-manager with another key, and has not been silent for too long.
+// seesConfig says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it
+// saw the pod's config-manager with another key, and has not been silent for too long.
 func seesConfig(v *View, p cluster.Pod) (sees, watched bool) {
 	config, since := v.Node.GPU.Status.Config, v.Node.GPU.Spec.ChangeTime
 	listed := slices.Contains(config.PodUIDs, p.UID)

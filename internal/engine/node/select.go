@@ -22,8 +22,8 @@ func configReset(v *View) bool {
 	return selected && v.Target.Config != "" && !v.Target.Final && !v.ByDriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
 }
 
-// contested leaves a label alone for an hour that another controller sets again and again. A change that is not verified yet
-// fails by it, so that the node returns to what it was; one that is makes the node degraded.
+// contested leaves a label alone for an hour that another controller sets again and again. A change that is not
+// verified yet fails by it, so that the node returns to what it was; one that is makes the node degraded.
 func contested(v *View) (Result, bool) {
 	left := overruledLeft(v, v1alpha1.LabelConfig)
 	if !configReset(v) || left <= 0 {
@@ -50,8 +50,8 @@ func contested(v *View) (Result, bool) {
 	return j, true
 }
 
-// selecting makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients in
-// one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
+// selecting makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients
+// in one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
 func selecting(v *View) (Result, bool) {
 	selected, resume, complete := selectPatch(v)
 	if complete {
@@ -130,8 +130,8 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
 }
 
-// selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver serves the node nothing
-// reads one.
+// selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver
+// serves the node nothing reads one.
 func selectConfig(v *View, labels map[string]*string) {
 	labels[v1alpha1.LabelConfig] = nil
 	switch {
@@ -191,9 +191,9 @@ func hidden(v *View) (message string, is bool) {
 	return "", false
 }
 
-// pluginUnseen is how long to wait yet for the pod of NVIDIA's device plugin on a node that may have one. The cache may show a Node
-// earlier than the pods on it, and a pod that has just started need not see the config that the Node is to select. It advertises
-// nothing yet then, so what the Node advertises does not tell whether there is one.
+// pluginUnseen is how long to wait yet for the pod of NVIDIA's device plugin on a node that may have one. The cache may
+// show a Node earlier than the pods on it, and a pod that has just started need not see the config that the Node is to
+// select. It advertises nothing yet then, so what the Node advertises does not tell whether there is one.
 func pluginUnseen(v *View) time.Duration {
 	runs := func(p cluster.Pod) bool { return isPluginPod(v, p) && !p.Terminating }
 	off := v.Snapshot.Plugin.ClusterPolicy && v.Node.Labels[cluster.DeployLabels()[0]] != cluster.LabelTrue

@@ -35,8 +35,8 @@ func permitReboot(v *View) action.SetSpec {
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "letting the agent reboot the node"}
 }
 
-// withdrawRebootPermission withdraws a permission that the agent has not used, and reports whether there was one. A spent one stays, so that no
-// other is given.
+// withdrawRebootPermission withdraws a permission that the agent has not used, and reports whether there was one. A
+// spent one stays, so that no other is given.
 func withdrawRebootPermission(v *View, spec *v1alpha1.GPUNodeSpec) bool {
 	withdraws := spec.Reboot != nil && spec.Reboot.BootID == v.Node.GPU.Status.BootID
 	if withdraws {
@@ -130,8 +130,9 @@ func recordReached(v *View) []action.Action {
 	return append(actions, writeReachedSpec(v, spec, "recording what the node reached")...)
 }
 
-// forgetNode removes both records of the baseline. The copy on the Node names the policy in whose budget the node counts, so it goes last of
-// what the Node has: another policy may govern the node already, and must not count a taint as its own for which it had no slot.
+// forgetNode removes both records of the baseline. The copy on the Node names the policy in whose budget the node
+// counts, so it goes last of what the Node has: another policy may govern the node already, and must not count a taint
+// as its own for which it had no slot.
 func forgetNode(v *View) []action.Action {
 	var actions []action.Action
 	patch := v.Patch("forgetting the baseline")
@@ -141,8 +142,8 @@ func forgetNode(v *View) []action.Action {
 	return append(actions, writeReachedSpec(v, v1alpha1.GPUNodeSpec{}, "forgetting the node, which is in its baseline")...)
 }
 
-// writeReachedSpec writes the spec of a node that has reached it. The copy on the Node comes first: GPUs that it lists and the spec does
-// not are added to the spec again.
+// writeReachedSpec writes the spec of a node that has reached it. The copy on the Node comes first: GPUs that it lists
+// and the spec does not are added to the spec again.
 func writeReachedSpec(v *View, spec v1alpha1.GPUNodeSpec, why string) []action.Action {
 	if !v.Node.BaselineLost && equality.Semantic.DeepEqual(spec, v.Node.GPU.Spec) {
 		return nil

@@ -11,8 +11,8 @@ package node
 //	                        │                                   └────→ Failed ←─────────┘
 //	                        └ not idle in time: Failed                   └ back to the last good state, or the baseline
 //
-// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else is Degraded: it is
-// reported, and keeps no other node waiting.
+// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else is
+// Degraded: it is reported, and keeps no other node waiting.
 
 // State is how far a node is on its way. It is derived in each reconcile and never stored.
 type State string
@@ -43,8 +43,8 @@ const (
 	NodeFailed Standing = iota
 	// NodeUnsupported is a node that cannot satisfy the policy.
 	NodeUnsupported
-	// NodeBlocked is a node whose change waits for something that the rollout itself does not bring about: pods or processes that use the GPUs,
-	// an agent that does not report, NVIDIA's programs, another controller.
+	// NodeBlocked is a node whose change waits for something that the rollout itself does not bring about: pods or
+	// processes that use the GPUs, an agent that does not report, NVIDIA's programs, another controller.
 	NodeBlocked
 	// NodeWaiting is a node that the rollout has not come to yet, or is changing.
 	NodeWaiting
@@ -67,13 +67,14 @@ func StandingOf(s State, reason string) Standing {
 	return NodeBlocked
 }
 
-// Updated reports whether the GPUs of a node with that state are as its policy asks, and the node selects the config of the policy.
+// Updated reports whether the GPUs of a node with that state are as its policy asks, and the node selects the config of
+// the policy.
 func Updated(s State) bool {
 	return s == Verifying || s == Releasing || s == Degraded || s == UpToDate
 }
 
-// Worrying reports whether a person should look at a node with that state and reason: its change failed or cannot be made, or something
-// on it is left undone. Others are on their way, or wait for something that passes.
+// Worrying reports whether a person should look at a node with that state and reason: its change failed or cannot be
+// made, or something on it is left undone. Others are on their way, or wait for something that passes.
 func Worrying(state, reason string) bool {
 	return state == string(Failed) || state == string(Unsupported) || ClassOf(reason).Is(NeedsAttention)
 }

@@ -60,16 +60,16 @@ func ManagerRequestedSince(v *View, name string) (since time.Time, ok bool) {
 	return timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationMIGConfig], name)
 }
 
-// GPUs come and go one by one: one is replaced and has another UUID, another is no longer selected. So the baseline has an
-// entry for each GPU that the operator changes, and for no other:
+// GPUs come and go one by one: one is replaced and has another UUID, another is no longer selected. So the baseline has
+// an entry for each GPU that the operator changes, and for no other:
 //
 //	added     in the write of the spec that first lists the GPU, from what the agent reports: nobody has changed it before that
 //	used      when no policy selects the GPU, when the desired state fails and the last good state does not list it, and when no
 //	          policy governs the node
 //	removed   once a GPU that the policy does not select is back in that state; from then on it is the user's
 
-// changedDevices returns the GPUs that the operator has changed, each in its state before that. Where a policy left the node as it
-// is (releasePolicy Retain), these GPUs are the user's.
+// changedDevices returns the GPUs that the operator has changed, each in its state before that. Where a policy left the
+// node as it is (releasePolicy Retain), these GPUs are the user's.
 func changedDevices(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
 	if spec.Baseline == nil || releasedAsIs(spec) {
 		return nil
@@ -80,9 +80,9 @@ func changedDevices(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
 // releasedAsIs reports whether the policy that governed the node last has left it as it is.
 func releasedAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.PolicyName == "" && Retained(spec) }
 
-// restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it returns. A
-// GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS daemon: the state
-// of a GPU that nobody has partitioned.
+// restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it
+// returns. A GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS
+// daemon: the state of a GPU that nobody has partitioned.
 func restorable(n *v1alpha1.GPUNode, have []gpu.Device) []v1alpha1.DeviceSpec {
 	if n.Spec.Baseline == nil {
 		return nil
@@ -107,8 +107,9 @@ func unpartitioned(uuid string) v1alpha1.DeviceSpec {
 	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
 }
 
-// SpecMatchesTarget says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it. A spec with
-// the record that the target failed or timed out asks for nothing until it is written again: the deadlines of another attempt begin with that.
+// SpecMatchesTarget says whether the spec asks for the target already, and mig-manager, where that is its business, was
+// asked for it. A spec with the record that the target failed or timed out asks for nothing until it is written again:
+// the deadlines of another attempt begin with that.
 func (v *View) SpecMatchesTarget() bool {
 	f := v.Node.GPU.Status.Rollout.Failed
 	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !FailureSuperseded(v, *f)
@@ -156,8 +157,8 @@ func targetOf(w policy.Desired) Target {
 	}
 }
 
-// FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs that the last
-// good state does not list, since they were deselected or have come later, go to their baseline.
+// FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs
+// that the last good state does not list, since they were deselected or have come later, go to their baseline.
 func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	if good := n.Status.Rollout.LastGood; good != nil {
 		before := restorable(n, have)
@@ -174,8 +175,8 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	return t
 }
 
-// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver sets time slices
-// itself; in its baseline the node has the former ones.
+// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver
+// sets time slices itself; in its baseline the node has the former ones.
 func (v *View) OnStack(t Target) Target {
 	if v.ByDriver() && !t.Final {
 		t.Devices = plan.WithoutIntervals(t.Devices)
@@ -186,8 +187,8 @@ func (v *View) OnStack(t Target) Target {
 	return t
 }
 
-// LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served: nothing there reads its
-// configuration.
+// LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served:
+// nothing there reads its configuration.
 func (v *View) LastOnStack() *v1alpha1.GPUNode {
 	n := v.Node.GPU
 	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) != v.ByDriver() {
@@ -212,8 +213,9 @@ func baselineTarget(n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	return t
 }
 
-// withNVIDIAMPS adds NVIDIA's MPS daemon to the GPUs that it serves now. Where a node returns to its baseline, the configuration that NVIDIA's
-// programs read is not the operator's any more, so the operator neither ends a daemon that it asks for nor waits for one.
+// withNVIDIAMPS adds NVIDIA's MPS daemon to the GPUs that it serves now. Where a node returns to its baseline, the
+// configuration that NVIDIA's programs read is not the operator's any more, so the operator neither ends a daemon that
+// it asks for nor waits for one.
 func withNVIDIAMPS(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
 	devices = slices.Clone(devices)
 	for i := range devices {

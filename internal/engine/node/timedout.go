@@ -39,8 +39,8 @@ func timedOut(v *View) (t Timeout, ok bool) {
 	return t, ok
 }
 
-// releasesAgain reports whether the release of a node from which nothing had to be taken back is to be tried again: Patience after
-// the agent was asked for it, and only while nobody uses what must be changed.
+// releasesAgain reports whether the release of a node from which nothing had to be taken back is to be tried again:
+// Patience after the agent was asked for it, and only while nobody uses what must be changed.
 func releasesAgain(v *View) bool {
 	since := v.Node.GPU.Spec.ChangeTime
 	if t, recorded := lastTimeout(v); recorded && !since.After(t.At) {
@@ -52,8 +52,8 @@ func releasesAgain(v *View) bool {
 	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !stranded(v)
 }
 
-// restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody uses what must
-// be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
+// restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody
+// uses what must be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
 func restsAfterTimeout(v *View) (t Timeout, is bool) {
 	t, timedOut := timedOut(v)
 	_, reboot := waitsForReboot(v)
@@ -69,8 +69,8 @@ func nextTimeout(v *View, reason string) string {
 // mostTimeouts is the highest count that is read: the rest is as long as it gets well before.
 const mostTimeouts = 100
 
-// lastTimeout reads the record. Kubelets may write the annotations of their Nodes, and the clock of the controller that wrote it may have
-// been wrong: a record from the future is none.
+// lastTimeout reads the record. Kubelets may write the annotations of their Nodes, and the clock of the controller that
+// wrote it may have been wrong: a record from the future is none.
 func lastTimeout(v *View) (t Timeout, ok bool) {
 	value, at, ok := timing.Parse(v.Node.Annotations[v1alpha1.AnnotationTimedOut])
 	parts := strings.Split(value, ".")

@@ -61,8 +61,9 @@ func verifying(v *View) (Result, bool) {
 	return j, true
 }
 
-// settling waits until what the node advertises is not the device plugin's default any more, which it advertises at each start.
-// Where the default is the same the plugin is started once more all the same, and the kubelet refuses pods in that moment.
+// settling waits until what the node advertises is not the device plugin's default any more, which it advertises at
+// each start. Where the default is the same the plugin is started once more all the same, and the kubelet refuses pods
+// in that moment.
 func settling(v *View) (Result, bool) {
 	if v.Target.Config == "" || v.Target.Expected == nil {
 		return Result{}, false
@@ -81,9 +82,10 @@ func settling(v *View) (Result, bool) {
 	return Result{}, false
 }
 
-// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate it,
-// and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a while where
-// the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that for ever.
+// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate
+// it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a
+// while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that
+// for ever.
 func keepsPluginOff(v *View) (left time.Duration, is bool) {
 	if v.Taint() == nil {
 		return 0, false

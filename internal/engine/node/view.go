@@ -38,14 +38,15 @@ type View struct {
 	Steps     []plan.Step
 	Blockers  []plan.Blocker
 
-	// What is asked of a node that waits in each pass, and follows from the above. It is found out when it is first asked for.
+	// What is asked of a node that waits in each pass, and follows from the above. It is found out when it is first
+	// asked for.
 	Lines *[]string // planned
 	Saved *string   // copied
 }
 
-// EndingNVIDIAMPS are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is to be
-// shared otherwise. Its clients die with it. Under the GPU Operator it ends when NVIDIA's clients are paused, because it
-// needs the device plugin's deploy label; otherwise it ends with the label nvidia.com/mps.capable.
+// EndingNVIDIAMPS are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is
+// to be shared otherwise. Its clients die with it. Under the GPU Operator it ends when NVIDIA's clients are paused,
+// because it needs the device plugin's deploy label; otherwise it ends with the label nvidia.com/mps.capable.
 func (v *View) EndingNVIDIAMPS() []gpu.Device {
 	var leaving []gpu.Device
 	for _, d := range v.Devices {
@@ -84,7 +85,8 @@ func (v *View) RequestedNode() policy.Node {
 // ByDriver reports whether NVIDIA's DRA driver alone offers the GPUs of the node.
 func (v *View) ByDriver() bool { return v.Stack == dra.Driver }
 
-// NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can configure.
+// NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can
+// configure.
 func (v *View) NoPlugin() bool { return v.Snapshot.Plugin.Reason != "" && !v.ByDriver() }
 
 // DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
@@ -113,8 +115,8 @@ func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
 	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
 }
 
-// agentBusy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot, which it has
-// no permission for, is not, also if that state is another policy's.
+// agentBusy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot,
+// which it has no permission for, is not, also if that state is another policy's.
 func agentBusy(v *View) bool {
 	_, _, stalled := v.Stalled()
 	waits := stalled || pendsReboot(v) && v.Node.GPU.Spec.Reboot == nil
@@ -142,14 +144,14 @@ func (v *View) Closes() bool {
 	})
 }
 
-// destroysInstance reports whether a step destroys an instance. DCGM keeps handles of instances that nobody uses (NVIDIA/DCGM issue
-// 276), so NVIDIA's clients are paused for it, as mig-manager pauses them.
+// destroysInstance reports whether a step destroys an instance. DCGM keeps handles of instances that nobody uses
+// (NVIDIA/DCGM issue 276), so NVIDIA's clients are paused for it, as mig-manager pauses them.
 func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs() == plan.NeedsInstance }
 
 // Applied reports whether the GPUs match the target, as far as the agent can bring that about: NVIDIA's MPS daemon,
-// with which a node was found, starts only once its configuration is selected.
-// The end of a release is verified by nothing else, so there the agent has to have looked for this very spec: its last report may
-// be older than steps of its own, after which it ended.
+// with which a node was found, starts only once its configuration is selected. The end of a release is verified by
+// nothing else, so there the agent has to have looked for this very spec: its last report may be older than steps of
+// its own, after which it ended.
 func (v *View) Applied() bool {
 	if len(v.Steps) > 0 || v.Target.Final && !agentObservedGeneration(v) {
 		return false
@@ -184,7 +186,8 @@ func (v *View) Stalled() (reason, message string, is bool) {
 	return c.Reason, c.Message, true
 }
 
-// Taint is our taint on the node or, where we have none there, on its devices (DeviceTaintRule); nil if there is neither.
+// Taint is our taint on the node or, where we have none there, on its devices (DeviceTaintRule); nil if there is
+// neither.
 func (v *View) Taint() *corev1.Taint {
 	for i := range v.Node.Taints {
 		if v.Node.Taints[i].Key == v1alpha1.TaintChanging {
@@ -206,8 +209,8 @@ func (v *View) Tainted() bool {
 	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 }
 
-// Disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes them
-// back may have failed when that of the taint did not.
+// Disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes
+// them back may have failed when that of the taint did not.
 func (v *View) Disturbed() bool {
 	_, pauses := v.Node.Annotations[v1alpha1.AnnotationPaused]
 	return pauses || v.Taint() != nil
@@ -251,8 +254,9 @@ func (v *View) Ref() action.PolicyRef {
 }
 
 // A policy that is gone cannot say how its nodes are released, so each GPUNode says it (spec.release). Users who set
-// releasePolicy: Retain and then delete the policy rely on that. So it is recorded at once on every node that the policy has
-// changed, whatever the state of the node and also while the rollout is paused, and the policy counts as observed only then.
+// releasePolicy: Retain and then delete the policy rely on that. So it is recorded at once on every node that the
+// policy has changed, whatever the state of the node and also while the rollout is paused, and the policy counts as
+// observed only then.
 
 // ReleaseRecorded reports whether the GPUNode of a node records how a policy releases it, or has nothing to record.
 func ReleaseRecorded(n *cluster.Node, by *v1alpha1.GPUSharingPolicy) bool {
@@ -279,8 +283,8 @@ func memoryGuardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
 	return p.Spec.Sharing.TimeSlicing.MemoryGuard.DeepCopy()
 }
 
-// AdminClaims are the ResourceClaims by which pods of the node have devices with adminAccess and no others, as GPUNode.spec records them. Further
-// ones than that can hold count as users.
+// AdminClaims are the ResourceClaims by which pods of the node have devices with adminAccess and no others, as
+// GPUNode.spec records them. Further ones than that can hold count as users.
 func AdminClaims(n *cluster.Node) []string {
 	const most = 64 // of the schema
 	var names []string

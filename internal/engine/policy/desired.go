@@ -25,7 +25,8 @@ type Desired struct {
 	Policy string
 	// Devices are the selected GPUs and those of Restored, each with its desired state, by UUID.
 	Devices []v1alpha1.DeviceSpec
-	// Restored are the GPUs that the policy does not select and that the operator changed before: each returns to its baseline.
+	// Restored are the GPUs that the policy does not select and that the operator changed before: each returns to its
+	// baseline.
 	Restored []v1alpha1.DeviceSpec
 	// Config is the device-plugin configuration that belongs to them.
 	Config deviceplugin.Config
@@ -53,7 +54,8 @@ const (
 	labelWorkload = "nvidia.com/gpu.workload.config"
 )
 
-// Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured there until the policy or the node changes.
+// Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured
+// there until the policy or the node changes.
 func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err := optedOut(n); err != nil {
 		return Desired{}, err
@@ -100,8 +102,9 @@ func render(p *v1alpha1.GPUSharingPolicy, of Node, n deviceplugin.Node) (devicep
 	return deviceplugin.Render(p.Name, p.Spec.Sharing, n)
 }
 
-// restored lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon, which served one
-// of them before, is no part of that: it follows the configuration of the whole node, so it returns when no policy governs the node.
+// restored lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon,
+// which served one of them before, is no part of that: it follows the configuration of the whole node, so it returns
+// when no policy governs the node.
 func restored(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alpha1.DeviceSpec {
 	restored := slices.DeleteFunc(slices.Clone(changed), func(c v1alpha1.DeviceSpec) bool {
 		is := func(d gpu.Device) bool { return d.UUID == c.UUID }
@@ -115,8 +118,8 @@ func restored(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alp
 	return restored
 }
 
-// after returns the GPUs with those of restored in their baseline, as far as it can be worked out; the plan reports a baseline
-// that cannot be restored.
+// after returns the GPUs with those of restored in their baseline, as far as it can be worked out; the plan reports a
+// baseline that cannot be restored.
 func after(restored []v1alpha1.DeviceSpec, all []gpu.Device) []gpu.Device {
 	all = slices.Clone(all)
 	for _, r := range restored {
@@ -149,8 +152,8 @@ func optedOut(n Node) error {
 	return nil
 }
 
-// partial rejects a selection that leaves out GPUs which NVIDIA's device plugin, or its DRA driver, would share too: either has one number
-// of replicas for a resource of a node. replicas are those of MIG instances, by profile.
+// partial rejects a selection that leaves out GPUs which NVIDIA's device plugin, or its DRA driver, would share too:
+// either has one number of replicas for a resource of a node. replicas are those of MIG instances, by profile.
 func partial(p *v1alpha1.GPUSharingPolicy, stack dra.Stack, all, selected []gpu.Device, replicas map[string]int32) error {
 	var left []string
 	for _, d := range all {

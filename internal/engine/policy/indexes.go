@@ -12,10 +12,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// The driver counts the GPUs that it finds, so when one dies the indexes of those behind it shift. A policy that names indexes
-// must not move on to GPUs that it never selected. So the indexes are resolved once for each node and policy, and the UUIDs are
-// kept (GPUNode.spec.numbering) until the policy names other indexes. A GPU that takes the place of a missing one, in a node that
-// is complete again, takes its index too.
+// The driver counts the GPUs that it finds, so when one dies the indexes of those behind it shift. A policy that names
+// indexes must not move on to GPUs that it never selected. So the indexes are resolved once for each node and policy,
+// and the UUIDs are kept (GPUNode.spec.numbering) until the policy names other indexes. A GPU that takes the place of a
+// missing one, in a node that is complete again, takes its index too.
 
 // none is the index of a GPU that no policy can name by index.
 const none = -1

@@ -3,10 +3,10 @@
 
 // Package policy knows which policy governs which node, and what it asks of one node or why it cannot. It is pure.
 //
-// One policy governs a whole node: NVIDIA's device plugin has one configuration per node. Among the policies that select
-// a node the one of the highest priority governs it, among equals the oldest, then the first by name; the others are
-// told so. Nodes are selected by labels that sharing never changes, and GPUs by the inventory of the node's agent, never
-// by NVIDIA's product label, which sharing does change.
+// One policy governs a whole node: NVIDIA's device plugin has one configuration per node. Among the policies that
+// select a node the one of the highest priority governs it, among equals the oldest, then the first by name; the others
+// are told so. Nodes are selected by labels that sharing never changes, and GPUs by the inventory of the node's agent,
+// never by NVIDIA's product label, which sharing does change.
 package policy
 
 import (
@@ -36,7 +36,8 @@ type Node struct {
 	Stack dra.Stack
 	// Shares is how many claims can share a GPU, as NVIDIA's DRA driver publishes it; 0: not known, or any number.
 	Shares int64
-	// Policy governs the node by what is recorded, and Numbering are the indexes of the GPUs as they were resolved for it.
+	// Policy governs the node by what is recorded, and Numbering are the indexes of the GPUs as they were resolved for
+	// it.
 	Policy    string
 	Numbering *v1alpha1.Numbering
 }
@@ -80,8 +81,8 @@ func precedence(a, b *v1alpha1.GPUSharingPolicy) int {
 // Govern finds the policy that governs a node, and those that would like to. By is nil if none selects it.
 func (r Ranking) Govern(n Node) Governed { return r.Governed(r.Selecting(n)) }
 
-// Selecting lists the policies that select a node as positions in the ranking, by precedence. They hold for every ranking with
-// the same signature until the node changes.
+// Selecting lists the policies that select a node as positions in the ranking, by precedence. They hold for every
+// ranking with the same signature until the node changes.
 func (r Ranking) Selecting(n Node) []int {
 	var positions []int
 	var devices []gpu.Device

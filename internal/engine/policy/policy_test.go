@@ -319,8 +319,8 @@ func TestAskRefuses(t *testing.T) {
 	}
 }
 
-// TestBothStacks: the same policies on the same GPUs, where NVIDIA's device plugin serves them and where its DRA driver does. Pods request
-// the same resources on both, or there is a reason.
+// TestBothStacks: the same policies on the same GPUs, where NVIDIA's device plugin serves them and where its DRA driver
+// does. Pods request the same resources on both, or there is a reason.
 func TestBothStacks(t *testing.T) {
 	slices := func(replicas int32, change func(*v1alpha1.TimeSlicing)) v1alpha1.Sharing {
 		s := v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: replicas}}

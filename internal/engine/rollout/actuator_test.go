@@ -284,8 +284,8 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 	}
 }
 
-// releasedTo is a node that a policy had mig-manager partition, and that has just got the label back that it had before: one that mig-manager
-// failed to apply before, if it asks for instances, and can apply now.
+// releasedTo is a node that a policy had mig-manager partition, and that has just got the label back that it had
+// before: one that mig-manager failed to apply before, if it asks for instances, and can apply now.
 func releasedTo(g Gomega, c *site, name string) *host {
 	h := withManager(c, sim.A100)
 	h.mishap = func(of string) string { return map[string]string{name: "fails"}[of] }
@@ -310,7 +310,8 @@ func releasedTo(g Gomega, c *site, name string) *host {
 	return h
 }
 
-// TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore: a pod that is replaced in the middle leaves NVIDIA's clients paused.
+// TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore: a pod that is replaced in the middle leaves NVIDIA's
+// clients paused.
 func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 	for outcome, layout := range map[string]int{"": 7, "fails": 0} {
 		t.Run("it "+outcome, func(t *testing.T) {

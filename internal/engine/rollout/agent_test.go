@@ -90,7 +90,8 @@ func (h *host) report() {
 	}
 }
 
-// same reports whether the GPUs match the desired state; with nothing left to do for the agent they may still wait for NVIDIA.
+// same reports whether the GPUs match the desired state; with nothing left to do for the agent they may still wait for
+// NVIDIA.
 func (h *host) same(devices []gpu.Device) bool {
 	for _, d := range devices {
 		for _, desired := range h.GPU.Spec.Devices {

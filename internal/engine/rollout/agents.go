@@ -10,10 +10,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// The agent has the driver open, so it runs where v1alpha1.LabelClient is true: k8s-driver-manager and mig-manager pause that
-// label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other nodes we do, once in
-// an hour at most, and never change another value. For a GPUCluster the GPU Operator removes it, and the agent runs by
-// cluster.LabelDRADriver.
+// The agent has the driver open, so it runs where v1alpha1.LabelClient is true: k8s-driver-manager and mig-manager
+// pause that label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other
+// nodes we do, once in an hour at most, and never change another value. For a GPUCluster the GPU Operator removes it,
+// and the agent runs by cluster.LabelDRADriver.
 
 const (
 	labelOperands = cluster.DeployPrefix + "operands" // false: no deploy label stays on the node

@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestTheAgentIsAllowed: the label that the agent's DaemonSet selects is set where no GPU Operator does, with a record, and
-// no value of another author is ever changed.
+// TestTheAgentIsAllowed: the label that the agent's DaemonSet selects is set where no GPU Operator does, with a record,
+// and no value of another author is ever changed.
 func TestTheAgentIsAllowed(t *testing.T) {
 	for name, c := range map[string]struct {
 		labels  map[string]string
@@ -71,8 +71,8 @@ func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 }
 
-// TestMIGManagerMayTakeTheAgentAway: NVIDIA's mig-manager v0.15 pauses the label of clients, too, while it does what it is
-// asked for.
+// TestMIGManagerMayTakeTheAgentAway: NVIDIA's mig-manager v0.15 pauses the label of clients, too, while it does what it
+// is asked for.
 func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()

@@ -14,8 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy: the operator's definitions are installed again after they were deleted with
-// all objects, or a backup is restored, and the policies follow minutes later.
+// TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy: the operator's definitions are installed again after they were deleted
+// with all objects, or a backup is restored, and the policies follow minutes later.
 func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 	for name, lost := range map[string]func(*host){
 		"without a spec":        func(h *host) { h.GPU.Spec = v1alpha1.GPUNodeSpec{} },

@@ -76,8 +76,8 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 	}
 }
 
-// TestANodeThatIsRestoredUnnoticedKeepsItsBaseline: the controller decides by the Node as it was before it was restored from a backup,
-// with the copy of its baseline. The API server refuses what must not meet a Node without that copy.
+// TestANodeThatIsRestoredUnnoticedKeepsItsBaseline: the controller decides by the Node as it was before it was restored
+// from a backup, with the copy of its baseline. The API server refuses what must not meet a Node without that copy.
 func TestANodeThatIsRestoredUnnoticedKeepsItsBaseline(t *testing.T) {
 	for after := range 8 {
 		g := NewWithT(t)
@@ -102,8 +102,8 @@ func TestANodeThatIsRestoredUnnoticedKeepsItsBaseline(t *testing.T) {
 	}
 }
 
-// TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange, though the change was announced on the Node before: meanwhile a reboot, an
-// upgrade of the driver or a user may change the GPU. If the change is held back, that may take weeks.
+// TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange, though the change was announced on the Node before: meanwhile a
+// reboot, an upgrade of the driver or a user may change the GPU. If the change is held back, that may take weeks.
 func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
 	for _, passes := range []int{1, 2} {
 		g := NewWithT(t)
@@ -193,8 +193,9 @@ func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
 	}
 }
 
-// TestARestoreSetsNoLabelThatTheOperatorDidNotChange: the label of NVIDIA's mig-manager is not there any more, since the GPUNode of another
-// machine of that name was restored from a backup, or another controller removed it. The operator only ever sets it to "false".
+// TestARestoreSetsNoLabelThatTheOperatorDidNotChange: the label of NVIDIA's mig-manager is not there any more, since
+// the GPUNode of another machine of that name was restored from a backup, or another controller removed it. The
+// operator only ever sets it to "false".
 func TestARestoreSetsNoLabelThatTheOperatorDidNotChange(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
@@ -209,8 +210,8 @@ func TestARestoreSetsNoLabelThatTheOperatorDidNotChange(t *testing.T) {
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGManager))
 }
 
-// TestANodeThatGetsOtherGPUsEachDay, as a virtual machine that is stopped each night and starts on another host: the baseline never outgrows
-// its schema. It lists the GPUs that are there and those that went last.
+// TestANodeThatGetsOtherGPUsEachDay, as a virtual machine that is stopped each night and starts on another host: the
+// baseline never outgrows its schema. It lists the GPUs that are there and those that went last.
 func TestANodeThatGetsOtherGPUsEachDay(t *testing.T) {
 	for strategy, sharing := range map[string]v1alpha1.Sharing{"time-slicing": timeSlicing(4), "MIG": mig(count("3g.20gb", 2))} {
 		t.Run(strategy, func(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 //
 //	result with a step → blocked by pause, window, halt? → slot free (maxUnavailable, one node first)? → actions | wait
 //
-// A node that has begun holds its slot until it is up to date, failed and rolled back, or past its deadline (slots.go). Nodes are taken
-// in a fixed order, so that a decision over an older snapshot picks the same nodes again.
+// A node that has begun holds its slot until it is up to date, failed and rolled back, or past its deadline (slots.go).
+// Nodes are taken in a fixed order, so that a decision over an older snapshot picks the same nodes again.
 
 // paceGroup turns what each node would do next into what it may do now.
 func paceGroup(g *Group, w *cluster.Snapshot) {
@@ -102,8 +102,8 @@ func (b *budget) spend(m *member) {
 	}
 }
 
-// disturbs reports whether a node counts among those that are kept from their users. One whose slot has expired counts until it is
-// given back: the write that does that may fail, or come after the taint of the node that gets the slot.
+// disturbs reports whether a node counts among those that are kept from their users. One whose slot has expired counts
+// until it is given back: the write that does that may fail, or come after the taint of the node that gets the slot.
 func disturbs(m *member) bool {
 	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.GivesBack))
 }
@@ -122,8 +122,8 @@ func (b *budget) unproven(m *member) bool {
 	return m.Desired != nil && !b.proven[m.Desired.Config.Key]
 }
 
-// admit says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
-// there are places: one whose slot had expired may hold one on top of them.
+// admit says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes
+// than there are places: one whose slot had expired may hold one on top of them.
 func (b *budget) admit(m *member, step node.PacedStep) (reason, message string) {
 	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
 	disturbs := taints && !m.Disturbed() || m.Disturbed() && !m.Holds
@@ -167,8 +167,8 @@ func holdBack(m *member, reason, message string) {
 	m.Message = message
 }
 
-// changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then those that are
-// released, then by name.
+// changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then
+// those that are released, then by name.
 func changeOrder(g *Group) []*member {
 	order := make([]*member, 0, len(g.Members)+len(g.Leaving))
 	for _, turn := range []func(*member) bool{

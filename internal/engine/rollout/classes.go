@@ -13,9 +13,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes DeviceTaintRules of nodes that are
-// gone, and those that another client edited. A class stays while a node has instances of its profile, or is to have some, and while a policy, pod
-// or ResourceClaim names it.
+// configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes
+// DeviceTaintRules of nodes that are gone, and those that another client edited. A class stays while a node has
+// instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
 func (d *Decision) configureDRA(w *cluster.Snapshot, all []*member) {
 	var classes []dra.Write
 	nodes := make(map[string]bool, len(w.DRA.Ruled))
@@ -44,8 +44,9 @@ func (d *Decision) configureDRA(w *cluster.Snapshot, all []*member) {
 	}
 }
 
-// classesOn are the classes of what the operator offers on a node, or is to offer. Those that lost their resource are written again where the
-// node waits for it: another client may have taken the resource, or the API server drops it as yet.
+// classesOn are the classes of what the operator offers on a node, or is to offer. Those that lost their resource are
+// written again where the node waits for it: another client may have taken the resource, or the API server drops it as
+// yet.
 func classesOn(w *cluster.Snapshot, m *member) []dra.Write {
 	if m.Unsupported != nil && m.Node.GPU.Spec.Baseline == nil {
 		return slices.DeleteFunc(node.DeviceClasses(m.View), func(class dra.Write) bool {
@@ -56,8 +57,8 @@ func classesOn(w *cluster.Snapshot, m *member) []dra.Write {
 	return append(node.DeviceClassesOf(m.Node.GPU.Spec.Devices), node.DeviceClasses(m.View)...)
 }
 
-// isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its instances: an autoscaler
-// that has none left starts one for a pod only where the class is there.
+// isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its
+// instances: an autoscaler that has none left starts one for a pod only where the class is there.
 func isNamed(w *cluster.Snapshot, c dra.Class) bool {
 	for i := range w.Policies {
 		if w.Policies[i].DeletionTimestamp.IsZero() && sharingNames(w.Policies[i].Spec.Sharing, c.Name) {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
-// writeConfigs is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys that
-// nothing names any more go at that occasion, so that a new revision of a policy costs one write.
+// writeConfigs is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys
+// that nothing names any more go at that occasion, so that a new revision of a policy costs one write.
 func writeConfigs(w *cluster.Snapshot, all []*member, configureMIG bool) (action.WriteConfigs, bool) {
 	want := map[string]string{}
 	last := "" // of thousands of nodes, most name the same
@@ -47,8 +47,8 @@ func writeConfigs(w *cluster.Snapshot, all []*member, configureMIG bool) (action
 	return action.WriteConfigs{}, false
 }
 
-// configContent returns the content of a config: from the ConfigMap or, if that was deleted, from its copy. Nobody could render again
-// what only a node names that no policy governs.
+// configContent returns the content of a config: from the ConfigMap or, if that was deleted, from its copy. Nobody
+// could render again what only a node names that no policy governs.
 func configContent(w *cluster.Snapshot, key string) (string, bool) {
 	if data, has := w.Configs[key]; has {
 		return data, true

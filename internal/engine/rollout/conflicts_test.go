@@ -114,8 +114,8 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAResourceThatTheSlicerLeftBehindCountsForMinutes: the operator comes to a node from which the slicer was uninstalled, and whose
-// kubelet still lists its resource. The plugin may also restart just then.
+// TestAResourceThatTheSlicerLeftBehindCountsForMinutes: the operator comes to a node from which the slicer was
+// uninstalled, and whose kubelet still lists its resource. The plugin may also restart just then.
 func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
@@ -148,7 +148,8 @@ func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 }
 
-// TestASignCountsThoughAnEarlierOneIsRecorded: its plugin comes back for a moment, and the write that records that fails.
+// TestASignCountsThoughAnEarlierOneIsRecorded: its plugin comes back for a moment, and the write that records that
+// fails.
 func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
@@ -166,7 +167,8 @@ func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
-// TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there before.
+// TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there
+// before.
 func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
@@ -263,7 +265,8 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
-// TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange: nobody waits for it, and the node returns to what it was.
+// TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange: nobody waits for it, and the node returns to what it
+// was.
 func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()

@@ -27,8 +27,8 @@ func monitorLabels() []string {
 
 func monitors(label string) bool { return slices.Contains(monitorLabels(), label) }
 
-// monitored is a host on which the GPU Operator runs DCGM and its exporter. They keep handles of the instances that were there
-// when they started, and notice no others.
+// monitored is a host on which the GPU Operator runs DCGM and its exporter. They keep handles of the instances that
+// were there when they started, and notice no others.
 func (h *host) monitored() *host {
 	h.Labels[dcgmLabel], h.Labels[exporterLabel] = "true", "true"
 	return h
@@ -41,8 +41,8 @@ func (h *host) leaked(step plan.Step) bool {
 	})
 }
 
-// TestDCGMSeesTheInstancesThatAreThere: whatever changes, DCGM is away while instances are destroyed, and what runs afterwards
-// has seen those that are there. What only adds instances pauses nothing.
+// TestDCGMSeesTheInstancesThatAreThere: whatever changes, DCGM is away while instances are destroyed, and what runs
+// afterwards has seen those that are there. What only adds instances pauses nothing.
 func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()
@@ -76,9 +76,9 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(BeZero())
 }
 
-// TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin: NVIDIA's DRA driver is installed beside a GPU Operator whose ClusterPolicy has
-// devicePlugin.enabled false, or beside one that runs the device plugin on other nodes. DCGM and its exporter run by the same deploy labels,
-// and keep handles of instances.
+// TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin: NVIDIA's DRA driver is installed beside a GPU Operator whose
+// ClusterPolicy has devicePlugin.enabled false, or beside one that runs the device plugin on other nodes. DCGM and its
+// exporter run by the same deploy labels, and keep handles of instances.
 func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 	for name, plugin := range map[string]cluster.DevicePlugin{
 		"devicePlugin.enabled false":    {Reason: v1alpha1.ReasonNoDevicePlugin},
@@ -110,7 +110,8 @@ func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 	}
 }
 
-// TestDCGMSeesTheInstancesOfANodeOfTheDRADriver: what only adds instances pauses nothing, and restarts DCGM once with the driver.
+// TestDCGMSeesTheInstancesOfANodeOfTheDRADriver: what only adds instances pauses nothing, and restarts DCGM once with
+// the driver.
 func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 3)), evicting)
@@ -154,8 +155,8 @@ func TestDCGMIsLeftAloneOnANodeThatIsTakenOver(t *testing.T) {
 	g.Expect(h.of(dcgmLabel).UID).To(Equal(dcgm))
 }
 
-// TestValidatorsGoBeforeInstancesAreDestroyed: a test workload of the GPU Operator's validator is no user. It is deleted, also
-// where the policy evicts nobody.
+// TestValidatorsGoBeforeInstancesAreDestroyed: a test workload of the GPU Operator's validator is no user. It is
+// deleted, also where the policy evicts nobody.
 func TestValidatorsGoBeforeInstancesAreDestroyed(t *testing.T) {
 	g := NewWithT(t)
 	w, h := toMIG(neverEvicting)
@@ -170,8 +171,8 @@ func TestValidatorsGoBeforeInstancesAreDestroyed(t *testing.T) {
 	g.Expect(w.writes).To(HaveKey("action.DeletePod"))
 }
 
-// TestReadyOutlastsThePluginsFirstMoment: NVIDIA's device plugin advertises its default config at each start, and then starts
-// once more with the node's. The node is not Ready, and takes no pods, before that has passed.
+// TestReadyOutlastsThePluginsFirstMoment: NVIDIA's device plugin advertises its default config at each start, and then
+// starts once more with the node's. The node is not Ready, and takes no pods, before that has passed.
 func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 	for name, sharing := range map[string]v1alpha1.Sharing{
 		"the default is another":  mig(count("2g", 3)),
@@ -208,7 +209,8 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 	}
 }
 
-// TestNoLabelOfMIGManagersLies: while the agent partitions a node, mig-manager's labels say that. The release restores them.
+// TestNoLabelOfMIGManagersLies: while the agent partitions a node, mig-manager's labels say that. The release restores
+// them.
 func TestNoLabelOfMIGManagersLies(t *testing.T) {
 	g := NewWithT(t)
 	w, h := toMIG()

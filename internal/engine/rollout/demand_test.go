@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// TestWaitingPodsAreComparedOnce: pods with the same request and node selector are compared with the nodes once, and only with the
-// nodes that have a label which they select.
+// TestWaitingPodsAreComparedOnce: pods with the same request and node selector are compared with the nodes once, and
+// only with the nodes that have a label which they select.
 func TestWaitingPodsAreComparedOnce(t *testing.T) {
 	g := NewWithT(t)
 	i := impact{met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{}}

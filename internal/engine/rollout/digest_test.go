@@ -22,8 +22,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// digests are the digests of all that was decided in each history, by seed. A change that moves code and changes no behaviour
-// leaves them as they are.
+// digests are the digests of all that was decided in each history, by seed. A change that moves code and changes no
+// behaviour leaves them as they are.
 type digests struct {
 	mu   sync.Mutex
 	seed map[uint64]string

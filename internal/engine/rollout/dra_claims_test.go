@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// TestAPodThatWaitsForAnotherDriverBlocksNothing: a pod waits for a network device or its compute domain, for as long as another node is not
-// there. It has no GPU of the node by any claim.
+// TestAPodThatWaitsForAnotherDriverBlocksNothing: a pod waits for a network device or its compute domain, for as long
+// as another node is not there. It has no GPU of the node by any claim.
 func TestAPodThatWaitsForAnotherDriverBlocksNothing(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 3)), evicting)
@@ -44,7 +44,8 @@ func TestAPodThatIsNotPreparedBlocksByWhatItIsAllocated(t *testing.T) {
 	g.Expect(h.instances()).To(ContainElement(held))
 }
 
-// TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing: it cannot start, whatever the change does. DeviceGone names it before and after.
+// TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing: it cannot start, whatever the change does. DeviceGone names it
+// before and after.
 func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 3)), evicting)
@@ -59,8 +60,9 @@ func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 	g.Expect(c.evicted).To(BeEmpty())
 }
 
-// TestPodsThatShareAClaimAreNotEvictedForNothing: the pods of a Deployment name one ResourceClaim. A claim that is allocated is not allocated anew, so
-// the DeviceTaintRule keeps no further pod of it off the node (kubernetes pkg/scheduler/framework/plugins/dynamicresources, PreFilter).
+// TestPodsThatShareAClaimAreNotEvictedForNothing: the pods of a Deployment name one ResourceClaim. A claim that is
+// allocated is not allocated anew, so the DeviceTaintRule keeps no further pod of it off the node (kubernetes
+// pkg/scheduler/framework/plugins/dynamicresources, PreFilter).
 func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
@@ -92,7 +94,8 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 	g.Expect(c.evicted).To(ConsistOf("train"))
 }
 
-// TestAMonitorWithAdminAccessBlocksNothing: the kubelet lists its devices as those of any claim, and the agent leaves them out by its spec.
+// TestAMonitorWithAdminAccessBlocksNothing: the kubelet lists its devices as those of any claim, and the agent leaves
+// them out by its spec.
 func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
@@ -116,7 +119,8 @@ func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
 
-// TestAMonitorThatHasADeviceOfItsOwnBlocks: what of the claim is for administrators cannot be told from the rest by the agent.
+// TestAMonitorThatHasADeviceOfItsOwnBlocks: what of the claim is for administrators cannot be told from the rest by the
+// agent.
 func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)))
@@ -127,8 +131,8 @@ func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
 	g.Expect(h.GPU.Spec.AdminClaims).To(BeEmpty())
 }
 
-// gang lets a pod run that has a GPU by a claim that is reserved for its PodGroup (k8s.io/dynamic-resource-allocation/resourceclaim,
-// IsReservedForPod).
+// gang lets a pod run that has a GPU by a claim that is reserved for its PodGroup
+// (k8s.io/dynamic-resource-allocation/resourceclaim, IsReservedForPod).
 func gang(c *site, h *host) {
 	c.claim(h, "worker", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared, h.Claims[0].Pods = true, nil

@@ -20,8 +20,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
-// gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver. It counts the labels that it removes, and the
-// reasons of the node that it sees.
+// gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver. It counts the
+// labels that it removes, and the reasons of the node that it sees.
 type gpuCluster struct{ swept, reasons map[string]int }
 
 // newGPUCluster has labelled a host once.
@@ -39,8 +39,8 @@ func (g gpuCluster) label(labels map[string]string) {
 	}
 }
 
-// onGPUCluster is a cluster of one node where the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. Its class for whole GPUs serves no
-// extended resource.
+// onGPUCluster is a cluster of one node where the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. Its class for
+// whole GPUs serves no extended resource.
 func onGPUCluster(s v1alpha1.Sharing) (*site, *host, gpuCluster) {
 	c, h := onDRA(s, evicting)
 	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
@@ -63,8 +63,8 @@ func (g gpuCluster) until(c *site, h *host, passes int) (last node.State) {
 	return last
 }
 
-// TestAGPUClusterIsNotFought: the operator sets no label that the GPU Operator removes there, DCGM is away while instances are destroyed and has
-// seen those that are there, and undo leaves what was.
+// TestAGPUClusterIsNotFought: the operator sets no label that the GPU Operator removes there, DCGM is away while
+// instances are destroyed and has seen those that are there, and undo leaves what was.
 func TestAGPUClusterIsNotFought(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(mig(count("1g", 7)))
@@ -86,7 +86,8 @@ func TestAGPUClusterIsNotFought(t *testing.T) {
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": ""}))
 }
 
-// TestWholeGPUsOfAGPUCluster: no class of the GPU Operator serves nvidia.com/gpu, so the operator's does, while a policy or pod names it.
+// TestWholeGPUsOfAGPUCluster: no class of the GPU Operator serves nvidia.com/gpu, so the operator's does, while a
+// policy or pod names it.
 func TestWholeGPUsOfAGPUCluster(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(timeSlicing(4))
@@ -118,7 +119,8 @@ func TestTheAgentOfAGPUCluster(t *testing.T) {
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient))
 }
 
-// TestADriverUpgradeOnAGPUCluster: the agent leaves before the module is unloaded, and the instances are there again afterwards.
+// TestADriverUpgradeOnAGPUCluster: the agent leaves before the module is unloaded, and the instances are there again
+// afterwards.
 func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 	for name, u := range map[string]upgrade{"in full": {builds: 5 * time.Minute}, "of the pod only": {restart: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -151,7 +153,8 @@ func onFirst(s v1alpha1.Sharing) v1alpha1.Sharing {
 	return s
 }
 
-// TestAnUpgradeThatWaitsForAWholeGPUIsNamed: NVIDIA's validator claims one, so where there is none the upgrade waits for ever.
+// TestAnUpgradeThatWaitsForAWholeGPUIsNamed: NVIDIA's validator claims one, so where there is none the upgrade waits
+// for ever.
 func TestAnUpgradeThatWaitsForAWholeGPUIsNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(mig(count("2g", 3)))
@@ -166,7 +169,8 @@ func TestAnUpgradeThatWaitsForAWholeGPUIsNamed(t *testing.T) {
 	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
-// TestAnUpgradeDuringAChangeOnAGPUCluster: beside a GPU that stays whole, an upgrade that begins at any moment of a change ends.
+// TestAnUpgradeDuringAChangeOnAGPUCluster: beside a GPU that stays whole, an upgrade that begins at any moment of a
+// change ends.
 func TestAnUpgradeDuringAChangeOnAGPUCluster(t *testing.T) {
 	for passes := 0; passes < 24; passes += 3 {
 		t.Run(fmt.Sprint(passes), func(t *testing.T) {
@@ -182,8 +186,9 @@ func TestAnUpgradeDuringAChangeOnAGPUCluster(t *testing.T) {
 	}
 }
 
-// becomesClusterPolicy lets a ClusterPolicy take the place of the GPUCluster. The GPU Operator runs mig-manager then and, as its chart has it, asks it
-// for all-disabled, while it keeps the DRA driver for the claims that are left (controllers/nodelabeling_controller.go, updateGPUStateLabels).
+// becomesClusterPolicy lets a ClusterPolicy take the place of the GPUCluster. The GPU Operator runs mig-manager then
+// and, as its chart has it, asks it for all-disabled, while it keeps the DRA driver for the claims that are left
+// (controllers/nodelabeling_controller.go, updateGPUStateLabels).
 func (c *site) becomesClusterPolicy(h *host) {
 	c.Plugin = newSite().Plugin
 	for _, name := range []string{"device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "client", "mig-manager", "container-toolkit"} {

@@ -16,7 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp: another node of the policy takes the turn, and the node goes on once it can.
+// TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp: another node of the policy takes the turn, and the node goes
+// on once it can.
 func TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		set    func(h *host, prevented bool)

@@ -462,7 +462,8 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	g.Expect(c.classes()).To(HaveKey("small"))
 }
 
-// TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent: the class of the operator, which is left, is written again.
+// TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent: the class of the operator, which is left, is written
+// again.
 func TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
@@ -494,7 +495,8 @@ func TestAClassStaysBesideAnAdministrators(t *testing.T) {
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
 }
 
-// TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain: its policy names it, and no node has anything of the operator's yet.
+// TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain: its policy names it, and no node has anything of the
+// operator's yet.
 func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
@@ -504,7 +506,8 @@ func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 }
 
-// TestTwoClassesForOneResourceAreNamed, also those of others that come later: when one of them goes, the scheduler forgets the resource.
+// TestTwoClassesForOneResourceAreNamed, also those of others that come later: when one of them goes, the scheduler
+// forgets the resource.
 func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
@@ -536,7 +539,8 @@ func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
 }
 
-// TestAClassStaysWhileAPodNamesItByItsImplicitResource: each class also serves deviceclass.resource.kubernetes.io/<class>.
+// TestAClassStaysWhileAPodNamesItByItsImplicitResource: each class also serves
+// deviceclass.resource.kubernetes.io/<class>.
 func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(mig(count("1g", 7)), evicting)
@@ -555,8 +559,8 @@ func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
 	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
 }
 
-// TestAClassStaysWhileAPolicyNamesIt: a pool of nodes scales to zero. Without the class no autoscaler can tell that a new node would serve a
-// pod, and nothing creates it before there is one.
+// TestAClassStaysWhileAPolicyNamesIt: a pool of nodes scales to zero. Without the class no autoscaler can tell that a
+// new node would serve a pod, and nothing creates it before there is one.
 func TestAClassStaysWhileAPolicyNamesIt(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(mig(count("1g", 7)), evicting)
@@ -583,7 +587,8 @@ func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
 	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
-// TestEachNodeByWhatServesIt: a policy for a node of the device plugin and one of the DRA driver, and what becomes of a node that moves.
+// TestEachNodeByWhatServesIt: a policy for a node of the device plugin and one of the DRA driver, and what becomes of a
+// node that moves.
 func TestEachNodeByWhatServesIt(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -639,7 +644,8 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
 }
 
-// TestARuleThatAnotherClientEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as not tainted.
+// TestARuleThatAnotherClientEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as not
+// tainted.
 func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)))
@@ -719,8 +725,9 @@ func TestADrainThatEndsInVainLiftsTheRule(t *testing.T) {
 	g.Expect(h.devices()[0].Holders[0].Instance).To(Equal(gpu.WholeGPU))
 }
 
-// TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn: an administrator turns the gate on where a policy is in force. The driver destroys all
-// instances when it starts and makes others later. The agent makes none and destroys none, also when the policy goes.
+// TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn: an administrator turns the gate on where a policy is in force.
+// The driver destroys all instances when it starts and makes others later. The agent makes none and destroys none, also
+// when the policy goes.
 func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
@@ -752,8 +759,8 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 }
 
-// TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway: the gate is turned on by an upgrade, and the image of the new pod takes minutes. The kubelet has
-// deleted the slices, so that neither they nor a pod tell of the gate.
+// TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway: the gate is turned on by an upgrade, and the image of the new pod
+// takes minutes. The kubelet has deleted the slices, so that neither they nor a pod tell of the gate.
 func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
 	for name, sharing := range map[string]v1alpha1.Sharing{"a layout in force": mig(count("1g", 7)), "another one": mig(count("3g", 2))} {
 		t.Run(name, func(t *testing.T) {
@@ -799,7 +806,8 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(BeZero())
 }
 
-// TestTheTaintsOfAPolicyComeToNodesOfTheDriver, in a cluster without a device plugin: the pods of the driver tell what they tolerate.
+// TestTheTaintsOfAPolicyComeToNodesOfTheDriver, in a cluster without a device plugin: the pods of the driver tell what
+// they tolerate.
 func TestTheTaintsOfAPolicyComeToNodesOfTheDriver(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, func(p *v1alpha1.GPUSharingPolicy) {
@@ -823,8 +831,8 @@ func TestTheTaintsOfAPolicyComeToNodesOfTheDriver(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty(), "the next pod of the driver could not come")
 }
 
-// TestADriverThatIsUpgradedIsNotRestarted: its pod is replaced and takes a minute to start, as an image does that is pulled. The kubelet
-// deletes the slices meanwhile. Nothing of the GPUs has changed.
+// TestADriverThatIsUpgradedIsNotRestarted: its pod is replaced and takes a minute to start, as an image does that is
+// pulled. The kubelet deletes the slices meanwhile. Nothing of the GPUs has changed.
 func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
@@ -854,8 +862,8 @@ func (h *host) replaceDriver(c *site) {
 	h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "new", UID: "dra-new", Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
 }
 
-// TestADriverThatStartsAfterARebootIsNotRestarted: the agent reports before the driver has started, which waits for the GPU driver. It sees
-// the GPUs that are there when it starts.
+// TestADriverThatStartsAfterARebootIsNotRestarted: the agent reports before the driver has started, which waits for the
+// GPU driver. It sees the GPUs that are there when it starts.
 func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
@@ -872,9 +880,10 @@ func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
 }
 
-// TestAGPUThatIsLostRestartsNoDriver: a GPU falls off the bus, in the same boot. The driver has tainted it (GPU_LOST) and serves the others. A driver
-// that starts anew enumerates all GPUs, and ends if one of them answers with an error (cmd/gpu-kubelet-plugin/nvlib.go). docs/faults.md: "does not
-// restart the plugin, because that would offer the GPU again".
+// TestAGPUThatIsLostRestartsNoDriver: a GPU falls off the bus, in the same boot. The driver has tainted it (GPU_LOST)
+// and serves the others. A driver that starts anew enumerates all GPUs, and ends if one of them answers with an error
+// (cmd/gpu-kubelet-plugin/nvlib.go). docs/faults.md: "does not restart the plugin, because that would offer the GPU
+// again".
 func TestAGPUThatIsLostRestartsNoDriver(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})

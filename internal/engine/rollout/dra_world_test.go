@@ -171,8 +171,8 @@ func (c *site) prepare(h *host) {
 	}
 }
 
-// prepareClaim refuses what the driver refuses: a device that does not exist, and one that as many claims hold as may share it. A claim that is
-// prepared for one pod is so for all.
+// prepareClaim refuses what the driver refuses: a device that does not exist, and one that as many claims hold as may
+// share it. A claim that is prepared for one pod is so for all.
 func (c *site) prepareClaim(h *host, p *cluster.Pod, claim dra.Claim) {
 	has := func(o cluster.Pod, claim dra.Claim) bool { return h.driver.prepared[o.Name] && o.Has(claim) }
 	known := slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return has(o, claim) })
@@ -195,7 +195,8 @@ func (c *site) prepareClaim(h *host, p *cluster.Pod, claim dra.Claim) {
 	h.report()
 }
 
-// located finds the GPU or the instance that has the name of a device now. The ID of the instance is gpu.WholeGPU for a GPU.
+// located finds the GPU or the instance that has the name of a device now. The ID of the instance is gpu.WholeGPU for a
+// GPU.
 func (h *host) located(device string) (uuid string, instance gpu.Instance, exists bool) {
 	for _, d := range h.devices() {
 		if !d.State.MIG && device == fmt.Sprintf("gpu-%d", d.Index) {
@@ -240,8 +241,8 @@ func (h *host) runsDynamic() bool {
 	return slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == h.driver.uid && p.DynamicMIG })
 }
 
-// destroyUnprepared is the driver with the gate DynamicMIG when it starts: it destroys every instance that no prepared claim uses, and leaves the MIG
-// mode of a GPU without one.
+// destroyUnprepared is the driver with the gate DynamicMIG when it starts: it destroys every instance that no prepared
+// claim uses, and leaves the MIG mode of a GPU without one.
 func (h *host) destroyUnprepared() {
 	fail := h.hardware.Fail // of the agent
 	h.hardware.Fail = nil
@@ -271,8 +272,9 @@ func deviceName(d gpu.Device, i gpu.Instance) string {
 	return fmt.Sprintf("gpu-%d-mig-%s-19-%d", d.Index, strings.ReplaceAll(i.Profile, ".", ""), i.Placement.Start)
 }
 
-// allocate is the scheduler: it gives a pod that requests a resource the first device of the node that is free, not tainted and of a class
-// that serves the resource, as the slices show it. The kubelet then prepares it by its name, or the pod hangs for ever.
+// allocate is the scheduler: it gives a pod that requests a resource the first device of the node that is free, not
+// tainted and of a class that serves the resource, as the slices show it. The kubelet then prepares it by its name, or
+// the pod hangs for ever.
 func (c *site) allocate(h *host, name, resource string) (device string) {
 	class := c.scheduler[resource]
 	if class == "" || h.Published == nil || !h.DevicesTaintedAt.IsZero() || !c.selects(class, resource) {
@@ -350,7 +352,8 @@ func (c *site) classes() map[string]string {
 	return classes
 }
 
-// writeClass is the API server, which drops the resource where its feature gate is off. What is applied and does not change is no event for anybody.
+// writeClass is the API server, which drops the resource where its feature gate is off. What is applied and does not
+// change is no event for anybody.
 func (c *site) writeClass(w dra.Write) {
 	class := dra.Class{Name: w.Name, Resource: w.Resource, Own: true, Selector: w.Selector, Beside: w.Beside, Age: c.Now.Unix()}
 	if c.dropsNames {
@@ -394,7 +397,8 @@ func (c *site) setClass(class dra.Class) {
 	}
 }
 
-// dropClass deletes a class, and lets the scheduler forget its resource, whichever class it uses for that (removeResourceName2class).
+// dropClass deletes a class, and lets the scheduler forget its resource, whichever class it uses for that
+// (removeResourceName2class).
 func (c *site) dropClass(name string) {
 	if was := c.class(name); was != nil {
 		c.DRA.Classes = slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(class dra.Class) bool { return class.Name == name })
@@ -433,7 +437,8 @@ func (c *site) edited() []string {
 	return edited
 }
 
-// unclaim gives back what a pod that is gone has by claims: one of its own goes with it, and one of several pods with the last of them.
+// unclaim gives back what a pod that is gone has by claims: one of its own goes with it, and one of several pods with
+// the last of them.
 func (h *host) unclaim(name string) {
 	delete(h.driver.prepared, name)
 	delete(h.driver.waits, name)
@@ -510,8 +515,8 @@ func (c *run) startByClaim(h *host, kind string, random *rand.Rand) {
 	}
 }
 
-// stakesOf notes what the pods of a node of the driver have, also before it is prepared for them: nothing allocates another device to a pod
-// that is allocated one.
+// stakesOf notes what the pods of a node of the driver have, also before it is prepared for them: nothing allocates
+// another device to a pod that is allocated one.
 func (c *run) stakesOf(h *host) {
 	for _, p := range h.Pods {
 		if _, has := c.stakes[p.Name]; has || c.kinds[p.Name] != "allocated" {
@@ -530,7 +535,8 @@ func (c *run) stakesOf(h *host) {
 	}
 }
 
-// waitsToStart lets a pod wait for its claim to be prepared: no container has started, so the kubelet reports no device of it.
+// waitsToStart lets a pod wait for its claim to be prepared: no container has started, so the kubelet reports no device
+// of it.
 func (h *host) waitsToStart(name string) {
 	h.pod(name).Starting = true
 	h.driver.waits = map[string]bool{name: true}
@@ -543,14 +549,16 @@ func (h *host) waitsToStart(name string) {
 	h.report()
 }
 
-// isAdmins reports whether a container has its device by a claim that the spec names as one of administrators, so that the agent leaves it out.
+// isAdmins reports whether a container has its device by a claim that the spec names as one of administrators, so that
+// the agent leaves it out.
 func (h *host) isAdmins(o gpu.Holder) bool {
 	return slices.ContainsFunc(h.Claims, func(c dra.Claim) bool {
 		return slices.Contains(h.GPU.Spec.AdminClaims, c.Name) && slices.Contains(c.Pods, "uid-"+o.Pod)
 	})
 }
 
-// monitor lets a pod of a DaemonSet have all GPUs and instances that the driver publishes, by a claim with adminAccess, in spite of any taint.
+// monitor lets a pod of a DaemonSet have all GPUs and instances that the driver publishes, by a claim with adminAccess,
+// in spite of any taint.
 func (c *site) monitor(h *host, name string) {
 	claim := dra.Claim{Name: "monitoring/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}}
 	for _, d := range h.Published.Devices {

@@ -28,9 +28,10 @@ const effectsFile = "testdata/effects"
 // recorded are the seeds in effectsFile: their kinds of events are frozen, on either stack.
 const recorded, recordedOnDriver = 5200, 150
 
-// effects are what a controller has written in a history and to what: labels, taints, configurations, the spec of GPUNodes,
-// evictions, deletions, ClusterPolicy, DeviceClasses. What it only says, to whom it says it, when it would look again, and in which order it
-// writes within one reconcile is not among them. So code that was moved, renamed or merged has the same effects.
+// effects are what a controller has written in a history and to what: labels, taints, configurations, the spec of
+// GPUNodes, evictions, deletions, ClusterPolicy, DeviceClasses. What it only says, to whom it says it, when it would
+// look again, and in which order it writes within one reconcile is not among them. So code that was moved, renamed or
+// merged has the same effects.
 type effects struct {
 	lines  []string
 	now    []string          // of this reconcile
@@ -172,8 +173,8 @@ func digestsOfEffects(seeds []uint64) map[uint64]string {
 	return digests
 }
 
-// TestEffects compares what the controller writes in the recorded histories with what it wrote when they were recorded, and names
-// the seeds that differ. A change of behaviour changes the record, in a commit of its own that says why.
+// TestEffects compares what the controller writes in the recorded histories with what it wrote when they were recorded,
+// and names the seeds that differ. A change of behaviour changes the record, in a commit of its own that says why.
 //
 //	EFFECTS=compare  all of them (make effects)
 //	EFFECTS=record   writes the record anew (make effects EFFECTS=record)
@@ -231,7 +232,8 @@ func compareEffects(t *testing.T) {
 	}
 }
 
-// TestEffectsAreWhatIsWritten: what the controller writes is among them, what it says is not, and they are the same each time.
+// TestEffectsAreWhatIsWritten: what the controller writes is among them, what it says is not, and they are the same
+// each time.
 func TestEffectsAreWhatIsWritten(t *testing.T) {
 	kinds := map[string]bool{}
 	for seed := uint64(1); seed <= 16; seed++ {

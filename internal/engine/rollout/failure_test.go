@@ -118,8 +118,8 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }
 
-// TestAnotherAttemptHasTheWholeTimeToApply: users held the GPUs until long after the agent was asked, so that it could do nothing. Once
-// they are gone its time begins anew.
+// TestAnotherAttemptHasTheWholeTimeToApply: users held the GPUs until long after the agent was asked, so that it could
+// do nothing. Once they are gone its time begins anew.
 func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 	for name, retry := range map[string]func(*site){
 		"the node is idle at last": func(*site) {},
@@ -453,8 +453,8 @@ func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
 	g.Expect(d).To(Equal(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}}))
 }
 
-// TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile: it keeps nobody off for longer than a drain may take, says who
-// blocks it, and goes on once nothing does.
+// TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile: it keeps nobody off for longer than a drain may take, says
+// who blocks it, and goes on once nothing does.
 func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
@@ -511,7 +511,8 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
 }
 
-// TestAChangeThatHasNotBegunIsNotPausingClients: to keep NVIDIA's mig-manager off the node is its first step, and it is held back.
+// TestAChangeThatHasNotBegunIsNotPausingClients: to keep NVIDIA's mig-manager off the node is its first step, and it is
+// held back.
 func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -525,8 +526,8 @@ func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
 
-// TestAReleaseThatFailsIsTriedAgainInAnHour: meanwhile the node is neither tainted again nor are NVIDIA's clients paused again, and
-// nobody is evicted for another attempt.
+// TestAReleaseThatFailsIsTriedAgainInAnHour: meanwhile the node is neither tainted again nor are NVIDIA's clients
+// paused again, and nobody is evicted for another attempt.
 func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 	for name, test := range map[string]struct {
 		strike func(*host)
@@ -595,8 +596,8 @@ func (h *host) stalls() {
 	})
 }
 
-// TestAReleaseEndsOnlyWithAnAnswerOfTheAgent: it ended in the middle of a change, so its last report says that the GPUs are
-// restored.
+// TestAReleaseEndsOnlyWithAnAnswerOfTheAgent: it ended in the middle of a change, so its last report says that the GPUs
+// are restored.
 func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

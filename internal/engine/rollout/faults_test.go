@@ -22,9 +22,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
 
-// TestEveryFaultInEveryState strikes a rollout of MIG over three nodes, one at a time, after each of its passes. Whatever
-// the fault, the budget holds at every write, and in the end nothing is left tainted, paused, without its label or without
-// its GPUs, and nothing of the user's is lost (invariant.Broken). What else becomes of it is the outcome.
+// TestEveryFaultInEveryState strikes a rollout of MIG over three nodes, one at a time, after each of its passes.
+// Whatever the fault, the budget holds at every write, and in the end nothing is left tainted, paused, without its
+// label or without its GPUs, and nothing of the user's is lost (invariant.Broken). What else becomes of it is the
+// outcome.
 func TestEveryFaultInEveryState(t *testing.T) {
 	for name, f := range faults() {
 		t.Run(name, func(t *testing.T) {
@@ -268,7 +269,8 @@ func (o *faultRun) refused(a action.Action) bool {
 	return o.Now.Before(o.throttled) || everyOther(o.attempts, a) || locked(a) && everyOther(o.conflicts, a)
 }
 
-// everyOther counts attempts of each write, and says whether this one is to be refused; none is where nothing is counted.
+// everyOther counts attempts of each write, and says whether this one is to be refused; none is where nothing is
+// counted.
 func everyOther(attempts map[string]int, a action.Action) bool {
 	if attempts == nil {
 		return false

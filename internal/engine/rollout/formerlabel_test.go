@@ -17,7 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// byHandUnder is a node with mig-manager that an administrator has partitioned by nvidia-smi, in another way than its label says.
+// byHandUnder is a node with mig-manager that an administrator has partitioned by nvidia-smi, in another way than its
+// label says.
 func byHandUnder(g Gomega, c *site, label string, instances ...v1alpha1.MIGInstances) *host {
 	h := withManager(c, sim.A100)
 	h.Labels[v1alpha1.LabelMIGConfig] = label
@@ -51,8 +52,8 @@ func (h *host) repartition(instances ...v1alpha1.MIGInstances) {
 	}
 }
 
-// TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout: mig-manager comes back when the agent has restored the layout in which the node was
-// found, and applies its former label at once.
+// TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout: mig-manager comes back when the agent has restored the
+// layout in which the node was found, and applies its former label at once.
 func TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout(t *testing.T) {
 	for _, found := range []struct {
 		label  string
@@ -86,7 +87,8 @@ func TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout(t *testing.T) {
 	}
 }
 
-// TestMIGManagerKeepsThePodThatComesBack: where mig-manager partitions another node, its ClusterPolicy is restored with the last of them.
+// TestMIGManagerKeepsThePodThatComesBack: where mig-manager partitions another node, its ClusterPolicy is restored with
+// the last of them.
 func TestMIGManagerKeepsThePodThatComesBack(t *testing.T) {
 	for later := 0; later <= 16; later += 4 { // the change of the ClusterPolicy falls into each moment of what mig-manager does on the other
 		t.Run(fmt.Sprint(later), func(t *testing.T) {

@@ -16,16 +16,16 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// Group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once it is
-// deleted.
+// Group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once
+// it is deleted.
 type Group struct {
 	By      *v1alpha1.GPUSharingPolicy // nil: it is deleted
 	Members []*member                  // that it governs, by name
 	Leaving []*member                  // that it releases and that go back to their baselines, by name
 	Lost    []lostNode                 // by name
 	Idle    []*member                  // that nothing happens to
-	// Counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still tainted on
-	// behalf of this one; or it is not known on whose behalf they are.
+	// Counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still
+	// tainted on behalf of this one; or it is not known on whose behalf they are.
 	Counted []*member
 	// Awaited are nodes that the policy may turn out to govern once their agents have reported their GPUs.
 	Awaited []string
@@ -45,7 +45,8 @@ type member struct {
 	*node.View
 	node.Result
 	Slot
-	// Actions are what is done about the node now. The step of its result (Result.Next) is among them once the budget allows it.
+	// Actions are what is done about the node now. The step of its result (Result.Next) is among them once the budget
+	// allows it.
 	Actions     []action.Action
 	CachedState *NodeState // its state, if that stands until something changes
 	Unchanged   bool       // nothing is done about it until something changes: all that is said here stays the same
@@ -59,13 +60,14 @@ type member struct {
 // summary is what a decision asks of each of all nodes. Of a node that stands it is found out once.
 type summary struct {
 	NeedsPlugin, ByDefault, NeedsMIGManager bool
-	// Configs are those that the Node and its GPUNode name: selected, asked for, and of the last good state. Empty: none.
+	// Configs are those that the Node and its GPUNode name: selected, asked for, and of the last good state. Empty:
+	// none.
 	Configs [3]string
 	Offer   offer
 }
 
-// Slot is the slot that a node holds in the budget of its group. A node takes it with the first write of a change and gives
-// it up when the change has succeeded, has failed and was rolled back, or has made no step until the deadline.
+// Slot is the slot that a node holds in the budget of its group. A node takes it with the first write of a change and
+// gives it up when the change has succeeded, has failed and was rolled back, or has made no step until the deadline.
 type Slot struct {
 	Holds bool
 	Until time.Time // deadline; set with holds and expired
@@ -73,8 +75,8 @@ type Slot struct {
 	Expired bool
 }
 
-// taintStatus is what is so with the taints that a policy keeps on a node. They are no part of the change that the budget paces:
-// a taint keeps new pods off and disturbs none.
+// taintStatus is what is so with the taints that a policy keeps on a node. They are no part of the change that the
+// budget paces: a taint keeps new pods off and disturbs none.
 type taintStatus struct {
 	Reason, Message string // why the node lacks a taint of its policy; empty: it does not
 }
@@ -89,11 +91,12 @@ type demandTally struct {
 	Single  map[string]bool // the resources of which a container gets no more than one
 }
 
-// A cluster may have ten thousand pods that wait and thousands of nodes. So that a pass does not cost the product of both, pods with
-// the same request and node selector are one demand, which is compared with the nodes once, and only with those that have one of the
-// labels that it selects.
+// A cluster may have ten thousand pods that wait and thousands of nodes. So that a pass does not cost the product of
+// both, pods with the same request and node selector are one demand, which is compared with the nodes once, and only
+// with those that have one of the labels that it selects.
 
-// Demand names a request of GPUs or instances and a node selector by their hashes: that is what decides where a pod may start.
+// Demand names a request of GPUs or instances and a node selector by their hashes: that is what decides where a pod may
+// start.
 type Demand struct{ Asks, Selector uint64 }
 
 // podDemand is the demand of a pod of a node.
@@ -133,9 +136,11 @@ type NodeState struct {
 	Expected map[string]int64
 	// Devices are the GPUs that the operator changes or has changed, each with its desired state or its baseline.
 	Devices []v1alpha1.DeviceSpec
-	// Replicas is how often each GPU or instance is advertised by its resource once the node is up to date; nil: no policy governs it.
+	// Replicas is how often each GPU or instance is advertised by its resource once the node is up to date; nil: no
+	// policy governs it.
 	Replicas map[string]int32
-	// Retained reports whether the node stays as it is because the last policy that governed it has releasePolicy Retain.
+	// Retained reports whether the node stays as it is because the last policy that governed it has releasePolicy
+	// Retain.
 	Retained bool
 }
 

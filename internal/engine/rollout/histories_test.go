@@ -25,9 +25,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestHistories plays histories of clusters that are made by chance: machines die and return with other GPUs, pods of every kind
-// come and go, other controllers rewrite what the operator has written, objects are deleted and restored from backups, policies
-// are edited and deleted. These invariants hold:
+// TestHistories plays histories of clusters that are made by chance: machines die and return with other GPUs, pods of
+// every kind come and go, other controllers rewrite what the operator has written, objects are deleted and restored
+// from backups, policies are edited and deleted. These invariants hold:
 //
 //	progress  every node whose machine runs reaches its desired state, whatever becomes of the others
 //	restore   without policies everything is as it was before the operator, or the GPUNode reports what is not
@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 //	truth     Ready is true only if everything is as desired, and each reason to wait has a live cause
 //	harmless  no pod loses what it uses, no bystander is evicted, no unselected GPU is changed, and the budget holds
 //
-// A failure prints the shortest history that still fails, and the command that plays it again. These variables change what is
-// played:
+// A failure prints the shortest history that still fails, and the command that plays it again. These variables change
+// what is played:
 //
 //	HISTORIES=100000     so many histories (make test: 800, which are the same in each run)
 //	HISTORIES_FOR=120s   as many as fit in that time, and at least 5,000
@@ -76,9 +76,10 @@ func TestHistories(t *testing.T) {
 // onDriver is the first seed of histories in which NVIDIA's DRA driver serves most of the nodes.
 const onDriver = uint64(1) << 40
 
-// TestHistoriesOfTheDRADriver plays histories in which NVIDIA's DRA driver serves two of three nodes: it enumerates once, its slices outlive it
-// by 30 s, a scheduler allocates what they show, and a pod that was allocated a device which is gone waits for ever. The invariants are
-// those of TestHistories. Half of the seeds begin at history.Late. HISTORIES_OF_DRA=1000 plays so many, and HISTORIES_BREAKS=1 prints each failure in one line.
+// TestHistoriesOfTheDRADriver plays histories in which NVIDIA's DRA driver serves two of three nodes: it enumerates
+// once, its slices outlive it by 30 s, a scheduler allocates what they show, and a pod that was allocated a device
+// which is gone waits for ever. The invariants are those of TestHistories. Half of the seeds begin at history.Late.
+// HISTORIES_OF_DRA=1000 plays so many, and HISTORIES_BREAKS=1 prints each failure in one line.
 func TestHistoriesOfTheDRADriver(t *testing.T) {
 	many, err := strconv.ParseUint(cmp.Or(os.Getenv("HISTORIES_OF_DRA"), "150"), 10, 64)
 	if err != nil {

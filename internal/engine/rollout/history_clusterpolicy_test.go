@@ -11,8 +11,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// recreateEvent deletes NVIDIA's ClusterPolicy and creates it again, as a user does who installs the GPU Operator anew. Until its
-// status tells where the GPU Operator runs, there is no device plugin to configure.
+// recreateEvent deletes NVIDIA's ClusterPolicy and creates it again, as a user does who installs the GPU Operator anew.
+// Until its status tells where the GPU Operator runs, there is no device plugin to configure.
 func (c *run) recreateEvent(random *rand.Rand) {
 	if !c.Plugin.ClusterPolicy || c.Plugin.Reason != "" {
 		return
@@ -34,8 +34,9 @@ func (c *run) chartEvent(random *rand.Rand) {
 	c.underChart(random)
 }
 
-// underChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it. With mig.strategy:
-// single, NVIDIA's device plugin offers nothing on a node with MIG instances. Both changes start it anew on every node.
+// underChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it.
+// With mig.strategy: single, NVIDIA's device plugin offers nothing on a node with MIG instances. Both changes start it
+// anew on every node.
 func (c *run) underChart(random *rand.Rand) {
 	var single []*host
 	for _, h := range c.all() {

@@ -177,7 +177,8 @@ func (c *run) classDeleteEvent(random *rand.Rand) {
 	}
 }
 
-// classTheirsEvent lets an administrator add a class with the resource of one of the operator's, or of one that is to come.
+// classTheirsEvent lets an administrator add a class with the resource of one of the operator's, or of one that is to
+// come.
 func (c *run) classTheirsEvent(random *rand.Rand) {
 	resource := "nvidia.com/mig-" + []string{"1g.5gb", "2g.10gb", "3g.20gb", "1g.10gb"}[random.IntN(4)]
 	if class := c.ourClass(random); class != nil && class.Resource != "" && random.IntN(4) > 0 {
@@ -285,8 +286,8 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 	}
 }
 
-// claimsEvent lets pods come to a node of the driver that are allocated a device: some wait for a device of another driver, some are never
-// Ready, some belong to a PodGroup.
+// claimsEvent lets pods come to a node of the driver that are allocated a device: some wait for a device of another
+// driver, some are never Ready, some belong to a PodGroup.
 func (c *run) claimsEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || h.Published == nil || len(h.Published.Published()) == 0 {
@@ -343,7 +344,8 @@ func (c *run) reshareEvent(random *rand.Rand) {
 	}
 }
 
-// reshare has most policies partition GPUs: MPS is refused on nodes of the driver, and so is a number of shares that it does not have.
+// reshare has most policies partition GPUs: MPS is refused on nodes of the driver, and so is a number of shares that it
+// does not have.
 func (c *run) reshare(random *rand.Rand) {
 	for i := range c.Policies {
 		p := &c.Policies[i]
@@ -388,7 +390,8 @@ func (c *run) sharedEvent(random *rand.Rand) {
 	}
 }
 
-// monitorEvent lets a pod of a DaemonSet come that has all GPUs by a claim with adminAccess. The driver refuses that for instances.
+// monitorEvent lets a pod of a DaemonSet come that has all GPUs by a claim with adminAccess. The driver refuses that
+// for instances.
 func (c *run) monitorEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || h.Published == nil || !h.driverRuns() {
@@ -473,8 +476,8 @@ func (c *run) driverSettles(h *host) {
 	h.restartDriver() // an upgrade of the chart
 }
 
-// spared looks whether a pod is evicted that must not be: under another mode than Evict, that of a monitor, or one whose place another takes by
-// the same claim.
+// spared looks whether a pod is evicted that must not be: under another mode than Evict, that of a monitor, or one
+// whose place another takes by the same claim.
 func (c *run) spared(h *host, a action.Evict) {
 	if !h.driver.serves || c.seed < onDriver {
 		return
@@ -500,7 +503,8 @@ func (c *run) spared(h *host, a action.Evict) {
 	}
 }
 
-// served: while a class of the operator's serves its resource, the scheduler knows the name. That of two administrators' classes is theirs.
+// served: while a class of the operator's serves its resource, the scheduler knows the name. That of two
+// administrators' classes is theirs.
 func (c *run) served() {
 	for _, class := range c.DRA.Classes {
 		if _, known := c.scheduler[class.Resource]; class.Own && ofItsName(class) && !known {
@@ -514,12 +518,14 @@ func ofItsName(class dra.Class) bool {
 	return class.Resource == dra.ResourceOf(strings.TrimPrefix(class.Name, dra.ClassName("")))
 }
 
-// besideAnother reports whether another class serves the resource of one, so that the scheduler would forget it with that one.
+// besideAnother reports whether another class serves the resource of one, so that the scheduler would forget it with
+// that one.
 func (c *run) besideAnother(class dra.Class) bool {
 	return class.Resource != "" && slices.ContainsFunc(c.DRA.Classes, func(o dra.Class) bool { return o.Name != class.Name && o.Resource == class.Resource })
 }
 
-// forgets looks whether the operator deletes a class beside another of the same resource, which the scheduler forgets then.
+// forgets looks whether the operator deletes a class beside another of the same resource, which the scheduler forgets
+// then.
 func (c *run) forgets(a action.DeleteClass) {
 	if ours := c.class(a.Name); ours != nil && c.besideAnother(*ours) {
 		c.breaks("harmless", "DeviceClass %s is deleted beside another of its resource, so the scheduler forgets %s", a.Name, ours.Resource)
@@ -554,7 +560,8 @@ func (c *run) truthfulOfDriver(h *host, reason string) string {
 	return ""
 }
 
-// restedOnDriver: at rest the agent of a driver that makes instances on demand is asked for nothing, a node that says it is as desired publishes so.
+// restedOnDriver: at rest the agent of a driver that makes instances on demand is asked for nothing, a node that says
+// it is as desired publishes so.
 func (c *run) restedOnDriver(nodes []rollout.NodeState) {
 	for _, n := range nodes {
 		h := c.hosts[n.Node]

@@ -41,8 +41,8 @@ type hardwareEvents struct {
 
 const unreachable = "node.kubernetes.io/unreachable"
 
-// dies switches a machine off, as far as the API server shows it: the agent and the node are not Ready, everything else is
-// as it was last reported.
+// dies switches a machine off, as far as the API server shows it: the agent and the node are not Ready, everything else
+// is as it was last reported.
 func (c *site) dies(h *host) {
 	h.off, h.AgentReady = true, false
 	h.Taints = append(slices.Clone(h.Taints), corev1.Taint{Key: unreachable, Effect: corev1.TaintEffectNoSchedule})
@@ -81,8 +81,8 @@ func (h *host) healthy() []gpu.Device {
 	return slices.DeleteFunc(h.devices(), func(d gpu.Device) bool { return h.sick[d.UUID] })
 }
 
-// fallsIll lets NVIDIA's device plugin mark a GPU unhealthy, after an error that the driver has reported (XID). It offers
-// the others as before.
+// fallsIll lets NVIDIA's device plugin mark a GPU unhealthy, after an error that the driver has reported (XID). It
+// offers the others as before.
 func (c *site) fallsIll(h *host, uuid string) {
 	if !h.plugin.running {
 		return
@@ -136,8 +136,8 @@ func (h *host) remember() {
 	}
 }
 
-// reborn notes how GPUs are that another controller, or a boot, has changed while the operator had no part in them: it has recorded
-// no baseline of the node, or none of the GPU, which its policy does not select.
+// reborn notes how GPUs are that another controller, or a boot, has changed while the operator had no part in them: it
+// has recorded no baseline of the node, or none of the GPU, which its policy does not select.
 func (h *host) reborn() {
 	baseline := h.GPU.Spec.Baseline
 	for _, d := range h.devices() {

@@ -246,7 +246,8 @@ func (c *run) breaksEvent(random *rand.Rand) {
 	c.tell("the device plugin of %s advertises nothing under any other config", h.Name)
 }
 
-// pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not ending.
+// pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not
+// ending.
 func (c *run) pluginEvent(random *rand.Rand) {
 	h := c.some(random)
 	isPlugin := func(p cluster.Pod) bool {

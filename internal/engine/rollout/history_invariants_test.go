@@ -36,8 +36,9 @@ func (c *run) breaks(invariant, format string, args ...any) {
 	c.tell("BROKEN %s", c.broken)
 }
 
-// pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
-// after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
+// pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it
+// forgets then. Once after each boot it may be: nobody can tell whether it started before the agent made the instances
+// of that boot, or after.
 func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 	plugin := slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
 	slices.Sort(h.plugin.uuids)
@@ -50,8 +51,8 @@ func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 	}
 }
 
-// takesOver looks whether a change begins on a node whose GPUs another controller offers, of which a pod or a resource may be
-// away for a moment.
+// takesOver looks whether a change begins on a node whose GPUs another controller offers, of which a pod or a resource
+// may be away for a moment.
 func (c *run) takesOver(h *host, a action.Action) {
 	spec, sets := a.(action.SetSpec)
 	taints := action.KeepsOff(a)
@@ -63,8 +64,9 @@ func (c *run) takesOver(h *host, a action.Action) {
 	}
 }
 
-// opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and nothing else has
-// changed than that NVIDIA's stand-alone plugin restarts. The taint goes where a program of NVIDIA's does not tolerate it.
+// opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and
+// nothing else has changed than that NVIDIA's stand-alone plugin restarts. The taint goes where a program of NVIDIA's
+// does not tolerate it.
 func (c *run) opens(h *host, a action.Action) {
 	keep, keeps := a.(action.KeepTaints)
 	isShared := func(t corev1.Taint) bool { return t.Key == shared.Key }
@@ -84,8 +86,8 @@ func (c *run) opens(h *host, a action.Action) {
 	}
 }
 
-// empties reports whether a node is to be drained of all pods before its reboot, by the policy on whose behalf something is done, or the
-// last one that governed it.
+// empties reports whether a node is to be drained of all pods before its reboot, by the policy on whose behalf
+// something is done, or the last one that governed it.
 func (c *run) empties(h *host, by string) bool {
 	drain := v1alpha1.Drain{}
 	if r := h.GPU.Spec.Release; r != nil && by == "" {
@@ -99,8 +101,8 @@ func (c *run) empties(h *host, by string) bool {
 	return drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
 }
 
-// rebootsEmpty looks whether a node that is to be drained of all pods before its reboot has one, as the controller sees it, when the
-// reboot is permitted.
+// rebootsEmpty looks whether a node that is to be drained of all pods before its reboot has one, as the controller sees
+// it, when the reboot is permitted.
 func (c *run) rebootsEmpty(h *host, a action.SetSpec) {
 	if p := a.Spec.Reboot; p == nil || h.GPU.Spec.Reboot != nil && *h.GPU.Spec.Reboot == *p || !c.empties(h, a.For().Name) {
 		return
@@ -112,8 +114,8 @@ func (c *run) rebootsEmpty(h *host, a action.SetSpec) {
 	}
 }
 
-// bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed. Others are evicted
-// before a reboot alone.
+// bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed.
+// Others are evicted before a reboot alone.
 func (c *run) bystander(h *host, a action.Evict) {
 	known := c.cache.gpus[h.Name]
 	if strings.HasPrefix(c.kinds[a.Pod], "cpu") && (!condition.IsTrue(known.Status.Conditions, v1alpha1.ConditionRebootRequired) || !c.empties(h, a.For().Name)) {
@@ -132,8 +134,8 @@ func (c *run) bystander(h *host, a action.Evict) {
 	c.breaks("harmless", "%s is evicted for policy %q, which does not select its GPU (%s)", a.Pod, a.Policy.Name, s.uuid)
 }
 
-// mayChange reports whether a GPU is the operator's to change: a policy selects it, by where it is in the machine, or it is not
-// as it came any more.
+// mayChange reports whether a GPU is the operator's to change: a policy selects it, by where it is in the machine, or
+// it is not as it came any more.
 func (c *run) mayChange(h *host, uuid string) bool {
 	for _, d := range h.devices() {
 		if d.UUID == uuid && !bornAs(d).equal(h.born[uuid]) {
@@ -159,8 +161,8 @@ func (c *run) mayChange(h *host, uuid string) bool {
 	return false
 }
 
-// restored reports whether a GPU that a policy had selected is as it came: a boot or a person changed it after its baseline was recorded,
-// so that its return to that is the first that the agent does with it.
+// restored reports whether a GPU that a policy had selected is as it came: a boot or a person changed it after its
+// baseline was recorded, so that its return to that is the first that the agent does with it.
 func (h *host) restored(uuid string) bool {
 	recorded := h.GPU.Spec.Baseline != nil && slices.ContainsFunc(h.GPU.Spec.Baseline.Devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
 	return recorded && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.UUID == uuid && bornAs(d).equal(h.born[uuid]) })
@@ -175,9 +177,9 @@ func (c *run) slotted(h *host) []gpu.Device {
 	return devices
 }
 
-// inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its first write
-// that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the baseline. From then on the
-// node counts in its budget, also while it goes back, and in no other.
+// inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its
+// first write that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the
+// baseline. From then on the node counts in its budget, also while it goes back, and in no other.
 func (c *run) inBudget(h *host, a action.Action) {
 	disturbs, takes := false, false
 	switch a := a.(type) {
@@ -216,7 +218,8 @@ func (c *run) inBudget(h *host, a action.Action) {
 // harmless looks whether pods still have what they use, and whether nobody but NVIDIA has harmed anything of NVIDIA's.
 func (c *run) harmless() {
 	for _, crash := range c.crashes {
-		// In a pod that is being deleted the kubelet has told it to end anyway, does not start it again, and shows it no key any more.
+		// In a pod that is being deleted the kubelet has told it to end anyway, does not start it again, and shows it
+		// no key any more.
 		if !c.meddled && crash.key != "theirs" && !crash.leaving {
 			c.breaks("harmless", "NVIDIA's config-manager ended on node %s, which selects config %q", crash.node, crash.key)
 		}
@@ -289,7 +292,8 @@ func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desir
 	return by, want, err
 }
 
-// asksOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of strategy MIG ask for none.
+// asksOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of strategy
+// MIG ask for none.
 func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 	switch s := p.Spec.Sharing; s.Strategy {
 	case v1alpha1.StrategyTimeSlicing:
@@ -301,7 +305,8 @@ func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 	return false
 }
 
-// errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number of shares, or time slice.
+// errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number
+// of shares, or time slice.
 var errShares = errors.New("the driver gives each GPU another number of shares")
 
 // shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
@@ -339,8 +344,8 @@ func (c *run) progressed(d rollout.Decision) {
 	}
 }
 
-// missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not any more. Until
-// it is replaced the policy keeps the node, also where another policy selects the GPUs that are left.
+// missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not
+// any more. Until it is replaced the policy keeps the node, also where another policy selects the GPUs that are left.
 func (h *host) missesGPU(s rollout.NodeState) bool {
 	if s.Reason != v1alpha1.ReasonGPUMissing {
 		return false
@@ -354,8 +359,8 @@ func (h *host) missesGPU(s rollout.NodeState) bool {
 	return false
 }
 
-// keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy does not select,
-// which a person has made there.
+// keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy
+// does not select, which a person has made there.
 func (c *run) keptFromReboot(h *host, s rollout.NodeState) bool {
 	const destroys = "because that destroys the MIG instances of GPU "
 	if s.Reason != v1alpha1.ReasonRebootRequired || !h.hardwareNoReset() || !strings.Contains(s.Message, destroys) {
@@ -366,8 +371,8 @@ func (c *run) keptFromReboot(h *host, s rollout.NodeState) bool {
 	})
 }
 
-// keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under drain mode
-// Never. That it does so by its looks is what impartial finds.
+// keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under
+// drain mode Never. That it does so by its looks is what impartial finds.
 func (c *run) keptByTenant(h *host, s rollout.NodeState) bool {
 	by, _, _ := c.desired(h)
 	return s.Reason == v1alpha1.ReasonGPUInUse && by.Spec.Rollout.Drain.Mode == v1alpha1.DrainModeNever &&
@@ -496,8 +501,8 @@ func (c *run) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1al
 	return ""
 }
 
-// blockedBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the node could be named in its
-// place.
+// blockedBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the
+// node could be named in its place.
 func (h *host) blockedBy(claim dra.Claim) bool {
 	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.Has(claim) })
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// rewriting is a way in which another controller changes what the operator has written. It says whether there was anything to do.
+// rewriting is a way in which another controller changes what the operator has written. It says whether there was
+// anything to do.
 func (c *run) rewriting(random *rand.Rand) (what string, again func() bool) {
 	name := c.some(random).Name
 	node := func(change func(h *host) bool) func() bool {
@@ -117,8 +118,8 @@ func (c *run) rewriteEvent(random *rand.Rand) {
 	c.tell("another controller rewrites %s: %v", what, again())
 }
 
-// mostOfAFight is how often the operator may write an object, evict a workload or restart a program in two hours in which
-// another controller sets back again and again what it writes: a change with its way back, and a few repetitions.
+// mostOfAFight is how often the operator may write an object, evict a workload or restart a program in two hours in
+// which another controller sets back again and again what it writes: a change with its way back, and a few repetitions.
 const mostOfAFight = 40
 
 // mostAtRest is the same for eight hours in which no fault happens: a change, its way back, and another attempt.

@@ -111,7 +111,8 @@ func (c *run) rest(horizon time.Duration, most int) (d rollout.Decision, rests b
 	return d, false
 }
 
-// askAgain is when the controller asks again for an eviction that was refused, as internal/controller/gpusharingpolicy does.
+// askAgain is when the controller asks again for an eviction that was refused, as internal/controller/gpusharingpolicy
+// does.
 const askAgain = 10 * time.Second
 
 // refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.
@@ -169,7 +170,8 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 	return step
 }
 
-// step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is decided.
+// step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is
+// decided.
 func (c *run) step(faithful bool) rollout.Decision {
 	for _, h := range c.all() {
 		if h.upgrade.goesOn() {
@@ -357,8 +359,8 @@ func (c *run) evicts(h *host, a action.Evict) {
 	}
 }
 
-// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at rest has a
-// cause.
+// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at
+// rest has a cause.
 func (c *run) faultsEnd() {
 	c.tell("the faults end")
 	c.fights = nil
@@ -420,7 +422,8 @@ func (c *run) repairs(h *host) {
 	c.held(h)
 }
 
-// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
+// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets
+// there.
 func (c *run) settles() {
 	c.tell("the users leave, and the policies are edited")
 	for _, h := range c.all() {

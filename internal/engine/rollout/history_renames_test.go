@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
-// renameEvent has a policy advertise replicas under another name. While the kubelet still lists the devices of the former one as capacity, the
-// plugin of a node advertises one device less than it must for a moment.
+// renameEvent has a policy advertise replicas under another name. While the kubelet still lists the devices of the
+// former one as capacity, the plugin of a node advertises one device less than it must for a moment.
 func (c *run) renameEvent(random *rand.Rand) {
 	h := c.some(random)
 	by, _, _ := c.desired(h)

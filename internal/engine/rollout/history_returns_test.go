@@ -25,7 +25,8 @@ import (
 
 // What goes and comes back again and again, without anybody who undoes what the operator writes.
 
-// nightsEvent stops a virtual machine each night, and starts it on another host: its Node stays, and all its GPUs are others.
+// nightsEvent stops a virtual machine each night, and starts it on another host: its Node stays, and all its GPUs are
+// others.
 func (c *run) nightsEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || h.upgrade.goesOn() || len(h.devices()) == 0 || c.nights {
@@ -103,8 +104,8 @@ func (c *run) poolsEvent(random *rand.Rand) {
 	})
 }
 
-// jobsEvent edits a policy, which drains no more, while short jobs follow one another on a node: the next one is bound as soon as the last has
-// ended, and the agent reports it 2 s later.
+// jobsEvent edits a policy, which drains no more, while short jobs follow one another on a node: the next one is bound
+// as soon as the last has ended, and the agent reports it 2 s later.
 func (c *run) jobsEvent(random *rand.Rand) {
 	h := c.some(random)
 	by, _, err := c.desired(h)

@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
-// tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's. It stays,
-// whatever ends others.
+// tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's. It
+// stays, whatever ends others.
 func (c *run) tenantEvent(random *rand.Rand) {
 	h := c.some(random)
 	c.serial++

@@ -39,7 +39,8 @@ func historyOf(seed uint64) history.History {
 // kinds are the names of all events.
 func kinds() []string { return slices.AppendSeq(kindsOf(onDriver), maps.Keys(lateHappenings())) }
 
-// kindsOf are those, late ones excepted, that a history of that seed may have, sorted: those of NVIDIA's DRA driver only where it serves nodes.
+// kindsOf are those, late ones excepted, that a history of that seed may have, sorted: those of NVIDIA's DRA driver
+// only where it serves nodes.
 func kindsOf(seed uint64) []string {
 	all := slices.Collect(maps.Keys(happenings()))
 	if seed >= onDriver {

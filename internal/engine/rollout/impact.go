@@ -23,8 +23,8 @@ import (
 //	pods → demands (request, node selector) → offers of the nodes → unmet, a line each with what to change
 
 // impact finds the workloads of which no node meets the request once every policy is in force, for each policy one line
-// for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on a
-// node concerns the policy of that node; one that waits concerns each policy whose nodes its node selector admits.
+// for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on
+// a node concerns the policy of that node; one that waits concerns each policy whose nodes its node selector admits.
 type impact struct {
 	offers  []*offer
 	labels  labelIndex
@@ -45,7 +45,8 @@ type unmet struct {
 	pods int
 }
 
-// unmetWorkloads lists of each policy, by its name, the workloads of which no node meets the request once all policies are in force.
+// unmetWorkloads lists of each policy, by its name, the workloads of which no node meets the request once all policies
+// are in force.
 func unmetWorkloads(w *cluster.Snapshot, groups map[string]*Group, all []*member, waiting []waitingDemand) map[string][]string {
 	i := impact{
 		offers: make([]*offer, len(all)), met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
@@ -98,7 +99,8 @@ func offerOf(m *member) offer {
 	return o
 }
 
-// singleResources returns the resources of which a container gets no more than one once the node matches its policy; nil: none.
+// singleResources returns the resources of which a container gets no more than one once the node matches its policy;
+// nil: none.
 func singleResources(v *node.View) map[string]bool {
 	if v.Desired == nil || v.ByDriver() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
 		return nil
@@ -145,8 +147,8 @@ func offerMeets(o *offer, p *cluster.Pod) bool {
 	return true
 }
 
-// selectorAdmits says whether a pod may go to a node with these labels. NVIDIA's labels change with the sharing, and are taken to
-// match.
+// selectorAdmits says whether a pod may go to a node with these labels. NVIDIA's labels change with the sharing, and
+// are taken to match.
 func selectorAdmits(p *cluster.Pod, have map[string]string) bool {
 	for name, value := range p.NodeSelector {
 		if !strings.HasPrefix(name, cluster.NvidiaDomain) && have[name] != value {

@@ -18,8 +18,9 @@ func startsUntainted(m *member) bool {
 		node.MustStayUntainted(m.View) && len(m.Blockers) == 0
 }
 
-// karpenterIgnoresStartup reports whether the startup taint that the operator would put on the node makes Karpenter start no other.
-// Karpenter takes a node with a taint that it does not know for one without room, and starts another, for which the same holds.
+// karpenterIgnoresStartup reports whether the startup taint that the operator would put on the node makes Karpenter
+// start no other. Karpenter takes a node with a taint that it does not know for one without room, and starts another,
+// for which the same holds.
 func karpenterIgnoresStartup(v *node.View) bool {
 	return !cluster.IsKarpenters(v.Node) || v.Snapshot.ReadinessTaint
 }
@@ -33,7 +34,8 @@ func karpenterWaits(m *member) bool {
 	return false
 }
 
-// poolsList reports whether a NodePool puts a startup taint on its new nodes, whatever the operator itself would put there.
+// poolsList reports whether a NodePool puts a startup taint on its new nodes, whatever the operator itself would put
+// there.
 func poolsList(w *cluster.Snapshot, key string) bool {
 	for _, pool := range w.NodePools {
 		if slices.Contains(pool.StartupTaints, key) {
@@ -43,7 +45,8 @@ func poolsList(w *cluster.Snapshot, key string) bool {
 	return false
 }
 
-// startupMissing reports the NodePools whose nodes start without the startup taint, of those that the policy has nodes of.
+// startupMissing reports the NodePools whose nodes start without the startup taint, of those that the policy has nodes
+// of.
 func startupMissing(g *Group, w *cluster.Snapshot) (messages []string) {
 	if !taintsNewNodes(g.By) || w.ReadinessTaint {
 		return nil

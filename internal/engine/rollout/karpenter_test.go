@@ -27,8 +27,8 @@ func (c *site) karpenters(name string, taints ...corev1.Taint) *host {
 	return h
 }
 
-// TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow: Karpenter v1.14.1 started 10 nodes in 60 seconds for one pod while each new
-// node was given a taint that its NodePool did not list.
+// TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow: Karpenter v1.14.1 started 10 nodes in 60 seconds for one pod
+// while each new node was given a taint that its NodePool did not list.
 func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
 	for name, mark := range map[string]func(*host){
 		"with its labels": func(h *host) { h.Labels[cluster.LabelNodePool] = "gpu" },
@@ -151,7 +151,8 @@ func TestAStartupTaintInAMachineSetIsNamed(t *testing.T) {
 	g.Expect(condition.Message).To(And(ContainSubstring("MachineSet of Machine openshift-machine-api/gpu-1"), ContainSubstring("gpusharing.io/startup:NoSchedule")))
 }
 
-// TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint: without the taint only a change begins that nothing blocks.
+// TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint: without the taint only a change begins that nothing
+// blocks.
 func TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint(t *testing.T) {
 	g := NewWithT(t)
 	c := joining(taintsNewNodes)
@@ -169,8 +170,9 @@ func TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint(t *testing.T) 
 	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintChanging)))
 }
 
-// TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint: NVIDIA's driver takes minutes to start on a new node, and a policy may say
-// that drains are to be short. Karpenter starts another node for one that is not initialized and has this taint, and so on.
+// TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint: NVIDIA's driver takes minutes to start on a new node, and a
+// policy may say that drains are to be short. Karpenter starts another node for one that is not initialized and has
+// this taint, and so on.
 func TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint(t *testing.T) {
 	for name, test := range map[string]struct {
 		drain  int32 // seconds; 0: the default
@@ -215,7 +217,8 @@ func TestNewKarpenterNodesThatWaitForTheBudgetGetNoTaint(t *testing.T) {
 	}
 }
 
-// TestAChangeWithoutTheTaintHasADeadline: also if nothing else happens on the node, and if the policy lets drains take long.
+// TestAChangeWithoutTheTaintHasADeadline: also if nothing else happens on the node, and if the policy lets drains take
+// long.
 func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 	for _, drain := range []int32{0, 3600} {
 		g := NewWithT(t)
@@ -246,7 +249,8 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 	}
 }
 
-// TestANewKarpenterNodeWaitsForNoWindow: a node that is not in service yet waits for none, whichever autoscaler made it.
+// TestANewKarpenterNodeWaitsForNoWindow: a node that is not in service yet waits for none, whichever autoscaler made
+// it.
 func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
 	for name, mark := range map[string]func(*host){
 		"of nobody":    func(*host) {},
@@ -267,7 +271,8 @@ func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
 	}
 }
 
-// TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff: without the flag the operator puts no such taint on a node, but Karpenter does.
+// TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff: without the flag the operator puts no such taint on a
+// node, but Karpenter does.
 func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
 	for _, key := range []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler, v1alpha1.TaintStartupReadiness} {
 		g := NewWithT(t)
@@ -280,7 +285,8 @@ func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
 	}
 }
 
-// TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet: the startup taint of the node is wanted, and nobody puts it back.
+// TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet: the startup taint of the node is wanted, and nobody puts it
+// back.
 func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
 	g := NewWithT(t)
 	taint := v1alpha1.Taint{Key: "example.com/shared-gpu", Effect: "NoSchedule"}
@@ -301,7 +307,8 @@ func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonChangedByOthers), c.condition("research").Message)
 }
 
-// TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode: before that Karpenter takes a node with such a taint for one without room.
+// TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode: before that Karpenter takes a node with such a taint
+// for one without room.
 func TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode(t *testing.T) {
 	g := NewWithT(t)
 	c := joining(func(p *v1alpha1.GPUSharingPolicy) {

@@ -29,8 +29,8 @@ func onPool(name string) func(*v1alpha1.GPUSharingPolicy) {
 	}
 }
 
-// TestADeletedConfigMapGetsBackWhatOnlyANodeNames: nothing renders the config of a node that was left as it is, nor that of a
-// last good state.
+// TestADeletedConfigMapGetsBackWhatOnlyANodeNames: nothing renders the config of a node that was left as it is, nor
+// that of a last good state.
 func TestADeletedConfigMapGetsBackWhatOnlyANodeNames(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -111,8 +111,9 @@ func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.
 	}
 }
 
-// TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor: its pod runs, or just starts and advertises nothing yet, and need not see the config
-// that the Node is to select. A plugin that is not on the node is not waited for any longer than that.
+// TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor: its pod runs, or just starts and advertises nothing yet, and need
+// not see the config that the Node is to select. A plugin that is not on the node is not waited for any longer than
+// that.
 func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 	for name, of := range map[string]struct{ standAlone, starts bool }{
 		"GPU Operator": {}, "GPU Operator, the plugin starts": {starts: true},
@@ -153,8 +154,8 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestPodsElsewhereAreNoNewsOfANode: a client of NVIDIA's MPS daemon that begins or ends on one node is reported once, on the policy, and not
-// on each of the nodes that wait for it.
+// TestPodsElsewhereAreNoNewsOfANode: a client of NVIDIA's MPS daemon that begins or ends on one node is reported once,
+// on the policy, and not on each of the nodes that wait for it.
 func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

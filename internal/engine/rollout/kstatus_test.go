@@ -32,7 +32,8 @@ func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingP
 	return result.Status
 }
 
-// TestKstatusOfEachState brings the only node of a policy into each state of the state table, and asks kstatus how the policy is doing.
+// TestKstatusOfEachState brings the only node of a policy into each state of the state table, and asks kstatus how the
+// policy is doing.
 func TestKstatusOfEachState(t *testing.T) {
 	for state, c := range map[node.State]struct {
 		situation func() *site
@@ -180,7 +181,8 @@ func elsewhere(c *site) *site {
 	return c
 }
 
-// TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided: its status may list 32 nodes, and the API server refuses more than ten now.
+// TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided: its status may list 32 nodes, and the API server refuses more
+// than ten now.
 func TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided(t *testing.T) {
 	g := NewWithT(t)
 	p := policyOf("research", timeSlicing(4))

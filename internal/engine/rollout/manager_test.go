@@ -23,9 +23,10 @@ import (
 
 const managerPaused = "paused-for-mig-change"
 
-// manager is NVIDIA's mig-manager on a host, as its sources have it (NVIDIA/mig-parted, pkg/mig/reconfigure): it notices
-// another value of its label and applies what the label says when it starts; it pauses NVIDIA's clients and waits until
-// they are gone; it clears a GPU before it makes instances, and all GPUs where the mode of one changes; it drains nobody.
+// manager is NVIDIA's mig-manager on a host, as its sources have it (NVIDIA/mig-parted, pkg/mig/reconfigure): it
+// notices another value of its label and applies what the label says when it starts; it pauses NVIDIA's clients and
+// waits until they are gone; it clears a GPU before it makes instances, and all GPUs where the mode of one changes; it
+// drains nobody.
 type manager struct {
 	acts     bool          // otherwise its pod does nothing
 	starts   time.Duration // how long its pod takes to start

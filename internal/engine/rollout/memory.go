@@ -21,8 +21,8 @@ import (
 )
 
 // Memory is what one pass leaves to the next, so that a node of which nothing has changed is not looked at again. It
-// changes what a decision costs and never what is decided: what it keeps follows from values that are compared first. The
-// zero value remembers nothing. It serves one pass at a time.
+// changes what a decision costs and never what is decided: what it keeps follows from values that are compared first.
+// The zero value remembers nothing. It serves one pass at a time.
 type Memory struct {
 	nodes map[string]*nodeEntry
 	queue podQueue // the pods that wait
@@ -70,8 +70,8 @@ type derived struct {
 	released bool
 }
 
-// basis names all that the view of a node depends on, besides the Node, how the device plugin is installed and the content of its keys. What is not in it
-// a view must not read: the time, above all.
+// basis names all that the view of a node depends on, besides the Node, how the device plugin is installed and the
+// content of its keys. What is not in it a view must not read: the time, above all.
 type basis struct {
 	cluster.OtherController        // of another controller that is not recorded on the Node
 	dra                     string // what of the cluster matters where NVIDIA's DRA driver serves the node
@@ -103,7 +103,8 @@ func (memory *Memory) begin(w *cluster.Snapshot, ranking policy.Ranking) {
 	}
 }
 
-// rank finds which policies select each node, and how many shares they ask of NVIDIA's DRA driver, of which all its nodes have the same.
+// rank finds which policies select each node, and how many shares they ask of NVIDIA's DRA driver, of which all its
+// nodes have the same.
 func (memory *Memory) rank(w *cluster.Snapshot, met []*nodeEntry, ranking policy.Ranking) {
 	w.DRA.Asked = dra.Asked{}
 	for _, r := range met {
@@ -170,7 +171,8 @@ type assignment struct {
 	tolerated tolerance
 }
 
-// group returns the group of a policy, which may be gone; that of the empty name has the nodes of which the policy is not known.
+// group returns the group of a policy, which may be gone; that of the empty name has the nodes of which the policy is
+// not known.
 func (in assignment) group(name string) *Group {
 	if in.groups[name] == nil {
 		in.groups[name] = &Group{}

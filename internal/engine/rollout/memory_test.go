@@ -79,8 +79,8 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate), "without a version nothing is remembered")
 }
 
-// TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a controller
-// that remembers nothing.
+// TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a
+// controller that remembers nothing.
 func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 	operands := func(name string) *clusterpolicy.Operands { return &clusterpolicy.Operands{Name: name} }
 	values := map[string][]any{ // of each field, one that it has not in any of the worlds
@@ -161,7 +161,8 @@ func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 	g.Expect(allocations()).To(BeNumerically("<", alone+20*100), "less than one for each policy and node")
 }
 
-// TestANodeThatIsStillCostsNothing: an unchanged pass over more nodes allocates no more often, whether a policy governs them or not.
+// TestANodeThatIsStillCostsNothing: an unchanged pass over more nodes allocates no more often, whether a policy governs
+// them or not.
 func TestANodeThatIsStillCostsNothing(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "governed by nobody": false} {
 		t.Run(name, func(t *testing.T) {
@@ -283,7 +284,8 @@ func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 	}
 }
 
-// TestAReleaseThatIsNotRecordedIsNotReportedAsObserved: users who set releasePolicy: Retain wait for observedGeneration, then delete the policy.
+// TestAReleaseThatIsNotRecordedIsNotReportedAsObserved: users who set releasePolicy: Retain wait for
+// observedGeneration, then delete the policy.
 func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

@@ -17,7 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
-// TestTheMemoryGuardReachesNodesWithoutDisruption: the spec of the GPUNodes alone changes, and what the node advertises stays.
+// TestTheMemoryGuardReachesNodesWithoutDisruption: the spec of the GPUNodes alone changes, and what the node advertises
+// stays.
 func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, timeSlicing(4))

@@ -40,8 +40,8 @@ func released(t *testing.T, c *site) {
 	NewWithT(t).Expect(d.Nodes).To(BeEmpty())
 }
 
-// TestNVIDIAsMPSDaemonSetIsKeptOff: while the operator's MPS daemons serve a node, NVIDIA's DaemonSet has no pod there, and
-// afterwards nothing overrides its label.
+// TestNVIDIAsMPSDaemonSetIsKeptOff: while the operator's MPS daemons serve a node, NVIDIA's DaemonSet has no pod there,
+// and afterwards nothing overrides its label.
 func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -71,8 +71,8 @@ func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	g.Expect(c.beside).To(BeEmpty())
 }
 
-// TestNVIDIAsMPSByHand: a node that NVIDIA's daemon serves, since the default configuration says so, is drained before that
-// ends, and served by it again when no policy governs the node any more.
+// TestNVIDIAsMPSByHand: a node that NVIDIA's daemon serves, since the default configuration says so, is drained before
+// that ends, and served by it again when no policy governs the node any more.
 func TestNVIDIAsMPSByHand(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
 		t.Run(name, func(t *testing.T) {
@@ -105,8 +105,8 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 	}
 }
 
-// TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought: its daemon was away when the node was found, and the configuration to which the node
-// returns asks for it.
+// TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought: its daemon was away when the node was found, and the configuration
+// to which the node returns asks for it.
 func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -131,8 +131,8 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	g.Expect(h.theirs).NotTo(BeNil())
 }
 
-// TestNVIDIAsMPSThatIsLetBackIsKeptOff: another client sets the label that starts NVIDIA's MPS DaemonSet, which reads the default
-// configuration whatever the node selects.
+// TestNVIDIAsMPSThatIsLetBackIsKeptOff: another client sets the label that starts NVIDIA's MPS DaemonSet, which reads
+// the default configuration whatever the node selects.
 func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -162,8 +162,8 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "true"), "as it was before the operator changed it")
 }
 
-// TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come back before the
-// policy goes. The node is ready without it.
+// TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come
+// back before the policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -189,8 +189,8 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
 }
 
-// TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells the pods that
-// the controller evicts and no others, whichever daemon serves the GPUs by MPS now.
+// TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells
+// the pods that the controller evicts and no others, whichever daemon serves the GPUs by MPS now.
 func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 	renamed := mps(4)
 	renamed.MPS.RenameByDefault = new(true)
@@ -259,8 +259,8 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 	g.Expect(c.beside).To(BeEmpty())
 }
 
-// TestWithoutNodeFeatures: without the kind NodeFeature nothing overrides a label that NFD keeps, so MPS is refused; a label
-// that nobody sets stays unset.
+// TestWithoutNodeFeatures: without the kind NodeFeature nothing overrides a label that NFD keeps, so MPS is refused; a
+// label that nobody sets stays unset.
 func TestWithoutNodeFeatures(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -279,7 +279,8 @@ func TestWithoutNodeFeatures(t *testing.T) {
 	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
 }
 
-// TestNFDDoesNotRun: where no NodeFeature but ours names the label and NFD does not act, the operator sets the label itself.
+// TestNFDDoesNotRun: where no NodeFeature but ours names the label and NFD does not act, the operator sets the label
+// itself.
 func TestNFDDoesNotRun(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -294,8 +295,8 @@ func TestNFDDoesNotRun(t *testing.T) {
 	g.Expect(h.features.ours).To(BeZero())
 }
 
-// standAlone is a cluster without the GPU Operator: no deploy label stops anything, and NVIDIA's MPS DaemonSet needs only
-// its own label.
+// standAlone is a cluster without the GPU Operator: no deploy label stops anything, and NVIDIA's MPS DaemonSet needs
+// only its own label.
 func standAlone() (*site, *host) {
 	c := newSite()
 	c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures = false, false
@@ -318,8 +319,8 @@ func TestAStandAlonePluginWithoutNFD(t *testing.T) {
 	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
 }
 
-// TestAStandAlonePluginLabelledByHand: the label that a user has set is set to false for as long as a policy governs the
-// node, and restored afterwards.
+// TestAStandAlonePluginLabelledByHand: the label that a user has set is set to false for as long as a policy governs
+// the node, and restored afterwards.
 func TestAStandAlonePluginLabelledByHand(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "time-slicing": timeSlicing(2)} {
 		t.Run(name, func(t *testing.T) {

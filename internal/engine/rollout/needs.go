@@ -22,14 +22,15 @@ func summaryOf(m *member) summary {
 	return b
 }
 
-// needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is
-// paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
+// needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One
+// that is paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
 func needsPlugin(m *member) bool {
 	return !m.ByDriver() && (m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil)
 }
 
-// pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a policy may govern the
-// next one. To change the ClusterPolicy restarts NVIDIA's programs on every node, and a pool of nodes may scale to zero often.
+// pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a
+// policy may govern the next one. To change the ClusterPolicy restarts NVIDIA's programs on every node, and a pool of
+// nodes may scale to zero often.
 func pluginStaysConfigured(w *cluster.Snapshot) bool {
 	return w.Plugin.ClusterPolicy && w.Plugin.Ready && slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused

@@ -45,9 +45,9 @@ func (c *site) keepMPSOff(h *host) {
 	}
 }
 
-// mergeFeatures is nfd-master: once per second it makes one label of all NodeFeatures of a node. Objects outside its own
-// namespace come in the order of their names, a later one overwrites an earlier one, and ours is the last. A label that
-// no object names any more it removes, if it set it.
+// mergeFeatures is nfd-master: once per second it makes one label of all NodeFeatures of a node. Objects outside its
+// own namespace come in the order of their names, a later one overwrites an earlier one, and ours is the last. A label
+// that no object names any more it removes, if it set it.
 func (c *site) mergeFeatures(h *host) {
 	if c.nfd.absent || !c.Plugin.NodeFeatures {
 		return
@@ -92,9 +92,9 @@ func sharesByMPS(data string) bool {
 	return config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
 }
 
-// mpsDaemonSet runs NVIDIA's MPS DaemonSet, which is always rendered, where its node selector matches. Its init container
-// unmounts the shared memory of our daemons. Its daemon reads the default configuration, whatever the node selects
-// (NVIDIA/k8s-device-plugin v0.18.2 to v0.20.0), and never again.
+// mpsDaemonSet runs NVIDIA's MPS DaemonSet, which is always rendered, where its node selector matches. Its init
+// container unmounts the shared memory of our daemons. Its daemon reads the default configuration, whatever the node
+// selects (NVIDIA/k8s-device-plugin v0.18.2 to v0.20.0), and never again.
 func (c *site) mpsDaemonSet(h *host) {
 	at := slices.IndexFunc(h.Pods, playedBy(mpsLabel))
 	wanted := h.Labels[mpsLabel] == "true" && (h.Labels[pluginLabel] == "true" || !c.Plugin.ClusterPolicy)

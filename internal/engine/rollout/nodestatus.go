@@ -22,8 +22,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// The controller reports on each node in the status of its GPUNode, beside what the agent reports there. To report each step of each
-// node would cost more writes than the change itself, so a report is due
+// The controller reports on each node in the status of its GPUNode, beside what the agent reports there. To report each
+// step of each node would cost more writes than the change itself, so a report is due
 //
 //	at the end     the node is ready, has failed or is unsupported
 //	while it waits for pods, the budget, a window, an agent: once, and again when the reason or the blockers change
@@ -86,8 +86,8 @@ func reportUnseen(m *member, have v1alpha1.GPUNodeStatus) bool {
 	return have.ObservedGeneration == 0 && nodeReadyCondition(m).Reason == v1alpha1.ReasonAwaitingReport
 }
 
-// lasting returns the part of the status that outlasts a report: the last good state, and the desired state that failed as long as it
-// counts.
+// lasting returns the part of the status that outlasts a report: the last good state, and the desired state that failed
+// as long as it counts.
 func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 	last := m.Node.GPU.Status.Rollout
 	if m.Node.GPU.Spec.Baseline == nil {
@@ -99,8 +99,8 @@ func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 	return last.LastGood, last.Failed
 }
 
-// goesOn reports whether the node is at work and was reported well enough: it makes its next step now, or its last step was a moment ago.
-// A node that is kept from its users is not reported as ready meanwhile.
+// goesOn reports whether the node is at work and was reported well enough: it makes its next step now, or its last step
+// was a moment ago. A node that is kept from its users is not reported as ready meanwhile.
 func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if _, reported := condition.Find(have.Conditions, v1alpha1.ConditionReady); !reported {
 		return false // kstatus takes a GPUNode without conditions for one that is done
@@ -129,8 +129,8 @@ func leadsOn(a action.Action) bool {
 	return !evicts
 }
 
-// nodeStatus is what the controller reports about the node after it has reported have. The record is the last good state, and the
-// desired state that failed.
+// nodeStatus is what the controller reports about the node after it has reported have. The record is the last good
+// state, and the desired state that failed.
 func nodeStatus(m *member, have v1alpha1.GPUNodeStatus, record v1alpha1.RolloutStatus) v1alpha1.GPUNodeStatus {
 	const most = 32 // of the schema
 	ready, now := nodeReadyCondition(m), m.Snapshot.Now

@@ -48,8 +48,8 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g.Expect(h.kstatus(t)).To(Equal(status.CurrentStatus))
 }
 
-// TestANodeThatBreaksOnceItWasVerified is degraded, is waited for however long it takes, and is what a later change that fails goes back
-// to, though it did not work when that came.
+// TestANodeThatBreaksOnceItWasVerified is degraded, is waited for however long it takes, and is what a later change
+// that fails goes back to, though it did not work when that came.
 func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()

@@ -126,8 +126,8 @@ func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
 	}
 }
 
-// TestADesiredStateThatFailedBeforeTakesNoSlotOnTop: the record that it did stays while others are asked for, and another node may
-// have begun with one of those.
+// TestADesiredStateThatFailedBeforeTakesNoSlotOnTop: the record that it did stays while others are asked for, and
+// another node may have begun with one of those.
 func TestADesiredStateThatFailedBeforeTakesNoSlotOnTop(t *testing.T) {
 	g := NewWithT(t)
 	c, a := toMIG()

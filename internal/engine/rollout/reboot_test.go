@@ -233,8 +233,8 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 	}
 }
 
-// TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot: the agent can do no more before the reboot, which the pause holds back. So the
-// node takes pods again meanwhile, and NVIDIA's clients run; afterwards the change goes on.
+// TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot: the agent can do no more before the reboot, which the pause holds
+// back. So the node takes pods again meanwhile, and NVIDIA's clients run; afterwards the change goes on.
 func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -280,8 +280,8 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 }
 
-// TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack: the policy that governs it now holds its change back, and the agent can do
-// no more for the one before.
+// TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack: the policy that governs it now holds its change back, and the
+// agent can do no more for the one before.
 func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -301,8 +301,9 @@ func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
 }
 
-// TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So the node takes
-// pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what helps.
+// TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So
+// the node takes pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what
+// helps.
 func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 	never := func(c *site, _ *host) {
 		c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever

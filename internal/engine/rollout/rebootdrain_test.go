@@ -155,8 +155,8 @@ func TestPodsThatBlockARebootAreListed(t *testing.T) {
 	}
 }
 
-// TestARebootWaitsForOtherPodsThatMustNotBeEvicted until the time for draining is over, and as long as they are there. Then the node
-// takes pods again.
+// TestARebootWaitsForOtherPodsThatMustNotBeEvicted until the time for draining is over, and as long as they are there.
+// Then the node takes pods again.
 func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 	for mode, reason := range map[v1alpha1.DrainMode]string{
 		v1alpha1.DrainModeNever: v1alpha1.ReasonGPUInUse, v1alpha1.DrainModeWaitForIdle: v1alpha1.ReasonDrainTimedOut,
@@ -187,7 +187,8 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 	}
 }
 
-// TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow: what a window that closes leaves undone, the next one has its whole time for.
+// TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow: what a window that closes leaves undone, the next one has
+// its whole time for.
 func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -310,7 +311,8 @@ func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
 	}
 }
 
-// TestANewNodeOfKarpenterIsNotEmptied: the taint that this needs would make Karpenter start another one, for which the same holds.
+// TestANewNodeOfKarpenterIsNotEmptied: the taint that this needs would make Karpenter start another one, for which the
+// same holds.
 func TestANewNodeOfKarpenterIsNotEmptied(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

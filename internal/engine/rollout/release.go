@@ -25,8 +25,8 @@ func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Gr
 	})
 }
 
-// keepAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does not take their containers
-// for users.
+// keepAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does
+// not take their containers for users.
 func keepAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
 	governed := m.Policy != nil || spec.Baseline != nil

@@ -56,8 +56,8 @@ func TestRetainIsObservedOnceEveryNodeHasIt(t *testing.T) {
 	}
 }
 
-// TestANodeThatCannotBeRestoredReportsWhy: without NVIDIA's device plugin nothing can be restored, and without a policy there is
-// no status that could report that.
+// TestANodeThatCannotBeRestoredReportsWhy: without NVIDIA's device plugin nothing can be restored, and without a policy
+// there is no status that could report that.
 func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
@@ -77,7 +77,8 @@ func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
 	g.Expect(h.waits()).To(BeEmpty())
 }
 
-// TestANodeUnderMaintenanceReportsWhyItIsNotRestored: NVIDIA's upgrade of the driver may wait for ever for another node.
+// TestANodeUnderMaintenanceReportsWhyItIsNotRestored: NVIDIA's upgrade of the driver may wait for ever for another
+// node.
 func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 	const state = "nvidia.com/gpu-driver-upgrade-state"
 	for name, begins := range map[string]int{"before anything is restored": 0, "when the agent was asked": 1, "when all but the record is restored": 2} {

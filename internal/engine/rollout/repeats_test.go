@@ -24,8 +24,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestNoFightGoesOnWithoutEnd: what another controller undoes again and again is written a few times in an hour. The status names
-// the write and how to find the other controller. A change of the policies is carried out at once all the same.
+// TestNoFightGoesOnWithoutEnd: what another controller undoes again and again is written a few times in an hour. The
+// status names the write and how to find the other controller. A change of the policies is carried out at once all the
+// same.
 func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -65,8 +66,8 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	g.Expect(c.writes["action.WriteConfigs"]).To(Equal(writes + 1))
 }
 
-// TestAFightIsReportedOnce: the operator writes the time with the selected configuration. What it reports about a write that has to wait
-// does not change with it.
+// TestAFightIsReportedOnce: the operator writes the time with the selected configuration. What it reports about a write
+// that has to wait does not change with it.
 func TestAFightIsReportedOnce(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -87,7 +88,8 @@ func TestAFightIsReportedOnce(t *testing.T) {
 	g.Expect(c.writes["action.Report"]).To(BeNumerically("<", 10))
 }
 
-// TestAFightLeavesNoNodeTainted: what keeps pods off a node has to wait sooner than what lets them return, which has its limit too.
+// TestAFightLeavesNoNodeTainted: what keeps pods off a node has to wait sooner than what lets them return, which has
+// its limit too.
 func TestAFightLeavesNoNodeTainted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
@@ -113,7 +115,8 @@ func TestAFightLeavesNoNodeTainted(t *testing.T) {
 	}
 }
 
-// TestAFightIsReportedWithTheTimeAtWhichItGoesOn, and not with an earlier one at which something else is due on the node.
+// TestAFightIsReportedWithTheTimeAtWhichItGoesOn, and not with an earlier one at which something else is due on the
+// node.
 func TestAFightIsReportedWithTheTimeAtWhichItGoesOn(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
@@ -143,7 +146,8 @@ func TestAFightIsReportedWithTheTimeAtWhichItGoesOn(t *testing.T) {
 	g.Expect(until.Sub(now)).To(BeNumerically(">", 50*time.Minute), d.Nodes[0].Message)
 }
 
-// TestOurOwnWritesAreNoFight: what the operator itself has undone it writes again as often as it takes, and withholds nothing from a node.
+// TestOurOwnWritesAreNoFight: what the operator itself has undone it writes again as often as it takes, and withholds
+// nothing from a node.
 func TestOurOwnWritesAreNoFight(t *testing.T) {
 	t.Run("pools scale to zero and back, so that the config of one goes with that of another", func(t *testing.T) {
 		g := NewWithT(t)
@@ -267,7 +271,8 @@ func (c *site) job(h *host, n int, lasts time.Duration) {
 	c.end(h, name)
 }
 
-// TestADeletionThatIsRefusedHoldsUpNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must be restarted.
+// TestADeletionThatIsRefusedHoldsUpNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must
+// be restarted.
 func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	g := NewWithT(t)
 	now := time.Unix(0, 0)

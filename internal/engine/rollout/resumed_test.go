@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances: it has not seen the instance that the agent made again, and would
-// offer one that is gone.
+// TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances: it has not seen the instance that the agent made
+// again, and would offer one that is gone.
 func TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances(t *testing.T) {
 	for name, resumed := range map[string]func(*v1alpha1.GPUSharingPolicy){
 		"the change is withdrawn": func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("3g", 2)) },

@@ -56,8 +56,8 @@ func TestANodeThatFailsAgainIsTriedOnce(t *testing.T) {
 	g.Expect(c.writes).To(BeEmpty())
 }
 
-// TestAnotherAttemptHasItsOwnTimeToAdvertise: a rollout that was paused before it rolled a failed change back still selects the config,
-// for longer than a node may take to advertise it.
+// TestAnotherAttemptHasItsOwnTimeToAdvertise: a rollout that was paused before it rolled a failed change back still
+// selects the config, for longer than a node may take to advertise it.
 func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()

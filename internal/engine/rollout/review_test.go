@@ -14,7 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestMIGManagerIsNotWaitedForBecauseAClockWasAhead: another controller, whose clock was a day ahead, wrote since when mig-manager was asked.
+// TestMIGManagerIsNotWaitedForBecauseAClockWasAhead: another controller, whose clock was a day ahead, wrote since when
+// mig-manager was asked.
 func TestMIGManagerIsNotWaitedForBecauseAClockWasAhead(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -28,7 +29,8 @@ func TestMIGManagerIsNotWaitedForBecauseAClockWasAhead(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 }
 
-// TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes: where mig-manager partitions another node the ClusterPolicy is not restored.
+// TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes: where mig-manager partitions another node the ClusterPolicy is
+// not restored.
 func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rollout decides: from everything that is observed in the cluster, what to change next and what to report. It is pure; it
-// knows neither a client nor a clock.
+// Package rollout decides: from everything that is observed in the cluster, what to change next and what to report. It
+// is pure; it knows neither a client nor a clock.
 //
 //	Snapshot ─→ toleranceOf ─→ for each node: node.Observe, node.Decide, node.AddFindings, keepTaints ─→ group
 //	─→ unmetWorkloads, paceGroup, computeStatus, writeConfigs ─→ Decision
@@ -30,30 +30,31 @@ type Decision struct {
 	// Policies is the status of each policy by name, complete and ready to be applied: conditions that did not change
 	// keep their last transition time.
 	Policies map[string]v1alpha1.GPUSharingPolicyStatus
-	// Unmet tells of each policy the workloads of which no node meets the request once all policies are in force, a line each.
+	// Unmet tells of each policy the workloads of which no node meets the request once all policies are in force, a
+	// line each.
 	Unmet map[string][]string
 	// Nodes are the states of all nodes that a policy governs or governed, by name.
 	Nodes []NodeState
-	// ConfigurePlugin says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
-	// is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs no node is enough. False: the
-	// ClusterPolicy may be restored.
+	// ConfigurePlugin says that the device plugin has to read our ConfigMap: a policy governs some node and is not
+	// paused, or a node is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs
+	// no node is enough. False: the ClusterPolicy may be restored.
 	ConfigurePlugin bool
 	// Held is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty if it may.
 	Held string
-	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the default
-	// config must offer its instances as mig.strategy of the ClusterPolicy said.
+	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the
+	// default config must offer its instances as mig.strategy of the ClusterPolicy said.
 	KeepStrategy bool
 	// Tolerations are those that the operator must have in the ClusterPolicy: exactly these and no others.
 	Tolerations []corev1.Toleration
-	// ConfigureMIGManager says that NVIDIA's mig-manager has to read our ConfigMap: it partitions the GPUs of some node, or is to go back
-	// to what it did there before.
+	// ConfigureMIGManager says that NVIDIA's mig-manager has to read our ConfigMap: it partitions the GPUs of some
+	// node, or is to go back to what it did there before.
 	ConfigureMIGManager bool
 	// After is when to decide again though nothing changes, because a deadline or the time of a sync passes; 0: never.
 	After time.Duration
 }
 
-// Decide is one safe pass towards what the policies ask. The same snapshot gives the same decision, and the snapshot that
-// results from carrying it out gives the next one, so a pass may be cut short anywhere.
+// Decide is one safe pass towards what the policies ask. The same snapshot gives the same decision, and the snapshot
+// that results from carrying it out gives the next one, so a pass may be cut short anywhere.
 func Decide(w cluster.Snapshot) Decision { return new(Memory).Decide(w) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last pass.
@@ -88,8 +89,8 @@ func (memory *Memory) Decide(w cluster.Snapshot) Decision {
 	return d
 }
 
-// groupsOf returns the group of each policy by name, as yet without nodes, and that of the nodes of which the policy is not known. It
-// suspends the policies with windows that are invalid.
+// groupsOf returns the group of each policy by name, as yet without nodes, and that of the nodes of which the policy is
+// not known. It suspends the policies with windows that are invalid.
 func groupsOf(w *cluster.Snapshot) map[string]*Group {
 	policies, calendars, invalid := timing.Suspend(w.Policies)
 	w.Policies = policies

@@ -148,8 +148,8 @@ func TestUndoRestoresWhatWasFound(t *testing.T) {
 	}
 }
 
-// TestAPoolThatScalesToZeroRestartsNoPlugin: each change of the ClusterPolicy restarts NVIDIA's programs on all nodes, also on
-// those of other pools. So it names the operator's ConfigMap as long as a policy exists.
+// TestAPoolThatScalesToZeroRestartsNoPlugin: each change of the ClusterPolicy restarts NVIDIA's programs on all nodes,
+// also on those of other pools. So it names the operator's ConfigMap as long as a policy exists.
 func TestAPoolThatScalesToZeroRestartsNoPlugin(t *testing.T) {
 	g := NewWithT(t)
 	cl := newSite()

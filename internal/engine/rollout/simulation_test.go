@@ -86,8 +86,8 @@ type simulation struct {
 	exceeded string // how the budget was, if it was
 }
 
-// cached is what the controller knows: of each object what it was at some time, no earlier than when the controller last
-// wrote it. What others write, it may learn at any time later, of one object before another.
+// cached is what the controller knows: of each object what it was at some time, no earlier than when the controller
+// last wrote it. What others write, it may learn at any time later, of one object before another.
 type cached struct {
 	nodes    map[string]cluster.Node // labels, annotations, taints and what is advertised
 	gpus     map[string]v1alpha1.GPUNode

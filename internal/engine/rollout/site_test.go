@@ -40,8 +40,8 @@ const (
 	optOutLabel  = "nvidia.com/gpu.deploy.operands"
 )
 
-// site is a cluster in miniature: an API server that refuses what the real one refuses, agents over simulated
-// hardware, and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
+// site is a cluster in miniature: an API server that refuses what the real one refuses, agents over simulated hardware,
+// and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
 type site struct {
 	cluster.Snapshot
 	hosts   map[string]*host
@@ -417,8 +417,9 @@ func (c *site) settle(h *host) {
 	c.discoverFeatures(h)
 }
 
-// daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than those
-// of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
+// daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than
+// those of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes
+// for one.
 func (c *site) daemonSets(h *host) {
 	for _, label := range append([]string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager}, monitorLabels()...) {
 		at := slices.IndexFunc(h.Pods, playedBy(label))
@@ -528,7 +529,8 @@ func parse(data string) nvidia.Config {
 	return config
 }
 
-// project shows the ConfigMap to the pods of which a sync was triggered a while ago, and to all of them once the kubelet comes round to it.
+// project shows the ConfigMap to the pods of which a sync was triggered a while ago, and to all of them once the
+// kubelet comes round to it.
 func (c *site) project(h *host) {
 	if h.plugin.behind = len(h.readers()) > 0 && !maps.Equal(h.plugin.seen, c.Configs); !h.plugin.behind {
 		h.plugin.projected = c.Now
@@ -617,8 +619,8 @@ func (h *host) Stop(_ context.Context, resource string) error {
 	return nil
 }
 
-// advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another key
-// is selected, and never else.
+// advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another
+// key is selected, and never else.
 func (c *site) advertise(h *host) {
 	c.forgetGone(h)
 	pod := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool {
@@ -658,8 +660,8 @@ func (c *site) advertise(h *host) {
 	h.plugin.uuids = h.instances()
 }
 
-// keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod of
-// https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
+// keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod
+// of https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
 const keepsCapacity = 5 * time.Minute
 
 // offer is NVIDIA's device plugin that registers what it makes of a configuration: its former resources are gone.
@@ -674,7 +676,8 @@ func (c *site) offer(h *host, data string) {
 	c.version[h.Name]++
 }
 
-// offerNothing leaves each resource with 0, because the kubelet never forgets one, and with its devices as capacity for a while.
+// offerNothing leaves each resource with 0, because the kubelet never forgets one, and with its devices as capacity for
+// a while.
 func (c *site) offerNothing(h *host) {
 	for name, n := range h.Allocatable {
 		if _, gone := h.plugin.gone[name]; !gone {

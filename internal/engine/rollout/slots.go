@@ -13,8 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// slotTimeout is how long after its last step a change keeps its slot in the budget. No step takes longer: a node reboots
-// within RebootTimeout, NVIDIA's mig-manager ends within ManagerTimeout.
+// slotTimeout is how long after its last step a change keeps its slot in the budget. No step takes longer: a node
+// reboots within RebootTimeout, NVIDIA's mig-manager ends within ManagerTimeout.
 const slotTimeout = 30 * time.Minute
 
 // slotOf is the slot that the node holds. It follows from the state of the node and from what the controller itself has
@@ -30,9 +30,9 @@ func slotOf(m *member) Slot {
 	return Slot{Until: until, Expired: true}
 }
 
-// hasBegun reports whether a change has begun on the node and is not over. A node that failed or that
-// cannot honour its policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A
-// degraded one counts as long as the former.
+// hasBegun reports whether a change has begun on the node and is not over. A node that failed or that cannot honour its
+// policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A degraded one
+// counts as long as the former.
 func hasBegun(m *member) bool {
 	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing}
 	if m.State == node.Failed {
@@ -72,8 +72,8 @@ func slotDeadline(v *node.View) time.Time {
 	return until
 }
 
-// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's clients run again. Where the agent was
-// lost in the middle the controller records that, so that the change begins anew once the agent is back.
+// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's clients run again. Where the
+// agent was lost in the middle the controller records that, so that the change begins anew once the agent is back.
 func reclaimSlot(m *member) {
 	if !acts(m) {
 		untilSlotExpires(m)

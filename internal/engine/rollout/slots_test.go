@@ -136,7 +136,8 @@ func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 	}
 }
 
-// TestADeadMachineKeepsNoEditWaiting: the configuration that it never proved is not the first one of a later edit either.
+// TestADeadMachineKeepsNoEditWaiting: the configuration that it never proved is not the first one of a later edit
+// either.
 func TestADeadMachineKeepsNoEditWaiting(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(10, timeSlicing(4), failures(10), unavailable("100%"))
@@ -212,7 +213,8 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	g.Expect(c.hosts["n1"].Labels[v1alpha1.LabelConfig]).NotTo(Equal(good))
 }
 
-// TestATaintEndsWhenTheAgentDies: nothing was asked of the agent yet, so the node is given back after the time for draining.
+// TestATaintEndsWhenTheAgentDies: nothing was asked of the agent yet, so the node is given back after the time for
+// draining.
 func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
@@ -226,8 +228,8 @@ func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
-// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one pass, in which the write that gives the node back may come last,
-// or fail.
+// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one pass, in which the write that gives the node back
+// may come last, or fail.
 func TestASlotIsFreeOnceItsNodeIsGivenBack(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, mig(count("3g", 2)))
@@ -285,8 +287,8 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
-// TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline: the agent does not end the change of the policy before, and the one that
-// governs the node now holds its change back.
+// TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline: the agent does not end the change of the policy before,
+// and the one that governs the node now holds its change back.
 func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
@@ -306,8 +308,9 @@ func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
 	g.Expect(c.changing()).To(BeEmpty())
 }
 
-// TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy: it is released by a policy that was deleted, and comes to another one, of which a node is
-// changing already, in each moment of the release. It counts as the former policy's until it has no taint.
+// TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy: it is released by a policy that was deleted, and comes to another
+// one, of which a node is changing already, in each moment of the release. It counts as the former policy's until it
+// has no taint.
 func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 	for begun := range 8 {
 		for released := range 8 {
@@ -336,8 +339,8 @@ func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 	}
 }
 
-// TestADrainThatEndedUnseenIsRecordedAsFailed: no controller ran while the time for draining and the slot ended. Without the record the
-// node would take the next slot again, and no other node had its turn.
+// TestADrainThatEndedUnseenIsRecordedAsFailed: no controller ran while the time for draining and the slot ended.
+// Without the record the node would take the next slot again, and no other node had its turn.
 func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, mig(count("3g", 2)), failures(3))

@@ -13,8 +13,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// Undecided returns the status of each policy, by name, while the controller cannot decide: what was reported last, but Ready is
-// Unknown, because nothing tells whether it still is so. The message says what the controller waits for and what to look at.
+// Undecided returns the status of each policy, by name, while the controller cannot decide: what was reported last, but
+// Ready is Unknown, because nothing tells whether it still is so. The message says what the controller waits for and
+// what to look at.
 func Undecided(policies []v1alpha1.GPUSharingPolicy, message string, now time.Time) map[string]v1alpha1.GPUSharingPolicyStatus {
 	const length = 1024
 	all := make(map[string]v1alpha1.GPUSharingPolicyStatus, len(policies))

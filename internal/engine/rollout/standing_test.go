@@ -18,7 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestOfFortyNodesTheWorstTenAreListed: a failed one, two unsupported ones, two blocked ones, and the first of those that wait.
+// TestOfFortyNodesTheWorstTenAreListed: a failed one, two unsupported ones, two blocked ones, and the first of those
+// that wait.
 func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -61,7 +62,8 @@ func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 	sane(g, s, c.Policies[0].Generation)
 }
 
-// TestUpdatedNodesAreNotAllReady: a node whose device plugin has lost a replica has the configuration, and is not ready.
+// TestUpdatedNodesAreNotAllReady: a node whose device plugin has lost a replica has the configuration, and is not
+// ready.
 func TestUpdatedNodesAreNotAllReady(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()

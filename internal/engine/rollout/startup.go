@@ -28,8 +28,9 @@ func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) bool {
 	return p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady
 }
 
-// startupTaints are the startup taints that nodes may get, so that NVIDIA's programs have to tolerate them. They do not depend on
-// the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on all others.
+// startupTaints are the startup taints that nodes may get, so that NVIDIA's programs have to tolerate them. They do not
+// depend on the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on
+// all others.
 func startupTaints(w *cluster.Snapshot) []corev1.Taint {
 	keys := []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler}
 	if w.ReadinessTaint || poolsList(w, v1alpha1.TaintStartupReadiness) {
@@ -42,8 +43,8 @@ func startupTaints(w *cluster.Snapshot) []corev1.Taint {
 	return taints
 }
 
-// startupTaint is the startup taint for the node, with the key that ignores by itself which autoscaler may have made it. Another
-// taint would make Cluster Autoscaler add nodes until one is Ready for a minute, and Karpenter without end.
+// startupTaint is the startup taint for the node, with the key that ignores by itself which autoscaler may have made
+// it. Another taint would make Cluster Autoscaler add nodes until one is Ready for a minute, and Karpenter without end.
 func startupTaint(v *node.View) corev1.Taint {
 	key := v1alpha1.TaintStartup
 	if has := startupTaintOn(v); has != nil {
@@ -66,9 +67,9 @@ func startupTaintOn(v *node.View) *corev1.Taint {
 }
 
 // wantStartup says whether the node is to have the startup taint. Who put it there does not matter: kubelet and
-// autoscalers register nodes with it, and rely on us to take it off. A node that no policy governs loses it once its agent
-// has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn out to
-// govern it.
+// autoscalers register nodes with it, and rely on us to take it off. A node that no policy governs loses it once its
+// agent has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn
+// out to govern it.
 func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) bool {
 	_, silent := node.AgentNotReporting(m.View)
 	has := startupTaintOn(m.View) != nil
@@ -87,15 +88,15 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 	return awaited != nil && isNewNode(m, awaited) && karpenterWaits(m) && toleratesStartup(m, t)
 }
 
-// isNewNode says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too late
-// for a node that has run pods.
+// isNewNode says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too
+// late for a node that has run pods.
 func isNewNode(m *member, p *v1alpha1.GPUSharingPolicy) bool {
 	return taintsNewNodes(p) && !p.Spec.Rollout.Paused &&
 		m.Node.Created.After(p.CreationTimestamp.Time) && m.Node.GPU.Status.Rollout.LastGood == nil && node.AdvertisesNoGPU(m.View)
 }
 
-// toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin it
-// would never be ready.
+// toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin
+// it would never be ready.
 func toleratesStartup(m *member, t tolerance) bool {
 	if m.NoPlugin() {
 		return false

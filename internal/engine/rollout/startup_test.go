@@ -31,8 +31,8 @@ func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) {
 	p.Spec.Rollout.StartupTaint = v1alpha1.StartupTaintUntilReady
 }
 
-// joining is a cluster of one node that is ready under a policy, in which NVIDIA's programs tolerate the startup taint if
-// the policy is one that needs it.
+// joining is a cluster of one node that is ready under a policy, in which NVIDIA's programs tolerate the startup taint
+// if the policy is one that needs it.
 func joining(with ...func(*v1alpha1.GPUSharingPolicy)) *site {
 	c := newSite()
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}

@@ -33,7 +33,8 @@ func observedGeneration(g *Group) int64 {
 	return cmp.Or(g.By.Status.ObservedGeneration, last.ObservedGeneration)
 }
 
-// ownConditions are the conditions of a policy without those that the controllers of autoscaling and of the memory guard report.
+// ownConditions are the conditions of a policy without those that the controllers of autoscaling and of the memory
+// guard report.
 func ownConditions(conditions []metav1.Condition) []metav1.Condition {
 	return condition.Remove(condition.Remove(conditions, v1alpha1.ConditionAutoscalingConfigured), v1alpha1.ConditionMemoryPressure)
 }
@@ -104,8 +105,8 @@ func worstFirst(members []*member) {
 	})
 }
 
-// pendingNodes lists the nodes that are not ready or on which something is left undone, each with its reason, the worst first, and then
-// those that another policy governs: as many as there is room for.
+// pendingNodes lists the nodes that are not ready or on which something is left undone, each with its reason, the worst
+// first, and then those that another policy governs: as many as there is room for.
 func pendingNodes(g *Group) []v1alpha1.PendingNode {
 	const most, length = v1alpha1.MostPending, 2048 // of the schema
 	var listed []*member
@@ -240,8 +241,8 @@ func waitingSentences(waiting []*member) string {
 	return format.Cut(strings.Join(parts, "; "), length)
 }
 
-// stalledCondition is true if only a changed policy, node or cluster helps: every node that is not ready is unsupported, failed and rolled back, or
-// held back by a rollout that is halted.
+// stalledCondition is true if only a changed policy, node or cluster helps: every node that is not ready is
+// unsupported, failed and rolled back, or held back by a rollout that is halted.
 func stalledCondition(g *Group, accepted, ready metav1.Condition) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,

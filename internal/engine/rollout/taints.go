@@ -179,8 +179,8 @@ func taintsLacking(g *Group, t tolerance, taints []corev1.Taint) []taintStatus {
 }
 
 // Retaint is what the taints of a node and the record of ours become when these are to be ours. A taint that is there
-// without being recorded is another controller's and stays as it is, but for the startup taint: no matter what put it there, it is
-// taken off when it is not wanted any more.
+// without being recorded is another controller's and stays as it is, but for the startup taint: no matter what put it
+// there, it is taken off when it is not wanted any more.
 func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []corev1.Taint, newRecord string) {
 	var ours []string
 	wanted := slices.Clone(want)
@@ -211,7 +211,8 @@ func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []
 	return taints, strings.Join(ours, ",")
 }
 
-// takesPlaceOf reports whether a taint takes the place of one that is wanted. A startup taint may have any key and effect.
+// takesPlaceOf reports whether a taint takes the place of one that is wanted. A startup taint may have any key and
+// effect.
 func takesPlaceOf(have, want corev1.Taint) bool {
 	return have.MatchTaint(&want) || isStartupTaint(have) && isStartupTaint(want)
 }

@@ -131,8 +131,8 @@ func TestOfTwoPoliciesTheGoverningOnesTaintsAreKept(t *testing.T) {
 	g.Expect(c.Plugin.Operands.Ours).To(BeEmpty())
 }
 
-// TestTolerationsComeBeforeTaintsAndGoAfterThem watches the order: at no time has a node a taint under which NVIDIA's pods
-// could not come back.
+// TestTolerationsComeBeforeTaintsAndGoAfterThem watches the order: at no time has a node a taint under which NVIDIA's
+// pods could not come back.
 func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
@@ -159,8 +159,9 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	g.Expect(rollout.Decide(c.world()).Nodes).To(BeEmpty())
 }
 
-// TestATolerationStaysWhileATaintNeedsIt: another controller has removed the record of the operator's taints, so the taint is not
-// the operator's to take off. Without its toleration NVIDIA's device plugin could not come back to the node.
+// TestATolerationStaysWhileATaintNeedsIt: another controller has removed the record of the operator's taints, so the
+// taint is not the operator's to take off. Without its toleration NVIDIA's device plugin could not come back to the
+// node.
 func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
@@ -189,8 +190,8 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}), "it goes with the taint")
 }
 
-// TestTolerationsAreNotAddedWhereThatHurts: what would restart the driver, or fail what runs, is left to the user, who is
-// told what to add.
+// TestTolerationsAreNotAddedWhereThatHurts: what would restart the driver, or fail what runs, is left to the user, who
+// is told what to add.
 func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 	for name, test := range map[string]struct {
 		operands clusterpolicy.Operands
@@ -345,8 +346,8 @@ func TestRetainKeepsTheTaints(t *testing.T) {
 	g.Expect(c.Plugin.Operands.Ours).To(Equal([]corev1.Toleration{ofShared}))
 }
 
-// TestATaintStaysWhileAStandAlonePluginHasNoPod, as while its DaemonSet replaces it, and goes once a pod is there that does not
-// tolerate it.
+// TestATaintStaysWhileAStandAlonePluginHasNoPod, as while its DaemonSet replaces it, and goes once a pod is there that
+// does not tolerate it.
 func TestATaintStaysWhileAStandAlonePluginHasNoPod(t *testing.T) {
 	g := NewWithT(t)
 	c, h := standAlone()

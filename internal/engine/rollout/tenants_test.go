@@ -217,8 +217,8 @@ func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
 	}
 }
 
-// TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd: a tenant's pod with NVIDIA's deploy label as nodeSelector, which a finalizer of
-// his keeps from ending.
+// TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd: a tenant's pod with NVIDIA's deploy label as nodeSelector, which
+// a finalizer of his keeps from ending.
 func TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()

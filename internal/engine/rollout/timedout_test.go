@@ -169,8 +169,8 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	}
 }
 
-// TestAPauseHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were paused, and its clock
-// is behind the controller's by more than the time that they have to end.
+// TestAPauseHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were paused, and its
+// clock is behind the controller's by more than the time that they have to end.
 func TestAPauseHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
@@ -247,8 +247,8 @@ func timedOutRelease(g Gomega) (*site, *host) {
 	return c, h
 }
 
-// TestAnEditedRecordHangsNoController: each kubelet may write the annotations of its Node. One number there must not stop
-// the decisions for all nodes.
+// TestAnEditedRecordHangsNoController: each kubelet may write the annotations of its Node. One number there must not
+// stop the decisions for all nodes.
 func TestAnEditedRecordHangsNoController(t *testing.T) {
 	g := NewWithT(t)
 	c, h := timedOutRelease(g)

@@ -88,7 +88,8 @@ func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
 	}
 }
 
-// TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing: it is known only once the agent has asked the driver.
+// TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing: it is known only once the agent has asked the
+// driver.
 func TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, timeSlicing(4))

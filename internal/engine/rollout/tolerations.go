@@ -22,9 +22,9 @@ import (
 // labelDriver is the deploy label of NVIDIA's driver.
 const labelDriver = cluster.DeployPrefix + "driver"
 
-// tolerance is what NVIDIA's programs tolerate, and what they are to. A taint is put on a node only when they tolerate it,
-// and taken off again when they no longer do: a pod of theirs that ends could not come back otherwise, and the node would
-// lose its GPUs. So tolerations come before taints, and go after them.
+// tolerance is what NVIDIA's programs tolerate, and what they are to. A taint is put on a node only when they tolerate
+// it, and taken off again when they no longer do: a pod of theirs that ends could not come back otherwise, and the node
+// would lose its GPUs. So tolerations come before taints, and go after them.
 type tolerance struct {
 	snapshot *cluster.Snapshot
 	// Ours are the tolerations that the operator must have in the ClusterPolicy.
@@ -48,8 +48,8 @@ type taintRefusal struct {
 	unknown         bool // nothing tells now what they tolerate: a taint that is there stays
 }
 
-// toleranceOf finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
-// replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
+// toleranceOf finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since
+// it replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
 func toleranceOf(w *cluster.Snapshot) tolerance {
 	t := tolerance{snapshot: w, known: map[wantedTaint]taintRefusal{}}
 	o := w.Plugin.Operands
@@ -73,10 +73,11 @@ func toleranceOf(w *cluster.Snapshot) tolerance {
 	return t
 }
 
-// taintsToTolerate are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of ours that
-// are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the toleration counts too, no matter what put
-// it there: without the toleration the node would lose its device plugin. So the loss of the record of our taints costs no node its
-// GPUs, also once the node is released. PreferNoSchedule keeps no pod of a DaemonSet off.
+// taintsToTolerate are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of
+// ours that are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the
+// toleration counts too, no matter what put it there: without the toleration the node would lose its device plugin. So
+// the loss of the record of our taints costs no node its GPUs, also once the node is released. PreferNoSchedule keeps
+// no pod of a DaemonSet off.
 func taintsToTolerate(w *cluster.Snapshot) []corev1.Taint {
 	var taints []corev1.Taint
 	for i := range w.Policies {
@@ -110,8 +111,8 @@ func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
 	return taints
 }
 
-// tolerationOf is for the key, so that another value changes no DaemonSet. Who registers nodes with the startup taint may
-// choose its effect.
+// tolerationOf is for the key, so that another value changes no DaemonSet. Who registers nodes with the startup taint
+// may choose its effect.
 func tolerationOf(taint corev1.Taint) corev1.Toleration {
 	t := corev1.Toleration{Key: taint.Key, Operator: corev1.TolerationOpExists, Effect: taint.Effect}
 	if isStartupTaint(taint) {
@@ -120,7 +121,8 @@ func tolerationOf(taint corev1.Taint) corev1.Toleration {
 	return t
 }
 
-// tolerationsUnsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where each is from.
+// tolerationsUnsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where
+// each is from.
 func tolerationsUnsafe(w *cluster.Snapshot) string {
 	o := w.Plugin.Operands
 	users := w.Users()
@@ -139,8 +141,8 @@ func tolerationsUnsafe(w *cluster.Snapshot) string {
 	return ""
 }
 
-// pluginConfigHeld returns why devicePlugin.config of the ClusterPolicy must not change now: NVIDIA's MPS DaemonSet mounts that ConfigMap
-// too, so its daemons restart on every node, and their clients end with them. Empty if it may.
+// pluginConfigHeld returns why devicePlugin.config of the ClusterPolicy must not change now: NVIDIA's MPS DaemonSet
+// mounts that ConfigMap too, so its daemons restart on every node, and their clients end with them. Empty if it may.
 func pluginConfigHeld(w *cluster.Snapshot) string {
 	if w.Plugin.Operands == nil || len(w.MpsUsers) == 0 {
 		return ""
@@ -148,13 +150,14 @@ func pluginConfigHeld(w *cluster.Snapshot) string {
 	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(w), format.List(w.MpsUsers))
 }
 
-// pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names: nodes report it, and no node has news when a pod elsewhere begins or ends.
+// pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names:
+// nodes report it, and no node has news when a pod elsewhere begins or ends.
 func pluginConfigChange(w *cluster.Snapshot) string {
 	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", w.Plugin.Operands.Name)
 }
 
-// byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator runs no device plugin, and the
-// driver alone serves the node.
+// byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator
+// runs no device plugin, and the driver alone serves the node.
 func (t tolerance) byDriver(v *node.View) bool {
 	return v.ByDriver() && t.snapshot.Plugin.Operands == nil && !t.snapshot.Plugin.ClusterPolicy
 }
@@ -185,8 +188,8 @@ func (t tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message s
 	return r.reason, r.message
 }
 
-// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin, and the DRA driver, have no pod while
-// their DaemonSet replaces it.
+// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin, and the DRA
+// driver, have no pod while their DaemonSet replaces it.
 func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 	taint.TimeAdded = nil
 	return t.known[wantedTaint{taint, byDriver}].unknown
@@ -232,7 +235,8 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		missing, writtenToleration(tolerationOf(taint)), o.Name, unsafe)
 }
 
-// podsRefuse says whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint: their DaemonSet is its owner's.
+// podsRefuse says whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint: their
+// DaemonSet is its owner's.
 func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string) (reason, message string) {
 	program, value := "NVIDIA's device plugin", "tolerations"
 	if byDriver {

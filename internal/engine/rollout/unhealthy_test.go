@@ -54,7 +54,8 @@ func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
-// TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote: it reads the ConfigMap only when it starts or another key is selected.
+// TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote: it reads the ConfigMap only when it starts or another
+// key is selected.
 func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, timeSlicing(4))
@@ -113,7 +114,8 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 	g.Expect(n.Unhealthy(nil)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 }
 
-// TestAResourceWithoutAPluginIsNotUnhealthy: the kubelet lists the devices of a plugin that is gone as capacity for 5 minutes.
+// TestAResourceWithoutAPluginIsNotUnhealthy: the kubelet lists the devices of a plugin that is gone as capacity for 5
+// minutes.
 func TestAResourceWithoutAPluginIsNotUnhealthy(t *testing.T) {
 	n := cluster.Node{
 		Allocatable:   map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8},
@@ -127,7 +129,8 @@ func TestAResourceWithoutAPluginIsNotUnhealthy(t *testing.T) {
 	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(Equal(n.Unallocatable), "its plugin is there")
 }
 
-// TestThePluginIsRestartedThoughAFormerResourceHasCapacity: a plugin that offers nothing after a change of names is no sick GPU.
+// TestThePluginIsRestartedThoughAFormerResourceHasCapacity: a plugin that offers nothing after a change of names is no
+// sick GPU.
 func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, timeSlicing(4))
@@ -148,8 +151,8 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
-// TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin: such a value tells nothing of what the plugin has seen, and a plugin that
-// starts anew offers the GPU again that it reports unhealthy.
+// TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin: such a value tells nothing of what the plugin has seen,
+// and a plugin that starts anew offers the GPU again that it reports unhealthy.
 func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
 	for _, value := range []string{"garbage", "", "0123", "0123456789abcdef0", "garbage@uid"} {
 		g := NewWithT(t)
@@ -165,8 +168,8 @@ func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
 	}
 }
 
-// TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed: it was resumed because no change is possible any more, and it starts
-// after the agent has made the instances of a new driver.
+// TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed: it was resumed because no change is possible any
+// more, and it starts after the agent has made the instances of a new driver.
 func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))

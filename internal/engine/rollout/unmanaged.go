@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. Released: how a policy releases it is on
-// record, or nothing is.
+// ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. Released: how a policy
+// releases it is on record, or nothing is.
 func ungoverned(
 	w *cluster.Snapshot, n *cluster.Node, selected, governed policy.Governed, unserved bool,
 ) (m member, released, is bool) {
@@ -46,9 +46,9 @@ func staying(v *node.View, selected policy.Governed) member {
 	return m
 }
 
-// policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: no policy
-// has reached its aim under it, and it is younger than what was done to its node, or the agent was asked only under another one. A policy
-// that is absent meanwhile was not deleted.
+// policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still
+// follow: no policy has reached its aim under it, and it is younger than what was done to its node, or the agent was
+// asked only under another one. A policy that is absent meanwhile was not deleted.
 func policiesReturn(v *node.View) (until time.Time, may bool) {
 	n, spec, created := v.Node, &v.Node.GPU.Spec, v.Node.GPU.CreationTimestamp.Time
 	until = created.Add(timing.PoliciesReturn)

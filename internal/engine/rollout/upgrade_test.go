@@ -23,9 +23,10 @@ import (
 
 const driverPaused = "paused-for-driver-upgrade"
 
-// upgrade is a driver upgrade on a host, as NVIDIA's upgrade controller and k8s-driver-manager make it: the deploy labels are
-// paused, also over the pause of another, everything that has the driver open must be gone, the module is unloaded, the
-// labels are restored before the new driver is there, and the node takes pods again once the device plugin advertises.
+// upgrade is a driver upgrade on a host, as NVIDIA's upgrade controller and k8s-driver-manager make it: the deploy
+// labels are paused, also over the pause of another, everything that has the driver open must be gone, the module is
+// unloaded, the labels are restored before the new driver is there, and the node takes pods again once the device
+// plugin advertises.
 type upgrade struct {
 	state    string
 	restart  bool          // only the pod restarts: workloads and the module stay
@@ -36,9 +37,11 @@ type upgrade struct {
 	leaves   bool   // the agent has left, and returns
 	returned time.Time
 	// alone: nothing has the driver open when the old driver container ends, so that this unloads the module. Then
-	// k8s-driver-manager pauses nothing, and the agent stays, which looks at the GPUs once in a minute or for another spec.
+	// k8s-driver-manager pauses nothing, and the agent stays, which looks at the GPUs once in a minute or for another
+	// spec.
 	alone bool
-	// byHand: the GPU Operator's upgrade controller is off, so that a user deletes the driver's pod and no label tells a state.
+	// byHand: the GPU Operator's upgrade controller is off, so that a user deletes the driver's pod and no label tells
+	// a state.
 	byHand bool
 	last   int64 // generation of the spec for which the agent looked last before that
 }
@@ -112,9 +115,9 @@ func (c *site) upgrading(h *host) {
 	}
 }
 
-// validates reports whether NVIDIA's dra-validator of a GPUCluster can run, on which alone the upgrade controller waits: its claim is for one device of
-// the class gpu.nvidia.com, which is a whole GPU, and tolerates no taint (NVIDIA/gpu-operator v26.7.0 manifests/state-dra-validation). The driver's chart has
-// none.
+// validates reports whether NVIDIA's dra-validator of a GPUCluster can run, on which alone the upgrade controller
+// waits: its claim is for one device of the class gpu.nvidia.com, which is a whole GPU, and tolerates no taint
+// (NVIDIA/gpu-operator v26.7.0 manifests/state-dra-validation). The driver's chart has none.
 func (h *host) validates() bool {
 	if !cluster.OfGPUCluster(h.Node.Labels) {
 		return true
@@ -123,9 +126,9 @@ func (h *host) validates() bool {
 		slices.ContainsFunc(h.Published.Devices, func(d dra.Device) bool { return d.Type == "gpu" && d.Tainted == "" })
 }
 
-// goesOnFromLabel is what the upgrade controller does with a node whose label was restored from a backup. The label is all that it
-// remembers, and from each earlier state a node whose driver pod is new and Ready comes to where it was (NVIDIA/k8s-operator-libs
-// pkg/upgrade, ProcessPodRestartNodes).
+// goesOnFromLabel is what the upgrade controller does with a node whose label was restored from a backup. The label is
+// all that it remembers, and from each earlier state a node whose driver pod is new and Ready comes to where it was
+// (NVIDIA/k8s-operator-libs pkg/upgrade, ProcessPodRestartNodes).
 func (c *site) goesOnFromLabel(h *host) {
 	state := h.upgrade.state
 	renewed := slices.Contains([]string{"validation-required", "uncordon-required", "upgrade-done"}, state)
@@ -165,8 +168,8 @@ func (c *site) manageDriver(h *host) {
 	}
 }
 
-// driverLabels are labels that k8s-driver-manager pauses. Where one is absent it sets the empty value, but for the last two
-// (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
+// driverLabels are labels that k8s-driver-manager pauses. Where one is absent it sets the empty value, but for the last
+// two (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
 func driverLabels() []string {
 	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelClient, cluster.LabelDRADriver}
 }
@@ -235,8 +238,9 @@ func (c *site) awaitsAgents() bool {
 	return false
 }
 
-// TestDriverUpgrade: a driver upgrade, in full or of the pod only, on a node that is as its policy desires. Our programs never
-// keep the module loaded. The geometry is there again before anything is advertised, and before the node takes pods.
+// TestDriverUpgrade: a driver upgrade, in full or of the pod only, on a node that is as its policy desires. Our
+// programs never keep the module loaded. The geometry is there again before anything is advertised, and before the node
+// takes pods.
 func TestDriverUpgrade(t *testing.T) {
 	for name, c := range map[string]struct {
 		model   sim.Model
@@ -321,7 +325,8 @@ func (h *host) leftNothing(g *WithT) {
 	}
 }
 
-// TestMaintenanceHoldsNoSlotForEver: an upgrade that does not end keeps its slot for 30 minutes. Then the next node goes on.
+// TestMaintenanceHoldsNoSlotForEver: an upgrade that does not end keeps its slot for 30 minutes. Then the next node
+// goes on.
 func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()
@@ -439,8 +444,8 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 	}
 }
 
-// TestAPauseOfOursUnderAnother: k8s-driver-manager adds its pause to ours and later takes only its own away. Ours is never
-// overwritten meanwhile and goes when it is back, whatever became of the change.
+// TestAPauseOfOursUnderAnother: k8s-driver-manager adds its pause to ours and later takes only its own away. Ours is
+// never overwritten meanwhile and goes when it is back, whatever became of the change.
 func TestAPauseOfOursUnderAnother(t *testing.T) {
 	g := NewWithT(t)
 	w, h := toMIG()

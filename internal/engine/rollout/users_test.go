@@ -96,8 +96,9 @@ func ofPool(pool string) func(*v1alpha1.GPUSharingPolicy) {
 	}
 }
 
-// TestReleasedNodesCountInTheBudgetOfTheirPolicy: a node that a policy no longer selects, or that another policy selects now, is in
-// the middle of a change. Until it is schedulable again the policy disturbs no other node, whatever was written when it lost that one.
+// TestReleasedNodesCountInTheBudgetOfTheirPolicy: a node that a policy no longer selects, or that another policy
+// selects now, is in the middle of a change. Until it is schedulable again the policy disturbs no other node, whatever
+// was written when it lost that one.
 func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 	for name, test := range map[string]struct {
 		passes int  // before the node is lost
@@ -144,7 +145,8 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 	}
 }
 
-// TestANodeThatComesInTheMiddleOfAChangeNeedsASlot: it moves to a policy whose only slot is taken, and is schedulable until it has one.
+// TestANodeThatComesInTheMiddleOfAChangeNeedsASlot: it moves to a policy whose only slot is taken, and is schedulable
+// until it has one.
 func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -164,9 +166,9 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
-// TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to has tainted it
-// and changed nothing yet. To give it back needs no slot of the former policy, where another node is changed. Until it is given back it
-// counts for the policy that has tainted it.
+// TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to
+// has tainted it and changed nothing yet. To give it back needs no slot of the former policy, where another node is
+// changed. Until it is given back it counts for the policy that has tainted it.
 func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 	for name, verified := range map[string]bool{"verified before": true, "not verified yet": false} {
 		t.Run(name, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
 
-// sleeping is a controller between two decisions. It wakes as the real one does: when something that it reads has changed, or
-// when the time is there that its decision named. In the seconds between it would decide the same again.
+// sleeping is a controller between two decisions. It wakes as the real one does: when something that it reads has
+// changed, or when the time is there that its decision named. In the seconds between it would decide the same again.
 type sleeping struct {
 	last    rollout.Decision
 	nodes   cluster.Snapshot // of which the last decision was made

@@ -260,7 +260,8 @@ func TestARebootWaitsForAWindow(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(1))
 }
 
-// TestNodesThatWaitForAWindowTakeNoSlot: another policy's nodes are not concerned, and the budget is whole when it opens.
+// TestNodesThatWaitForAWindowTakeNoSlot: another policy's nodes are not concerned, and the budget is whole when it
+// opens.
 func TestNodesThatWaitForAWindowTakeNoSlot(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

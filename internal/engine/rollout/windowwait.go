@@ -18,8 +18,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// awaitsWindow reports whether the next step of a node's change is one that starts in a maintenance window only. A node that
-// goes back to its last good state (Failed) or to its baseline waits for none, nor does one that is not in service yet.
+// awaitsWindow reports whether the next step of a node's change is one that starts in a maintenance window only. A node
+// that goes back to its last good state (Failed) or to its baseline waits for none, nor does one that is not in service
+// yet.
 func awaitsWindow(m *member) bool {
 	unapplied := []node.State{node.PendingDisruptive, node.Draining, node.PausingClients, node.Idle}
 	switch {
@@ -31,7 +32,8 @@ func awaitsWindow(m *member) bool {
 	return m.Policy.Spec.Rollout.OnWindowEnd == v1alpha1.WindowEndCancelDrain
 }
 
-// outsideWindow reports why a node waits for a maintenance window, if it does, and looks again when one opens or closes.
+// outsideWindow reports why a node waits for a maintenance window, if it does, and looks again when one opens or
+// closes.
 func outsideWindow(g *Group, w *cluster.Snapshot, m *member) (reason, message string) {
 	if len(g.Windows) == 0 || !awaitsWindow(m) {
 		return "", ""
@@ -49,8 +51,8 @@ func outsideWindow(g *Group, w *cluster.Snapshot, m *member) (reason, message st
 		changes.Format(time.RFC3339))
 }
 
-// devicesUntouched reports whether all GPUs of the node are still as they were before the change, so that the node can take pods until
-// it is rebooted.
+// devicesUntouched reports whether all GPUs of the node are still as they were before the change, so that the node can
+// take pods until it is rebooted.
 func devicesUntouched(v *node.View) bool {
 	before := node.FallbackTarget(v.Policy.Name, &v.Node.GPU, v.Devices)
 	for _, want := range before.Devices {

@@ -56,8 +56,8 @@ func windowFrom(spec v1alpha1.MaintenanceWindow) (w window, err error) {
 	return w, nil
 }
 
-// At reports whether a window is open, and when that changes: when the next window opens or, at the earliest, when the last
-// open one closes.
+// At reports whether a window is open, and when that changes: when the next window opens or, at the earliest, when the
+// last open one closes.
 func (c Calendar) At(now time.Time) (open bool, changes time.Time) {
 	for _, w := range c {
 		start := w.startAfter(now.Add(-w.lasts))
@@ -78,8 +78,8 @@ func (c Calendar) At(now time.Time) (open bool, changes time.Time) {
 // clockChange is more than any clock is set back or forward.
 const clockChange = 3 * time.Hour
 
-// startAfter is when the window opens for the first time after t. The schedule is followed on the clock of the wall, since the
-// library leaves out each time that daylight saving skips.
+// startAfter is when the window opens for the first time after t. The schedule is followed on the clock of the wall,
+// since the library leaves out each time that daylight saving skips.
 func (w window) startAfter(t time.Time) time.Time {
 	wall := onWall(t.In(w.zone)).Add(-clockChange)
 	for {
@@ -99,8 +99,8 @@ func onWall(t time.Time) time.Time {
 	return t.UTC().Add(time.Duration(offset) * time.Second)
 }
 
-// whenWallShows is when the clock on the wall shows a time: the first time if it does so twice. A time that the clock skips
-// comes as much later as the clock jumps.
+// whenWallShows is when the clock on the wall shows a time: the first time if it does so twice. A time that the clock
+// skips comes as much later as the clock jumps.
 func (w window) whenWallShows(wall time.Time) time.Time {
 	const day = 24 * time.Hour
 	var before time.Time
@@ -117,8 +117,8 @@ func (w window) whenWallShows(wall time.Time) time.Time {
 	return before
 }
 
-// Suspend pauses the policies that have an invalid maintenance window, so that they change nothing until it is corrected, and
-// returns why each is. The policies that it is given stay as they are.
+// Suspend pauses the policies that have an invalid maintenance window, so that they change nothing until it is
+// corrected, and returns why each is. The policies that it is given stay as they are.
 func Suspend(policies []v1alpha1.GPUSharingPolicy) (suspended []v1alpha1.GPUSharingPolicy, calendars []Calendar, why []error) {
 	suspended, calendars, why = policies, make([]Calendar, len(policies)), make([]error, len(policies))
 	for i := range policies {

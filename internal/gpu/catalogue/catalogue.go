@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package catalogue lists GPUs that the operator knows without having seen one: their names, their memory and their MIG profiles. The
-// facts were gathered from NVIDIA's documents and programs. The state of a GPU that a node has is always read from its driver. The
-// catalogue is for GPUs that no node has yet, and for simulated ones. It is pure.
+// Package catalogue lists GPUs that the operator knows without having seen one: their names, their memory and their MIG
+// profiles. The facts were gathered from NVIDIA's documents and programs. The state of a GPU that a node has is always
+// read from its driver. The catalogue is for GPUs that no node has yet, and for simulated ones. It is pure.
 package catalogue
 
 import (
@@ -111,8 +111,9 @@ var profileTable []byte
 // catalogue is read once: the table is embedded, so an error is a mistake of the build and shows in every test.
 var catalogue = sync.OnceValues(readCatalogue)
 
-// Find returns a GPU of a product as it is before anything is changed, with the product as labels write it (gpu.ProductLabel), such as
-// NVIDIA-A100-SXM4-40GB. It has neither UUID nor PCI address. It returns false if the catalogue lacks the product.
+// Find returns a GPU of a product as it is before anything is changed, with the product as labels write it
+// (gpu.ProductLabel), such as NVIDIA-A100-SXM4-40GB. It has neither UUID nor PCI address. It returns false if the
+// catalogue lacks the product.
 func Find(product string) (gpu.Device, bool) {
 	specs, _ := catalogue()
 	i := slices.IndexFunc(specs, func(s Spec) bool { return gpu.ProductLabel(s.Product) == product })

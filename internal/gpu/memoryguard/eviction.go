@@ -50,8 +50,8 @@ type Judgement struct {
 	After time.Duration // when to judge again without a new report; 0: no need
 }
 
-// Judge decides. An agent is believed about the memory of its own GPUs only: whether the pod is on its node, requests a GPU and may be
-// evicted, and how many pods were evicted lately, the controller knows by itself.
+// Judge decides. An agent is believed about the memory of its own GPUs only: whether the pod is on its node, requests a
+// GPU and may be evicted, and how many pods were evicted lately, the controller knows by itself.
 func Judge(c Case) Judgement {
 	p := c.Pressure
 	age := c.Now.Sub(p.ObservedTime.Time)
@@ -106,8 +106,8 @@ func Meant(spec v1alpha1.MemoryGuard, replicas int32, p v1alpha1.MemoryPressure)
 	return spec.MemoryPerContainer != nil || replicas == 0 || p.Container.ShareBytes >= p.TotalBytes/int64(replicas)
 }
 
-// Recorded adds an eviction to those recorded of a node, and removes those that count no more. Its time is rounded up to a second, as
-// the API server keeps no parts.
+// Recorded adds an eviction to those recorded of a node, and removes those that count no more. Its time is rounded up
+// to a second, as the API server keeps no parts.
 func Recorded(all []v1alpha1.MemoryEviction, p v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryEviction {
 	return append(Counting(all, now), v1alpha1.MemoryEviction{
 		Time: seconds(now.Add(time.Second - 1)), DeviceUUID: p.DeviceUUID, Namespace: p.Container.Namespace, PodName: p.Container.PodName,

@@ -22,7 +22,8 @@ import (
 const (
 	// maxNeighbours is the bound of the API's list.
 	maxNeighbours = 16
-	// maxGap is the longest time between two samples of a GPU that count as one stretch: what was between them is not known.
+	// maxGap is the longest time between two samples of a GPU that count as one stretch: what was between them is not
+	// known.
 	maxGap = 30 * time.Second
 	// RenewEvery is how often a report is written again while the pressure lasts, if pods are evicted.
 	RenewEvery = time.Minute
@@ -49,8 +50,9 @@ func (w Watch) Interval() time.Duration {
 	return interval
 }
 
-// Next adds a sample and returns the GPUs that are under pressure: almost full for the whole grace period, while a container uses more
-// than its share. A GPU whose memory is not known begins anew. If what a container uses is not known, none on that GPU is reported.
+// Next adds a sample and returns the GPUs that are under pressure: almost full for the whole grace period, while a
+// container uses more than its share. A GPU whose memory is not known begins anew. If what a container uses is not
+// known, none on that GPU is reported.
 func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time) (Watch, []v1alpha1.MemoryPressure) {
 	next := Watch{}
 	var found []v1alpha1.MemoryPressure
@@ -85,8 +87,9 @@ func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time
 	return next, found
 }
 
-// Kept returns what to report of the GPUs that are under pressure: what was reported before of those with the same container, so that
-// figures alone cause no write. One that does not show what the policy asks for now is replaced. In mode Evict a report is renewed, because the controller evicts for no report that is old.
+// Kept returns what to report of the GPUs that are under pressure: what was reported before of those with the same
+// container, so that figures alone cause no write. One that does not show what the policy asks for now is replaced. In
+// mode Evict a report is renewed, because the controller evicts for no report that is old.
 func Kept(spec v1alpha1.MemoryGuard, reported, found []v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryPressure {
 	last := map[string]v1alpha1.MemoryPressure{}
 	for _, p := range reported {
@@ -121,8 +124,8 @@ func grace(spec v1alpha1.MemoryGuard) time.Duration {
 	return time.Duration(spec.GracePeriodSeconds) * time.Second
 }
 
-// offender is the container that exceeds its share the most; of equals the first. It is known only if the use and the share of every
-// container on the GPU are.
+// offender is the container that exceeds its share the most; of equals the first. It is known only if the use and the
+// share of every container on the GPU are.
 func offender(containers []usage.Container) (worst usage.Container, known bool) {
 	for _, c := range containers {
 		switch {

@@ -143,7 +143,8 @@ func TestFiguresAloneAreNoNewReport(t *testing.T) {
 	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardReport), was, nil, now)).To(BeEmpty())
 }
 
-// TestAReportIsMadeAnewIfThePolicyAsksForAnother: otherwise the controller ignores it, for as long as the pressure lasts.
+// TestAReportIsMadeAnewIfThePolicyAsksForAnother: otherwise the controller ignores it, for as long as the pressure
+// lasts.
 func TestAReportIsMadeAnewIfThePolicyAsksForAnother(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.MemoryGuard, *usage.Unit){
 		"a longer grace period": func(s *v1alpha1.MemoryGuard, _ *usage.Unit) { s.GracePeriodSeconds = 300 },
@@ -170,7 +171,8 @@ func TestAReportIsMadeAnewIfThePolicyAsksForAnother(t *testing.T) {
 	}
 }
 
-// TestTwoContainersThatTakeTurnsAreOneReport: what they use changes with each sample, and each report is a write and an Event.
+// TestTwoContainersThatTakeTurnsAreOneReport: what they use changes with each sample, and each report is a write and an
+// Event.
 func TestTwoContainersThatTakeTurnsAreOneReport(t *testing.T) {
 	g := NewWithT(t)
 	s, w, now := spec(v1alpha1.MemoryGuardReport), memoryguard.Watch{}, start

@@ -13,8 +13,8 @@ import (
 
 // The attributes that a profile name can carry.
 const (
-	// MediaExtension is the attribute, after a plus, of the profile that has the media engines of a small instance; after
-	// a minus, of one that has none.
+	// MediaExtension is the attribute, after a plus, of the profile that has the media engines of a small instance;
+	// after a minus, of one that has none.
 	MediaExtension = "me"
 	// AllMedia is the attribute of a profile that has every media engine of the GPU.
 	AllMedia = "me.all"

@@ -16,8 +16,8 @@ const (
 	keepsUsed = 1 << 16
 )
 
-// maxVisits bounds the search for a better arrangement once one is found. It is far beyond what GPUs of 16 memory slices
-// need; a driver that describes a GPU with many more gets an arrangement that fits and may not be the best.
+// maxVisits bounds the search for a better arrangement once one is found. It is far beyond what GPUs of 16 memory
+// slices need; a driver that describes a GPU with many more gets an arrangement that fits and may not be the best.
 const maxVisits = 1 << 20
 
 // place is where an instance of a wanted profile can lie, or does.
@@ -32,7 +32,8 @@ type place struct {
 type pick struct{ request, place int }
 
 // search finds the best arrangement of the requests by trying all: for each request, largest first, every choice of its
-// places that are still free. Destroying the fewest is keeping the most, so a place is worth what is kept by choosing it.
+// places that are still free. Destroying the fewest is keeping the most, so a place is worth what is kept by choosing
+// it.
 type search struct {
 	requests []request
 	places   [][]place // of each request, by start

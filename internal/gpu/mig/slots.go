@@ -68,8 +68,8 @@ func shapesOf(profiles []gpu.Profile) []shape {
 	return shapes
 }
 
-// moreRoom reports whether a leaves more room than b: room for more instances of the largest shape, if equal of the next
-// one, and so on. Each shape is counted by itself, as if only instances of it were added.
+// moreRoom reports whether a leaves more room than b: room for more instances of the largest shape, if equal of the
+// next one, and so on. Each shape is counted by itself, as if only instances of it were added.
 func moreRoom(shapes []shape, compute int, a, b slots) bool {
 	for _, s := range shapes {
 		if m, n := s.count(a, compute), s.count(b, compute); m != n {

@@ -5,8 +5,8 @@ package plan
 
 import "slices"
 
-// ChangesMIG reports whether a step changes the MIG mode of a GPU or its instances. Where NVIDIA's mig-manager partitions the
-// GPUs, those steps are its to make, in its own way.
+// ChangesMIG reports whether a step changes the MIG mode of a GPU or its instances. Where NVIDIA's mig-manager
+// partitions the GPUs, those steps are its to make, in its own way.
 func ChangesMIG(s Step) bool {
 	switch s.(type) {
 	case destroyInstance, createInstance, setMIG, keepMIG:

@@ -14,9 +14,10 @@ import (
 // is changed, and those to start or to give other limits, when all are.
 //
 // A daemon is stopped when no GPU wants it any more, and also when only some do: its server holds every GPU that it
-// serves, so one that leaves is not free before the server is gone. The others then get it back. It is started anew as well
-// for a GPU that is added, which a server that runs may not know, to serve other users, and for a GPU that is reset together with
-// another one. New limits alone need no restart and disturb nobody: they are for clients that connect later.
+// serves, so one that leaves is not free before the server is gone. The others then get it back. It is started anew as
+// well for a GPU that is added, which a server that runs may not know, to serve other users, and for a GPU that is
+// reset together with another one. New limits alone need no restart and disturb nobody: they are for clients that
+// connect later.
 func daemonSteps(goals []goal) (stops, starts []Step) {
 	has, wanted := serving(goals, haveMPS), serving(goals, wantMPS)
 	for _, resource := range slices.Sorted(maps.Keys(has)) {
@@ -74,8 +75,8 @@ func leaves(has, wanted []goal) bool {
 	})
 }
 
-// startOf is the step that makes the daemon serve its GPUs as wanted. What the desired state says of threads counts, also for
-// GPUs that it does not list, since a daemon has one percentage.
+// startOf is the step that makes the daemon serve its GPUs as wanted. What the desired state says of threads counts,
+// also for GPUs that it does not list, since a daemon has one percentage.
 func startOf(resource string, wanted []goal) startMPS {
 	s := startMPS{daemon: Daemon{Resource: resource}}
 	for _, g := range wanted {

@@ -34,8 +34,8 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	return steps
 }
 
-// surplus are the instances that have to go. Used ones come first, so that a plan that has to wait for them waits before
-// it has destroyed anything; then by placement.
+// surplus are the instances that have to go. Used ones come first, so that a plan that has to wait for them waits
+// before it has destroyed anything; then by placement.
 func surplus(d gpu.Device, want gpu.State) []gpu.Instance {
 	var free, used []gpu.Instance
 	for _, i := range d.State.Instances {

@@ -3,8 +3,8 @@
 
 package plan
 
-// GPUs are the UUIDs of all GPUs that a step concerns, in the order of their indexes. When a step cannot be carried out,
-// the later steps of these GPUs cannot either.
+// GPUs are the UUIDs of all GPUs that a step concerns, in the order of their indexes. When a step cannot be carried
+// out, the later steps of these GPUs cannot either.
 func GPUs(s Step) []string {
 	switch s := s.(type) {
 	case stopMPS:

@@ -21,7 +21,8 @@ const mebibyte = 1 << 20
 
 // resolveMPS gives each GPU the daemon of the resource, with the limits that NVIDIA's own daemon would set: threads are
 // 100 percent and memory the GPU's, both divided by the replicas and rounded down (NVIDIA/k8s-device-plugin,
-// cmd/mps-control-daemon/mps/device.go). The daemon is ours; a caller that lets NVIDIA's serve the node says so in Owner.
+// cmd/mps-control-daemon/mps/device.go). The daemon is ours; a caller that lets NVIDIA's serve the node says so in
+// Owner.
 func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
 	specs := wholeGPUs(selected)
 	for i, d := range selected {

@@ -13,8 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// Observed is how a GPU is shared, in the normal form of the desired state. Partial instances are none: nobody can use them, and
-// a plan removes them.
+// Observed is how a GPU is shared, in the normal form of the desired state. Partial instances are none: nobody can use
+// them, and a plan removes them.
 func Observed(d gpu.Device) v1alpha1.DeviceSharing {
 	if !d.State.MIG {
 		s := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: observedMPS(d)}
@@ -32,8 +32,8 @@ func Observed(d gpu.Device) v1alpha1.DeviceSharing {
 	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instanceCounts(count)}
 }
 
-// observedMPS is the daemon that serves a GPU. One of NVIDIA's whose limits are not known lets a client have all threads and the
-// whole memory.
+// observedMPS is the daemon that serves a GPU. One of NVIDIA's whose limits are not known lets a client have all
+// threads and the whole memory.
 func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 	m := d.State.MPS
 	if m == nil {
@@ -66,8 +66,8 @@ func Met(desired, observed v1alpha1.DeviceSharing) bool {
 	return Same(desired, observed)
 }
 
-// Same reports whether two desired states are the same, whatever the order of their instances. The limits of NVIDIA's own MPS daemon are not
-// ours to keep, so they do not count.
+// Same reports whether two desired states are the same, whatever the order of their instances. The limits of NVIDIA's
+// own MPS daemon are not ours to keep, so they do not count.
 func Same(a, b v1alpha1.DeviceSharing) bool {
 	return a.TimeSliceInterval == b.TimeSliceInterval && a.MIGMode == b.MIGMode && maps.Equal(byProfile(a.Instances), byProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)
 }

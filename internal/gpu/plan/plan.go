@@ -1,20 +1,21 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan turns a desired state for the GPUs of a node into ordered steps. It is pure: Want reduces the desired state for one GPU to
-// a gpu.State, Diff compares what is with what is wanted, Node does both for a node. Steps act only through Tools.
+// Package plan turns a desired state for the GPUs of a node into ordered steps. It is pure: Want reduces the desired
+// state for one GPU to a gpu.State, Diff compares what is with what is wanted, Node does both for a node. Steps act
+// only through Tools.
 //
 // The order inside a plan is written twice only, in Node for the node and in Diff for one GPU:
 //
 //	stop MPS → of each GPU: destroy instances → MIG mode → compute mode → time slice → create instances → set MPS limits, start MPS
 //
-// Stages says what of it may be done side by side, since GPUs do not wait for each other where they need not; Back is the
-// plan that takes GPUs back to what they were.
+// Stages says what of it may be done side by side, since GPUs do not wait for each other where they need not; Back is
+// the plan that takes GPUs back to what they were.
 //
 // A plan is recomputed from observation before each run, so a crash anywhere is no case of its own. It may have to be
 // recomputed after a run as well, where the hardware shows only then what is left to do: a driver that lists MIG
-// profiles in MIG mode only, a compute mode that MIG mode hid. The desired state is met when the plan is empty and Same says that
-// the observed state is the desired state.
+// profiles in MIG mode only, a compute mode that MIG mode hid. The desired state is met when the plan is empty and Same
+// says that the observed state is the desired state.
 package plan
 
 import (
@@ -40,8 +41,8 @@ const (
 
 // MPS starts and stops MPS control daemons.
 type MPS interface {
-	// Start starts the daemon of a resource, or changes the limits of the one that runs, and returns once it answers. New limits
-	// are for clients that connect later.
+	// Start starts the daemon of a resource, or changes the limits of the one that runs, and returns once it answers.
+	// New limits are for clients that connect later.
 	Start(ctx context.Context, d Daemon) error
 	// Stop stops the daemon of a resource and returns once it is gone.
 	Stop(ctx context.Context, resource string) error
@@ -115,17 +116,18 @@ func problem(reason, format string, args ...any) *Problem {
 	return &Problem{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Node is the plan for a node. It lists only what differs. GPUs that desired does not list are left as they are, and so is,
-// until it is gone, a GPU that an external MPS daemon serves and that is desired otherwise: an empty plan with Same
-// false waits for that. Errors: *Problem. A GPU that cannot be as desired is left as it is too, and does not keep the others
-// from their steps: those come with the problem. If the node does not have a GPU of the desired state there are none.
+// Node is the plan for a node. It lists only what differs. GPUs that desired does not list are left as they are, and so
+// is, until it is gone, a GPU that an external MPS daemon serves and that is desired otherwise: an empty plan with Same
+// false waits for that. Errors: *Problem. A GPU that cannot be as desired is left as it is too, and does not keep the
+// others from their steps: those come with the problem. If the node does not have a GPU of the desired state there are
+// none.
 func Node(desired []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) {
 	goals, err := goalsOf(desired, have)
 	return stepsTo(goals), err
 }
 
-// Back is the plan that makes GPUs what they were before, with their instances at the same placements. GPUs of have that
-// before does not list are left as they are.
+// Back is the plan that makes GPUs what they were before, with their instances at the same placements. GPUs of have
+// that before does not list are left as they are.
 func Back(before, have []gpu.Device) []Step {
 	goals := make([]goal, 0, len(have))
 	for _, d := range have {

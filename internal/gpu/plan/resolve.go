@@ -9,8 +9,8 @@ import (
 )
 
 // Resolve reduces a policy's sharing to the normal form for the selected GPUs of one node, with the exact profile names
-// of each GPU. The sharing is one that the API admits. Resolve knows the selected GPUs only: how they go together with the
-// others of the node is for its caller to say. Errors: *Problem.
+// of each GPU. The sharing is one that the API admits. Resolve knows the selected GPUs only: how they go together with
+// the others of the node is for its caller to say. Errors: *Problem.
 func Resolve(s v1alpha1.Sharing, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
 	if len(selected) == 0 {
 		return nil, nil

@@ -8,8 +8,8 @@ import "slices"
 // Lane is a part of a plan that is carried out step by step, beside other lanes.
 type Lane []Step
 
-// The stages of a plan. MPS daemons serve several GPUs, so they go before and come after. Changes of MIG mode are a stage
-// of their own: a reset needs every handle closed, which the work on no other GPU then has open.
+// The stages of a plan. MPS daemons serve several GPUs, so they go before and come after. Changes of MIG mode are a
+// stage of their own: a reset needs every handle closed, which the work on no other GPU then has open.
 const (
 	stopping = iota
 	clearing

@@ -56,8 +56,8 @@ func (s destroyInstance) Do(ctx context.Context, t Tools) error {
 	return nil
 }
 
-// setMIG turns MIG mode on or off, with a reset of the GPU where its architecture needs one, and of the GPUs that cannot be
-// left out of that reset. They lose their instances, which the next plan makes again.
+// setMIG turns MIG mode on or off, with a reset of the GPU where its architecture needs one, and of the GPUs that
+// cannot be left out of that reset. They lose their instances, which the next plan makes again.
 type setMIG struct {
 	device  gpu.Device
 	enabled bool
@@ -104,7 +104,8 @@ func (s setMIG) Do(ctx context.Context, t Tools) error {
 	return nil
 }
 
-// keepMIG takes back a change of MIG mode that another program asked for and that waits for a reset. Nothing that runs notices.
+// keepMIG takes back a change of MIG mode that another program asked for and that waits for a reset. Nothing that runs
+// notices.
 type keepMIG struct{ device gpu.Device }
 
 func (s keepMIG) String() string {
@@ -249,8 +250,9 @@ func (s startMPS) fresh() []goal {
 
 func (s startMPS) Device() string { return only(s.devices) }
 
-// Needs: the first start needs idle GPUs. Limits are changed for clients to come, and a daemon that died is brought back,
-// beside whatever runs: on a GPU in EXCLUSIVE_PROCESS nobody but clients of the daemon can be disturbed, and those need it.
+// Needs: the first start needs idle GPUs. Limits are changed for clients to come, and a daemon that died is brought
+// back, beside whatever runs: on a GPU in EXCLUSIVE_PROCESS nobody but clients of the daemon can be disturbed, and
+// those need it.
 func (s startMPS) Needs() Scope {
 	if len(s.fresh()) > 0 {
 		return NeedsGPU

@@ -10,8 +10,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// resolveTimeSlicing leaves the GPUs whole: NVIDIA's device plugin advertises them more than once. On the GPUs nothing changes but their time
-// slice, where the policy names one.
+// resolveTimeSlicing leaves the GPUs whole: NVIDIA's device plugin advertises them more than once. On the GPUs nothing
+// changes but their time slice, where the policy names one.
 func resolveTimeSlicing(t v1alpha1.TimeSlicing, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
 	specs := wholeGPUs(selected)
 	for i, d := range selected {
@@ -23,12 +23,13 @@ func resolveTimeSlicing(t v1alpha1.TimeSlicing, selected []gpu.Device) ([]v1alph
 	return specs, nil
 }
 
-// The former interval of a GPU is known only once a policy has asked for another one: the agent reads intervals only where the desired
-// state names one. So it first reports what it reads, and sets nothing before the baseline has that.
+// The former interval of a GPU is known only once a policy has asked for another one: the agent reads intervals only
+// where the desired state names one. So it first reports what it reads, and sets nothing before the baseline has that.
 //
 //	controller: desired interval → agent: reports the former one → controller: baseline, on the Node and then in the GPUNode → agent: sets the desired one
 
-// WithFormer returns the desired state of a node with the former intervals of the GPUs for which it names none, from their baseline.
+// WithFormer returns the desired state of a node with the former intervals of the GPUs for which it names none, from
+// their baseline.
 func WithFormer(desired, baseline []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	desired = slices.Clone(desired)
 	for i := range desired {
@@ -61,8 +62,8 @@ func WithFound(baseline, desired []v1alpha1.DeviceSpec, have []gpu.Device) (with
 	return with, ok
 }
 
-// WithoutUnrecorded returns the desired state of a node without the intervals that must not be set yet, because the baseline lacks the former
-// one, and the GPUs that wait for that. A GPU that has no time slice waits for nothing.
+// WithoutUnrecorded returns the desired state of a node without the intervals that must not be set yet, because the
+// baseline lacks the former one, and the GPUs that wait for that. A GPU that has no time slice waits for nothing.
 func WithoutUnrecorded(desired, baseline []v1alpha1.DeviceSpec, have []gpu.Device) (now []v1alpha1.DeviceSpec, waiting []string) {
 	now = slices.Clone(desired)
 	for i := range now {
@@ -87,7 +88,8 @@ func awaits(desired []v1alpha1.DeviceSpec, was v1alpha1.DeviceSpec) bool {
 	return was.Sharing.TimeSliceInterval == "" && want != nil && Timed(want.Sharing)
 }
 
-// Timed reports whether the time slice of a GPU matters: the desired state names one, and the GPU is not to be in MIG mode.
+// Timed reports whether the time slice of a GPU matters: the desired state names one, and the GPU is not to be in MIG
+// mode.
 func Timed(s v1alpha1.DeviceSharing) bool {
 	return s.TimeSliceInterval != "" && s.MIGMode == v1alpha1.MIGModeDisabled
 }

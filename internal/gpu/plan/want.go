@@ -64,8 +64,8 @@ func wantMIG(instances []v1alpha1.InstanceCount, d gpu.Device) (gpu.State, error
 	return state, nil
 }
 
-// formerPlaces are the places that the instances of a GPU had, and ok if they are the desired ones and some are lost: DRA's names of devices
-// have the place, so that pods run again on the same ResourceClaims after a reboot.
+// formerPlaces are the places that the instances of a GPU had, and ok if they are the desired ones and some are lost:
+// DRA's names of devices have the place, so that pods run again on the same ResourceClaims after a reboot.
 func formerPlaces(d gpu.Device, want map[string]int) (places []gpu.Instance, ok bool) {
 	before := map[string]int{}
 	for _, i := range d.Before {

@@ -174,7 +174,8 @@ func (w *world) DestroyInstance(ctx context.Context, uuid string, id int) error 
 }
 
 // Start implements plan.MPS as NVIDIA's control daemon behaves: it refuses limits that make no sense and GPUs in MIG
-// mode, and two daemons cannot serve one GPU. A daemon that runs takes new limits, but neither other GPUs nor other users.
+// mode, and two daemons cannot serve one GPU. A daemon that runs takes new limits, but neither other GPUs nor other
+// users.
 func (w *world) Start(_ context.Context, d plan.Daemon) error {
 	if err := w.call(); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 // HistoryQuery is the query with which Path answers with the History that the agent keeps, instead of a measurement.
 const HistoryQuery = "history"
 
-// MaxObserved is how many pairs of a container and a GPU or MIG instance a History has at most. A container that goes on is dropped for
-// none that has ended.
+// MaxObserved is how many pairs of a container and a GPU or MIG instance a History has at most. A container that goes
+// on is dropped for none that has ended.
 const MaxObserved = 1024
 
 // History is what the samples of a node have come to since its agent started. Samples themselves are not kept.
@@ -26,7 +26,8 @@ type History struct {
 	// Samples are those that measured all GPUs; Incomplete those that did not.
 	Samples    int `json:"samples"`
 	Incomplete int `json:"incomplete,omitempty"`
-	// Dropped counts those that are not kept any more, because there were more than MaxObserved: those that ended first.
+	// Dropped counts those that are not kept any more, because there were more than MaxObserved: those that ended
+	// first.
 	Dropped int `json:"dropped,omitempty"`
 	// Containers are by name, GPU and instance.
 	Containers []Observed `json:"containers"`
@@ -47,14 +48,16 @@ type Observed struct {
 	Last  time.Time `json:"last"`
 	// Memory is in bytes, and nil if the driver did not report it in every sample.
 	Memory *Distribution `json:"memory,omitempty"`
-	// Compute is the utilization of the streaming multiprocessors, 0 to 1, in those samples in which the driver reported one; nil: in none.
+	// Compute is the utilization of the streaming multiprocessors, 0 to 1, in those samples in which the driver
+	// reported one; nil: in none.
 	Compute *Distribution `json:"compute,omitempty"`
 }
 
 // Distribution is how often values lay in fixed ranges, and the largest of them.
 type Distribution struct {
 	Peak float64 `json:"peak"`
-	// Counts are by range: MemoryBounds or ComputeBounds has the upper end of each, which belongs to it. The last range has none.
+	// Counts are by range: MemoryBounds or ComputeBounds has the upper end of each, which belongs to it. The last range
+	// has none.
 	Counts []int `json:"counts"`
 }
 
@@ -89,8 +92,8 @@ func (d *Distribution) add(value float64, bounds []float64) *Distribution {
 	return d
 }
 
-// Quantile is a value that at least the given part of all values, 0 to 1, does not exceed: the upper end of the range in which it lies, and
-// never more than the peak.
+// Quantile is a value that at least the given part of all values, 0 to 1, does not exceed: the upper end of the range
+// in which it lies, and never more than the peak.
 func (d *Distribution) Quantile(part float64, bounds []float64) float64 {
 	total := 0
 	for _, n := range d.Counts {
@@ -124,7 +127,8 @@ func NewRecorder(node string, since time.Time, interval time.Duration) *Recorder
 	return &Recorder{history: History{Node: node, Since: since, Interval: interval}, kept: map[place]*Observed{}}
 }
 
-// Add adds a sample. One that lacks GPUs does not count as time for which the node was observed, but what it has counts.
+// Add adds a sample. One that lacks GPUs does not count as time for which the node was observed, but what it has
+// counts.
 func (r *Recorder) Add(report Report, complete bool, at time.Time) {
 	if complete {
 		r.history.Samples++

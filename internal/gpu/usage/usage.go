@@ -1,8 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package usage turns a sample of the GPUs of a node into who uses what: each GPU and MIG instance with its containers, what each
-// uses and the share that the node's sharing means it to have. A value that is not known is nil, never 0. It is pure.
+// Package usage turns a sample of the GPUs of a node into who uses what: each GPU and MIG instance with its containers,
+// what each uses and the share that the node's sharing means it to have. A value that is not known is nil, never 0. It
+// is pure.
 package usage
 
 import (
@@ -16,7 +17,8 @@ import (
 // Path is where an agent serves its Report, beside the metrics.
 const Path = "/usage"
 
-// TokenHeader is the header in which the agents take a token that comes through the API server's proxy, which removes Authorization.
+// TokenHeader is the header in which the agents take a token that comes through the API server's proxy, which removes
+// Authorization.
 const TokenHeader = "Gpusharing-Token"
 
 // Report is how the GPUs of a node are used. The agents serve it as JSON.
@@ -90,15 +92,16 @@ func (c Container) Over() bool {
 type Device struct {
 	gpu.DeviceUse
 
-	// Holders are the containers to which the kubelet allocated it or an instance: one for each replica that a container has.
+	// Holders are the containers to which the kubelet allocated it or an instance: one for each replica that a
+	// container has.
 	Holders []gpu.Holder
-	// Replicas are how many of it, or of an instance, the kubelet can allocate, by instance. It knows of none that NVIDIA's DRA driver
-	// offers.
+	// Replicas are how many of it, or of an instance, the kubelet can allocate, by instance. It knows of none that
+	// NVIDIA's DRA driver offers.
 	Replicas map[int]int
 }
 
-// offered is how often the node offers the GPU, or an instance: as the kubelet lists it, or as the ResourceSlices of NVIDIA's DRA driver show
-// it. The driver shares whole GPUs alone, and publishes none in MIG mode.
+// offered is how often the node offers the GPU, or an instance: as the kubelet lists it, or as the ResourceSlices of
+// NVIDIA's DRA driver show it. The driver shares whole GPUs alone, and publishes none in MIG mode.
 func (d *Device) offered(instance int, known v1alpha1.DeviceStatus, shares int64) int {
 	switch {
 	case d.Replicas[instance] > 0 || shares == 0:
@@ -111,7 +114,8 @@ func (d *Device) offered(instance int, known v1alpha1.DeviceStatus, shares int64
 	return int(shares)
 }
 
-// Of reports on a node. owners are the containers of processes, by PID; a Name that is empty is that of a container which is not known.
+// Of reports on a node. owners are the containers of processes, by PID; a Name that is empty is that of a container
+// which is not known.
 func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
 	for i := range devices {
@@ -224,8 +228,9 @@ func (c *Container) add(p gpu.ProcessUse) {
 	c.Utilization = &sum
 }
 
-// share is the memory that a container with so many replicas is meant to have: what its MPS server lets it have, or the memory of the
-// GPU or the instance divided by its replicas, or what the policy's memory guard says. The kubelet lists none while the device plugin restarts or calls the GPU unhealthy.
+// share is the memory that a container with so many replicas is meant to have: what its MPS server lets it have, or the
+// memory of the GPU or the instance divided by its replicas, or what the policy's memory guard says. The kubelet lists
+// none while the device plugin restarts or calls the GPU unhealthy.
 func (u Unit) share(replicas int) *int64 {
 	if u.Limits != nil && u.Limits.MemoryBytes != nil {
 		return new(*u.Limits.MemoryBytes * int64(replicas))

@@ -224,7 +224,8 @@ func TestAReportSurvivesItsJSON(t *testing.T) {
 	g.Expect(read).To(Equal(r))
 }
 
-// TestWhatNVIDIAsDRADriverOffers: the kubelet lists none of it as a device, so that the number of shares is the one that the ResourceSlices show.
+// TestWhatNVIDIAsDRADriverOffers: the kubelet lists none of it as a device, so that the number of shares is the one
+// that the ResourceSlices show.
 func TestWhatNVIDIAsDRADriverOffers(t *testing.T) {
 	whole, split := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}, v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled}
 	instance := gpu.InstanceUse{ID: 7, UUID: "MIG-7", Memory: &gpu.Memory{Total: 5 * gib}}

@@ -5,7 +5,8 @@
 // time is passed in.
 //
 // Conditions come back sorted by type, so that equal conditions are equal lists. An unchanged condition keeps its
-// lastTransitionTime: otherwise every pass would be a change, and a write. The messages are worded in internal/engine/rollout/status.
+// lastTransitionTime: otherwise every pass would be a change, and a write. The messages are worded in
+// internal/engine/rollout/status.
 package condition
 
 import (
@@ -43,9 +44,9 @@ func SetWhenTrue(conditions []metav1.Condition, c metav1.Condition, now time.Tim
 	return Set(conditions, c, now)
 }
 
-// SetProgress returns the conditions with Reconciling and Stalled, which tell tools that know the convention of kstatus how an object is
-// doing: if it is Ready, neither is true; if it is not, one of them is; if that is Unknown, both are. The problem is what stalls it, with
-// status true if something does.
+// SetProgress returns the conditions with Reconciling and Stalled, which tell tools that know the convention of kstatus
+// how an object is doing: if it is Ready, neither is true; if it is not, one of them is; if that is Unknown, both are.
+// The problem is what stalls it, with status true if something does.
 func SetProgress(conditions []metav1.Condition, problem metav1.Condition, now time.Time) []metav1.Condition {
 	ready, _ := Find(conditions, v1alpha1.ConditionReady)
 	reconciling, stalled := ready, ready
@@ -99,8 +100,8 @@ func Remove(conditions []metav1.Condition, conditionType string) []metav1.Condit
 
 // Summarise returns the conditions with root computed from its dependents. Root is passed as it is when all of them are
 // true at its observedGeneration; otherwise it takes status, reason and message of the first that is false, or else of
-// the first that is unknown. A dependent that is missing, or was observed at an older generation, is unknown with reason
-// AwaitingReport.
+// the first that is unknown. A dependent that is missing, or was observed at an older generation, is unknown with
+// reason AwaitingReport.
 func Summarise(conditions []metav1.Condition, root metav1.Condition, now time.Time, dependents ...string) []metav1.Condition {
 	for _, dependent := range dependents {
 		c, found := Find(conditions, dependent)

@@ -4,8 +4,8 @@
 // Package ssa applies objects server-side, and only if that changes something.
 //
 // An apply that changes nothing is not free: it is a request, and for some kinds it raises the resource version and so
-// wakes every watcher (kubernetes#124605, #131175). What a field manager applied before can be read back from the object
-// in the cache, so it is compared first.
+// wakes every watcher (kubernetes#124605, #131175). What a field manager applied before can be read back from the
+// object in the cache, so it is compared first.
 //
 // What an apply leaves out, it deletes: a configuration must always list everything that its manager owns. Leave a
 // member out instead of setting it to an empty struct or list, which the API server does not store and which would

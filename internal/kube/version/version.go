@@ -12,7 +12,8 @@ import (
 )
 
 // version and commit are set by the linker where the build does not see the git repository, as in a container build:
-// -ldflags "-X github.com/gpusharing/gpu-sharing-operator/internal/kube/version.version=v1.2.3 -X …/version.commit=<commit>".
+// -ldflags "-X github.com/gpusharing/gpu-sharing-operator/internal/kube/version.version=v1.2.3 -X
+// …/version.commit=<commit>".
 var version, commit string
 
 // String returns version and commit, such as "v1.2.3 (commit 0123…)". What the linker did not set comes from the build

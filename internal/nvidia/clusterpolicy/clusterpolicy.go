@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clusterpolicy reads NVIDIA's ClusterPolicy, whose Go types are no module that can be imported: which one counts,
-// and what it says of the DaemonSets that NVIDIA's operator makes of it. It knows how their tolerations are changed and
-// restored. It is pure: internal/controller/pluginconfig patches the ClusterPolicy.
+// Package clusterpolicy reads NVIDIA's ClusterPolicy, whose Go types are no module that can be imported: which one
+// counts, and what it says of the DaemonSets that NVIDIA's operator makes of it. It knows how their tolerations are
+// changed and restored. It is pure: internal/controller/pluginconfig patches the ClusterPolicy.
 package clusterpolicy
 
 import (
@@ -29,14 +29,15 @@ func Oldest(policies []unstructured.Unstructured) *unstructured.Unstructured {
 	return &oldest
 }
 
-// RunsPlugin reports whether the GPU Operator runs the device plugin, by its ClusterPolicy; nil: there is none. The deploy labels of its nodes
-// do not tell that: it sets nvidia.com/gpu.deploy.device-plugin also where the plugin is disabled (NVIDIA/gpu-operator
-// controllers/state_manager.go).
+// RunsPlugin reports whether the GPU Operator runs the device plugin, by its ClusterPolicy; nil: there is none. The
+// deploy labels of its nodes do not tell that: it sets nvidia.com/gpu.deploy.device-plugin also where the plugin is
+// disabled (NVIDIA/gpu-operator controllers/state_manager.go).
 func RunsPlugin(policy *unstructured.Unstructured) bool {
 	return policy != nil && enabled(policy, true, "devicePlugin", "enabled")
 }
 
-// NoMIGManager says why NVIDIA's mig-manager cannot be asked for anything; empty: as far as the ClusterPolicy says, it can.
+// NoMIGManager says why NVIDIA's mig-manager cannot be asked for anything; empty: as far as the ClusterPolicy says, it
+// can.
 func NoMIGManager(policy *unstructured.Unstructured) string {
 	if enabled(policy, true, "migManager", "enabled") {
 		return ""
@@ -48,30 +49,31 @@ func NoMIGManager(policy *unstructured.Unstructured) string {
 type Operands struct {
 	// Name of the ClusterPolicy.
 	Name string
-	// Tolerations are those of all these DaemonSets, ours among them: spec.daemonsets.tolerations or, where that is empty,
-	// the one that they have by themselves.
+	// Tolerations are those of all these DaemonSets, ours among them: spec.daemonsets.tolerations or, where that is
+	// empty, the one that they have by themselves.
 	Tolerations []corev1.Toleration
 	// Ours are those of them that we added.
 	Ours []corev1.Toleration
-	// Taken is the field manager that has written the tolerations since we added to them; none of them is ours then. Empty:
-	// nobody has.
+	// Taken is the field manager that has written the tolerations since we added to them; none of them is ours then.
+	// Empty: nobody has.
 	Taken string
-	// Driver says that one of the DaemonSets is that of the driver. Its pods are never replaced by Kubernetes, so they take a
-	// changed template over only when another controller or a user restarts them.
+	// Driver says that one of the DaemonSets is that of the driver. Its pods are never replaced by Kubernetes, so they
+	// take a changed template over only when another controller or a user restarts them.
 	Driver bool
-	// Upgrades says that NVIDIA's operator does that: it takes every change of the driver's template for an upgrade.
-	// Up to v26.3 it first deletes the pods that use GPUs, node by node, and before v26.3 the driver is loaded anew;
-	// from v26.7 on it cordons a node and restarts NVIDIA's programs there (controllers/upgrade_controller.go, k8s-operator-libs
-	// pkg/upgrade: podInSyncWithDS, internal/predicates/restart_only.go, k8s-driver-manager: shouldSkipUninstall).
+	// Upgrades says that NVIDIA's operator does that: it takes every change of the driver's template for an upgrade. Up
+	// to v26.3 it first deletes the pods that use GPUs, node by node, and before v26.3 the driver is loaded anew; from
+	// v26.7 on it cordons a node and restarts NVIDIA's programs there (controllers/upgrade_controller.go,
+	// k8s-operator-libs pkg/upgrade: podInSyncWithDS, internal/predicates/restart_only.go, k8s-driver-manager:
+	// shouldSkipUninstall).
 	Upgrades bool
-	// Toolkit says that one of the DaemonSets is that of the container toolkit. When its pod ends it restarts the container
-	// runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the kubelet fails the
-	// pods that hold GPUs (NVIDIA/gpu-operator issue 596).
+	// Toolkit says that one of the DaemonSets is that of the container toolkit. When its pod ends it restarts the
+	// container runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the
+	// kubelet fails the pods that hold GPUs (NVIDIA/gpu-operator issue 596).
 	Toolkit bool
 }
 
-// OperandsOf reads a ClusterPolicy. What a field means that is not there is NVIDIA's (api/nvidia/v1/clusterpolicy_types.go:
-// IsEnabled, UseNvidiaDriverCRDType, UpgradePolicy).
+// OperandsOf reads a ClusterPolicy. What a field means that is not there is NVIDIA's
+// (api/nvidia/v1/clusterpolicy_types.go: IsEnabled, UseNvidiaDriverCRDType, UpgradePolicy).
 func OperandsOf(policy *unstructured.Unstructured) Operands {
 	driver := enabled(policy, true, "driver", "enabled") && !enabled(policy, false, "driver", "useNvidiaDriverCRD")
 	have := tolerations(policy)

@@ -95,8 +95,8 @@ func tolerations(policy *unstructured.Unstructured) []corev1.Toleration {
 	return all
 }
 
-// WithTolerations is the ClusterPolicy with exactly these tolerations of ours beside the user's. Without any it is as it
-// was before us, but for what the user has changed since.
+// WithTolerations is the ClusterPolicy with exactly these tolerations of ours beside the user's. Without any it is as
+// it was before us, but for what the user has changed since.
 func WithTolerations(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
 	p, r := policy.DeepCopy(), recorded(policy)
 	users := slices.DeleteFunc(tolerations(policy), func(t corev1.Toleration) bool { return among(r.Added, t) })
@@ -162,8 +162,8 @@ func among(all []corev1.Toleration, t corev1.Toleration) bool {
 
 func same(a, b corev1.Toleration) bool { return a.MatchToleration(&b) }
 
-// Tolerates says whether one of the tolerations is for a taint, as the scheduler and the daemon-set controller see it. The
-// operators that compare numbers are behind a feature gate and count as no match.
+// Tolerates says whether one of the tolerations is for a taint, as the scheduler and the daemon-set controller see it.
+// The operators that compare numbers are behind a feature gate and count as no match.
 func Tolerates(all []corev1.Toleration, taint corev1.Taint) bool {
 	return slices.ContainsFunc(all, func(t corev1.Toleration) bool {
 		switch {

@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// The name of a config is the key of a ConfigMap and the value of a label: a prefix, and a hash of what the config says.
+// The name of a config is the key of a ConfigMap and the value of a label: a prefix, and a hash of what the config
+// says.
 
 // Rendered reports whether a key has the form of those that Render and Default make.
 func Rendered(key string) bool {

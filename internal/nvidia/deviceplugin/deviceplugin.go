@@ -12,8 +12,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// MPSRoot is the directory of a node below which MPS control daemons and the device plugin meet. It is NVIDIA's default;
-// under the GPU Operator the plugin takes ClusterPolicy.spec.devicePlugin.mps.root, whatever the configuration says.
+// MPSRoot is the directory of a node below which MPS control daemons and the device plugin meet. It is NVIDIA's
+// default; under the GPU Operator the plugin takes ClusterPolicy.spec.devicePlugin.mps.root, whatever the configuration
+// says.
 const MPSRoot = "/run/nvidia/mps"
 
 // The values of flags.migStrategy.

@@ -11,10 +11,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Adopt is a configuration that the administrator wrote, as it has to be once ClusterPolicy.spec.mig.strategy was emptied:
-// that field overruled flags.migStrategy of every configuration, so what it said is written there. Everything else, also
-// comments and fields that are not known here, stays. An empty strategy changes nothing. Errors: the document is not a
-// YAML mapping, so the plugin does not accept it either.
+// Adopt is a configuration that the administrator wrote, as it has to be once ClusterPolicy.spec.mig.strategy was
+// emptied: that field overruled flags.migStrategy of every configuration, so what it said is written there. Everything
+// else, also comments and fields that are not known here, stays. An empty strategy changes nothing. Errors: the
+// document is not a YAML mapping, so the plugin does not accept it either.
 func Adopt(data, migStrategy string) (string, error) {
 	if migStrategy == "" {
 		return data, nil

@@ -48,8 +48,8 @@ func (n Node) gpus() []gpuShape {
 	return shapes
 }
 
-// migDocument is the configuration for MIG. Replicas are given per profile, and for all GPUs that stay whole; the plugin
-// takes them per resource, which under the strategy single is the same one for all profiles.
+// migDocument is the configuration for MIG. Replicas are given per profile, and for all GPUs that stay whole; the
+// plugin takes them per resource, which under the strategy single is the same one for all profiles.
 func migDocument(s v1alpha1.Sharing, n Node) (config, error) {
 	c := config{migStrategy: migMixed, sharing: "timeSlicing", failMany: RefusesMoreThanOne(s), replicas: map[string]int32{}}
 	if s.MIG.Strategy == v1alpha1.MIGStrategySingle {
@@ -76,8 +76,8 @@ func migDocument(s v1alpha1.Sharing, n Node) (config, error) {
 	return c, nil
 }
 
-// advertisable says what in a configuration the plugin would refuse on these GPUs, or advertise though it cannot be used
-// (device_map.go and validateFlags of the plugin).
+// advertisable says what in a configuration the plugin would refuse on these GPUs, or advertise though it cannot be
+// used (device_map.go and validateFlags of the plugin).
 func advertisable(c config, gpus []gpuShape) error {
 	switch c.migStrategy {
 	case migNone:

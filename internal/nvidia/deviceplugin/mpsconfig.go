@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// served is what of a configuration NVIDIA's MPS control daemon heeds: the names of its resources and their replicas, from
-// which its pipe directories and limits follow.
+// served is what of a configuration NVIDIA's MPS control daemon heeds: the names of its resources and their replicas,
+// from which its pipe directories and limits follow.
 type served struct {
 	Sharing struct {
 		MPS *struct {
@@ -23,8 +23,8 @@ type served struct {
 	} `yaml:"sharing"`
 }
 
-// SameMPS reports whether NVIDIA's MPS control daemon does the same under two configurations, no matter which program wrote them. It is false
-// where one of them does not ask for MPS.
+// SameMPS reports whether NVIDIA's MPS control daemon does the same under two configurations, no matter which program
+// wrote them. It is false where one of them does not ask for MPS.
 func SameMPS(a, b string) bool {
 	var one, other served
 	if yaml.Unmarshal([]byte(a), &one) != nil || yaml.Unmarshal([]byte(b), &other) != nil {

@@ -23,11 +23,11 @@ type Claim struct {
 	Devices, Admin []Allocated
 	// Pods are the UIDs of the pods for which it is reserved.
 	Pods []string
-	// Others are further objects for which it is reserved. A PodGroup stands for all pods that belong to it (feature gate
-	// DRAWorkloadResourceClaims of Kubernetes 1.37).
+	// Others are further objects for which it is reserved. A PodGroup stands for all pods that belong to it (feature
+	// gate DRAWorkloadResourceClaims of Kubernetes 1.37).
 	Others []Consumer
-	// Shared reports that no pod owns it, so that any number of pods can name it. Kubernetes makes the others for one pod each, of a template or
-	// of extended resources, and deletes them with the pod.
+	// Shared reports that no pod owns it, so that any number of pods can name it. Kubernetes makes the others for one
+	// pod each, of a template or of extended resources, and deletes them with the pod.
 	Shared bool
 }
 
@@ -50,7 +50,8 @@ func (c Consumer) String() string {
 	return strings.Trim(c.Resource+"."+c.APIGroup, ".") + " " + c.Name
 }
 
-// ReservedFor reports whether the claim is reserved for a pod: for itself, or for the PodGroup of that name to which it belongs.
+// ReservedFor reports whether the claim is reserved for a pod: for itself, or for the PodGroup of that name to which it
+// belongs.
 func (c Claim) ReservedFor(namespace, uid, podGroup string) bool {
 	return slices.Contains(c.Pods, uid) || podGroup != "" && strings.HasPrefix(c.Name, namespace+"/") &&
 		slices.ContainsFunc(c.Others, func(o Consumer) bool { return o.IsPodGroup() && o.Name == podGroup })
@@ -94,7 +95,8 @@ func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
 // isPod reports whether an owner reference names a pod.
 func isPod(owner any) bool { return asString(asMap(owner)["kind"]) == "Pod" }
 
-// classesOf are the classes that a request names: itself, in one of its alternatives or, since v1, in its exact request.
+// classesOf are the classes that a request names: itself, in one of its alternatives or, since v1, in its exact
+// request.
 func classesOf(request map[string]any) []string {
 	var classes []string
 	add := func(of map[string]any) {
@@ -161,8 +163,8 @@ func named(devices []Allocated, pool string) []string {
 	return names
 }
 
-// Locate finds the GPU and the instance that a device is, by the UUID that the pool shows. The instance is gpu.WholeGPU where the device is
-// a GPU, or where only its GPU is known; ok is false if not even that is.
+// Locate finds the GPU and the instance that a device is, by the UUID that the pool shows. The instance is gpu.WholeGPU
+// where the device is a GPU, or where only its GPU is known; ok is false if not even that is.
 func (p *Pool) Locate(name string, have []v1alpha1.DeviceStatus) (uuid string, instance int, ok bool) {
 	if d, is := p.Named(name); is && d.UUID != "" {
 		for i := range have {
@@ -182,8 +184,8 @@ func (p *Pool) Locate(name string, have []v1alpha1.DeviceStatus) (uuid string, i
 	return "", gpu.WholeGPU, false
 }
 
-// Gone lists the devices of a pool that are allocated to the claim and that a complete pool does not show: what is to be prepared with
-// one of them hangs.
+// Gone lists the devices of a pool that are allocated to the claim and that a complete pool does not show: what is to
+// be prepared with one of them hangs.
 func (c Claim) Gone(name string, p *Pool) []string {
 	if p == nil || !p.Complete {
 		return nil

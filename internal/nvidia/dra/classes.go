@@ -16,7 +16,8 @@ import (
 const (
 	// namePrefix begins the names of all objects of the operator in the group resource.k8s.io.
 	namePrefix = "gpusharing-"
-	// classPrefix begins the names of the operator's DeviceClasses for MIG instances, and gpuClass is the name of the one for whole GPUs.
+	// classPrefix begins the names of the operator's DeviceClasses for MIG instances, and gpuClass is the name of the
+	// one for whole GPUs.
 	classPrefix = namePrefix + "mig-"
 	gpuClass    = namePrefix + "gpu"
 	// resourcePrefix begins the extended resources of MIG instances, as NVIDIA's device plugin names them.
@@ -29,8 +30,8 @@ func RuleName(node string) string { return namePrefix + node }
 // RuledNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
 func RuledNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
 
-// ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus sign, which no name
-// of a resource may have.
+// ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus
+// sign, which no name of a resource may have.
 func ResourceOf(profile string) string { return resourcePrefix + strings.ReplaceAll(profile, "+", ".") }
 
 // ClassName is the name of the operator's DeviceClass for a profile.
@@ -38,12 +39,12 @@ func ClassName(profile string) string {
 	return classPrefix + strings.ToLower(strings.ReplaceAll(profile, "+", "."))
 }
 
-// implicitPrefix begins the extended resource that every DeviceClass has beside the one that it names (k8s.io/api/resource/v1,
-// ResourceDeviceClassPrefix).
+// implicitPrefix begins the extended resource that every DeviceClass has beside the one that it names
+// (k8s.io/api/resource/v1, ResourceDeviceClassPrefix).
 const implicitPrefix = "deviceclass.resource.kubernetes.io/"
 
-// AskedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one itself, or the one of the operator's
-// DeviceClass that they name by its implicit resource.
+// AskedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one itself, or
+// the one of the operator's DeviceClass that they name by its implicit resource.
 func AskedBy(resource string) string {
 	if profile, is := strings.CutPrefix(resource, implicitPrefix+classPrefix); is {
 		return resourcePrefix + profile
@@ -54,8 +55,8 @@ func AskedBy(resource string) string {
 	return resource
 }
 
-// Means reports whether a profile of a policy's layout, exact (1g.10gb+me) or a number of slices (1g+me), can be that of one of the operator's
-// classes.
+// Means reports whether a profile of a policy's layout, exact (1g.10gb+me) or a number of slices (1g+me), can be that
+// of one of the operator's classes.
 func Means(profile, class string) bool {
 	if ClassName(profile) == class {
 		return true
@@ -72,8 +73,8 @@ func Means(profile, class string) bool {
 // Ours reports whether a DeviceClass has the name of one of the operator's.
 func Ours(class string) bool { return strings.HasPrefix(class, classPrefix) || class == gpuClass }
 
-// Write is a DeviceClass of the operator's that must exist: its name, the extended resource that it serves, the CEL expression by which it
-// selects devices, and the other classes of its resource, by comma.
+// Write is a DeviceClass of the operator's that must exist: its name, the extended resource that it serves, the CEL
+// expression by which it selects devices, and the other classes of its resource, by comma.
 type Write struct{ Name, Resource, Selector, Beside string }
 
 // ForInstances is the operator's class of the instances of a profile.
@@ -82,8 +83,9 @@ func ForInstances(profile string) Write {
 		"device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", DriverName, profile)}
 }
 
-// ForGPUs is the operator's class of whole GPUs. It is needed where the GPU Operator runs the driver for a GPUCluster: the class gpu.nvidia.com
-// that it keeps there serves no extended resource (manifests/state-dra-driver, v26.7.0). The one of the driver's chart does.
+// ForGPUs is the operator's class of whole GPUs. It is needed where the GPU Operator runs the driver for a GPUCluster:
+// the class gpu.nvidia.com that it keeps there serves no extended resource (manifests/state-dra-driver, v26.7.0). The
+// one of the driver's chart does.
 func ForGPUs() Write {
 	return Write{Name: gpuClass, Resource: plan.ResourceGPU, Selector: fmt.Sprintf(
 		"device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'gpu'", DriverName)}
@@ -94,23 +96,28 @@ type Class struct {
 	Name string
 	// Resource is the extended resource that it serves; empty if none.
 	Resource string
-	// Strategy is the sharing strategy that its config gives whole GPUs, and Interval the time slice; empty if it gives none.
+	// Strategy is the sharing strategy that its config gives whole GPUs, and Interval the time slice; empty if it gives
+	// none.
 	Strategy, Interval string
 	// Unread says that only Name and Resource are known.
 	Unread bool
 	// Own says that it has the label by which the operator tells its objects.
 	Own bool
-	// Selector is the CEL expression by which it selects devices; empty if it has none, or more than one. Of the operator's only.
+	// Selector is the CEL expression by which it selects devices; empty if it has none, or more than one. Of the
+	// operator's only.
 	Selector string
 	// Beside are the other classes of its resource for which it was last written, by comma. Of the operator's only.
 	Beside string
-	// Configured says that it has more than selectors and a resource, such as a configuration of its devices. Of the operator's only.
+	// Configured says that it has more than selectors and a resource, such as a configuration of its devices. Of the
+	// operator's only.
 	Configured bool
-	// Age orders classes by their time of creation, in seconds since 1970: of two with the same resource the scheduler uses the later one.
+	// Age orders classes by their time of creation, in seconds since 1970: of two with the same resource the scheduler
+	// uses the later one.
 	Age int64
 }
 
-// Offering returns the class by which pods get an extended resource: the one that the scheduler uses. ok is false if there is none.
+// Offering returns the class by which pods get an extended resource: the one that the scheduler uses. ok is false if
+// there is none.
 func Offering(classes []Class, resource string) (c Class, ok bool) {
 	for _, candidate := range classes {
 		newer := candidate.Age > c.Age || candidate.Age == c.Age && candidate.Name < c.Name
@@ -141,8 +148,8 @@ func Duplicates(classes []Class, resource string) string {
 		format.List(names), resource, used.Name, resource, used.Name)
 }
 
-// ClassProblem says why pods cannot get GPUs or instances by the resource of a class; nil if they can, or will once the operator has made
-// the class.
+// ClassProblem says why pods cannot get GPUs or instances by the resource of a class; nil if they can, or will once the
+// operator has made the class.
 func ClassProblem(classes []Class, w Write) *plan.Problem {
 	if _, offered := Offering(classes, w.Resource); offered {
 		return nil
@@ -166,12 +173,13 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 	}
 }
 
-// Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get what these classes are for.
-// A class that serves the resource already is used, also one of an administrator: two classes with one resource make the
-// scheduler forget the name when one of them goes. One of the operator's that another client edited is written again. A configuration that it was
-// given is another field manager's: such a class is deleted, and the next pass writes it if it is needed. named reports whether a policy,
-// pod or claim names a class or its resource: such a class stays. So does one beside another class of its resource, which the scheduler would
-// forget: it is written again when the other one comes or goes, so that the scheduler reads it.
+// Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get what
+// these classes are for. A class that serves the resource already is used, also one of an administrator: two classes
+// with one resource make the scheduler forget the name when one of them goes. One of the operator's that another client
+// edited is written again. A configuration that it was given is another field manager's: such a class is deleted, and
+// the next pass writes it if it is needed. named reports whether a policy, pod or claim names a class or its resource:
+// such a class stays. So does one beside another class of its resource, which the scheduler would forget: it is written
+// again when the other one comes or goes, so that the scheduler reads it.
 func Classes(have []Class, want []Write, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
 	for _, w := range want {
@@ -223,7 +231,8 @@ func asWritten(c Class) (w Write, known bool) {
 	return Write{}, false
 }
 
-// lacks reports whether a class of the operator's must be written: nothing serves its resource, or another client edited it.
+// lacks reports whether a class of the operator's must be written: nothing serves its resource, or another client
+// edited it.
 func lacks(have []Class, w Write) bool {
 	_, offered := Offering(have, w.Resource)
 	at := slices.IndexFunc(have, func(c Class) bool { return c.Name == w.Name })

@@ -181,8 +181,8 @@ func TestWhatToSetForShares(t *testing.T) {
 	}
 }
 
-// TestAClassOfTheOperatorsIsRepaired: a user, or a tool that copies one class over another, changed what it selects, or gave it a configuration.
-// Pods that request 1g.5gb get other instances by it.
+// TestAClassOfTheOperatorsIsRepaired: a user, or a tool that copies one class over another, changed what it selects, or
+// gave it a configuration. Pods that request 1g.5gb get other instances by it.
 func TestAClassOfTheOperatorsIsRepaired(t *testing.T) {
 	for name, change := range map[string]func(spec map[string]any){
 		"its selector names another profile": func(spec map[string]any) {
@@ -200,7 +200,8 @@ func TestAClassOfTheOperatorsIsRepaired(t *testing.T) {
 	}
 }
 
-// TestARuleThatTaintsNothingIsNoRule: a user set its effect to None, or narrowed its selector to one device. New pods come to the node.
+// TestARuleThatTaintsNothingIsNoRule: a user set its effect to None, or narrowed its selector to one device. New pods
+// come to the node.
 func TestARuleThatTaintsNothingIsNoRule(t *testing.T) {
 	for name, change := range map[string]func(o *unstructured.Unstructured) error{
 		"effect None": func(o *unstructured.Unstructured) error {

@@ -278,8 +278,9 @@ func TestWhereADeviceIs(t *testing.T) {
 	}
 }
 
-// TestADeviceThatTheDriverTaintsIsNotOffered: with its feature gate NVMLDeviceHealthCheck the driver taints devices that are unhealthy
-// (cmd/gpu-kubelet-plugin/driver.go, deviceHealthEvents). Beside the device plugin such a GPU is reported and counts as not advertised.
+// TestADeviceThatTheDriverTaintsIsNotOffered: with its feature gate NVMLDeviceHealthCheck the driver taints devices
+// that are unhealthy (cmd/gpu-kubelet-plugin/driver.go, deviceHealthEvents). Beside the device plugin such a GPU is
+// reported and counts as not advertised.
 func TestADeviceThatTheDriverTaintsIsNotOffered(t *testing.T) {
 	g := NewWithT(t)
 	device := func(name, uuid string) map[string]any {

@@ -11,11 +11,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// NVIDIA's DRA driver sets the time slice of a GPU when it prepares a claim, as the config of the claim's DeviceClass says, and sets the default
-// one when the claim ends. The class of whole GPUs is the administrator's, so the operator compares.
+// NVIDIA's DRA driver sets the time slice of a GPU when it prepares a claim, as the config of the claim's DeviceClass
+// says, and sets the default one when the claim ends. The class of whole GPUs is the administrator's, so the operator
+// compares.
 
-// TimeSlicingSettings is the feature gate of the driver without which it prepares no claim whose config names a time slice. It is off by
-// default (pkg/featuregates of the driver).
+// TimeSlicingSettings is the feature gate of the driver without which it prepares no claim whose config names a time
+// slice. It is off by default (pkg/featuregates of the driver).
 const TimeSlicingSettings = "TimeSlicingSettings"
 
 // The config by which a class sets the time slice (api/nvidia.com/resource/v1beta1 of the driver).
@@ -26,8 +27,8 @@ const (
 	defaultInterval = string(v1alpha1.TimeSliceIntervalDefault)
 )
 
-// sharingOf is the strategy that a DeviceClass gives whole GPUs by its config, and the time slice; empty if it gives none. Of several configs
-// the last one counts (device_state.go of the driver, GetOpaqueDeviceConfigs).
+// sharingOf is the strategy that a DeviceClass gives whole GPUs by its config, and the time slice; empty if it gives
+// none. Of several configs the last one counts (device_state.go of the driver, GetOpaqueDeviceConfigs).
 func sharingOf(class map[string]any) (strategy, interval string) {
 	for _, listed := range asList(asMap(class["spec"])["config"]) {
 		opaque := asMap(asMap(listed)["opaque"])
@@ -56,8 +57,9 @@ func Interval(s v1alpha1.Sharing) v1alpha1.TimeSliceInterval {
 	return ""
 }
 
-// IntervalProblem says what to set so that GPUs have the time slice that a policy wants; nil if the class that offers whole GPUs has it, or is
-// not known. off names a pod of the driver whose feature gate TimeSlicingSettings is off; empty if there is none.
+// IntervalProblem says what to set so that GPUs have the time slice that a policy wants; nil if the class that offers
+// whole GPUs has it, or is not known. off names a pod of the driver whose feature gate TimeSlicingSettings is off;
+// empty if there is none.
 func IntervalProblem(classes []Class, want v1alpha1.TimeSliceInterval, policy, off string) *plan.Problem {
 	class, offered := Offering(classes, plan.ResourceGPU)
 	if want == "" || !offered || class.Unread {

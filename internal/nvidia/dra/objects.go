@@ -46,8 +46,9 @@ func isOwn(object *unstructured.Unstructured) bool {
 	return object.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.ManagedByOperator
 }
 
-// RuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is false if it is another's, or if
-// another client edited it so that it does not taint all devices of the node any more (EditedRule).
+// RuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is false
+// if it is another's, or if another client edited it so that it does not taint all devices of the node any more
+// (EditedRule).
 func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok bool) {
 	if node, ok = ruleOfOurs(object); !ok || !taintsAll(object, node) {
 		return "", time.Time{}, false
@@ -60,8 +61,8 @@ func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok
 	return node, since, true
 }
 
-// EditedRule is the node of a DeviceTaintRule of the operator's that does not taint all devices of the node, because another client edited it; ok
-// is false if the rule is another's, or whole.
+// EditedRule is the node of a DeviceTaintRule of the operator's that does not taint all devices of the node, because
+// another client edited it; ok is false if the rule is another's, or whole.
 func EditedRule(object *unstructured.Unstructured) (node string, ok bool) {
 	node, ok = ruleOfOurs(object)
 	return node, ok && !taintsAll(object, node)
@@ -85,8 +86,8 @@ func taintsAll(object *unstructured.Unstructured, node string) bool {
 		asString(selector["driver"]) == DriverName && asString(selector["pool"]) == node
 }
 
-// NewRule is the operator's DeviceTaintRule for a node: it keeps new pods off all devices of the node, and evicts none. The pool of a node
-// has its name.
+// NewRule is the operator's DeviceTaintRule for a node: it keeps new pods off all devices of the node, and evicts none.
+// The pool of a node has its name.
 func NewRule(node string, since time.Time) *unstructured.Unstructured {
 	return owned(RuleName(node), map[string]any{
 		"deviceSelector": map[string]any{"driver": DriverName, "pool": node},

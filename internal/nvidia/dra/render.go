@@ -17,16 +17,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
-// configPrefix begins the names of what nodes of the DRA driver are asked for. No ConfigMap may have such a key, and no label such a value.
+// configPrefix begins the names of what nodes of the DRA driver are asked for. No ConfigMap may have such a key, and no
+// label such a value.
 const configPrefix = "dra:"
 
 // IsConfig reports whether a config name is one of Render.
 func IsConfig(name string) bool { return strings.HasPrefix(name, configPrefix) }
 
-// Render is what a policy's sharing means on a node whose GPUs NVIDIA's DRA driver offers, in the form of the device plugin's
-// configuration: a name that differs whenever what is asked for does, and the resources that pods can request then. It has no document: nothing
-// on the node reads one. A sharing that asks for no number of shares takes the published one, which is no part of the name: it is the
-// administrator's, and changes nothing on the node. published is 0 if it is not known. Errors: a *plan.Problem for what the driver lacks.
+// Render is what a policy's sharing means on a node whose GPUs NVIDIA's DRA driver offers, in the form of the device
+// plugin's configuration: a name that differs whenever what is asked for does, and the resources that pods can request
+// then. It has no document: nothing on the node reads one. A sharing that asks for no number of shares takes the
+// published one, which is no part of the name: it is the administrator's, and changes nothing on the node. published is
+// 0 if it is not known. Errors: a *plan.Problem for what the driver lacks.
 func Render(s v1alpha1.Sharing, n deviceplugin.Node, published int64) (deviceplugin.Config, error) {
 	if err := lacking(s, n.Replicas); err != nil {
 		return deviceplugin.Config{}, err
@@ -76,8 +78,8 @@ func nameOf(strategy v1alpha1.Strategy, resources map[string]int64, shares int64
 	return configPrefix + hex.EncodeToString(sum[:hashed])
 }
 
-// Shares is how many claims must be able to share a GPU under a policy's sharing; 0: any number, as under MIG, which leaves it to the
-// administrator what GPUs without instances offer.
+// Shares is how many claims must be able to share a GPU under a policy's sharing; 0: any number, as under MIG, which
+// leaves it to the administrator what GPUs without instances offer.
 func Shares(s v1alpha1.Sharing) int64 {
 	switch s.Strategy {
 	case v1alpha1.StrategyTimeSlicing:
@@ -91,7 +93,8 @@ func Shares(s v1alpha1.Sharing) int64 {
 	return 0
 }
 
-// lacking says what in a policy's sharing NVIDIA's DRA driver cannot do. replicas are those of MIG instances, by profile.
+// lacking says what in a policy's sharing NVIDIA's DRA driver cannot do. replicas are those of MIG instances, by
+// profile.
 func lacking(s v1alpha1.Sharing, replicas map[string]int32) error {
 	switch s.Strategy {
 	case v1alpha1.StrategyMPS:

@@ -14,8 +14,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// The driver has one number of shares for all GPUs of all nodes, since its chart has one DaemonSet. To change it restarts the driver on
-// every node at once, so that is the administrator's: the operator says what to set, and compares.
+// The driver has one number of shares for all GPUs of all nodes, since its chart has one DaemonSet. To change it
+// restarts the driver on every node at once, so that is the administrator's: the operator says what to set, and
+// compares.
 
 // Asked is how many claims must be able to share a GPU, by the policies that ask for whole GPUs on nodes of the driver.
 type Asked map[int64][]string
@@ -37,8 +38,8 @@ func (a Asked) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// SharesProblem says what to set so that a GPU of a node has the shares that the policy wants, and which other policies on nodes of the
-// driver want another number; nil if the pool shows that number, or nothing yet.
+// SharesProblem says what to set so that a GPU of a node has the shares that the policy wants, and which other policies
+// on nodes of the driver want another number; nil if the pool shows that number, or nothing yet.
 func SharesProblem(p *Pool, want int64, policy string, asked Asked) *plan.Problem {
 	have, known := p.Shares()
 	if !known || have == want {
@@ -95,8 +96,8 @@ func fields(shares int64) string {
 		"spec.draDriver)", shares)
 }
 
-// remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU of which shares are in
-// use hangs, so switching off needs idle GPUs (device_state.go of the driver).
+// remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU
+// of which shares are in use hangs, so switching off needs idle GPUs (device_state.go of the driver).
 func remedy(have, want int64) string {
 	if want == 1 {
 		return "First drain the pods that use GPUs from the nodes of the driver, because a GPU whose shares are in use would be given to a pod that then hangs. " +

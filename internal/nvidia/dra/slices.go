@@ -26,7 +26,8 @@ const (
 
 // Device is a GPU or a MIG instance as a ResourceSlice shows it.
 type Device struct {
-	// Name tells it within the pool of its node: gpu-<minor>, or gpu-<minor>-mig-<profile>-<profile id>-<start>. Names are used again.
+	// Name tells it within the pool of its node: gpu-<minor>, or gpu-<minor>-mig-<profile>-<profile id>-<start>. Names
+	// are used again.
 	Name string
 	// Type is gpu, mig or vfio; empty if the driver does not publish it.
 	Type string
@@ -34,10 +35,11 @@ type Device struct {
 	UUID string
 	// Profile of a MIG instance, such as 1g.5gb, and the UUID of its GPU.
 	Profile, Parent string
-	// Shares is how many claims can share it; 1 if the driver shares no GPUs, 0 if it limits them by memory or not at all.
+	// Shares is how many claims can share it; 1 if the driver shares no GPUs, 0 if it limits them by memory or not at
+	// all.
 	Shares int64
-	// Tainted is the taint by which the driver itself keeps new pods off it, as key=value, such as one for a GPU that is unhealthy (its feature
-	// gate NVMLDeviceHealthCheck); empty if there is none.
+	// Tainted is the taint by which the driver itself keeps new pods off it, as key=value, such as one for a GPU that
+	// is unhealthy (its feature gate NVMLDeviceHealthCheck); empty if there is none.
 	Tainted string
 }
 
@@ -74,8 +76,8 @@ func PoolOf(published []Slice) Pool {
 	return p
 }
 
-// Published returns the extended resources that the pool offers, each with its number, named as NVIDIA's device plugin names them: a GPU
-// with shares counts once for each share.
+// Published returns the extended resources that the pool offers, each with its number, named as NVIDIA's device plugin
+// names them: a GPU with shares counts once for each share.
 func (p *Pool) Published() map[string]int64 {
 	counts := map[string]int64{}
 	if p == nil {
@@ -115,8 +117,8 @@ func (p *Pool) Named(name string) (Device, bool) {
 	return p.Devices[at], true
 }
 
-// Unusable says why the pool tells nothing of static instances: the driver makes instances on demand, or publishes in a form that is not
-// known. Nil: it tells.
+// Unusable says why the pool tells nothing of static instances: the driver makes instances on demand, or publishes in a
+// form that is not known. Nil: it tells.
 func (p *Pool) Unusable() *plan.Problem {
 	if p == nil {
 		return nil
@@ -145,8 +147,8 @@ func DynamicMIG(sign string) *plan.Problem {
 	}
 }
 
-// Differs lists how what the pool offers differs from the GPUs and instances that the agent reports, by UUID; empty if it does not. Shares
-// is how many claims must be able to share a GPU; 0: any number.
+// Differs lists how what the pool offers differs from the GPUs and instances that the agent reports, by UUID; empty if
+// it does not. Shares is how many claims must be able to share a GPU; 0: any number.
 func (p *Pool) Differs(have []v1alpha1.DeviceStatus, shares int64) []string {
 	return append(p.Stale(have, shares), p.away(have)...)
 }
@@ -186,8 +188,9 @@ func (p *Pool) Stale(have []v1alpha1.DeviceStatus, shares int64) []string {
 	return differs
 }
 
-// away lists the devices that the driver taints, and those whose GPU the agent does not see any more. A driver that starts anew would offer the
-// former again, and does not start if a GPU answers with an error (cmd/gpu-kubelet-plugin/nvlib.go of the driver).
+// away lists the devices that the driver taints, and those whose GPU the agent does not see any more. A driver that
+// starts anew would offer the former again, and does not start if a GPU answers with an error
+// (cmd/gpu-kubelet-plugin/nvlib.go of the driver).
 func (p *Pool) away(have []v1alpha1.DeviceStatus) []string {
 	if p == nil || !p.Complete {
 		return nil
@@ -225,8 +228,8 @@ func (want Device) differs(is Device, shares int64) string {
 	return ""
 }
 
-// expected are the devices that the driver publishes for these GPUs, named for a message. It publishes no GPU in MIG mode, and no
-// instance without its compute instance.
+// expected are the devices that the driver publishes for these GPUs, named for a message. It publishes no GPU in MIG
+// mode, and no instance without its compute instance.
 func expected(have []v1alpha1.DeviceStatus) []Device {
 	var devices []Device
 	for i := range have {
@@ -258,7 +261,8 @@ func UUIDs(have []v1alpha1.DeviceStatus) []string {
 	return uuids
 }
 
-// SliceOf reads what matters of a ResourceSlice, of any version since v1beta1. Objects are maps as encoding/json makes them.
+// SliceOf reads what matters of a ResourceSlice, of any version since v1beta1. Objects are maps as encoding/json makes
+// them.
 func SliceOf(object map[string]any) Slice {
 	pool := asMap(asMap(object["spec"])["pool"])
 	s := Slice{Generation: asInt(pool["generation"]), Count: asInt(pool["resourceSliceCount"])}

@@ -12,8 +12,8 @@ const (
 	DevicePlugin Stack = "DevicePlugin"
 	// Driver is NVIDIA's DRA driver, alone.
 	Driver Stack = "DRA"
-	// Both means that each of them offers the GPUs, and gives them to pods of which the other knows nothing. The operator changes nothing
-	// on such a node.
+	// Both means that each of them offers the GPUs, and gives them to pods of which the other knows nothing. The
+	// operator changes nothing on such a node.
 	Both Stack = "Both"
 )
 
@@ -23,8 +23,8 @@ type Facts struct {
 	Driver bool
 	// Plugin says that a pod of NVIDIA's device plugin is on the node, or is to come.
 	Plugin bool
-	// Allocatable says that the node advertises at least one GPU or instance. A resource whose plugin is gone stays listed with 0, which
-	// the scheduler takes for none.
+	// Allocatable says that the node advertises at least one GPU or instance. A resource whose plugin is gone stays
+	// listed with 0, which the scheduler takes for none.
 	Allocatable bool
 }
 

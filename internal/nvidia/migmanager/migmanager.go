@@ -1,11 +1,12 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package migmanager renders configurations for NVIDIA's mig-manager and knows what it does to GPUs when it applies one. It
-// is pure. The format is `version: v1` of NVIDIA/mig-parted, api/spec/v1; what happens is in its cmd/nvidia-mig-parted/apply.
+// Package migmanager renders configurations for NVIDIA's mig-manager and knows what it does to GPUs when it applies
+// one. It is pure. The format is `version: v1` of NVIDIA/mig-parted, api/spec/v1; what happens is in its
+// cmd/nvidia-mig-parted/apply.
 //
-// mig-manager reads one file with all configurations, each with a name that a node's label selects. A configuration has to
-// cover every GPU of the node, and its entries must not overlap: later ones would overwrite earlier ones.
+// mig-manager reads one file with all configurations, each with a name that a node's label selects. A configuration has
+// to cover every GPU of the node, and its entries must not overlap: later ones would overwrite earlier ones.
 package migmanager
 
 import (
@@ -34,14 +35,15 @@ func Ours(name string) bool { return strings.HasPrefix(name, prefix) }
 
 // Config is a configuration for nodes whose GPUs are to be partitioned alike.
 type Config struct {
-	// Name tells the content: it differs whenever Entries does, so that mig-manager, which only notices another name, applies
-	// it. It is valid as a label's value.
+	// Name tells the content: it differs whenever Entries does, so that mig-manager, which only notices another name,
+	// applies it. It is valid as a label's value.
 	Name string
 	// Entries is the list of entries as YAML.
 	Entries string
 }
 
-// Render is the configuration for a node whose GPUs have the desired state, and those that it does not list stay as they are.
+// Render is the configuration for a node whose GPUs have the desired state, and those that it does not list stay as
+// they are.
 func Render(desired []v1alpha1.DeviceSpec, have []gpu.Device) Config {
 	var entries []entry
 	for _, d := range sorted(have) {
@@ -86,9 +88,9 @@ func sharingOf(desired []v1alpha1.DeviceSpec, d gpu.Device) v1alpha1.DeviceShari
 	return plan.Observed(d)
 }
 
-// Clears are the GPUs that mig-manager clears of all their instances, so that nobody may use them, when it brings a node to
-// a desired state: every GPU where the mode of one has to change, since it then sets the mode of all and resets all; else those
-// whose instances differ.
+// Clears are the GPUs that mig-manager clears of all their instances, so that nobody may use them, when it brings a
+// node to a desired state: every GPU where the mode of one has to change, since it then sets the mode of all and resets
+// all; else those whose instances differ.
 func Clears(desired []v1alpha1.DeviceSpec, have []gpu.Device) []gpu.Device {
 	var differ []gpu.Device
 	for _, d := range sorted(have) {

@@ -23,8 +23,8 @@ const startedAfter, stoppedAfter = 30 * time.Second, 10 * time.Second
 
 const fabricManager = "nv-fabricmanager"
 
-// startDaemons starts nvidia-persistenced, as every driver container does, with its socket in the driver's own /run, and the
-// fabric manager, whose socket is in a folder of the node.
+// startDaemons starts nvidia-persistenced, as every driver container does, with its socket in the driver's own /run,
+// and the fabric manager, whose socket is in a folder of the node.
 func (d *Driver) startDaemons() error {
 	if err := d.startDaemon("nvidia-persistenced", simdriver.PersistencedSocket, "--persistence-mode"); err != nil || !d.FabricManager {
 		return err

@@ -47,8 +47,9 @@ func Cap(minor int) Device {
 	return Device{fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), simdriver.MajorCaps, uint32(minor)}
 }
 
-// makeDevices makes the device files that a driver container has once it has started, by nvidia-smi in the driver's root, as
-// the container's startup probe does. Those of MIG instances are among them if the instances exist: the kernel makes none.
+// makeDevices makes the device files that a driver container has once it has started, by nvidia-smi in the driver's
+// root, as the container's startup probe does. Those of MIG instances are among them if the instances exist: the kernel
+// makes none.
 func (d *Driver) makeDevices() error {
 	// What a container runtime gives every container, and what nvidia-modprobe makes.
 	made := []Device{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}, modeset()}

@@ -1,12 +1,14 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driver installs the simulated driver on the node as the GPU Operator installs NVIDIA's: as the root file system of
-// a container that is bind-mounted at /run/nvidia/driver, with the device files of GPUs in its own /dev and the sockets of
-// its daemons in its own /run, or on the node itself. It installs NVIDIA's container toolkit beside it, and writes the files
-// by which NVIDIA's pods see that both are there. It mounts and writes all over the machine, so it belongs inside a sandbox.
+// Package driver installs the simulated driver on the node as the GPU Operator installs NVIDIA's: as the root file
+// system of a container that is bind-mounted at /run/nvidia/driver, with the device files of GPUs in its own /dev and
+// the sockets of its daemons in its own /run, or on the node itself. It installs NVIDIA's container toolkit beside it,
+// and writes the files by which NVIDIA's pods see that both are there. It mounts and writes all over the machine, so it
+// belongs inside a sandbox.
 //
-// The hardware is not part of the driver: its state, and what the kernel shows of it, survive every driver (hardware.go).
+// The hardware is not part of the driver: its state, and what the kernel shows of it, survive every driver
+// (hardware.go).
 package driver
 
 import (
@@ -42,8 +44,8 @@ const (
 
 	validations = "/run/nvidia/validations"
 	driverReady = validations + "/driver-ready"
-	// containerReady is the driver container's own: its startup probe makes it, and the preStop hook of its pod removes it
-	// (NVIDIA/gpu-operator assets/state-driver).
+	// containerReady is the driver container's own: its startup probe makes it, and the preStop hook of its pod removes
+	// it (NVIDIA/gpu-operator assets/state-driver).
 	containerReady = validations + "/.driver-ctr-ready"
 	// containers holds the root file systems of driver containers.
 	containers = "/var/lib/driver-container"
@@ -70,8 +72,8 @@ type Driver struct {
 	daemons []*daemon
 }
 
-// Start installs a driver, makes the device files of the GPUs that the machine has, starts the driver's daemons, and then
-// shows the driver to the node, in the order in which NVIDIA's driver container does it.
+// Start installs a driver, makes the device files of the GPUs that the machine has, starts the driver's daemons, and
+// then shows the driver to the node, in the order in which NVIDIA's driver container does it.
 func Start(o Options) (*Driver, error) {
 	d := &Driver{Options: o}
 	if err := d.start(); err != nil {
@@ -140,8 +142,8 @@ func (d *Driver) removeFiles() error {
 	return errors.Join(errs...)
 }
 
-// Replace stops the driver and starts another version in the same layout: a driver upgrade, or, with the same version, the
-// restart of a driver container.
+// Replace stops the driver and starts another version in the same layout: a driver upgrade, or, with the same version,
+// the restart of a driver container.
 func (d *Driver) Replace(version string) (*Driver, error) {
 	if err := d.Stop(); err != nil {
 		return nil, err
@@ -194,8 +196,8 @@ func (d *Driver) loadModule() error {
 	return hardware.LoadModule(d.Version)
 }
 
-// mark says that the driver container is ready, as its startup probe does, and then where the driver is, as the GPU Operator's
-// validator does once it has found it.
+// mark says that the driver container is ready, as its startup probe does, and then where the driver is, as the GPU
+// Operator's validator does once it has found it.
 func (d *Driver) mark() error {
 	host, root, seen := "false", Root, "/driver-root"
 	if d.Layout != Container {

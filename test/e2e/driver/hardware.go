@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// Hardware is where the state of the simulated hardware and of the kernel modules lies on the machine. It is visible in
-	// every container, as hardware and kernel are, and in every driver's root.
+	// Hardware is where the state of the simulated hardware and of the kernel modules lies on the machine. It is
+	// visible in every container, as hardware and kernel are, and in every driver's root.
 	Hardware = "/var/lib/simdriver"
 
 	// machineRoot is a driver root that nothing but the harness uses: it holds the state.
@@ -36,7 +36,8 @@ func Fit(programs string, spec simdriver.Spec) (*simdriver.Driver, error) {
 	return d, showKernel()
 }
 
-// mountHardware makes a place for the state of the hardware. It stays writable where the driver's root is mounted read-only.
+// mountHardware makes a place for the state of the hardware. It stays writable where the driver's root is mounted
+// read-only.
 func mountHardware() error {
 	state := filepath.Join(machineRoot, Hardware)
 	for _, path := range append(shown(), Hardware, state) {

@@ -15,8 +15,8 @@ import (
 // pciBus is where the kernel lists what is on the PCI bus.
 const pciBus = "/sys/bus/pci"
 
-// showPCI puts the simulated GPUs on the machine's PCI bus, on which Node Feature Discovery looks for them. The folder above
-// the devices is mounted, because other GPUs replace the folder of the devices.
+// showPCI puts the simulated GPUs on the machine's PCI bus, on which Node Feature Discovery looks for them. The folder
+// above the devices is mounted, because other GPUs replace the folder of the devices.
 func showPCI() error {
 	from := filepath.Join(machineRoot, pciBus)
 	if err := os.MkdirAll(from, 0o755); err != nil {

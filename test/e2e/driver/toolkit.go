@@ -30,14 +30,16 @@ const (
 
 // Toolkit is NVIDIA's container toolkit on the node.
 type Toolkit struct {
-	// Bin is the folder with its programs, with the one that stands for its legacy runtime, and with the runtime below it.
+	// Bin is the folder with its programs, with the one that stands for its legacy runtime, and with the runtime below
+	// it.
 	Bin string
 	// CDI says whether it works by CDI specifications; otherwise it is the legacy runtime.
 	CDI bool
 }
 
-// Install installs the toolkit as NVIDIA's toolkit container does at its start, for a driver that is there, and then says
-// that it is ready. It generates the CDI specification of NVIDIA's own pods from the device files that exist at that moment.
+// Install installs the toolkit as NVIDIA's toolkit container does at its start, for a driver that is there, and then
+// says that it is ready. It generates the CDI specification of NVIDIA's own pods from the device files that exist at
+// that moment.
 func (t Toolkit) Install(ctx context.Context, d *Driver) error {
 	if err := remove(toolkitReady); err != nil {
 		return err
@@ -62,8 +64,8 @@ func (t Toolkit) Install(ctx context.Context, d *Driver) error {
 	return write(toolkitReady, "")
 }
 
-// writeRuntime writes the script that becomes the runtime, as the toolkit container wraps its programs, and what the runtime
-// reads.
+// writeRuntime writes the script that becomes the runtime, as the toolkit container wraps its programs, and what the
+// runtime reads.
 func (t Toolkit) writeRuntime() error {
 	program := "nvidia-container-runtime.legacy"
 	if t.CDI {

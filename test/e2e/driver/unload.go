@@ -39,13 +39,13 @@ func (e *InUse) Error() string {
 
 func (e *InUse) Unwrap() error { return e.err }
 
-// PreStop is what happens first when the pod of the driver is deleted: its hook says that the container is not ready any more. A
-// container that restarts in its pod has no such hook.
+// PreStop is what happens first when the pod of the driver is deleted: its hook says that the container is not ready
+// any more. A container that restarts in its pod has no such hook.
 func (d *Driver) PreStop() error { return remove(containerReady) }
 
-// Shutdown ends the driver as the driver container does when it is told to end: the daemons end, then the module is unloaded
-// and the mount removed. If a process has the driver open, module and mount stay. The file driver-ready stays too: the GPU
-// Operator's validator removes it when its own pod ends.
+// Shutdown ends the driver as the driver container does when it is told to end: the daemons end, then the module is
+// unloaded and the mount removed. If a process has the driver open, module and mount stay. The file driver-ready stays
+// too: the GPU Operator's validator removes it when its own pod ends.
 func (d *Driver) Shutdown() (unloaded bool, err error) {
 	if err := d.stopDaemons(); err != nil {
 		return false, err
@@ -86,8 +86,8 @@ func (d *Driver) Unmount() error {
 	return errors.Join(errs...)
 }
 
-// Restart restarts the driver container in its pod: no other component is told, and the module and driver-ready stay while
-// a process has the driver open.
+// Restart restarts the driver container in its pod: no other component is told, and the module and driver-ready stay
+// while a process has the driver open.
 func (d *Driver) Restart() (*Driver, error) {
 	if _, err := d.Shutdown(); err != nil {
 		return nil, err
@@ -98,11 +98,12 @@ func (d *Driver) Restart() (*Driver, error) {
 	return Start(d.Options)
 }
 
-// Invalidate removes the files by which the GPU Operator's validator says that driver and toolkit are ready, as the preStop
-// hook of its pod does.
+// Invalidate removes the files by which the GPU Operator's validator says that driver and toolkit are ready, as the
+// preStop hook of its pod does.
 func Invalidate() error { return errors.Join(remove(driverReady), remove(toolkitReady)) }
 
-// holders lists the processes of the machine that have the driver open, those of MPS servers and their clients included.
+// holders lists the processes of the machine that have the driver open, those of MPS servers and their clients
+// included.
 func holders(hardware *simdriver.Driver) ([]Holder, error) {
 	root, err := os.OpenRoot("/proc")
 	if err != nil {
@@ -132,8 +133,8 @@ func holders(hardware *simdriver.Driver) ([]Holder, error) {
 	return found, nil
 }
 
-// withFilesOpen lists the processes that keep a file open by which the simulated driver knows its clients. The path of an open
-// file says nothing once the driver's root is unmounted.
+// withFilesOpen lists the processes that keep a file open by which the simulated driver knows its clients. The path of
+// an open file says nothing once the driver's root is unmounted.
 func withFilesOpen(hardware *simdriver.Driver) ([]int, error) {
 	marks, err := hardware.Marks()
 	if err != nil {

@@ -57,8 +57,8 @@ func statusExporter() operand {
 	}
 }
 
-// validator is the operator's validator, as far as it concerns GPUs: the step that computes on them. The files that say that
-// the driver is ready come with the driver.
+// validator is the operator's validator, as far as it concerns GPUs: the step that computes on them. The files that say
+// that the driver is ready come with the driver.
 func validator() operand {
 	return operand{
 		name: validatorName, account: validatorName,

@@ -51,8 +51,8 @@ func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, e
 	return c, err == nil, nil
 }
 
-// runCluster does what the GPU Operator does for a GPUCluster, in every pass: it applies the objects of NVIDIA's DRA driver, also if another
-// client changed them, and labels the nodes. It installs no DCGM and no validator here.
+// runCluster does what the GPU Operator does for a GPUCluster, in every pass: it applies the objects of NVIDIA's DRA
+// driver, also if another client changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
 	image, _, err := unstructured.NestedString(c.Object, "spec", "draDriver", "image")
 	if err != nil {
@@ -130,7 +130,8 @@ func draDaemonSet(image string) *appsv1.DaemonSet {
 	}
 }
 
-// draObjects are the account of NVIDIA's DRA driver, its rights, and its DeviceClasses, none of which has the name of an extended resource.
+// draObjects are the account of NVIDIA's DRA driver, its rights, and its DeviceClasses, none of which has the name of
+// an extended resource.
 func draObjects() []client.Object {
 	reads := []string{"get", "list", "watch"}
 	objects := []client.Object{

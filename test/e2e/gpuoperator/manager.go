@@ -24,8 +24,9 @@ const (
 	managerClients = "default-gpu-clients"
 )
 
-// manager is the DaemonSet of mig-manager, which reads a ConfigMap. The GPU Operator renders it also without one, with layouts of its
-// own; here no spec needs that (NVIDIA/gpu-operator v25.10.1 assets/state-mig-manager, which runs mig-manager v0.13.1).
+// manager is the DaemonSet of mig-manager, which reads a ConfigMap. The GPU Operator renders it also without one, with
+// layouts of its own; here no spec needs that (NVIDIA/gpu-operator v25.10.1 assets/state-mig-manager, which runs
+// mig-manager v0.13.1).
 func manager(p *clusterPolicy) operand {
 	main := privileged(ManagerName, "/bin/sh", "-c", "/bin/entrypoint.sh")
 	main.Image = ManagerImage

@@ -62,8 +62,8 @@ func (o *Operator) labelNodes(ctx context.Context, labelled func(now map[string]
 	return errors.Join(errs...)
 }
 
-// labelled returns a node's labels as the GPU Operator writes them. A label for an operand that has a value keeps it: other
-// programs pause operands by it.
+// labelled returns a node's labels as the GPU Operator writes them. A label for an operand that has a value keeps it:
+// other programs pause operands by it.
 func labelled(now map[string]string, p *clusterPolicy) map[string]string {
 	labels := maps.Clone(now)
 	if labels == nil {
@@ -102,7 +102,8 @@ func labelPresent(labels map[string]string) {
 	}
 }
 
-// migCapable reports whether a node's GPUs can be partitioned, by GPU Feature Discovery's label or else by their product.
+// migCapable reports whether a node's GPUs can be partitioned, by GPU Feature Discovery's label or else by their
+// product.
 func migCapable(labels map[string]string) bool {
 	if labels[vgpuHost] != "" {
 		return false

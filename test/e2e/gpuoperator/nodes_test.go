@@ -43,7 +43,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestLabelsOfAGPUCluster: those of the device plugin's programs go, whatever their value, and what pauses a program of the GPUCluster stays.
+// TestLabelsOfAGPUCluster: those of the device plugin's programs go, whatever their value, and what pauses a program of
+// the GPUCluster stays.
 func TestLabelsOfAGPUCluster(t *testing.T) {
 	const deployDriver, validator = LabelDeploy + "dra-driver", LabelDeploy + "dra-validator"
 	onPCI := map[string]string{pciLabels[0]: "true"}

@@ -31,8 +31,8 @@ func operands() []string {
 	return []string{PluginName, MPSName, FeaturesName, dcgmName, exporterName, statusName, validatorName, ManagerName}
 }
 
-// ReadsConfig reports whether the programs of a DaemonSet, by the value of its pods' label app, read the device plugin's
-// configuration.
+// ReadsConfig reports whether the programs of a DaemonSet, by the value of its pods' label app, read the device
+// plugin's configuration.
 func ReadsConfig(app string) bool { return app == PluginName || app == FeaturesName || app == MPSName }
 
 // plugin is the device plugin. What stands in its environment cannot be set in its configuration file.

@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpuoperator stands for the parts of NVIDIA's GPU Operator that decide how NVIDIA's programs run: it renders their
-// DaemonSets from the ClusterPolicy or the GPUCluster as the GPU Operator does, and labels the nodes on which Node Feature Discovery found a
-// GPU. The programs in the DaemonSets are NVIDIA's own.
+// Package gpuoperator stands for the parts of NVIDIA's GPU Operator that decide how NVIDIA's programs run: it renders
+// their DaemonSets from the ClusterPolicy or the GPUCluster as the GPU Operator does, and labels the nodes on which
+// Node Feature Discovery found a GPU. The programs in the DaemonSets are NVIDIA's own.
 //
 // What it does follows NVIDIA/gpu-operator v26.7: which volumes, environment and containers a DaemonSet gets in
 // controllers/object_controls.go, and that a DaemonSet is written only when what is rendered has changed, so that what
@@ -40,8 +40,8 @@ const (
 
 	fieldManager = "gpu-operator"
 	hashKey      = "nvidia.com/last-applied-hash"
-	// poll is how often the operator looks; the real one is told by watches. What it looks at comes from watches all the same, but for
-	// the ClusterPolicy and the GPUCluster, whose definitions may be missing.
+	// poll is how often the operator looks; the real one is told by watches. What it looks at comes from watches all
+	// the same, but for the ClusterPolicy and the GPUCluster, whose definitions may be missing.
 	poll = 200 * time.Millisecond
 )
 
@@ -189,9 +189,9 @@ func (o *Operator) remove(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// report says in the ClusterPolicy's status where the operator lives, as the real one does: of a new one at first that its pods are not
-// there yet, and the condition in a write of its own each time (clusterpolicy_controller.go: updateCRState; internal/conditions). Each
-// makes a patch fail that names the resource version before it.
+// report says in the ClusterPolicy's status where the operator lives, as the real one does: of a new one at first that
+// its pods are not there yet, and the condition in a write of its own each time (clusterpolicy_controller.go:
+// updateCRState; internal/conditions). Each makes a patch fail that names the resource version before it.
 func (o *Operator) report(ctx context.Context, policy *unstructured.Unstructured) error {
 	state, ready := "ready", "True"
 	switch is, _, _ := unstructured.NestedString(policy.Object, "status", "state"); is {

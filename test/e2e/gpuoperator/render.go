@@ -26,8 +26,8 @@ type operand struct {
 	// labels of the pods besides app.
 	labels       map[string]string
 	nodeSelector map[string]string
-	// main is the container that reads the configuration, and process the name by which config-manager signals it. Empty: it
-	// reads none.
+	// main is the container that reads the configuration, and process the name by which config-manager signals it.
+	// Empty: it reads none.
 	main    corev1.Container
 	process string
 	// mounts run before main.

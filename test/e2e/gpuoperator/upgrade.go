@@ -34,13 +34,13 @@ const (
 const (
 	// goneAfter is how long evicted pods and paused operands may take to end, and validAfter the validator to be Ready.
 	goneAfter, validAfter = 5 * time.Minute, 10 * time.Minute
-	// unloads is how often the driver's pod may fail until the upgrade has, and backoff how long the kubelet waits before it
-	// starts the pod's init container again; the kubelet doubles that each time.
+	// unloads is how often the driver's pod may fail until the upgrade has, and backoff how long the kubelet waits
+	// before it starts the pod's init container again; the kubelet doubles that each time.
 	unloads, backoff = 4, 10 * time.Second
 )
 
-// Upgrade plays what happens on a node when the pod of NVIDIA's driver is replaced: the work of the GPU Operator's upgrade
-// controller (v26.7), of k8s-driver-manager (v0.12.0), and of the driver container itself.
+// Upgrade plays what happens on a node when the pod of NVIDIA's driver is replaced: the work of the GPU Operator's
+// upgrade controller (v26.7), of k8s-driver-manager (v0.12.0), and of the driver container itself.
 type Upgrade struct {
 	Client client.Client
 	Node   string
@@ -50,13 +50,14 @@ type Upgrade struct {
 	Toolkit driver.Toolkit
 	// Version is that of the new driver. Empty: only the driver's pod restarts, and module and workloads stay.
 	Version string
-	// Manual says that no upgrade controller takes part (driver.upgradePolicy.autoUpgrade: false): a user deletes the driver's pod,
-	// and k8s-driver-manager evicts the pods that use GPUs, right before it unloads the module.
+	// Manual says that no upgrade controller takes part (driver.upgradePolicy.autoUpgrade: false): a user deletes the
+	// driver's pod, and k8s-driver-manager evicts the pods that use GPUs, right before it unloads the module.
 	Manual bool
 	Log    io.Writer
 	// Entered is called when the node enters a state.
 	Entered func(state string)
-	// Blocked has, for each attempt to unload the module that failed, what had the driver open: the program and its pod.
+	// Blocked has, for each attempt to unload the module that failed, what had the driver open: the program and its
+	// pod.
 	Blocked [][]string
 
 	unloaded bool
@@ -116,8 +117,8 @@ func (u *Upgrade) enter(ctx context.Context, state string) error {
 	return nil
 }
 
-// restartPod deletes the driver's pod, and plays its successor: k8s-driver-manager as its init container, which the kubelet
-// starts again if it fails, and then the driver container. The toolkit's pod starts after that.
+// restartPod deletes the driver's pod, and plays its successor: k8s-driver-manager as its init container, which the
+// kubelet starts again if it fails, and then the driver container. The toolkit's pod starts after that.
 func (u *Upgrade) restartPod(ctx context.Context) error {
 	u.log("driver upgrade: the driver's pod is deleted")
 	if err := u.Driver.PreStop(); err != nil {
@@ -155,7 +156,8 @@ func (u *Upgrade) restartPod(ctx context.Context) error {
 	return u.Toolkit.Install(ctx, u.Driver)
 }
 
-// manageDriver is k8s-driver-manager's command uninstall_driver. Where the module was unloaded already, it pauses nothing.
+// manageDriver is k8s-driver-manager's command uninstall_driver. Where the module was unloaded already, it pauses
+// nothing.
 func (u *Upgrade) manageDriver(ctx context.Context) (err error) {
 	if u.unloaded {
 		return u.Driver.Unmount()

@@ -5,8 +5,8 @@ package gpuoperator
 
 import "testing"
 
-// TestPauses checks the values of deploy labels that the stand-in writes against those of NVIDIA/k8s-driver-manager v0.12.0,
-// cmd/driver-manager/main.go.
+// TestPauses checks the values of deploy labels that the stand-in writes against those of NVIDIA/k8s-driver-manager
+// v0.12.0, cmd/driver-manager/main.go.
 func TestPauses(t *testing.T) {
 	for found, want := range map[string]struct{ meanwhile, afterwards string }{
 		"":      {"", ""},

@@ -28,8 +28,8 @@ const (
 	clientLabel = LabelDeploy + "client"
 )
 
-// always are the operands whose labels k8s-driver-manager writes on every node: with no value where the label was absent. It
-// writes those of ifSet only if they have a value (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go).
+// always are the operands whose labels k8s-driver-manager writes on every node: with no value where the label was
+// absent. It writes those of ifSet only if they have a value (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go).
 var (
 	always = []string{
 		"operator-validator", "container-toolkit", "device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm",
@@ -68,7 +68,8 @@ func each(labels map[string]string, change func(string) string) map[string]strin
 	return changed
 }
 
-// pausedForUpgrade is the value of a deploy label that k8s-driver-manager has paused. It keeps a value that is another's.
+// pausedForUpgrade is the value of a deploy label that k8s-driver-manager has paused. It keeps a value that is
+// another's.
 func pausedForUpgrade(value string) string {
 	switch {
 	case value == "" || value == deployFalse || strings.Contains(value, paused):
@@ -131,7 +132,8 @@ func (u *Upgrade) awaitOperands(ctx context.Context, labels map[string]string) e
 	})
 }
 
-// deletePods evicts the pods that use GPUs. One that nothing would replace makes the upgrade fail, as without podDeletion.force.
+// deletePods evicts the pods that use GPUs. One that nothing would replace makes the upgrade fail, as without
+// podDeletion.force.
 func (u *Upgrade) deletePods(ctx context.Context) error {
 	pods, err := u.pods(ctx, usesGPU)
 	if err != nil {

@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guides lists what published guides have an administrator do by hand, and what takes its place here: a case file for each
-// guide. `make e2e` replays the entries, docs/guides.md shows them, and an index of each guide's text, which is stored elsewhere,
-// makes sure that no command and no document of a guide is left out.
+// Package guides lists what published guides have an administrator do by hand, and what takes its place here: a case
+// file for each guide. `make e2e` replays the entries, docs/guides.md shows them, and an index of each guide's text,
+// which is stored elsewhere, makes sure that no command and no document of a guide is left out.
 package guides
 
 import (
@@ -47,7 +47,8 @@ const (
 	Observation Kind = "observation" // the guide reports what it saw
 )
 
-// Entry is what a guide says at one place. It is replayed by `make e2e`, by itself or in a spec that is named, or it is not ours.
+// Entry is what a guide says at one place. It is replayed by `make e2e`, by itself or in a spec that is named, or it is
+// not ours.
 type Entry struct {
 	// Lines of the guide's text, as 12-34 or 12.
 	Lines string `json:"lines"`
@@ -59,8 +60,8 @@ type Entry struct {
 	// NotOurs is why nothing takes its place, and See where the reader finds it.
 	NotOurs string `json:"not ours,omitempty"`
 	See     string `json:"see,omitempty"`
-	// Spec are specs of `make e2e` that replay it, by their texts; Test is a Go test that does, as "internal/cli TestX"; With are the
-	// lines of another entry of the guide whose replay is its own too.
+	// Spec are specs of `make e2e` that replay it, by their texts; Test is a Go test that does, as "internal/cli
+	// TestX"; With are the lines of another entry of the guide whose replay is its own too.
 	Spec []string `json:"spec,omitempty"`
 	Test string   `json:"test,omitempty"`
 	With string   `json:"with,omitempty"`
@@ -70,7 +71,8 @@ type Entry struct {
 	Replay `json:",inline"`
 }
 
-// Replay is how an entry is replayed: by a policy, by the deletion of the policy, or by pods that use what is advertised.
+// Replay is how an entry is replayed: by a policy, by the deletion of the policy, or by pods that use what is
+// advertised.
 type Replay struct {
 	// GPUs are put into the node first.
 	GPUs []sim.Model `json:"gpus,omitempty"`
@@ -84,8 +86,8 @@ type Replay struct {
 	Plan []string `json:"plan,omitempty"`
 	// Apart is how the policy keeps other pods off the node, while the entry is replayed.
 	Apart *Apart `json:"apart,omitempty"`
-	// Reboots reports that the GPUs cannot be reset, so that the policy takes effect by a reboot. Pods that use no GPU leave the node before
-	// that if the policy says so, and stay there otherwise.
+	// Reboots reports that the GPUs cannot be reset, so that the policy takes effect by a reboot. Pods that use no GPU
+	// leave the node before that if the policy says so, and stay there otherwise.
 	Reboots bool `json:"reboots,omitempty"`
 	// Refused is the reason for which the policy is not satisfied, in its status.
 	Refused string `json:"refused,omitempty"`
@@ -123,9 +125,11 @@ type Apart struct {
 	Ends string `json:"ends"`
 }
 
-// Limits are what the control daemon of MPS answers to a workload that asks for the defaults, and what the GPUNode reports.
+// Limits are what the control daemon of MPS answers to a workload that asks for the defaults, and what the GPUNode
+// reports.
 type Limits struct {
-	// Percentage is the answer to get_default_active_thread_percentage, and Memory the one to get_default_device_pinned_mem_limit for GPU 0.
+	// Percentage is the answer to get_default_active_thread_percentage, and Memory the one to
+	// get_default_device_pinned_mem_limit for GPU 0.
 	Percentage string `json:"percentage"`
 	Memory     string `json:"memory"`
 	// Status is activeThreadPercentage and pinnedMemoryLimit of the GPUNode, as "25, 3840Mi".

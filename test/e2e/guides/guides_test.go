@@ -22,8 +22,8 @@ import (
 
 const (
 	top = "../../.." // of the repository
-	// textsVariable is a folder with the texts of the guides, which are not in the repository. Their names begin with the numbers of
-	// the case files.
+	// textsVariable is a folder with the texts of the guides, which are not in the repository. Their names begin with
+	// the numbers of the case files.
 	textsVariable = "GUIDES"
 	// most is how many commands, documents, outputs and notes one entry may be about.
 	most = 4
@@ -48,7 +48,8 @@ func each(t *testing.T, check func(*WithT, *guides.Entry)) {
 	}
 }
 
-// TestNothingOfAGuideIsLeftOut: each command, document, output and note of a guide's text has an entry, in the order of the text.
+// TestNothingOfAGuideIsLeftOut: each command, document, output and note of a guide's text has an entry, in the order of
+// the text.
 func TestNothingOfAGuideIsLeftOut(t *testing.T) {
 	for _, g := range all(t) {
 		t.Run(g.Name, func(t *testing.T) {
@@ -140,8 +141,8 @@ func TestSpecsExist(t *testing.T) {
 	})
 }
 
-// specsOf are the texts of the specs of `make e2e`: what It and Describe are called with, and the titles of those that are made in a loop.
-// A spec that is pending is none.
+// specsOf are the texts of the specs of `make e2e`: what It and Describe are called with, and the titles of those that
+// are made in a loop. A spec that is pending is none.
 func specsOf(t *testing.T) map[string]bool {
 	t.Helper()
 	g := NewWithT(t)

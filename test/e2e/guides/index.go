@@ -22,7 +22,8 @@ const (
 	Note     ItemKind = "note"     // what the guide sets apart: a note or a warning
 )
 
-// Item is a command, a document, an output or a note in a guide's text. It names its place and not its text, which is not ours.
+// Item is a command, a document, an output or a note in a guide's text. It names its place and not its text, which is
+// not ours.
 type Item struct {
 	Line int      `json:"line"`
 	Kind ItemKind `json:"kind"`

@@ -21,8 +21,8 @@ func (i Image) WithPrograms(ctx context.Context, programs ...string) (Image, err
 	return i.WithLibrariesOf(ctx, programs...)
 }
 
-// WithLibrariesOf adds the libraries that programs of this machine are linked with, where they look for them. Those that
-// are linked statically need none.
+// WithLibrariesOf adds the libraries that programs of this machine are linked with, where they look for them. Those
+// that are linked statically need none.
 func (i Image) WithLibrariesOf(ctx context.Context, programs ...string) (Image, error) {
 	files := maps.Clone(i.Files)
 	for _, p := range programs {

@@ -19,9 +19,9 @@ import (
 // systemBus is where programs find the D-Bus of the machine, on which systemd takes orders.
 const systemBus = "/run/dbus/system_bus_socket"
 
-// ServeBus stands for the D-Bus of a machine with systemd. NVIDIA's mig-manager connects to it before each change, also where it stops
-// no service of the machine, and reports nothing where it cannot. Here there is no systemd: every call is answered as the first one
-// is, with the name that the caller gets on the bus. What is returned ends it.
+// ServeBus stands for the D-Bus of a machine with systemd. NVIDIA's mig-manager connects to it before each change, also
+// where it stops no service of the machine, and reports nothing where it cannot. Here there is no systemd: every call
+// is answered as the first one is, with the name that the caller gets on the bus. What is returned ends it.
 func ServeBus() (stop func() error, err error) {
 	if err := os.MkdirAll(filepath.Dir(systemBus), 0o755); err != nil {
 		return nil, fmt.Errorf("making the folder of the D-Bus: %w", err)
@@ -45,7 +45,8 @@ func ServeBus() (stop func() error, err error) {
 	return listener.Close, nil
 }
 
-// answer serves one connection until the caller closes it (D-Bus Specification, "Authentication Protocol" and "Message Protocol").
+// answer serves one connection until the caller closes it (D-Bus Specification, "Authentication Protocol" and "Message
+// Protocol").
 func answer(connection net.Conn) {
 	defer connection.Close() //nolint:errcheck // the caller may have done it
 	in := bufio.NewReader(connection)

@@ -38,8 +38,9 @@ const network = `{
 `
 
 // containerdConfig is containerd's configuration. Set because of this machine: restrict_oom_score_adj, since lowering
-// the score needs CAP_SYS_RESOURCE, which build machines lack; SystemdCgroup off, since systemd does not run here; a runc that
-// shows containers the kernel of this machine. The runtime of NVIDIA's pods is what the container toolkit installs.
+// the score needs CAP_SYS_RESOURCE, which build machines lack; SystemdCgroup off, since systemd does not run here; a
+// runc that shows containers the kernel of this machine. The runtime of NVIDIA's pods is what the container toolkit
+// installs.
 func (n *Node) containerdConfig() string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"

@@ -9,8 +9,8 @@ import (
 )
 
 // Crash ends everything that runs on the node at once, as a power failure does, but for the control plane, which is
-// somewhere else in a real cluster. What was in memory is gone: mounts of pods, state of containers. What runs from now on
-// runs in another boot. The caller reboots the hardware and calls Boot.
+// somewhere else in a real cluster. What was in memory is gone: mounts of pods, state of containers. What runs from now
+// on runs in another boot. The caller reboots the hardware and calls Boot.
 func (n *Node) Crash() error {
 	n.power.Lock()
 	defer n.power.Unlock()

@@ -14,9 +14,10 @@ import (
 )
 
 // What a kubelet says, of v1.37 at least, when a device plugin's connection has ended, and when it has drawn the
-// consequence. A plugin that starts anew, as NVIDIA's does for another configuration, may register before the kubelet has
-// noticed the end of its old connection. Then the end of one of them has no consequence: the kubelet offers for ever what the
-// plugin offered last, and refuses it with "device plugin already connected". To restart the kubelet is the only way out.
+// consequence. A plugin that starts anew, as NVIDIA's does for another configuration, may register before the kubelet
+// has noticed the end of its old connection. Then the end of one of them has no consequence: the kubelet offers for
+// ever what the plugin offered last, and refuses it with "device plugin already connected". To restart the kubelet is
+// the only way out.
 const (
 	connectionEnded  = `"ListAndWatch ended unexpectedly for device plugin"`
 	pluginTakenAway  = `"Device plugin disconnected"`
@@ -26,8 +27,8 @@ const (
 // healEvery is how often one looks whether the kubelet has lost a plugin.
 const healEvery = 500 * time.Millisecond
 
-// Heal restarts a kubelet that has lost a device plugin, as an administrator must, until the context ends. Lost says how
-// often that was.
+// Heal restarts a kubelet that has lost a device plugin, as an administrator must, until the context ends. Lost says
+// how often that was.
 func (n *Node) Heal(ctx context.Context) {
 	var open ended
 	began, read := int64(-1), int64(0)

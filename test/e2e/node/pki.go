@@ -50,8 +50,8 @@ func subjects(node string) []subject {
 	}
 }
 
-// writePKI writes the certificates and keys of a cluster with one node, once: clients keep those of an authority's files
-// that they have read.
+// writePKI writes the certificates and keys of a cluster with one node, once: clients keep those of an authority's
+// files that they have read.
 func writePKI(node string) error {
 	if _, err := os.Stat(filepath.Join(pki, "ca.crt")); err == nil {
 		return nil

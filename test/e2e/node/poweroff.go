@@ -143,7 +143,8 @@ func stat(pid int) (name, state string) {
 	return rest[:end], state
 }
 
-// forget unmounts what is mounted in a folder, innermost first, and empties it. The folder itself may be a mount and stays.
+// forget unmounts what is mounted in a folder, innermost first, and empties it. The folder itself may be a mount and
+// stays.
 func forget(folder string) error {
 	mounts, err := mountPoints()
 	if err != nil {

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oci is what programs need that stand before runc: they change the configuration of a container that is created,
-// and become runc or the next of them.
+// Package oci is what programs need that stand before runc: they change the configuration of a container that is
+// created, and become runc or the next of them.
 package oci
 
 import (
@@ -21,8 +21,8 @@ type Config map[string]any
 
 const configFile = "config.json"
 
-// Become lets change see the configuration of the container that the arguments create, if they create one, and becomes the
-// runtime of that name. It returns only with an error.
+// Become lets change see the configuration of the container that the arguments create, if they create one, and becomes
+// the runtime of that name. It returns only with an error.
 func Become(runtime string, args []string, change func(Config) error) error {
 	if bundle, ok := created(args); ok {
 		if err := amend(filepath.Join(bundle, configFile), change); err != nil {
@@ -83,8 +83,8 @@ func (c Config) AddMount(from, to string) {
 	})
 }
 
-// AddHook runs this program with one argument in the container's mount namespace, before its root is entered and before all
-// other hooks, which see what it has mounted.
+// AddHook runs this program with one argument in the container's mount namespace, before its root is entered and before
+// all other hooks, which see what it has mounted.
 func (c Config) AddHook(argument string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -106,8 +106,8 @@ func List(v any) []any {
 	return l
 }
 
-// Mount is what a hook does to mount, in the container to whose state stdin belongs, what runc refuses to mount itself, since
-// it lies below /proc. What it mounts where is in all, source by destination.
+// Mount is what a hook does to mount, in the container to whose state stdin belongs, what runc refuses to mount itself,
+// since it lies below /proc. What it mounts where is in all, source by destination.
 func Mount(stdin io.Reader, all map[string]string) error {
 	root, err := rootOf(stdin)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RebootSignal is what asks systemd, as process 1, to reboot the machine: SIGRTMIN+5 (systemd(1), "Signals"). Process 1 of
-// this machine passes it on to the inside stage, which can boot the machine anew as it sees fit.
+// RebootSignal is what asks systemd, as process 1, to reboot the machine: SIGRTMIN+5 (systemd(1), "Signals"). Process 1
+// of this machine passes it on to the inside stage, which can boot the machine anew as it sees fit.
 const RebootSignal = syscall.Signal(34 + 5)
 
 // initName is what process 1 is called: on a real node it is systemd.

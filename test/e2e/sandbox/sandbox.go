@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox runs a Go program in a machine of its own inside this one: own processes, mounts, network, devices and
-// control groups, so that a kubelet and a containerd can run as they do anywhere, under their usual paths, and nothing
-// of them remains, also when everything is killed with SIGKILL at once.
+// Package sandbox runs a Go program in a machine of its own inside this one: own processes, mounts, network, devices
+// and control groups, so that a kubelet and a containerd can run as they do anywhere, under their usual paths, and
+// nothing of them remains, also when everything is killed with SIGKILL at once.
 //
 // The program starts itself again, stage by stage:
 //
@@ -48,8 +48,8 @@ type Options struct {
 	Kept string
 }
 
-// Main runs inside in a machine of its own and returns its exit status. It must be called early and by the main function
-// (or TestMain), since every stage comes by here.
+// Main runs inside in a machine of its own and returns its exit status. It must be called early and by the main
+// function (or TestMain), since every stage comes by here.
 func Main(o Options, inside func() int) int {
 	var status int
 	var err error

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gputest is the contract that every gpu.Hardware passes: the simulated one, NVML over the simulated driver, and
-// a real GPU, which runs the cases that only read. A simulator that nobody holds against the thing is a lie.
+// Package gputest is the contract that every gpu.Hardware passes: the simulated one, NVML over the simulated driver,
+// and a real GPU, which runs the cases that only read. A simulator that nobody holds against the thing is a lie.
 package gputest
 
 import (

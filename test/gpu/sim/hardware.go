@@ -35,8 +35,8 @@ const (
 // Hardware serves a Node as gpu.Hardware. It may be used by several goroutines.
 type Hardware struct {
 	// Fail is asked before each operation; its error is returned in place of the operation's effect. It must not call
-	// back. The UUID is empty for OpObserve and OpSample. If CreateComputeInstance fails the GPU instance is taken back, unless the
-	// error is ErrCrash, after which it stays behind, as it does after a crash.
+	// back. The UUID is empty for OpObserve and OpSample. If CreateComputeInstance fails the GPU instance is taken
+	// back, unless the error is ErrCrash, after which it stays behind, as it does after a crash.
 	Fail func(op Op, uuid string) error
 
 	mu       sync.Mutex

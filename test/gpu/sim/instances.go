@@ -82,8 +82,8 @@ func (g *GPU) RemainingCapacity(p Profile) int {
 }
 
 // roomiest is the placement that leaves the most room for the largest profile, then for the next, and so on; the first
-// of several. It is what drivers are seen to choose: on an empty A100 a 3g goes to 4:4, which leaves the 4g, and a 1g to
-// 6:1 (outputs of nvidia-smi mig -lgi).
+// of several. It is what drivers are seen to choose: on an empty A100 a 3g goes to 4:4, which leaves the 4g, and a 1g
+// to 6:1 (outputs of nvidia-smi mig -lgi).
 func (g *GPU) roomiest(p Profile, free []gpu.Placement) *gpu.Placement {
 	bySize := slices.Clone(g.Spec().Profiles)
 	slices.SortStableFunc(bySize, func(a, b Profile) int { return cmp.Or(b.Size-a.Size, b.Slices-a.Slices) })

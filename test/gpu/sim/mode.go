@@ -40,7 +40,8 @@ func (n *Node) SetMIG(uuid string, enabled bool, self int) (activation Return, e
 	return Success, nil
 }
 
-// activate makes the pending mode the current one. With MIG the compute mode is DEFAULT (NVML, nvmlDeviceSetComputeMode).
+// activate makes the pending mode the current one. With MIG the compute mode is DEFAULT (NVML,
+// nvmlDeviceSetComputeMode).
 func (g *GPU) activate() {
 	g.MIG = g.PendingMIG
 	if g.MIG {
@@ -48,8 +49,8 @@ func (g *GPU) activate() {
 	}
 }
 
-// Reset resets GPUs on behalf of the process self, as one run of nvidia-smi -r does: no process may use them and no other
-// program may have them open. All of them are reset or none.
+// Reset resets GPUs on behalf of the process self, as one run of nvidia-smi -r does: no process may use them and no
+// other program may have them open. All of them are reset or none.
 func (n *Node) Reset(self int, uuids ...string) error {
 	for _, uuid := range uuids {
 		if err := n.CanReset(uuid, self); err != nil {
@@ -69,7 +70,8 @@ func (n *Node) Reset(self int, uuids ...string) error {
 	return nil
 }
 
-// CanReset says why a GPU cannot be reset. Legacy persistence mode counts as a holder, which is the worst that it could be.
+// CanReset says why a GPU cannot be reset. Legacy persistence mode counts as a holder, which is the worst that it could
+// be.
 func (n *Node) CanReset(uuid string, self int) error {
 	g, err := n.GPU(uuid)
 	if err != nil {
@@ -88,8 +90,8 @@ func (n *Node) CanReset(uuid string, self int) error {
 	return nil
 }
 
-// ResetPeers lists the PCI addresses of the GPUs that must be reset together with some, and are not among them: without a
-// fabric manager, all Ampere GPUs that NVSwitches connect.
+// ResetPeers lists the PCI addresses of the GPUs that must be reset together with some, and are not among them: without
+// a fabric manager, all Ampere GPUs that NVSwitches connect.
 func (n *Node) ResetPeers(uuids ...string) []string {
 	managed := slices.ContainsFunc(n.Clients, func(c Client) bool { return c.Switches })
 	connected := slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.switched() && slices.Contains(uuids, g.UUID) })
@@ -152,8 +154,9 @@ func (n *Node) SetComputeMode(uuid string, mode gpu.ComputeMode) error {
 	return nil
 }
 
-// TimeSlice reads the time slice of a GPU. There is none for GPUs before Volta: of Pascal, NVIDIA refuses it on the Tesla P4
-// (kubernetes-sigs/dra-driver-nvidia-gpu issue 41). A vGPU and a GPU in MIG mode are taken to have none either, the worst that could be.
+// TimeSlice reads the time slice of a GPU. There is none for GPUs before Volta: of Pascal, NVIDIA refuses it on the
+// Tesla P4 (kubernetes-sigs/dra-driver-nvidia-gpu issue 41). A vGPU and a GPU in MIG mode are taken to have none
+// either, the worst that could be.
 func (n *Node) TimeSlice(uuid string) (gpu.TimeSlice, error) {
 	g, err := n.GPU(uuid)
 	if err != nil {

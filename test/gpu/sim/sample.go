@@ -91,8 +91,8 @@ func (g *GPU) Utilization() *gpu.Utilization {
 	return &sum
 }
 
-// Counts reports whether the GPU has the counters of NVML's GPU performance monitoring: Hopper and later, and not a vGPU that has a part of
-// an instance (NVML API reference, "GPM").
+// Counts reports whether the GPU has the counters of NVML's GPU performance monitoring: Hopper and later, and not a
+// vGPU that has a part of an instance (NVML API reference, "GPM").
 func (g *GPU) Counts() bool {
 	const hopper = 9
 	return g.Spec().ComputeCapability.Major >= hopper && !g.Spec().Virtual

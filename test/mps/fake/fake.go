@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fake simulates NVIDIA's MPS control daemons, the node around them and the passing of time. The daemons follow the rules
-// of package sim, and so refuse what the real program refuses.
+// Package fake simulates NVIDIA's MPS control daemons, the node around them and the passing of time. The daemons follow
+// the rules of package sim, and so refuse what the real program refuses.
 package fake
 
 import (
@@ -154,8 +154,8 @@ func (d *Daemons) Ask(pipe string) (pid int) {
 	return d.started
 }
 
-// Connect makes a process a client of the daemon at its pipe directory, and returns the limits that it got. A client that
-// has to wait is not served, which is no error.
+// Connect makes a process a client of the daemon at its pipe directory, and returns the limits that it got. A client
+// that has to wait is not served, which is no error.
 func (d *Daemons) Connect(pid int) (limits sim.Limits, served bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -3,7 +3,8 @@
 
 // Package sim holds the rules of an MPS control daemon in memory: the servers that it starts, the clients that they
 // accept, and the limits that a client gets. It behaves as NVIDIA documents it
-// (https://docs.nvidia.com/deploy/mps/index.html), and where the documentation leaves a choice, it takes the unfriendly one:
+// (https://docs.nvidia.com/deploy/mps/index.html), and where the documentation leaves a choice, it takes the unfriendly
+// one:
 //
 //   - A server starts when the first client connects, and runs as that client's user.
 //   - One server at a time. A client of another user waits until the server has no clients. It gets no error.

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // libnvidia-ml is NVML's C ABI over the simulated hardware, built with -buildmode=c-shared. What it does not serve is a
-// stub that returns NVML_ERROR_NOT_SUPPORTED (stubs.c), since go-nvml ends the process that calls a symbol that is missing.
+// stub that returns NVML_ERROR_NOT_SUPPORTED (stubs.c), since go-nvml ends the process that calls a symbol that is
+// missing.
 package main
 
 // #include "nvml.h"

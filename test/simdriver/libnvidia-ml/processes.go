@@ -69,7 +69,8 @@ func processes(name string, h *C.struct_handle, count *C.uint, into *C.struct_pr
 	})
 }
 
-// processesV3 is processes, except that early drivers of branch 535 write structures of 32 bytes, of which callers know 24.
+// processesV3 is processes, except that early drivers of branch 535 write structures of 32 bytes, of which callers know
+// 24.
 func processesV3(name string, h *C.struct_handle, count *C.uint, into *C.struct_process, throughMPS bool) C.int {
 	return onGPU(name, h, func(s *simdriver.State, g *sim.GPU) sim.Return {
 		found := computing(s, g, h, throughMPS)
@@ -169,7 +170,8 @@ func nvmlDeviceGetUtilizationRates(h *C.struct_handle, rates *C.struct_utilizati
 	})
 }
 
-// nvmlDeviceGetProcessUtilization lists the processes that did something lately, and behind them, as drivers do, one that has ended.
+// nvmlDeviceGetProcessUtilization lists the processes that did something lately, and behind them, as drivers do, one
+// that has ended.
 //
 //export nvmlDeviceGetProcessUtilization
 func nvmlDeviceGetProcessUtilization(h *C.struct_handle, into *C.struct_process_utilization, count *C.uint, _ C.uint64_t) C.int {

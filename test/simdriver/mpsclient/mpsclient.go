@@ -41,8 +41,8 @@ type Client struct {
 	conn net.Conn
 }
 
-// Connect connects to the daemon of a pipe directory, for the GPUs with these minor numbers; none are all. It does not wait to be
-// served.
+// Connect connects to the daemon of a pipe directory, for the GPUs with these minor numbers; none are all. It does not
+// wait to be served.
 func Connect(pipe string, minors ...string) (*Client, error) {
 	dir, err := os.Open(pipe)
 	if err != nil {

@@ -132,8 +132,8 @@ func meet(driver *simdriver.Driver, command string) error {
 	return err
 }
 
-// dial connects to the daemon of a pipe directory. The socket is named relative to it, since its path may be longer than
-// the 107 bytes that an address has room for.
+// dial connects to the daemon of a pipe directory. The socket is named relative to it, since its path may be longer
+// than the 107 bytes that an address has room for.
 func dial(pipe string) (net.Conn, error) {
 	if err := os.Chdir(pipe); err != nil {
 		return nil, err

@@ -1,7 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// nvidia-persistenced of the simulated driver, which holds every GPU open until a program that reaches its socket asks it to let go.
+// nvidia-persistenced of the simulated driver, which holds every GPU open until a program that reaches its socket asks
+// it to let go.
 package main
 
 import (

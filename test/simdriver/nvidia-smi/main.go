@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// nvidia-smi of the simulated driver: what the agent and NVIDIA's programs call, with NVIDIA's output and exit status, and
-// a table for people.
+// nvidia-smi of the simulated driver: what the agent and NVIDIA's programs call, with NVIDIA's output and exit status,
+// and a table for people.
 package main
 
 import (

@@ -20,9 +20,9 @@ const (
 	dev          = "/dev"
 )
 
-// makeNodes makes the device nodes that are missing, in the /dev of this program, as nvidia-modprobe and all programs with
-// its code do: those of the GPUs and of the capabilities of instances that exist. It makes none where the kernel shows no
-// such device, and what it may not make it leaves.
+// makeNodes makes the device nodes that are missing, in the /dev of this program, as nvidia-modprobe and all programs
+// with its code do: those of the GPUs and of the capabilities of instances that exist. It makes none where the kernel
+// shows no such device, and what it may not make it leaves.
 func makeNodes(gpus int) {
 	majors := readMajors()
 	if major, ok := majors["nvidia"]; ok {

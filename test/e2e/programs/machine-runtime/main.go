@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command machine-runtime is runc on a machine inside a machine: a container sees what the kernel of the machine in which it
-// runs would show. That is the boot id, which does not change for the kernel below when that machine boots; and, where the
-// machine has GPUs, the hardware and what the driver's modules show below /proc.
+// Command machine-runtime is runc on a machine inside a machine: a container sees what the kernel of the machine in
+// which it runs would show. That is the boot id, which does not change for the kernel below when that machine boots;
+// and, where the machine has GPUs, the hardware and what the driver's modules show below /proc.
 package main
 
 import (

@@ -1,13 +1,13 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nvidia-container-runtime.legacy stands for the legacy mode of NVIDIA's container toolkit, whose part in C has no Go
-// module: a container that asks for a driver through NVIDIA_VISIBLE_DEVICES gets the files of the driver root, as if its image
-// had them. As that part does, it first makes the device files of all MIG instances that exist, in the driver root
-// (NVIDIA/libnvidia-container src/nvc.c, mig_nvcaps_mknodes).
+// Command nvidia-container-runtime.legacy stands for the legacy mode of NVIDIA's container toolkit, whose part in C has
+// no Go module: a container that asks for a driver through NVIDIA_VISIBLE_DEVICES gets the files of the driver root, as
+// if its image had them. As that part does, it first makes the device files of all MIG instances that exist, in the
+// driver root (NVIDIA/libnvidia-container src/nvc.c, mig_nvcaps_mknodes).
 //
-// It gives containers all device files, which only NVIDIA's own pods may open, since they are privileged. Users' pods do not
-// come by here: they get what the device plugin lists by PASS_DEVICE_SPECS.
+// It gives containers all device files, which only NVIDIA's own pods may open, since they are privileged. Users' pods
+// do not come by here: they get what the device plugin lists by PASS_DEVICE_SPECS.
 package main
 
 import (
@@ -64,7 +64,8 @@ func addDriver(c oci.Config) error {
 	return err
 }
 
-// makeCapabilities makes the device files of all MIG instances that exist, in the driver root: nvidia-smi has the same code.
+// makeCapabilities makes the device files of all MIG instances that exist, in the driver root: nvidia-smi has the same
+// code.
 func makeCapabilities() error {
 	smi := exec.Command("/usr/bin/nvidia-smi", "-L")
 	smi.Dir, smi.SysProcAttr = "/", &syscall.SysProcAttr{Chroot: driver.Root}

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nvidia-operand stands for those of the GPU Operator's programs whose only effect on GPUs is that they have them
-// open:
+// Command nvidia-operand stands for those of the GPU Operator's programs whose only effect on GPUs is that they have
+// them open:
 //
 //	nvidia-operand dcgm      nv-hostengine: holds a handle of each MIG device that was there when it started (NVIDIA/DCGM 276)
 //	nvidia-operand exporter  dcgm-exporter beside an nv-hostengine in another pod: holds nothing
@@ -35,7 +35,8 @@ const (
 	compute = 300 * time.Millisecond
 )
 
-// Where the driver lies: for a container of the NVIDIA runtime, and on a node with a driver container or a driver of its own.
+// Where the driver lies: for a container of the NVIDIA runtime, and on a node with a driver container or a driver of
+// its own.
 const driverRoot, containerRoot, hostRoot = "/", "/run/nvidia/driver", "/host"
 
 func main() {

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pause is the program that holds the namespaces of a pod, as Kubernetes' own pause does: it does nothing, reaps
-// processes whose parent is gone, and ends when it is told to.
+// Command pause is the program that holds the namespaces of a pod, as Kubernetes' own pause does: it does nothing,
+// reaps processes whose parent is gone, and ends when it is told to.
 package main
 
 import (

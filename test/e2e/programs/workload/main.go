@@ -1,7 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command workload stands for a user's program on a GPU: it reports what it was given and waits until it is told to end.
+// Command workload stands for a user's program on a GPU: it reports what it was given and waits until it is told to
+// end.
 package main
 
 import (

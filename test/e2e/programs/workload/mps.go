@@ -10,8 +10,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver/mpsclient"
 )
 
-// useMPS uses the GPUs through MPS, as CUDA does where the environment names a pipe directory: it waits until it is served,
-// reports what it got, and fails with its server.
+// useMPS uses the GPUs through MPS, as CUDA does where the environment names a pipe directory: it waits until it is
+// served, reports what it got, and fails with its server.
 func useMPS(pipe string) {
 	c, err := mpsclient.Connect(pipe)
 	if err != nil {
