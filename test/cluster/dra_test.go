@@ -5,6 +5,7 @@ package cluster_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -95,11 +96,11 @@ func TestDRA(t *testing.T) {
 		f.Expect(beside()).To(Equal(besides), "nobody is evicted who holds nothing")
 	})
 	f.step("the driver is upgraded, and its image is pulled for longer than its slices live", func() {
-		m := f.machines[1]
+		m := f.machine("n02")
 		m.pulls.Store(true)
 		plugins := client.HasLabels{cluster.DRALabels()[0]}
 		f.Expect(f.client.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(draSpace), plugins)).To(Succeed())
-		f.Eventually(func() int { return f.driversStarting() }, patience, pollEvery).Should(Equal(1))
+		f.Eventually(func() int { return f.driversStarting() }, patience, pollEvery).Should(Equal(1), f.drivers)
 		f.Expect(schedule("late", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the slices are still there")
 		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, patience, pollEvery).Should(Equal(corev1.PodPending))
 		f.later(31 * time.Second)
@@ -179,10 +180,8 @@ func (f *fleet) claim(name, class string, admin bool) *resourcev1.ResourceClaim 
 
 // driversStarting is how many pods of NVIDIA's DRA driver are not ready.
 func (f *fleet) driversStarting() int {
-	list, starting := &corev1.PodList{}, 0
-	plugins := client.HasLabels{cluster.DRALabels()[0]}
-	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(draSpace), plugins)).To(Succeed())
-	for _, p := range list.Items {
+	starting := 0
+	for _, p := range f.driverPods() {
 		for _, c := range p.Status.Conditions {
 			if p.DeletionTimestamp.IsZero() && c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
 				starting++
@@ -192,10 +191,30 @@ func (f *fleet) driversStarting() int {
 	return starting
 }
 
+func (f *fleet) driverPods() []corev1.Pod {
+	list := &corev1.PodList{}
+	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(draSpace), client.HasLabels{cluster.DRALabels()[0]})).To(Succeed())
+	return list.Items
+}
+
+// drivers says how the pods of NVIDIA's DRA driver are.
+func (f *fleet) drivers() string {
+	says := "pods of the driver:"
+	for _, p := range f.driverPods() {
+		says += fmt.Sprintf("\n%s on %s, deleted %v: %+v", p.Name, p.Spec.NodeName, p.DeletionTimestamp, p.Status)
+	}
+	return says
+}
+
+// machine is the one of a name.
+func (f *fleet) machine(name string) *machine {
+	return f.machines[slices.IndexFunc(f.machines, func(m *machine) bool { return m.name == name })]
+}
+
 // held is how many GPUs and instances the containers of each pod hold, as the agent of a node measures it. Each is
 // offered once.
 func (f *fleet) held(node string) map[string]int {
-	m := f.machines[slices.IndexFunc(f.machines, func(m *machine) bool { return m.name == node })]
+	m := f.machine(node)
 	report, err := m.usage(f.t.Context())
 	f.Expect(err).NotTo(HaveOccurred())
 	held := map[string]int{}

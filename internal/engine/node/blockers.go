@@ -7,16 +7,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // The pods and processes that block a change are named, and the pods that are evicted chosen.
@@ -73,138 +70,6 @@ func blockerPlace(v *View, b plan.Blocker) string {
 func onlyOnNode(v *View, b plan.Blocker) bool {
 	p := v.PodOf(b)
 	return b.UUID == "" && p != nil && p.Claim == "" && (!p.InitHolds || v.ByDriver())
-}
-
-// evictionRefusals are why the API server does not evict pods that block the change.
-func evictionRefusals(v *View) []string {
-	var refused []string
-	for _, b := range v.Blockers {
-		if p := v.PodOf(b); p != nil && p.Refused != "" && !p.Terminating {
-			refused = append(refused, p.Refused)
-		}
-	}
-	slices.Sort(refused)
-	return slices.Compact(refused)
-}
-
-// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets
-// and of the kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an
-// emptyDir volume makes no difference.
-func chooseEvictions(v *View) (evict []action.Action, stay []string) {
-	if v.DrainMode() != "Evict" {
-		return nil, nil
-	}
-	seen := map[string]bool{}
-	for _, b := range v.Blockers {
-		p := v.PodOf(b)
-		if p == nil || seen[p.UID] {
-			continue
-		}
-		seen[p.UID] = true
-		switch {
-		case p.Terminating:
-		case p.ReturnsAtOnce():
-			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
-		case b.UUID == "" && !needsAllIdle(v):
-			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
-				p.Namespace, p.Name))
-		case comesBackByClaim(v, p) != "":
-			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods "+
-				"can share, stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
-		case returnsDespiteTaint(v, p):
-			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
-				"scale its workload down", p.Namespace, p.Name))
-		default:
-			evict = append(evict, action.Evict{
-				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.Ref(),
-				Why: evictionReason(v, b),
-			})
-		}
-	}
-	slices.SortFunc(evict, func(a, b action.Action) int { return strings.Compare(a.String(), b.String()) })
-	slices.Sort(stay)
-	return evict, stay
-}
-
-// evictionReason is the reason of an eviction.
-func evictionReason(v *View, b plan.Blocker) string {
-	if onlyOnNode(v, b) {
-		return "it runs on " + blockerPlace(v, b)
-	}
-	return "it holds " + blockerPlace(v, b)
-}
-
-// needsAllIdle reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in
-// its way whichever of them the pod holds.
-func needsAllIdle(v *View) bool {
-	steps, whole := v.Steps, slices.Concat(v.EndingNVIDIAMPS(), managerClears(v))
-	if v.Managed() {
-		steps = plan.WithoutMIG(steps)
-	}
-	for _, d := range v.Devices {
-		frees := func(instance int) bool {
-			return OnlyRebootLeft(v) || slices.ContainsFunc(whole, func(o gpu.Device) bool { return o.UUID == d.UUID }) ||
-				slices.ContainsFunc(steps, func(s plan.Step) bool { return plan.Blocks(s, d.UUID, instance) })
-		}
-		if !d.State.MIG && !frees(gpu.WholeGPU) || slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return !frees(i.ID) }) {
-			return false
-		}
-	}
-	return true
-}
-
-// schedulingRace is how long after a taint a scheduler may bind a pod for which it had chosen the node before.
-const schedulingRace = 3 * time.Second
-
-// returnsDespiteTaint reports whether a pod came to the node in spite of the operator's taint: it tolerates every
-// taint, or its author names the node. Another one would take its place at once, so to evict it frees nothing.
-func returnsDespiteTaint(v *View, p *cluster.Pod) bool {
-	t := v.Taint()
-	if t == nil || t.TimeAdded == nil || p.Scheduled.IsZero() {
-		return false
-	}
-	after := p.Scheduled.Sub(t.TimeAdded.Time)
-	return after > schedulingRace || p.Tolerates && after > 0
-}
-
-// comesBackByClaim is the ResourceClaim by which what takes the place of an evicted pod would get the same device, in
-// spite of the operator's DeviceTaintRule; empty if there is none. The scheduler looks at taints when it allocates a
-// claim, and one that no pod owns stays allocated as long as a pod uses it (kubernetes
-// pkg/scheduler/framework/plugins/dynamicresources).
-func comesBackByClaim(v *View, p *cluster.Pod) string {
-	if !v.ByDriver() || p.Controller == "" {
-		return ""
-	}
-	for _, c := range v.Node.Claims {
-		if c.Shared && p.Has(c) {
-			return c.Name
-		}
-	}
-	return ""
-}
-
-// justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
-// what it holds, and for how long it has been there.
-func justBoundPod(v *View) (name string, age time.Duration) {
-	for _, p := range v.Node.Pods {
-		age := v.Snapshot.Now.Sub(p.Scheduled)
-		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !podReported(v, p) {
-			return p.Namespace + "/" + p.Name, age
-		}
-	}
-	return "", 0
-}
-
-// podReported says whether the agent knows what a pod holds.
-func podReported(v *View, p cluster.Pod) bool {
-	for _, d := range v.Devices {
-		holds := func(h gpu.Holder) bool { return h.Namespace == p.Namespace && h.Pod == p.Name }
-		uses := func(u gpu.Process) bool { return u.PodUID != "" && u.PodUID == p.UID }
-		if slices.ContainsFunc(d.Holders, holds) || slices.ContainsFunc(d.Processes, uses) {
-			return true
-		}
-	}
-	return false
 }
 
 // Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the
@@ -302,3 +167,144 @@ func drainIsOver(v *View) bool {
 
 // String tells who uses what, and what becomes of it.
 func (u Blocker) String() string { return fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate) }
+
+// addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with
+// the node.
+func addOtherPods(v *View) {
+	known := map[*cluster.Pod]bool{} // a node may have hundreds of pods
+	for _, b := range v.Blockers {
+		known[v.PodOf(b)] = true
+	}
+	for i := range v.Node.Pods {
+		if p := &v.Node.Pods[i]; !p.ReturnsAtOnce() && !p.Own && !known[p] {
+			addBlocker(v, unknownUse(p))
+		}
+	}
+}
+
+// unknownUse is a pod as a blocker of which no agent reports that it uses a GPU.
+func unknownUse(p *cluster.Pod) plan.Blocker {
+	return plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}, Instance: gpu.WholeGPU}
+}
+
+// addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody
+// reports.
+func addUnreportedHolders(v *View) {
+	for i := range v.Node.Pods {
+		p := &v.Node.Pods[i]
+		if p.InitHolds && !podReported(v, *p) && !v.ByDriver() || p.Claim != "" && !podBlocks(v, p) && !v.ByDriver() {
+			addBlocker(v, unknownUse(p))
+		}
+	}
+	if v.ByDriver() {
+		addClaims(v)
+	}
+}
+
+// addClaims adds who has devices of the node by ResourceClaims: pods, also those whose containers have not started yet,
+// and claims that no pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs,
+// until NVIDIA's DRA driver publishes all that is there: then it is gone.
+func addClaims(v *View) {
+	gone := len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, 0)) == 0
+	for _, c := range v.Node.Claims {
+		for _, device := range c.Of(v.Node.Name) {
+			uuid, instance, known := v.Node.Published.Locate(device, v.Node.GPU.Status.Devices)
+			if known && !OnlyRebootLeft(v) && !slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return podBlocksStep(s, v, uuid, instance) }) {
+				continue
+			}
+			for _, b := range claimants(v, c) {
+				if b.Instance = instance; known {
+					b.UUID = uuid
+				} else if gone && v.PodOf(b) != nil && v.PodOf(b).Starting {
+					continue // it cannot start, so it has nothing that the change could take away
+				}
+				if b.Claim != "" || !podBlocks(v, v.PodOf(b)) {
+					addBlocker(v, b)
+				}
+			}
+		}
+	}
+}
+
+// podBlocksStep reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may
+// be the one.
+func podBlocksStep(s plan.Step, v *View, uuid string, instance int) bool {
+	if plan.Blocks(s, uuid, instance) {
+		return true
+	}
+	at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
+	return at >= 0 && v.Devices[at].State.MIG && instance == gpu.WholeGPU &&
+		slices.ContainsFunc(v.Devices[at].State.Instances, func(i gpu.Instance) bool { return plan.Blocks(s, uuid, i.ID) })
+}
+
+// claimants are the pods of the node for which a claim is reserved, or the claim itself if there are none.
+func claimants(v *View, c dra.Claim) []plan.Blocker {
+	var all []plan.Blocker
+	for i := range v.Node.Pods {
+		if p := &v.Node.Pods[i]; p.Has(c) {
+			all = append(all, unknownUse(p))
+		}
+	}
+	if len(all) == 0 {
+		return []plan.Blocker{{Claim: c.Name, Instance: gpu.WholeGPU}}
+	}
+	return all
+}
+
+func podBlocks(v *View, p *cluster.Pod) bool {
+	return slices.ContainsFunc(v.Blockers, func(b plan.Blocker) bool { return v.PodOf(b) == p })
+}
+
+// addUsers adds all who use a GPU or one of its instances.
+func addUsers(v *View, d gpu.Device) {
+	for i := range d.Processes {
+		if !d.Processes[i].MPSServer {
+			addBlocker(v, plan.Blocker{UUID: d.UUID, Instance: d.Processes[i].Instance, Process: &d.Processes[i]})
+		}
+	}
+	for i := range d.Holders {
+		addReported(v, plan.Blocker{UUID: d.UUID, Instance: d.Holders[i].Instance, Holder: &d.Holders[i]})
+	}
+}
+
+// addReported adds a blocker that the agent reports, unless it holds nothing.
+func addReported(v *View, b plan.Blocker) {
+	if p := v.PodOf(b); b.Holder == nil || p == nil || !monitors(v, p) {
+		addBlocker(v, b)
+	}
+}
+
+func addBlocker(v *View, b plan.Blocker) {
+	if p := v.PodOf(b); p != nil && p.Validator && v.ByGPUOperator() && v.Closes() {
+		return // it is deleted with NVIDIA's other clients
+	}
+	known := func(o plan.Blocker) bool {
+		return o.UUID == b.UUID && o.Claim == b.Claim && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
+	}
+	if !slices.ContainsFunc(v.Blockers, known) {
+		v.Blockers = append(v.Blockers, b)
+	}
+}
+
+// monitors reports whether all devices of the node that a pod has are by ResourceClaims with adminAccess, by which
+// nothing is held. The agent reports its containers as users until it has such claims in its spec.
+func monitors(v *View, p *cluster.Pod) bool {
+	watches := false
+	for _, c := range v.Node.Claims {
+		if !p.Has(c) {
+			continue
+		}
+		if len(c.Of(v.Node.Name)) > 0 {
+			return false
+		}
+		watches = watches || slices.Contains(c.Pools(), v.Node.Name)
+	}
+	return watches && v.ByDriver()
+}
+
+func samePointee[T comparable](a, b *T) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}

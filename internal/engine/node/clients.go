@@ -6,17 +6,12 @@ package node
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
 // NVIDIA's GPU clients on a node are paused and resumed by their deploy labels.
@@ -90,20 +85,6 @@ func keepsClientsPaused(v *View) bool {
 	return is && m.Unloads && agentMakesInstances(v)
 }
 
-// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is
-// impossible.
-func partitionedByManager(v *View) bool {
-	return v.Policy != nil && actuatorOf(v.Policy) == v1alpha1.MIGActuatorMIGManager
-}
-
-// managerClears are the GPUs that mig-manager clears on its way to the target.
-func managerClears(v *View) []gpu.Device {
-	if !v.Partitions() {
-		return nil
-	}
-	return migmanager.Clears(v.Target.Devices, v.Devices)
-}
-
 // HeldByOther reports whether the node is still kept from its users on behalf of another policy than the one that
 // governs it now. It counts in the budget of that one until it is given back, so what gives it back must not record the
 // policy that governs it now, in whose budget there may be no slot.
@@ -151,93 +132,6 @@ func clientPods(v *View, deploy ...string) []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// mustDisableMIGManager says whether NVIDIA's mig-manager has to stay off the node.
-func mustDisableMIGManager(v *View) bool {
-	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
-}
-
-// touchesMIG says whether MIG mode is on somewhere on the node or will be.
-func touchesMIG(v *View) bool {
-	for _, d := range v.Devices {
-		if d.State.MIG || d.PendingMIG {
-			return true
-		}
-	}
-	return slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool {
-		return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
-	})
-}
-
-// Patch is an empty patch of the Node, for what it is needed.
-func (v *View) Patch(why string) action.PatchNode {
-	return action.PatchNode{
-		Node: v.Node.Name, Policy: v.Ref(), Why: why,
-		Labels: map[string]*string{}, Annotations: map[string]*string{},
-	}
-}
-
-// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
-// taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
-// off.
-func AdvertisesNoGPU(v *View) bool {
-	for name, count := range v.Node.Offered(v.Stack) {
-		if count != 0 && cluster.IsGPUResource(name) {
-			return false
-		}
-	}
-	return true
-}
-
-// MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a
-// node is initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change
-// that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
-// turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
-func MustStayUntainted(v *View) bool {
-	return !v.ByDriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
-}
-
-// managerPods are the pods of NVIDIA's mig-manager on the node.
-func managerPods(v *View) []cluster.Pod {
-	var pods []cluster.Pod
-	for _, p := range v.Node.Pods {
-		if p.KeptBy(v1alpha1.LabelMIGManager) && !p.Terminating {
-			pods = append(pods, p)
-		}
-	}
-	return pods
-}
-
-// managerState says what NVIDIA's mig-manager says.
-func managerState(v *View) string {
-	return fmt.Sprintf("%s=%s, %s=%s", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig],
-		v1alpha1.LabelMIGConfigState, v.Node.Labels[v1alpha1.LabelMIGConfigState])
-}
-
-// managerLogs is the command that shows what NVIDIA's mig-manager says.
-func managerLogs(v *View) string {
-	pods := managerPods(v)
-	if len(pods) == 0 {
-		return "there is no pod of it on the node"
-	}
-	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
-}
-
-// managerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
-func managerWorks(v *View) bool {
-	return cluster.ManagerAtWork(v.Node.Labels[v1alpha1.LabelMIGConfigState]) && len(managerPods(v)) > 0
-}
-
-// Attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of
-// v1alpha1.AnnotationRetry.
-func (v *View) Attempt() string {
-	ref, uid := v.Ref(), types.UID("")
-	if v.Policy != nil {
-		uid = v.Policy.UID
-	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.Node.GPU.Annotations[v1alpha1.AnnotationRetry]))
-	return hex.EncodeToString(sum[:8])
 }
 
 // NVIDIA's device plugin looks at the GPUs when it starts and when another key is selected, and never else. MIG

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -547,4 +548,66 @@ func managerStuck(v *View, _ State) Finding {
 		Message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
 			ManagerChanging(v), format.Clock(v.Node.HeldSince)),
 	}
+}
+
+// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is
+// impossible.
+func partitionedByManager(v *View) bool {
+	return v.Policy != nil && actuatorOf(v.Policy) == v1alpha1.MIGActuatorMIGManager
+}
+
+// managerClears are the GPUs that mig-manager clears on its way to the target.
+func managerClears(v *View) []gpu.Device {
+	if !v.Partitions() {
+		return nil
+	}
+	return migmanager.Clears(v.Target.Devices, v.Devices)
+}
+
+// mustDisableMIGManager says whether NVIDIA's mig-manager has to stay off the node.
+func mustDisableMIGManager(v *View) bool {
+	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
+}
+
+// touchesMIG says whether MIG mode is on somewhere on the node or will be.
+func touchesMIG(v *View) bool {
+	for _, d := range v.Devices {
+		if d.State.MIG || d.PendingMIG {
+			return true
+		}
+	}
+	return slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+	})
+}
+
+// managerPods are the pods of NVIDIA's mig-manager on the node.
+func managerPods(v *View) []cluster.Pod {
+	var pods []cluster.Pod
+	for _, p := range v.Node.Pods {
+		if p.KeptBy(v1alpha1.LabelMIGManager) && !p.Terminating {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
+// managerState says what NVIDIA's mig-manager says.
+func managerState(v *View) string {
+	return fmt.Sprintf("%s=%s, %s=%s", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig],
+		v1alpha1.LabelMIGConfigState, v.Node.Labels[v1alpha1.LabelMIGConfigState])
+}
+
+// managerLogs is the command that shows what NVIDIA's mig-manager says.
+func managerLogs(v *View) string {
+	pods := managerPods(v)
+	if len(pods) == 0 {
+		return "there is no pod of it on the node"
+	}
+	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
+}
+
+// managerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
+func managerWorks(v *View) bool {
+	return cluster.ManagerAtWork(v.Node.Labels[v1alpha1.LabelMIGConfigState]) && len(managerPods(v)) > 0
 }

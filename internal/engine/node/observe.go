@@ -12,7 +12,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
@@ -99,7 +98,7 @@ func planSteps(v *View) {
 	}
 	for _, s := range steps {
 		for _, b := range plan.Blockers(s, v.Devices) {
-			addBlocker(v, b)
+			addReported(v, b)
 		}
 	}
 	for _, d := range slices.Concat(v.EndingNVIDIAMPS(), managerClears(v)) {
@@ -116,124 +115,6 @@ func planSteps(v *View) {
 	if emptiesNode(v) {
 		addOtherPods(v)
 	}
-}
-
-// addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with
-// the node.
-func addOtherPods(v *View) {
-	known := map[*cluster.Pod]bool{} // a node may have hundreds of pods
-	for _, b := range v.Blockers {
-		known[v.PodOf(b)] = true
-	}
-	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; !p.ReturnsAtOnce() && !p.Own && !known[p] {
-			addBlocker(v, unknownUse(p))
-		}
-	}
-}
-
-// unknownUse is a pod as a blocker of which no agent reports that it uses a GPU.
-func unknownUse(p *cluster.Pod) plan.Blocker {
-	return plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}, Instance: gpu.WholeGPU}
-}
-
-// addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody
-// reports.
-func addUnreportedHolders(v *View) {
-	for i := range v.Node.Pods {
-		p := &v.Node.Pods[i]
-		if p.InitHolds && !podReported(v, *p) && !v.ByDriver() || p.Claim != "" && !podBlocks(v, p) && !v.ByDriver() {
-			addBlocker(v, unknownUse(p))
-		}
-	}
-	if v.ByDriver() {
-		addClaims(v)
-	}
-}
-
-// addClaims adds who has devices of the node by ResourceClaims: pods, also those whose containers have not started yet,
-// and claims that no pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs,
-// until NVIDIA's DRA driver publishes all that is there: then it is gone.
-func addClaims(v *View) {
-	gone := len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, 0)) == 0
-	for _, c := range v.Node.Claims {
-		for _, device := range c.Of(v.Node.Name) {
-			uuid, instance, known := v.Node.Published.Locate(device, v.Node.GPU.Status.Devices)
-			if known && !OnlyRebootLeft(v) && !slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return podBlocksStep(s, v, uuid, instance) }) {
-				continue
-			}
-			for _, b := range claimants(v, c) {
-				if b.Instance = instance; known {
-					b.UUID = uuid
-				} else if gone && v.PodOf(b) != nil && v.PodOf(b).Starting {
-					continue // it cannot start, so it has nothing that the change could take away
-				}
-				if b.Claim != "" || !podBlocks(v, v.PodOf(b)) {
-					addBlocker(v, b)
-				}
-			}
-		}
-	}
-}
-
-// podBlocksStep reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may
-// be the one.
-func podBlocksStep(s plan.Step, v *View, uuid string, instance int) bool {
-	if plan.Blocks(s, uuid, instance) {
-		return true
-	}
-	at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
-	return at >= 0 && v.Devices[at].State.MIG && instance == gpu.WholeGPU &&
-		slices.ContainsFunc(v.Devices[at].State.Instances, func(i gpu.Instance) bool { return plan.Blocks(s, uuid, i.ID) })
-}
-
-// claimants are the pods of the node for which a claim is reserved, or the claim itself if there are none.
-func claimants(v *View, c dra.Claim) []plan.Blocker {
-	var all []plan.Blocker
-	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; p.Has(c) {
-			all = append(all, unknownUse(p))
-		}
-	}
-	if len(all) == 0 {
-		return []plan.Blocker{{Claim: c.Name, Instance: gpu.WholeGPU}}
-	}
-	return all
-}
-
-func podBlocks(v *View, p *cluster.Pod) bool {
-	return slices.ContainsFunc(v.Blockers, func(b plan.Blocker) bool { return v.PodOf(b) == p })
-}
-
-// addUsers adds all who use a GPU or one of its instances.
-func addUsers(v *View, d gpu.Device) {
-	for i := range d.Processes {
-		if !d.Processes[i].MPSServer {
-			addBlocker(v, plan.Blocker{UUID: d.UUID, Instance: d.Processes[i].Instance, Process: &d.Processes[i]})
-		}
-	}
-	for i := range d.Holders {
-		addBlocker(v, plan.Blocker{UUID: d.UUID, Instance: d.Holders[i].Instance, Holder: &d.Holders[i]})
-	}
-}
-
-func addBlocker(v *View, b plan.Blocker) {
-	if p := v.PodOf(b); p != nil && p.Validator && v.ByGPUOperator() && v.Closes() {
-		return // it is deleted with NVIDIA's other clients
-	}
-	known := func(o plan.Blocker) bool {
-		return o.UUID == b.UUID && o.Claim == b.Claim && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
-	}
-	if !slices.ContainsFunc(v.Blockers, known) {
-		v.Blockers = append(v.Blockers, b)
-	}
-}
-
-func samePointee[T comparable](a, b *T) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return *a == *b
 }
 
 func asProblem(err error) *plan.Problem {

@@ -11,6 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -19,6 +23,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // View is a node with everything that is derived from it before it is judged.
@@ -308,4 +313,43 @@ func (v *View) PodOf(b plan.Blocker) *cluster.Pod {
 		return nil
 	}
 	return &v.Node.Pods[at]
+}
+
+// Patch is an empty patch of the Node, for what it is needed.
+func (v *View) Patch(why string) action.PatchNode {
+	return action.PatchNode{
+		Node: v.Node.Name, Policy: v.Ref(), Why: why,
+		Labels: map[string]*string{}, Annotations: map[string]*string{},
+	}
+}
+
+// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
+// taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
+// off.
+func AdvertisesNoGPU(v *View) bool {
+	for name, count := range v.Node.Offered(v.Stack) {
+		if count != 0 && cluster.IsGPUResource(name) {
+			return false
+		}
+	}
+	return true
+}
+
+// MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a
+// node is initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change
+// that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
+// turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
+func MustStayUntainted(v *View) bool {
+	return !v.ByDriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
+}
+
+// Attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of
+// v1alpha1.AnnotationRetry.
+func (v *View) Attempt() string {
+	ref, uid := v.Ref(), types.UID("")
+	if v.Policy != nil {
+		uid = v.Policy.UID
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.Node.GPU.Annotations[v1alpha1.AnnotationRetry]))
+	return hex.EncodeToString(sum[:8])
 }

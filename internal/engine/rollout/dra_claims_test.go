@@ -119,6 +119,20 @@ func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
 
+// TestAMonitorIsNoBlockerBeforeItsAgentKnows: the agent is told of the claim when a policy comes, and reports the
+// container as a user until then. A monitor that is no DaemonSet's would be evicted.
+func TestAMonitorIsNoBlockerBeforeItsAgentKnows(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.monitor(h, "exporter")
+	h.Pods[len(h.Pods)-1].Controller = "ReplicaSet"
+	g.Expect(h.GPU.Status.Devices[0].Holders).NotTo(BeEmpty())
+	g.Expect(one(c.pass()).Blockers).To(BeEmpty())
+	h.Claims[0].Devices = h.Claims[0].Admin[:1] // it holds one for itself
+	h.Version++
+	g.Expect(one(c.pass()).Blockers).NotTo(BeEmpty())
+}
+
 // TestAMonitorThatHasADeviceOfItsOwnBlocks: what of the claim is for administrators cannot be told from the rest by the
 // agent.
 func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {

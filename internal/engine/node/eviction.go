@@ -1,0 +1,149 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+)
+
+// evictionRefusals are why the API server does not evict pods that block the change.
+func evictionRefusals(v *View) []string {
+	var refused []string
+	for _, b := range v.Blockers {
+		if p := v.PodOf(b); p != nil && p.Refused != "" && !p.Terminating {
+			refused = append(refused, p.Refused)
+		}
+	}
+	slices.Sort(refused)
+	return slices.Compact(refused)
+}
+
+// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets
+// and of the kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an
+// emptyDir volume makes no difference.
+func chooseEvictions(v *View) (evict []action.Action, stay []string) {
+	if v.DrainMode() != "Evict" {
+		return nil, nil
+	}
+	seen := map[string]bool{}
+	for _, b := range v.Blockers {
+		p := v.PodOf(b)
+		if p == nil || seen[p.UID] {
+			continue
+		}
+		seen[p.UID] = true
+		switch {
+		case p.Terminating:
+		case p.ReturnsAtOnce():
+			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
+		case b.UUID == "" && !needsAllIdle(v):
+			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
+				p.Namespace, p.Name))
+		case comesBackByClaim(v, p) != "":
+			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods "+
+				"can share, stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
+		case returnsDespiteTaint(v, p):
+			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
+				"scale its workload down", p.Namespace, p.Name))
+		default:
+			evict = append(evict, action.Evict{
+				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.Ref(),
+				Why: evictionReason(v, b),
+			})
+		}
+	}
+	slices.SortFunc(evict, func(a, b action.Action) int { return strings.Compare(a.String(), b.String()) })
+	slices.Sort(stay)
+	return evict, stay
+}
+
+// evictionReason is the reason of an eviction.
+func evictionReason(v *View, b plan.Blocker) string {
+	if onlyOnNode(v, b) {
+		return "it runs on " + blockerPlace(v, b)
+	}
+	return "it holds " + blockerPlace(v, b)
+}
+
+// needsAllIdle reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in
+// its way whichever of them the pod holds.
+func needsAllIdle(v *View) bool {
+	steps, whole := v.Steps, slices.Concat(v.EndingNVIDIAMPS(), managerClears(v))
+	if v.Managed() {
+		steps = plan.WithoutMIG(steps)
+	}
+	for _, d := range v.Devices {
+		frees := func(instance int) bool {
+			return OnlyRebootLeft(v) || slices.ContainsFunc(whole, func(o gpu.Device) bool { return o.UUID == d.UUID }) ||
+				slices.ContainsFunc(steps, func(s plan.Step) bool { return plan.Blocks(s, d.UUID, instance) })
+		}
+		if !d.State.MIG && !frees(gpu.WholeGPU) || slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return !frees(i.ID) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// schedulingRace is how long after a taint a scheduler may bind a pod for which it had chosen the node before.
+const schedulingRace = 3 * time.Second
+
+// returnsDespiteTaint reports whether a pod came to the node in spite of the operator's taint: it tolerates every
+// taint, or its author names the node. Another one would take its place at once, so to evict it frees nothing.
+func returnsDespiteTaint(v *View, p *cluster.Pod) bool {
+	t := v.Taint()
+	if t == nil || t.TimeAdded == nil || p.Scheduled.IsZero() {
+		return false
+	}
+	after := p.Scheduled.Sub(t.TimeAdded.Time)
+	return after > schedulingRace || p.Tolerates && after > 0
+}
+
+// comesBackByClaim is the ResourceClaim by which what takes the place of an evicted pod would get the same device, in
+// spite of the operator's DeviceTaintRule; empty if there is none. The scheduler looks at taints when it allocates a
+// claim, and one that no pod owns stays allocated as long as a pod uses it (kubernetes
+// pkg/scheduler/framework/plugins/dynamicresources).
+func comesBackByClaim(v *View, p *cluster.Pod) string {
+	if !v.ByDriver() || p.Controller == "" {
+		return ""
+	}
+	for _, c := range v.Node.Claims {
+		if c.Shared && p.Has(c) {
+			return c.Name
+		}
+	}
+	return ""
+}
+
+// justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
+// what it holds, and for how long it has been there.
+func justBoundPod(v *View) (name string, age time.Duration) {
+	for _, p := range v.Node.Pods {
+		age := v.Snapshot.Now.Sub(p.Scheduled)
+		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !podReported(v, p) {
+			return p.Namespace + "/" + p.Name, age
+		}
+	}
+	return "", 0
+}
+
+// podReported says whether the agent knows what a pod holds.
+func podReported(v *View, p cluster.Pod) bool {
+	for _, d := range v.Devices {
+		holds := func(h gpu.Holder) bool { return h.Namespace == p.Namespace && h.Pod == p.Name }
+		uses := func(u gpu.Process) bool { return u.PodUID != "" && u.PodUID == p.UID }
+		if slices.ContainsFunc(d.Holders, holds) || slices.ContainsFunc(d.Processes, uses) {
+			return true
+		}
+	}
+	return false
+}
