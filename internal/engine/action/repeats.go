@@ -18,7 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// mostRepeats is how often the same is written within an hour (patience) while no policy changes. A change and its way
+// mostRepeats is how often the same is written within an hour (timing.Patience) while no policy changes. A change and its way
 // back write the same twice at most. What gives back (GivesBack) is written twice as often, so that a fight does not
 // leave a node tainted.
 const mostRepeats = 8

@@ -16,9 +16,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// The pods and processes that block a change are named, and the pods that are evicted chosen.
+// The pods and processes that block a change are found and named. Which pods are evicted is decided in eviction.go.
 //
-//	View.Blockers → BlockersOf, describeBlockers (for people) | chooseEvictions → Evict; not chosen: pods that would come back at once
+//	steps, devices, pods, claims → addReported, addClaims, addUnreportedHolders → View.Blockers → BlockersOf, describeBlockers
 
 // describeBlockers lists who uses what must be freed: pods once, other processes by name and PID.
 func describeBlockers(v *View) string {
@@ -95,7 +95,7 @@ func BlockersOf(v *View) []Blocker {
 	return slices.Compact(users)
 }
 
-// blockerUser is NameOf without what is to be done about a process.
+// blockerUser is blockerName without what is to be done about a process.
 func blockerUser(v *View, b plan.Blocker) string {
 	if v.PodOf(b) == nil && b.Holder == nil && b.Claim == "" {
 		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
@@ -103,7 +103,7 @@ func blockerUser(v *View, b plan.Blocker) string {
 	return blockerName(v, b)
 }
 
-// FateOf says what becomes of a blocker. It follows what evictions does.
+// FateOf says what becomes of a blocker. It follows chooseEvictions.
 func FateOf(v *View, b plan.Blocker) string {
 	p := v.PodOf(b)
 	switch {

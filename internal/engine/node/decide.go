@@ -20,7 +20,9 @@ import (
 //	   │         └ unsupported, or another controller offers the GPUs
 //	   └ the agent does not report
 //
-// Each of them has a file of that name. Decisions follow from what is observed, so any reconcile may be the first.
+// Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
+// release.go. A node that does not become idle in time is the one failure without a way back, since nothing was changed.
+// Decisions follow from what is observed, so any reconcile may be the first.
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
@@ -31,7 +33,8 @@ func Decide(v *View) Result {
 	return continueInterrupted(v, j)
 }
 
-// decideNode judges a node by itself. The order of the questions is the order of a change.
+// decideNode decides on a node by itself: first what rules out a change, then the change (progress), then what became of
+// an earlier one.
 func decideNode(v *View) Result {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
 		return awaitNodeUp(v)
@@ -87,25 +90,25 @@ func retryAdvice(v *View) string {
 
 // progress is the state of a node on its way to its target.
 func progress(v *View) Result {
-	asks := v.SpecMatchesTarget()
-	if j, pending := byManager(v, asks); pending {
+	requested := v.SpecMatchesTarget()
+	if j, pending := byManager(v, requested); pending {
 		return j
 	}
 	timeout, rests := restsAfterTimeout(v)
 	switch {
 	case instancesLeftToOthers(v):
 		return applying(v)
-	case asks && stranded(v):
+	case requested && stranded(v):
 		return awaitReboot(v)
 	case v.OnlyComputeMode():
 		return afterApplying(v)
 	case rests:
 		return resting(v, timeout)
-	case asks && gaveUp(v):
+	case requested && gaveUp(v):
 		return applying(v)
-	case disrupts(v, asks):
-		return disrupt(v, asks)
-	case !asks:
+	case disrupts(v, requested):
+		return disrupt(v, requested)
+	case !requested:
 		return setGently(v)
 	}
 	if v.Applied() {
@@ -119,8 +122,8 @@ func progress(v *View) Result {
 
 // disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that
 // is only so while something blocks it.
-func disrupts(v *View, asks bool) bool {
-	return v.Disruptive() && (!asks || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
+func disrupts(v *View, requested bool) bool {
+	return v.Disruptive() && (!requested || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }
 
 // afterApplying is the state of a node whose GPUs are as its target has them.
@@ -138,11 +141,11 @@ func afterApplying(v *View) Result {
 }
 
 // byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
-func byManager(v *View, asks bool) (Result, bool) {
+func byManager(v *View, requested bool) (Result, bool) {
 	switch {
-	case v.Partitions() && asks && v.Node.GPU.Spec.MIGConfigName != "":
+	case v.Partitions() && requested && v.Node.GPU.Spec.MIGConfigName != "":
 		return managerReturns(v, driveManager(v)), true
-	case v.Partitions() && !asks && v.Taint() == nil:
+	case v.Partitions() && !requested && v.Taint() == nil:
 		return prepareManager(v)
 	}
 	return Result{}, false

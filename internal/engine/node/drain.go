@@ -17,7 +17,7 @@ import (
 )
 
 // disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
-func disrupt(v *View, asks bool) Result {
+func disrupt(v *View, requested bool) Result {
 	j := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
@@ -27,7 +27,7 @@ func disrupt(v *View, asks bool) Result {
 		return leaveToNVIDIAMPS(v)
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
 		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
-		j.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, asks)...)...)
+		j.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, requested)...)...)
 		return j
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
 		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
@@ -39,7 +39,7 @@ func disrupt(v *View, asks bool) Result {
 	case blocked:
 		return draining(v, j)
 	}
-	return drained(v, j, asks)
+	return drained(v, j, requested)
 }
 
 // keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
@@ -48,7 +48,7 @@ func keepsPodsOff(v *View, blocked bool) bool {
 }
 
 // drained goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
-func drained(v *View, j Result, asks bool) Result {
+func drained(v *View, j Result, requested bool) Result {
 	if g, waits := settlingClaims(v, j); waits {
 		return g
 	}
@@ -56,7 +56,7 @@ func drained(v *View, j Result, asks bool) Result {
 		j.State = Draining
 		return justBound(j, pod, age)
 	}
-	return pauseClients(v, j, asks)
+	return pauseClients(v, j, requested)
 }
 
 // justBound waits for the agent to report what a pod holds that was bound to the node so long ago.
@@ -100,8 +100,8 @@ func settlingClaims(v *View, j Result) (Result, bool) {
 
 // interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once
 // they are gone.
-func interruptedByUsers(v *View, asks bool) []action.Action {
-	if !asks || WasInterrupted(v) {
+func interruptedByUsers(v *View, requested bool) []action.Action {
+	if !requested || WasInterrupted(v) {
 		return nil
 	}
 	patch := v.Patch("recording that users of the GPUs interrupt the change")

@@ -16,6 +16,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
+// The pods that are evicted are chosen from the blockers.
+//
+//	View.Blockers → chooseEvictions → Evict | not chosen: pods that would come back at once
+
 // evictionRefusals are why the API server does not evict pods that block the change.
 func evictionRefusals(v *View) []string {
 	var refused []string

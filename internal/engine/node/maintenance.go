@@ -18,6 +18,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
+// What interrupts a change of a node as a whole is another controller that works on it, or a reboot.
+//
+//	driver upgrade | machine-config operator → underMaintenanceResult
+//	     → over → continueInterrupted: the agent looks again, all deadlines begin anew
+//	reboot permitted → awaitNodeUp → agent Ready | not permitted: awaitReboot
+
 // What begins the value of v1alpha1.AnnotationInterrupted.
 const (
 	stampMaintenance = "maintenance"
@@ -81,7 +87,7 @@ func unloadingStates() []string {
 	}
 }
 
-// PausedForUpgrade is a deploy label that k8s-driver-manager has paused; empty if there is none.
+// pausedForUpgrade is a deploy label that k8s-driver-manager has paused; empty if there is none.
 func pausedForUpgrade(v *View) string {
 	first := ""
 	for name, value := range v.Node.Labels {
@@ -128,12 +134,6 @@ func interruptionOverdue(v *View) bool {
 	at, was := InterruptedAt(v)
 	return was && v.Snapshot.Now.Sub(at) >= timing.MaintenanceTimeout
 }
-
-// What interrupts a change of a node as a whole is another controller that works on it, or a reboot.
-//
-//	driver upgrade | machine-config operator → underMaintenanceResult → over → continueInterrupted: the agent looks again, all deadlines
-//	begin anew
-//	reboot permitted → awaitNodeUp → agent Ready | not permitted: awaitReboot
 
 // underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What
 // has is interrupted, and its deadlines begin anew afterwards.

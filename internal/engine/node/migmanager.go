@@ -25,9 +25,10 @@ import (
 
 // NVIDIA's mig-manager is kept off a node that the agent partitions, or driven where a policy asks for that.
 //
-//	agent:       disableMIGManager → NVIDIA's mig-manager is gone → … → managerReleased: its labels are restored, it comes back →
-//	             migManagerDone
-//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerReleased: its label is restored → migManagerDone
+//	agent:       disableMIGManager → NVIDIA's mig-manager is gone → … → managerReleased: its labels are restored, it
+//	             comes back → migManagerDone
+//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerReleased: its label is restored
+//	             → migManagerDone
 //
 // Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of
 // our agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and

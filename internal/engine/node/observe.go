@@ -33,7 +33,7 @@ func Observe(w *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 	v := &View{Snapshot: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: w.StackOf(n), Policy: g.By, Losers: g.Over}
 	switch {
 	case g.By != nil:
-		requestAgent(v)
+		findDesired(v)
 	default:
 		v.Target = v.OnStack(baselineTarget(&n.GPU, v.Devices))
 		if v.Managed() && managerUnavailable(v) != nil {
@@ -49,9 +49,9 @@ func Observe(w *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 	return v
 }
 
-// requestAgent finds the desired state that the policy has for the node, and whether the node is to fall back because
+// findDesired finds the desired state that the policy has for the node, and whether the node is to fall back because
 // it failed.
-func requestAgent(v *View) {
+func findDesired(v *View) {
 	if v.Unsupported = offeredByOthers(v); v.Unsupported != nil {
 		return
 	}

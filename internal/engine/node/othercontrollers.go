@@ -31,17 +31,17 @@ func instancesLeftToOthers(v *View) bool {
 // Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a
 // resource. Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the
 // annotation v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After
-// AbsentFor without any sign the annotation goes, and the node is the policy's.
+// cluster.AbsentFor without any sign the annotation goes, and the node is the policy's.
 
 // The slicer's resource with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that there is,
 // absence begins with the pass that first sees it so. Afterwards the annotation stays, as slicerGone, until the
 // resource is listed no more.
 
-// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, AbsentFor after its last
+// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, cluster.AbsentFor after its last
 // sign.
 const slicerGone = "SlicerGone"
 
-// signOfOthers is ShownBy with a message for users in place of the object.
+// signOfOthers is cluster.ShownBy with a message for users in place of the object.
 func signOfOthers(n *cluster.Node) (reason, message string) {
 	reason, object := cluster.ShownBy(n)
 	switch reason {

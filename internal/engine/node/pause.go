@@ -15,9 +15,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// policyPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of
+// clientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of
 // any value but true and false is another controller's pause, and stays.
-func policyPaused(v *View) (Result, bool) {
+func clientsPaused(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false
 	}
@@ -52,20 +52,20 @@ func policyPaused(v *View) (Result, bool) {
 }
 
 // pauseClients fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
-func pauseClients(v *View, j Result, asks bool) Result {
-	gates := []gateFunc{rememberNVIDIAMPS, disableMIGManager, policyPaused, keepNVIDIAMPSOff}
+func pauseClients(v *View, j Result, requested bool) Result {
+	gates := []gateFunc{rememberNVIDIAMPS, disableMIGManager, clientsPaused, keepNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {
-		gates = []gateFunc{rememberNVIDIAMPS, disableMIGManager, keepNVIDIAMPSOff, policyPaused}
+		gates = []gateFunc{rememberNVIDIAMPS, disableMIGManager, keepNVIDIAMPSOff, clientsPaused}
 	}
 	for _, gate := range gates {
 		if g, pending := gate(v); pending {
-			return pausing(v, g, asks)
+			return pausing(v, g, requested)
 		}
 	}
 	switch {
-	case asks && OnlyRebootLeft(v):
+	case requested && OnlyRebootLeft(v):
 		return rebooting(v, j)
-	case asks:
+	case requested:
 		return applying(v)
 	}
 	j.State, j.Message = Idle, "nothing blocks the change"
@@ -78,11 +78,11 @@ func pauseClients(v *View, j Result, asks bool) Result {
 }
 
 // pausing gives NVIDIA's programs their time to end.
-func pausing(v *View, j Result, asks bool) Result {
+func pausing(v *View, j Result, requested bool) Result {
 	if _, step := SplitStep(j.Next); len(step.Start) > 0 || j.State == Failed {
 		return j
 	}
-	left, timeout := pauseLeft(v, asks)
+	left, timeout := pauseLeft(v, requested)
 	if left > 0 {
 		j.After = timing.Sooner(j.After, left)
 		return j
@@ -101,7 +101,7 @@ func pausing(v *View, j Result, asks bool) Result {
 // paused yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
 // pause was; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
 // counts, if that is longer.
-func pauseLeft(v *View, asks bool) (left, timeout time.Duration) {
+func pauseLeft(v *View, requested bool) (left, timeout time.Duration) {
 	since := v.Snapshot.Now.Add(DrainLeft(v))
 	if taken := unschedulableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
 		since = taken
@@ -110,7 +110,7 @@ func pauseLeft(v *View, asks bool) (left, timeout time.Duration) {
 		since = timing.Latest(since, f.Time.Time)
 	}
 	left, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout
-	if agents, most, limited := timeLeft(v); asks && limited && agents > left {
+	if agents, most, limited := timeLeft(v); requested && limited && agents > left {
 		return agents, most
 	}
 	return left, timeout

@@ -25,7 +25,8 @@ const (
 	Chosen
 )
 
-// Plain is the class of a reason that blocks a node until something is done about it, or that no node has.
+// Plain is the class of a reason that blocks a node until something is done about it, of one of a node that waits for
+// nothing, and of one that no node has.
 const Plain Class = 0
 
 // ClassOf is the class of a reason.

@@ -15,7 +15,7 @@ import (
 func released(v *View) Result {
 	gates := []gateFunc{selecting, migManagerDone, agentLeftPaused}
 	if !v.Managed() {
-		gates = []gateFunc{selecting, published, tainted, migManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
+		gates = []gateFunc{selecting, published, awaitUntainted, migManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
 	for _, gate := range gates {
 		if j, pending := gate(v); pending {
@@ -35,8 +35,8 @@ func published(v *View) (Result, bool) {
 	return j, pending && j.State == Verifying
 }
 
-// tainted removes our taint.
-func tainted(v *View) (Result, bool) {
+// awaitUntainted removes our taint.
+func awaitUntainted(v *View) (Result, bool) {
 	return Result{
 		State: Releasing, Reason: v1alpha1.ReasonProgressing, Message: "done; the taint of the operator is being removed",
 		Next: atOnce(removeTaints(v)...),
@@ -57,7 +57,7 @@ func agentLeftPaused(v *View) (Result, bool) {
 
 // changeDone removes our taint and records what was reached.
 func changeDone(v *View) Result {
-	if j, is := tainted(v); is {
+	if j, is := awaitUntainted(v); is {
 		return j // what was reached is recorded after that, together with Ready
 	}
 	j := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}

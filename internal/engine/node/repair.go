@@ -20,7 +20,7 @@ import (
 // What the operator or another controller left half-done on a node is reported, and repaired where it is the
 // operator's.
 //
-//	result → each check → finding{reason, message, repair} → result
+//	result → each check → Finding{reason, message, repair} → result
 
 // findingFunc finds what is left half-done on a node in a state.
 type findingFunc func(*View, State) Finding

@@ -20,10 +20,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// Each gate makes a result, and what a gate does that is not passed in time is the same for all.
+// Each gate makes a result. What follows when a gate is not passed in time is the same for all but draining, which rolls
+// nothing back (drain.go):
 //
-//	gate → Result{state, reason, message, next: act | PacedStep | nothing} → next gate | RestoreScheduling | failChange → last good
-//	state, or RecordTimeout
+//	gate → Result{state, reason, message, next: Act | PacedStep | nil} → next gate
+//	     → not in time: failChange → recordFailure, and the last good state or the baseline | RecordTimeout
+//
+// A result only proposes its next step: rollout's budget and windows decide whether it is taken now.
+//
+//	record of a failure             written by                       ends
+//	status.rollout.failed           recordFailure: a fallback        another policy generation, or a retry by annotation
+//	AnnotationTimedOut              RecordTimeout: no fallback       at its time, twice as late each time (timedout.go)
+//	AnnotationInterrupted           maintenance, users, lost agent   once the agent has answered again
 
 // Result is the state of a node and what follows from it.
 type Result struct {
@@ -31,7 +39,7 @@ type Result struct {
 	Reason, Message string
 	Next            NextStep
 	After           time.Duration // when to look again; 0: no need
-	// Rollback is how far a node with Failed is on its way back; empty: that has not begun.
+	// Rollback is how far a node with Failed is on its way back; empty: that has not begun, or nothing has to go back.
 	Rollback State
 }
 
@@ -171,7 +179,7 @@ func untilOverdue(v *View, j Result) Result {
 }
 
 // NextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one
-// by atOnce or withSlot. What is left half-done on a node is repaired beside it, whatever comes next (finding).
+// by atOnce or withSlot. What is left half-done on a node is repaired beside it, whatever comes next (Finding).
 //
 //sumtype:decl
 type NextStep interface{ isNext() }
@@ -200,7 +208,8 @@ func atOnce(actions ...action.Action) NextStep {
 	return Act(actions)
 }
 
-// withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node.
+// withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node, or
+// the agent is at work.
 // Without actions the change waits, and is given up all the same if it may not go on.
 func withSlot(v *View, actions ...action.Action) NextStep {
 	giveUp := restoreSchedulingUnlessBusy(v, "the change is held back")

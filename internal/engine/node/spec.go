@@ -16,7 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// GPUNode.spec holds the desired state, the last good state, a failure, and the permission to reboot.
+// GPUNode.spec holds the desired state, the baseline, how the node is released, and the permission to reboot. The last
+// good state and a failure are in its status.rollout.
 //
 //	View.Target → requestTarget → reached: recordReached | failed: recordFailure
 

@@ -39,7 +39,8 @@ const (
 type Standing int
 
 const (
-	// NodeFailed is a node on which the change failed. The node is tried again only when something changes.
+	// NodeFailed is a node on which the change failed. The node is tried again when something changes, or
+	// at the time that its message names.
 	NodeFailed Standing = iota
 	// NodeUnsupported is a node that cannot satisfy the policy.
 	NodeUnsupported

@@ -35,7 +35,7 @@ type View struct {
 
 	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	Losers      []*v1alpha1.GPUSharingPolicy
-	Desired     *policy.Desired // what by asks for; nil if it cannot be met, or nobody asks
+	Desired     *policy.Desired // what Policy asks for; nil if it cannot be met, or nobody asks
 	Unsupported *plan.Problem   // why it cannot be met
 
 	Target    Target // where the node is on its way to
@@ -43,10 +43,10 @@ type View struct {
 	Steps     []plan.Step
 	Blockers  []plan.Blocker
 
-	// What is asked of a node that waits in each pass, and follows from the above. It is found out when it is first
+	// What is asked of a node that waits in each reconcile, and follows from the above. It is found out when it is first
 	// asked for.
-	Lines *[]string // planned
-	Saved *string   // copied
+	Lines *[]string // the steps as the status lists them
+	Saved *string   // the copy of the baseline
 }
 
 // EndingNVIDIAMPS are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is

@@ -39,7 +39,7 @@ func paceGroup(g *Group, w *cluster.Snapshot) {
 		}
 		reason, message := blockedBy(g, w, m)
 		if withheld := func(a action.Action) bool { return w.Repeats.Left(a, w.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
-			m.Actions = append(m.Actions, step.Start...) // Withhold leaves them out, so the node takes nobody's turn
+			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes nobody's turn
 			continue
 		}
 		if reason == "" {

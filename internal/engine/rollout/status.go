@@ -24,7 +24,7 @@ import (
 // What is reported is worded here: the conditions of a policy, the counts and messages of its nodes.
 //
 //	groups → computeStatus → GPUSharingPolicy.status
-//	Member → nodeStateOf → node state for CLI, metrics and Events
+//	member → nodeStateOf → node state for CLI, metrics and Events
 
 // observedGeneration returns the generation of the policy that its conditions are about.
 func observedGeneration(g *Group) int64 {
