@@ -25,8 +25,8 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1760},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2080},
+	{"KB of Go in internal, without tests", 1765},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2085},
 	{"KB of tests and of test", 3640},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
@@ -34,7 +34,7 @@ var bounds = []bound{
 	{"arrows between packages of internal", 130},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
-	{"files of internal/engine on the way of one node", 38},
+	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
 	{"words of docs/dev", 6400},
 	{"words of other docs that are written by hand", 40100},
