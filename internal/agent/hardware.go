@@ -24,7 +24,7 @@ const mismatchDeadline = 2 * time.Minute
 // errReplaced says that this process must end.
 var errReplaced = errors.New("the NVIDIA driver was replaced: the agent starts anew with the new driver's library")
 
-// Source is where Late gets the hardware from.
+// Source is where LazyHardware gets the hardware from.
 type Source struct {
 	// Find finds the driver that the node has now.
 	Find func() (driver.Driver, error)

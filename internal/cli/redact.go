@@ -23,7 +23,7 @@ type kept map[string]kept
 var (
 	keptMetadata = kept{
 		"name": nil, "generateName": nil, "namespace": nil, "uid": nil, "labels": nil, "generation": nil, "creationTimestamp": nil,
-		"deletionTimestamp": nil, "finalizers": nil, "ownerReferences": nil, "annotations": nil, // those of whose domains keepsAnnotation tells
+		"deletionTimestamp": nil, "finalizers": nil, "ownerReferences": nil, "annotations": nil, // those that annotations keeps
 	}
 	keptContainer = kept{
 		"name": nil, "image": nil, "resources": nil, "securityContext": nil, "ports": nil, "restartPolicy": nil, "env": {"name": nil},

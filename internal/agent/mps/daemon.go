@@ -29,7 +29,8 @@ var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the n
 
 // daemonManager keeps each daemon as desired:
 //
-//	ensure → asked → start or limit (apply) | look after it (keep) | start it again with another driver (renew) | make room for one (yield)
+//	ensure → reconcile → start or limit (apply) | look after it (keep) | start it again with another driver (restart) |
+//	         make room for one (stopForDriver)
 //	end    → not desired any more
 type daemonManager struct {
 	stopper

@@ -105,7 +105,7 @@ func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	return own
 }
 
-// slimPod keeps what podOf, podView and drain.Evict read.
+// slimPod keeps what cluster.PodOf, podView and drain.Evict read.
 func slimPod(object any) (any, error) {
 	pod, isPod := object.(*corev1.Pod)
 	if !isPod {

@@ -9,9 +9,9 @@
 // Before it writes, it makes sure past the cache that no policy is absent because the operator's own kinds are being
 // deleted (confirm).
 //
-// It begins only once the cache shows what was written before (catchUp).
+// It begins only once the cache shows what was written before (cacheBarrier).
 //
-// A pass is over all nodes, and what it costs is for those that have changed: see known and rollout.Memory.
+// A pass is over all nodes, and what it costs is for those that have changed: see nodeStore and rollout.Memory.
 //
 // The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next
 // one decides from what is there.

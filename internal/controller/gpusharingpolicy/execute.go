@@ -19,7 +19,7 @@ import (
 )
 
 // pass carries out one decision: it takes the actions in their order, the writer writes what each of them says, and the
-// announcer reports it in Events. The status of each policy comes last.
+// eventRecorder reports it in Events. The status of each policy comes last.
 type pass struct {
 	*Controller
 	*seen

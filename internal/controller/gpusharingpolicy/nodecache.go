@@ -248,7 +248,7 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 
 // changes notes which nodes have changed since the last reconcile read them: what the watches report, and what the
 // controller writes. The cache holds a change before it is noted. The watch may report a write of ours late, so that is
-// noted with the write: once the cache shows it (catchUp), the next reconcile reads it.
+// noted with the write: once the cache shows it (cacheBarrier), the next reconcile reads it.
 type changes struct {
 	mu      sync.Mutex
 	watched bool // false: nobody reports changes, so everything is read each time

@@ -28,7 +28,7 @@ import (
 
 const namespace = "gpu-operator"
 
-// fixture is a cluster with the wiring under test and a record of what it wrote.
+// fixture is a cluster with the Configurer under test and a record of what it wrote.
 type fixture struct {
 	*WithT
 	t          *testing.T
@@ -59,7 +59,7 @@ func newFixture(t *testing.T, c client.WithWatch) *fixture {
 
 func (f *fixture) ctx() context.Context { return f.t.Context() }
 
-// wiring is the wiring under test: a fresh one each time, as after a restart.
+// configurer is the Configurer under test: a fresh one each time, as after a restart.
 func (f *fixture) configurer() *pluginconfig.Configurer {
 	c := interceptor.NewClient(f.client, interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
@@ -93,7 +93,7 @@ func (f *fixture) observe() *pluginconfig.Observed {
 	return o
 }
 
-// wire is one pass that needs the device plugin to read these keys beside those of the wiring itself.
+// configure is one pass that needs the device plugin to read these keys beside those of the Configurer itself.
 func (f *fixture) configure(keys map[string]string) []string {
 	f.t.Helper()
 	f.Expect(f.tryWire(keys)).To(Succeed())

@@ -15,13 +15,13 @@ import (
 // Action is one change of the API. Actions are a closed set: WriteConfigs, TriggerSync, PatchNode, Taint, Untaint,
 // KeepTaints, Evict, DeletePod, KeepMPSOff, AllowMPS, TaintDevices, UntaintDevices, WriteClass, DeleteClass, SetSpec
 // and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out, and what
-// is missing is decided again in the next pass. String is what logs and events print.
+// is missing is decided again in the next reconcile. String is what logs and events print.
 type Action interface {
 	String() string
 	// Target is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
 	Target() string
 	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, TaintDevices,
-	// Evict, SetSpec and PatchNode of a policy the executor makes sure by one uncached read in each pass that the
+	// Evict, SetSpec and PatchNode of a policy the executor makes sure by one uncached read in each reconcile that the
 	// policy still has this generation, and otherwise leaves the action out.
 	For() PolicyRef
 	isAction()
@@ -49,7 +49,7 @@ type TriggerSync struct {
 }
 
 // PatchNode changes labels and annotations of a Node in one patch. A nil value removes the entry; entries that are not
-// named stay. It selects a key, pauses and resumes NVIDIA's clients, and fences NVIDIA's mig-manager.
+// named stay. It selects a config, pauses and resumes NVIDIA's clients, and disables NVIDIA's mig-manager.
 type PatchNode struct {
 	Node        string
 	Labels      map[string]*string
@@ -58,7 +58,7 @@ type PatchNode struct {
 	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "pausing NVIDIA's GPU clients".
 	Why string
 	// Locked says that the patch takes something from the node, so it carries the resource version of the Node that the
-	// world was read from, as Taint does, and is left to the next pass when the Node has changed since.
+	// snapshot was read from, as Taint does, and is left to the next reconcile when the Node has changed since.
 	Locked bool
 }
 
@@ -79,7 +79,7 @@ type Untaint struct {
 
 // KeepTaints makes Want the taints on a node that are there for a policy's sake, besides v1alpha1.TaintChanging: it
 // adds what is missing, takes off what is ours and not among them, and records what is ours in the annotation
-// v1alpha1.AnnotationTaints, in one patch with optimistic lock. Retaint says how.
+// v1alpha1.AnnotationTaints, in one patch with optimistic lock. rollout.Retaint says how.
 type KeepTaints struct {
 	Node   string
 	Want   []corev1.Taint
@@ -87,7 +87,7 @@ type KeepTaints struct {
 }
 
 // Evict asks for the eviction of a pod through the Eviction API, without waiting for it. A refusal by a
-// PodDisruptionBudget (429) is no error: the next pass asks again.
+// PodDisruptionBudget (429) is no error: the next reconcile asks again.
 type Evict struct {
 	Node           string
 	Namespace, Pod string

@@ -18,9 +18,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// mostRepeats is how often the same is written within an hour (timing.Patience) while no policy changes. A change and its way
-// back write the same twice at most. What gives back (GivesBack) is written twice as often, so that a fight does not
-// leave a node tainted.
+// mostRepeats is how often the same is written within an hour (timing.Patience) while no policy changes. A change and
+// its way back write the same twice at most. What restores scheduling (GivesBack) is written twice as often, so that a
+// fight does not leave a node tainted.
 const mostRepeats = 8
 
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written
@@ -84,7 +84,7 @@ func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	defer r.mu.Unlock()
 	most := mostRepeats
 	if GivesBack(a) {
-		most *= 2 // what was taken before the taking had to wait is given back
+		most *= 2 // what was taken before the taking had to wait is restored
 	}
 	var left time.Duration
 	for field, value := range valuesOf(a) {
@@ -187,8 +187,8 @@ func untimed(value string) string {
 	return value
 }
 
-// Unstamped is an action without the times in the values that it writes. Its text is the same in each pass, as a status
-// must be that names it.
+// Unstamped is an action without the times in the values that it writes. Its text is the same in each reconcile, as a
+// status must be that names it.
 func Unstamped(a Action) Action {
 	patch, patches := a.(PatchNode)
 	if !patches {

@@ -22,14 +22,14 @@ import (
 // A GPU that the node does not have now may come back, so its entry stays as long as there is room (Bounded).
 //
 // What is missing in either is written again. If both are lost, what the operator itself has written is not taken for
-// what was found (theirs).
+// what was found (valueBefore of internal/engine/node).
 
 // SavedBaseline is the annotation.
 type SavedBaseline struct {
 	v1alpha1.Baseline `json:",inline"`
 	// Retain is true if the node stays as it is once no policy governs it.
 	Retain bool `json:"retain,omitempty"`
-	// Untouched names the GPUNode as it was when the copy was written (version), if it had no baseline then. As long as
+	// Untouched names the GPUNode as it was when the copy was written (Version), if it had no baseline then. As long as
 	// it is that version the agent has been asked for nothing. So the GPUs of the copy do not count: a driver upgrade,
 	// a reboot or a user may have changed them since, also long after a change was held back.
 	Untouched string `json:"untouched,omitempty"`

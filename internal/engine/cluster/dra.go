@@ -30,7 +30,7 @@ type DRA struct {
 	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all
 	// devices.
 	Edited []string
-	// Asked is how many shares policies need of the GPUs on nodes of the driver. Decide finds them.
+	// Asked is how many shares policies need of the GPUs on nodes of the driver. rollout.Decide finds them.
 	Asked dra.Asked
 }
 

@@ -135,7 +135,7 @@ func isSet(list, gate string) bool {
 // DRADriver is the driver of NVIDIA's that offers GPUs in ResourceSlices.
 const DRADriver = dra.DriverName
 
-// Note remembers the signs of a pass, the reason for each node or none, and forgets what is past.
+// Note records the signs of a reconcile, the reason for each node or none, and forgets what is past.
 func (s *OtherControllers) Note(signs iter.Seq2[*Node, string], now time.Time) {
 	if s == nil {
 		return

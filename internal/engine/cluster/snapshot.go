@@ -15,9 +15,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// Snapshot is everything that a decision depends on, as one pass read it from the cache. Decide changes none of it.
+// Snapshot is everything that a decision depends on, as one reconcile read it from the cache. rollout.Decide changes
+// none of it.
 type Snapshot struct {
-	// Now is the time of the pass.
+	// Now is the time of the reconcile.
 	Now time.Time
 	// Plugin is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
 	Plugin DevicePlugin
@@ -38,23 +39,23 @@ type Snapshot struct {
 	// ReadinessTaint says that nodes that Karpenter made get the startup taint v1alpha1.TaintStartupReadiness, since
 	// every Karpenter of the cluster is v1.13 or newer. False: Karpenter's nodes get none from the operator.
 	ReadinessTaint bool
-	// UnscheduledVersion tells one value of Unscheduled from another, for Memory. 0: not known, so nothing is
-	// remembered of them.
+	// UnscheduledVersion tells one value of Unscheduled from another, for rollout.Memory. 0: not known, so nothing is
+	// kept of them.
 	UnscheduledVersion int64
 	// Repeats counts what was written in the last hour; nil: nothing is held back for that.
 	Repeats *action.Repeats
 	// OtherControllers remembers other controllers that were seen a moment ago; nil: only the annotation on the Node
 	// does.
 	OtherControllers *OtherControllers
-	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. Decide finds them.
+	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide finds them.
 	MpsUsers []string
 }
 
 // Node is a node that has GPUs, with what is on it.
 type Node struct {
 	Name string
-	// Version tells one value of the node from another, for Memory: with another version anything else may differ. 0:
-	// not known, so nothing is remembered of the node.
+	// Version tells one value of the node from another, for rollout.Memory: with another version anything else may
+	// differ. 0: not known, so nothing is kept of the node.
 	Version     int64
 	Labels      map[string]string
 	Annotations map[string]string
@@ -99,7 +100,8 @@ type Node struct {
 	Published *dra.Pool
 	// Claims are the ResourceClaims to which devices of the node are allocated, by name.
 	Claims []dra.Claim
-	// Ruled is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there is none.
+	// DevicesTaintedAt is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there
+	// is none.
 	DevicesTaintedAt time.Time
 	// RuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
 	RuleTaken bool
@@ -155,7 +157,7 @@ type Pod struct {
 	DRA bool
 	// DynamicMIG says that the feature gate DynamicMIG of that driver is on.
 	DynamicMIG bool
-	// setsTimeSlices says that the feature gate TimeSlicingSettings of that driver is on.
+	// SetsTimeSlices says that the feature gate TimeSlicingSettings of that driver is on.
 	SetsTimeSlices bool
 	// MountsConfig says that one of its volumes is our ConfigMap.
 	MountsConfig bool

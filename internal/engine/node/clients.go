@@ -86,8 +86,8 @@ func keepsClientsPaused(v *View) bool {
 }
 
 // HeldByOther reports whether the node is still kept from its users on behalf of another policy than the one that
-// governs it now. It counts in the budget of that one until it is given back, so what gives it back must not record the
-// policy that governs it now, in whose budget there may be no slot.
+// governs it now. It counts in the budget of that one until its scheduling is restored, so the write that restores it
+// must not record the policy that governs the node now, in whose budget there may be no slot.
 func (v *View) HeldByOther() bool {
 	return v.Policy != nil && v.Node.ChangedFor != "" && v.Node.ChangedFor != v.Policy.Name && v.Disturbed()
 }
@@ -142,7 +142,7 @@ func clientPods(v *View, deploy ...string) []string {
 //	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others: of the device
 //	                plugin, and of DCGM, which does not notice instances either
 //
-// So it is written before a pod is deleted, and a pass may end between the two.
+// So it is written before a pod is deleted, and a reconcile may end between the two.
 
 // instancesHashBytes is the length of that hash in bytes.
 const instancesHashBytes = 8

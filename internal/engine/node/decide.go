@@ -21,8 +21,8 @@ import (
 //	   └ the agent does not report
 //
 // Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
-// release.go. A node that does not become idle in time is the one failure without a way back, since nothing was changed.
-// Decisions follow from what is observed, so any reconcile may be the first.
+// release.go. A node that does not become idle in time is the one failure without a way back, since nothing was
+// changed. Decisions follow from what is observed, so any reconcile may be the first.
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
@@ -33,8 +33,8 @@ func Decide(v *View) Result {
 	return continueInterrupted(v, j)
 }
 
-// decideNode decides on a node by itself: first what rules out a change, then the change (progress), then what became of
-// an earlier one.
+// decideNode decides on a node by itself: first what rules out a change, then the change (progress), then what became
+// of an earlier one.
 func decideNode(v *View) Result {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
 		return awaitNodeUp(v)

@@ -250,14 +250,14 @@ func mirrorManager(v *View, j Result, name string, since time.Time) Result {
 // giveUpOnManager lets the change fail, and the agent look at what is there.
 func giveUpOnManager(v *View, j Result, reason, message string) Result {
 	j = failChange(v, j, reason, message)
-	if j.Next == nil { // on the way back, which is not given up
+	if j.Next == nil { // on the way back, which does not fail
 		j.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager left"))
 	}
 	j.After = 0
 	return j
 }
 
-// verifyManager judges what mig-manager has left, once the agent has looked: its own word does not count.
+// verifyManager decides on what mig-manager has left, once the agent has looked: its own word does not count.
 func verifyManager(v *View) (Result, bool) {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	if _, asked := ManagerRequestedSince(v, migConfig(v).Name); !asked || !found || c.ObservedGeneration != v.Node.GPU.Generation {
@@ -414,7 +414,7 @@ func stampManagerRequest(v *View, patch action.PatchNode) {
 	}
 }
 
-// labelRestored is the former label that a patch gives back to mig-manager; empty if it gives none back, or if no
+// labelRestored is the former label that a patch restores for mig-manager; empty if it restores none, or if no
 // mig-manager is to read it.
 func labelRestored(v *View, patch action.PatchNode) string {
 	_, manager := patch.Labels[v1alpha1.LabelMIGManager]

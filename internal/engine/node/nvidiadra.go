@@ -82,7 +82,7 @@ func unofferedResources(v *View) []string {
 	return lacking
 }
 
-// publishingOverdue gives up a change that is not published in time. What was published before is waited for.
+// publishingOverdue lets a change fail that is not published in time. What was published before is waited for.
 func publishingOverdue(v *View, j Result) Result {
 	message := fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, j.Message)
 	if v.Reached() || v.FallsBack {

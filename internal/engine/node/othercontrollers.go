@@ -14,7 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// Another controller that offers or partitions the GPUs of a node is noticed, and remembered on the Node.
+// Another controller that offers or partitions the GPUs of a node is noticed, and recorded on the Node.
 //
 //	sign → offeredByOthers, NoteOfOthers → sign gone for five minutes → forgotten
 
@@ -29,16 +29,16 @@ func instancesLeftToOthers(v *View) bool {
 // nothing is done for the device plugin while the driver restarts.
 
 // Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a
-// resource. Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the
+// resource. Each of them goes for a moment when its plugin restarts, so presence is recorded on the Node, in the
 // annotation v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After
 // cluster.AbsentFor without any sign the annotation goes, and the node is the policy's.
 
-// The slicer's resource with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that there is,
-// absence begins with the pass that first sees it so. Afterwards the annotation stays, as slicerGone, until the
-// resource is listed no more.
+// The resource of another partitioner with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that
+// there is, absence begins with the reconcile that first sees it so. Afterwards the annotation stays, as slicerGone,
+// until the resource is listed no more.
 
-// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, cluster.AbsentFor after its last
-// sign.
+// slicerGone is the annotation of a node that lists a resource of another partitioner with quantity 0,
+// cluster.AbsentFor after its last sign.
 const slicerGone = "SlicerGone"
 
 // signOfOthers is cluster.ShownBy with a message for users in place of the object.

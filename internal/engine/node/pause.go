@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// clientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of
-// any value but true and false is another controller's pause, and stays.
+// clientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label
+// of any value but true and false is another controller's pause, and stays.
 func clientsPaused(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false
@@ -51,7 +51,8 @@ func clientsPaused(v *View) (Result, bool) {
 	return j, len(remain) > 0
 }
 
-// pauseClients fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
+// pauseClients disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
+// the target.
 func pauseClients(v *View, j Result, requested bool) Result {
 	gates := []gateFunc{rememberNVIDIAMPS, disableMIGManager, clientsPaused, keepNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {

@@ -26,7 +26,7 @@ import (
 type findingFunc func(*View, State) Finding
 
 // AddFindings adds to a result what is left half-done on the node. A finding is the reason of a node that has not
-// failed; repairs wait for no slot in the budget, since they only give back. It returns them after what the result has
+// failed; repairs wait for no slot in the budget, since they only restore. It returns them after what the result has
 // done at once.
 func AddFindings(v *View, j Result) (Result, []action.Action) {
 	actions, _ := SplitStep(j.Next)

@@ -20,8 +20,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// Each gate makes a result. What follows when a gate is not passed in time is the same for all but draining, which rolls
-// nothing back (drain.go):
+// Each gate makes a result. What follows when a gate is not passed in time is the same for all but draining, which
+// rolls nothing back (drain.go):
 //
 //	gate → Result{state, reason, message, next: Act | PacedStep | nil} → next gate
 //	     → not in time: failChange → recordFailure, and the last good state or the baseline | RecordTimeout
@@ -184,8 +184,8 @@ func untilOverdue(v *View, j Result) Result {
 //sumtype:decl
 type NextStep interface{ isNext() }
 
-// Act waits for no slot in the budget: it goes on with a change that has begun, or gives back what the operator took
-// from the node.
+// Act waits for no slot in the budget: it goes on with a change that has begun, or restores what the operator took from
+// the node.
 type Act []action.Action
 
 // PacedStep is the next step of a change. It needs a slot in the budget.
@@ -209,8 +209,7 @@ func atOnce(actions ...action.Action) NextStep {
 }
 
 // withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node, or
-// the agent is at work.
-// Without actions the change waits, and is given up all the same if it may not go on.
+// the agent is at work. Without actions the change waits, and is undone all the same if it may not go on.
 func withSlot(v *View, actions ...action.Action) NextStep {
 	giveUp := restoreSchedulingUnlessBusy(v, "the change is held back")
 	if len(actions)+len(giveUp) == 0 {

@@ -23,14 +23,14 @@ type Target struct {
 	Strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
 	// Actuator is who partitions the GPUs; empty: the agent.
 	Actuator v1alpha1.MIGActuator
-	Config   string // of the device-plugin configuration; empty: the node carries no label
-	Data     string // content of the key; empty if not known
+	Config   string // name of the device-plugin configuration; empty: the node carries no label
+	Data     string // content of the config; empty if not known
 	Devices  []v1alpha1.DeviceSpec
 	// Expected is what the node must advertise; nil: not known, so it is not verified.
 	Expected map[string]int64
 	// Shares is how many claims must be able to share a GPU where NVIDIA's DRA driver serves the node; 0: any number.
 	Shares int64
-	// Labels are, besides the key, what labels of the node go back to; a nil value removes the label.
+	// Labels are, besides the label of the config, what labels of the node are restored to; a nil value removes the label.
 	Labels map[string]*string
 	// Before says that this is the state in which the node was found.
 	Before bool

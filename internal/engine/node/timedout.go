@@ -40,7 +40,7 @@ func timedOut(v *View) (t Timeout, ok bool) {
 }
 
 // releasesAgain reports whether the release of a node from which nothing had to be taken back is to be tried again:
-// Patience after the agent was asked for it, and only while nobody uses what must be changed.
+// timing.Patience after the agent was asked for it, and only while nobody uses what must be changed.
 func releasesAgain(v *View) bool {
 	since := v.Node.GPU.Spec.ChangeTime
 	if t, recorded := lastTimeout(v); recorded && !since.After(t.At) {

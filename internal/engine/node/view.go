@@ -26,7 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// View is a node with everything that is derived from it before it is judged.
+// View is a node with everything that is derived from it before Decide.
 type View struct {
 	Snapshot *cluster.Snapshot
 	Node     *cluster.Node
@@ -43,8 +43,9 @@ type View struct {
 	Steps     []plan.Step
 	Blockers  []plan.Blocker
 
-	// What is asked of a node that waits in each reconcile, and follows from the above. It is found out when it is first
-	// asked for.
+	// The following is read in each reconcile of a node that waits, and follows from the above. It is computed when it is
+	// first read.
+
 	Lines *[]string // the steps as the status lists them
 	Saved *string   // the copy of the baseline
 }

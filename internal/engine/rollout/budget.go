@@ -39,7 +39,7 @@ func paceGroup(g *Group, w *cluster.Snapshot) {
 		}
 		reason, message := blockedBy(g, w, m)
 		if withheld := func(a action.Action) bool { return w.Repeats.Left(a, w.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
-			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes nobody's turn
+			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
 		}
 		if reason == "" {
@@ -53,7 +53,7 @@ func paceGroup(g *Group, w *cluster.Snapshot) {
 	}
 }
 
-// budget is what is left of the places for nodes that change at the same time.
+// budget is what is left of the slots for nodes that change at the same time.
 type budget struct {
 	slots, left int
 	proven      map[string]bool // configurations that some node of the group has reached
@@ -87,7 +87,7 @@ func newBudget(g *Group) *budget {
 	return b
 }
 
-// spend counts a node that holds a place.
+// spend counts a node that holds a slot.
 func (b *budget) spend(m *member) {
 	if disturbs(m) {
 		b.disturbed++
@@ -103,7 +103,8 @@ func (b *budget) spend(m *member) {
 }
 
 // disturbs reports whether a node counts among those that are kept from their users. One whose slot has expired counts
-// until it is given back: the write that does that may fail, or come after the taint of the node that gets the slot.
+// until its scheduling is restored: the write that does that may fail, or come after the taint of the node that gets
+// the slot.
 func disturbs(m *member) bool {
 	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.GivesBack))
 }
@@ -122,8 +123,8 @@ func (b *budget) unproven(m *member) bool {
 	return m.Desired != nil && !b.proven[m.Desired.Config.Key]
 }
 
-// admit says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes
-// than there are places: one whose slot had expired may hold one on top of them.
+// admit says why a node may not go on, if it may not. One that holds a slot may, unless that would disturb more nodes
+// than there are slots: one whose slot had expired may hold one on top of them.
 func (b *budget) admit(m *member, step node.PacedStep) (reason, message string) {
 	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
 	disturbs := taints && !m.Disturbed() || m.Disturbed() && !m.Holds
@@ -143,7 +144,7 @@ func (b *budget) full() (reason, message string) {
 	return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("Waiting: rollout.maxUnavailable (%d) reached", b.slots)
 }
 
-// acquireSlot gives a node a place, or says why there is none.
+// acquireSlot gives a node a slot, or says why there is none.
 func (b *budget) acquireSlot(m *member) (reason, message string) {
 	switch {
 	case b.left <= 0:

@@ -150,7 +150,7 @@ func recordedSeeds() []uint64 {
 	return seeds
 }
 
-// digests of the effects, by seed, on all cores.
+// digestsOfEffects are the digests of the effects, by seed, computed on all cores.
 func digestsOfEffects(seeds []uint64) map[uint64]string {
 	queue, digests := make(chan uint64), map[uint64]string{}
 	var mu sync.Mutex

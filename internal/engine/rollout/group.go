@@ -48,7 +48,7 @@ type member struct {
 	// Actions are what is done about the node now. The step of its result (Result.Next) is among them once the budget
 	// allows it.
 	Actions     []action.Action
-	CachedState *NodeState // its state, if that stands until something changes
+	CachedState *NodeState // its state, if that stays the same until something changes
 	Unchanged   bool       // nothing is done about it until something changes: all that is said here stays the same
 	Summary     summary
 	TaintStatus taintStatus
@@ -57,7 +57,7 @@ type member struct {
 	Unserved bool
 }
 
-// summary is what a decision asks of each of all nodes. Of a node that stands it is found out once.
+// summary is what a decision reads of each of all nodes. Of an unchanged node it is computed once.
 type summary struct {
 	NeedsPlugin, ByDefault, NeedsMIGManager bool
 	// Configs are those that the Node and its GPUNode name: selected, asked for, and of the last good state. Empty:
@@ -70,12 +70,12 @@ type summary struct {
 // gives it up when the change has succeeded, has failed and was rolled back, or has made no step until the deadline.
 type Slot struct {
 	Holds bool
-	Until time.Time // deadline; set with holds and expired
+	Until time.Time // deadline; set with Holds and Expired
 	// Expired reports that the change is not over, but its deadline is: the node counts no longer.
 	Expired bool
 }
 
-// taintStatus is what is so with the taints that a policy keeps on a node. They are no part of the change that the
+// taintStatus is why a node lacks a taint that a policy keeps on it. Such taints are no part of the change that the
 // budget paces: a taint keeps new pods off and disturbs none.
 type taintStatus struct {
 	Reason, Message string // why the node lacks a taint of its policy; empty: it does not
@@ -91,8 +91,8 @@ type demandTally struct {
 	Single  map[string]bool // the resources of which a container gets no more than one
 }
 
-// A cluster may have ten thousand pods that wait and thousands of nodes. So that a pass does not cost the product of
-// both, pods with the same request and node selector are one demand, which is compared with the nodes once, and only
+// A cluster may have ten thousand pods that wait and thousands of nodes. So that a reconcile does not cost the product
+// of both, pods with the same request and node selector are one demand, which is compared with the nodes once, and only
 // with those that have one of the labels that it selects.
 
 // Demand names a request of GPUs or instances and a node selector by their hashes: that is what decides where a pod may

@@ -20,15 +20,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// Memory is what one pass leaves to the next, so that a node of which nothing has changed is not looked at again. It
-// changes what a decision costs and never what is decided: what it keeps follows from values that are compared first.
-// The zero value remembers nothing. It serves one pass at a time.
+// Memory is what one reconcile leaves to the next, so that a node of which nothing has changed is not looked at again.
+// It changes what a decision costs and never what is decided: what it keeps follows from values that are compared
+// first. The zero value keeps nothing. It serves one reconcile at a time.
 type Memory struct {
 	nodes map[string]*nodeEntry
 	queue podQueue // the pods that wait
-	pass  int      // counts passes
+	pass  int      // counts reconciles
 
-	// What concerns all nodes, as the last pass met it. round counts how often that was another than before.
+	// What concerns all nodes, as the last reconcile read it. round counts how often that was another than before.
 	plugin cluster.DevicePlugin // with another one all nodes are forgotten: it hardly ever changes
 	ranked string               // the signature of the policies
 	keys   map[string]string
@@ -37,7 +37,7 @@ type Memory struct {
 
 // nodeEntry is what memory keeps of a node, at one version of it.
 type nodeEntry struct {
-	node    *cluster.Node // of the last pass that met it
+	node    *cluster.Node // of the last reconcile that read it
 	pass    int
 	version int64
 
@@ -50,7 +50,7 @@ type nodeEntry struct {
 	round     int      // in which that was found out
 	positions []int    // of the policies that select the node, in the ranking
 	derived   *derived // nil for a node that no policy governs and that stays as it is
-	member    member   // of the last pass
+	member    member   // of the last reconcile
 }
 
 // derived is what was derived of a node that a policy governs or governed, and from what.
@@ -62,7 +62,8 @@ type derived struct {
 	tally            demandTally
 	result           node.Result
 	actions          []action.Action // that wait for no slot
-	// settled says that the result stands until its basis changes: nothing is to be done, and no deadline passes.
+	// settled says that the result stays the same until its basis changes: nothing is to be done, and no deadline
+	// passes.
 	settled bool
 	slot    Slot
 	state   NodeState // of a settled node
@@ -91,7 +92,7 @@ func basisOf(w *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy
 	return b
 }
 
-// begin begins a pass.
+// begin begins a reconcile.
 func (memory *Memory) begin(w *cluster.Snapshot, ranking policy.Ranking) {
 	memory.pass++
 	if memory.nodes == nil || !reflect.DeepEqual(w.Plugin, memory.plugin) {
@@ -120,7 +121,7 @@ func (memory *Memory) rank(w *cluster.Snapshot, met []*nodeEntry, ranking policy
 	}
 }
 
-// lookup finds what is remembered of a node.
+// lookup finds what is kept of a node.
 func (memory *Memory) lookup(n *cluster.Node) *nodeEntry {
 	r := memory.nodes[n.Name]
 	if r == nil || n.Version == 0 || r.version != n.Version {
@@ -135,7 +136,7 @@ func (memory *Memory) lookup(n *cluster.Node) *nodeEntry {
 	return r
 }
 
-// lookupAll finds what is remembered of each node, by name, and notes the signs of other controllers.
+// lookupAll finds what is kept of each node, by name, and notes the signs of other controllers.
 func (memory *Memory) lookupAll(w *cluster.Snapshot) []*nodeEntry {
 	nodes := make([]*cluster.Node, len(w.Nodes))
 	for i := range w.Nodes {
@@ -157,14 +158,14 @@ func (memory *Memory) lookupAll(w *cluster.Snapshot) []*nodeEntry {
 	return met
 }
 
-// end forgets the nodes that the pass, over so many, did not meet.
+// end forgets the nodes that the reconcile, over so many, did not read.
 func (memory *Memory) end(met int) {
 	if len(memory.nodes) > met {
 		maps.DeleteFunc(memory.nodes, func(_ string, r *nodeEntry) bool { return r.pass != memory.pass })
 	}
 }
 
-// assignment is what nodes are placed by, and where.
+// assignment is what nodes are assigned by, and to what.
 type assignment struct {
 	ranking   policy.Ranking
 	groups    map[string]*Group
@@ -180,7 +181,7 @@ func (in assignment) group(name string) *Group {
 	return in.groups[name]
 }
 
-// assign puts a node into the group that paces it, and finds out about it what does not stand from the last pass.
+// assign puts a node into the group that paces it, and computes of it what the last reconcile has not left.
 func (memory *Memory) assign(w *cluster.Snapshot, r *nodeEntry, in assignment) *member {
 	n, m := r.node, &r.member
 	selected := in.ranking.Governed(r.positions)

@@ -23,7 +23,7 @@ func summaryOf(m *member) summary {
 }
 
 // needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One
-// that is paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
+// that is paused from the start changes nothing, and configuring the plugin restarts it on every node.
 func needsPlugin(m *member) bool {
 	return !m.ByDriver() && (m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil)
 }

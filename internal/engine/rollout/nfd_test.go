@@ -38,7 +38,7 @@ func (f features) seen() cluster.NodeFeatures {
 	return n
 }
 
-// KeepOff creates our NodeFeature, if the API server has the kind.
+// keepMPSOff creates our NodeFeature, if the API server has the kind.
 func (c *site) keepMPSOff(h *host) {
 	if c.Plugin.NodeFeatures && h.features.ours.IsZero() {
 		h.features.ours = c.Now

@@ -106,7 +106,7 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 		return false // kstatus takes a GPUNode without conditions for one that is done
 	}
 	if slices.ContainsFunc(m.Actions, leadsOn) {
-		return true // and is reported in the next pass, if it has come no further then
+		return true // and is reported in the next reconcile, if it has come no further then
 	}
 	if !node.ClassOf(m.Reason).Is(node.UnderWay) {
 		return false
@@ -204,7 +204,7 @@ func nodeReadyCondition(m *member) metav1.Condition {
 	return c
 }
 
-// blockerStatuses are the blockers as the status lists them, in the order of users.
+// blockerStatuses are the blockers as the status lists them, in the order of View.Blockers.
 func blockerStatuses(m *member) []v1alpha1.BlockerStatus {
 	const length = 256 // of the schema
 	list := make([]v1alpha1.BlockerStatus, 0, len(m.Blockers))

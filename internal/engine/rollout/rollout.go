@@ -23,7 +23,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// Decision is one safe pass towards what the policies ask.
+// Decision is one safe step towards the desired state of all policies.
 type Decision struct {
 	// Actions are what is to be done now, in this order.
 	Actions []action.Action
@@ -53,11 +53,11 @@ type Decision struct {
 	After time.Duration
 }
 
-// Decide is one safe pass towards what the policies ask. The same snapshot gives the same decision, and the snapshot
-// that results from carrying it out gives the next one, so a pass may be cut short anywhere.
+// Decide is one safe step towards the desired state of all policies. The same snapshot gives the same decision, and the
+// snapshot that results from carrying it out gives the next one, so a reconcile may be cut short anywhere.
 func Decide(w cluster.Snapshot) Decision { return new(Memory).Decide(w) }
 
-// Decide is the function Decide, which does not do again what the memory has kept from the last pass.
+// Decide is the function Decide, which does not do again what the memory has kept from the last reconcile.
 func (memory *Memory) Decide(w cluster.Snapshot) Decision {
 	groups := groupsOf(&w)
 	ranking := policy.Rank(w.Policies)

@@ -25,10 +25,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestRandomisedRollouts lets controllers decide on worlds of which any object may be out of date, end in the middle of
-// their actions and be followed by others, and find agents gone, nodes replaced and users coming and going, while the
-// policy is edited, deleted and written anew. Whatever happens: no more nodes than the budget allows are disturbed, no
-// node loses what a pod uses, NVIDIA's config-manager never meets a key that it cannot see; and once the faults end
+// TestRandomisedRollouts lets controllers decide on snapshots of which any object may be out of date, end in the middle
+// of their actions and be followed by others, and find agents gone, nodes replaced and users coming and going, while
+// the policy is edited, deleted and written anew. Whatever happens: no more nodes than the budget allows are disturbed,
+// no node loses what a pod uses, NVIDIA's config-manager never meets a key that it cannot see; and once the faults end
 // everything is in the desired state, or as it was before.
 func TestRandomisedRollouts(t *testing.T) {
 	for seed := range seeds(t, 40) {
@@ -44,8 +44,8 @@ func TestRandomisedRollouts(t *testing.T) {
 	}
 }
 
-// TestTheBudgetNeedsTheOwnWrites: were a pass to begin before the cache shows what the last one wrote, the same place
-// would be given away twice. So the simulation above would see it.
+// TestTheBudgetNeedsTheOwnWrites: were a reconcile to begin before the cache shows what the last one wrote, the same
+// slot would be given away twice. So the simulation above would see it.
 func TestTheBudgetNeedsTheOwnWrites(t *testing.T) {
 	for seed := range seeds(t, 400) {
 		s := newSimulation(t, seed)

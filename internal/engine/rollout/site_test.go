@@ -287,7 +287,7 @@ func (c *site) takes(a action.Action, n v1alpha1.GPUNode) bool {
 	return why == ""
 }
 
-// SetSpec stores a spec as the API server does, whose generations count what the agent looks at.
+// setSpec stores a spec as the API server does, whose generations count what the agent looks at.
 func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
 	want.ChangeTime = metav1.NewTime(want.ChangeTime.Truncate(time.Second))
 	if !reflect.DeepEqual(want, h.GPU.Spec) {
@@ -349,7 +349,7 @@ func (c *site) held(h *host) {
 	}
 }
 
-// DeletePod ends a pod of one of NVIDIA's DaemonSets, with what runs in it.
+// deletePod ends a pod of one of NVIDIA's DaemonSets, with what runs in it.
 func (c *site) deletePod(h *host, uid string) {
 	at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == uid })
 	if at < 0 {

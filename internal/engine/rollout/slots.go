@@ -14,7 +14,7 @@ import (
 )
 
 // slotTimeout is how long after its last step a change keeps its slot in the budget. No step takes longer: a node
-// reboots within RebootTimeout, NVIDIA's mig-manager ends within ManagerTimeout.
+// reboots within timing.RebootTimeout, NVIDIA's mig-manager ends within timing.ManagerTimeout.
 const slotTimeout = 30 * time.Minute
 
 // slotOf is the slot that the node holds. It follows from the state of the node and from what the controller itself has

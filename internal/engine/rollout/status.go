@@ -41,7 +41,7 @@ func ownConditions(conditions []metav1.Condition) []metav1.Condition {
 	return condition.Remove(condition.Remove(conditions, v1alpha1.ConditionAutoscalingConfigured), v1alpha1.ConditionMemoryPressure)
 }
 
-// computeStatus is what is so with a policy.
+// computeStatus is the status of a policy.
 func computeStatus(g *Group, w *cluster.Snapshot, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
 	s := v1alpha1.GPUSharingPolicyStatus{
 		Nodes: nodeCounts(g), Resources: resourceCounts(g.Members, mostResources), Pending: pendingNodes(g), NextWindowTime: g.NextWindow,

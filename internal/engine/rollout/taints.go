@@ -90,7 +90,7 @@ func wantTaints(m *member, by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1.
 	return want
 }
 
-// startupTaints are the startup taints that nodes of the policy have or may get; none if it asks for none.
+// startupTaintsOf are the startup taints that nodes of the policy have or may get; none if it asks for none.
 func startupTaintsOf(g *Group) []corev1.Taint {
 	if !taintsNewNodes(g.By) {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. Released: how a policy
-// releases it is on record, or nothing is.
+// ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. The result released
+// says that the GPUNode records how a policy releases the node, or that there is nothing to record.
 func ungoverned(
 	w *cluster.Snapshot, n *cluster.Node, selected, governed policy.Governed, unserved bool,
 ) (m member, released, is bool) {

@@ -107,7 +107,7 @@ func Latest(a, b time.Time) time.Time {
 // the driver takes up to 20 minutes.
 const MaintenanceTimeout = 30 * time.Minute
 
-// NodeFeatureTimeout is how long NFD may take to change the label. It acts once per second.
+// NodeFeatureTimeout is how long NFD may take to change the label nvidia.com/mps.capable. It acts once per second.
 const NodeFeatureTimeout = 30 * time.Second
 
 // RebootTimeout is how long a node may take to reboot and its GPUs to match the desired state then: a cloud machine is

@@ -5,8 +5,8 @@
 // time is passed in.
 //
 // Conditions come back sorted by type, so that equal conditions are equal lists. An unchanged condition keeps its
-// lastTransitionTime: otherwise every pass would be a change, and a write. The messages are worded in
-// internal/engine/rollout/status.
+// lastTransitionTime: otherwise every reconcile would be a change, and a write. The messages are worded in
+// internal/engine/rollout.
 package condition
 
 import (
