@@ -83,7 +83,8 @@ func populate(t *testing.T, c client.Client) {
 			UUID: "GPU-a", Product: "NVIDIA-A100-SXM4-40GB", MemoryMiB: 40960, MIGCapable: true,
 			Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 1}, {Profile: "1g.5gb", Count: 2}}},
 			Instances: []v1alpha1.InstanceStatus{
-				{ID: 1, Profile: "3g.20gb", Start: 0, Size: 4, UUID: "MIG-1"}, {ID: 7, Profile: "1g.5gb", Start: 4, Size: 1, UUID: "MIG-7"},
+				{ID: 1, Profile: "3g.20gb", Start: 0, Size: 4, UUID: "MIG-1"},
+				{ID: 7, Profile: "1g.5gb", Start: 4, Size: 1, UUID: "MIG-7"},
 				{ID: 8, Profile: "1g.5gb", Start: 6, Size: 1, UUID: "MIG-8"},
 			},
 			Profiles: []v1alpha1.ProfileStatus{
@@ -160,7 +161,10 @@ func TestDashboard(t *testing.T) {
 			b.do(chromedp.Evaluate[chromedp.Void](`{ const f = document.getElementById("` + id + `"); f.value = "` + value + `"; f.dispatchEvent(new Event("input")); }`))
 		}
 		for _, f := range []struct{ id, value, shows string }{
-			{"by-product", "Tesla-T4", "gpu-b"}, {"by-namespace", "ml", "gpu-a"}, {"by-policy", " ", "gpu-a,gpu-b"}, {"by-text", "NOTEBOOK", "gpu-b"},
+			{"by-product", "Tesla-T4", "gpu-b"},
+			{"by-namespace", "ml", "gpu-a"},
+			{"by-policy", " ", "gpu-a,gpu-b"},
+			{"by-text", "NOTEBOOK", "gpu-b"},
 			{"by-tone", "ready", ""},
 		} {
 			b.eventually(`[...document.querySelectorAll("#`+f.id+` option")].some((o) => o.value === "`+f.value+`") || "`+f.id+`" === "by-text"`, true)

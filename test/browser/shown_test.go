@@ -54,7 +54,8 @@ func shown() dashboard.Page {
 					UUID: "GPU-a", Product: a100, Sharing: "MIG", MemoryBytes: 40 * gib, Memory: &dashboard.Memory{Used: 29 * gib, Total: 40 * gib},
 					Drawing: dashboard.Drawing{Slices: 8, Blocks: []dashboard.Block{
 						instance("3g.20gb", 4, 184, 195, "ml/train-resnet-0"), instance("2g.10gb", 2, 62, 97, "vision/labels-7c9d"),
-						instance("1g.5gb", 1, 41, 47, "ml/notebook-0"), {Size: 1},
+						instance("1g.5gb", 1, 41, 47, "ml/notebook-0"),
+						{Size: 1},
 					}},
 					Containers: []dashboard.Container{uses("ml/train-resnet-0", 184, 195, 0), uses("vision/labels-7c9d", 62, 97, 0), uses("ml/notebook-0", 41, 47, 0)},
 				}},
