@@ -41,7 +41,7 @@ const (
 // ever.
 func statusEvery() time.Duration {
 	if os.Getenv(benchVariable) == "" {
-		return time.Second
+		return 2 * time.Second
 	}
 	if every, err := time.ParseDuration(os.Getenv(statusVariable)); err == nil {
 		return every

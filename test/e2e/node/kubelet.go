@@ -40,7 +40,7 @@ func (n *Node) PublishEvery(ctx context.Context, every time.Duration) error {
 // here; failCgroupV1 and failSwapOn, since build machines have control groups of version 1 and may swap;
 // localStorageCapacityIsolation and eviction, since the node's file systems lie in memory; oomScoreAdj, since lowering
 // it needs CAP_SYS_RESOURCE. Set for speed: nodeStatusUpdateFrequency, whose default of 10s is the time that
-// `make bench` measures with; what has not changed is published once a second at most.
+// `make bench` measures with; what has not changed is published as often at most.
 func (n *Node) kubeletConfig() string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
