@@ -262,8 +262,8 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 	g.Eventually(same, patience).Should(Succeed())
 	g.Expect(before.Nodes).To(HaveLen(1))
 	g.Expect(s.node("a").GPUs[0].Drawing.Blocks).To(Equal([]dashboard.Block{drawn(wholeSlices, wholeGPU, "team/train")}))
-	g.Expect(s.notes()).To(ContainElement(HavePrefix("Memory and utilization: the agents serve no usage: turn it on with metrics.enabled=true")))
-	g.Expect(s.notes()).To(ContainElement(HavePrefix("No controller is installed: ")))
+	g.Eventually(s.notes, patience).Should(ContainElement(HavePrefix("Memory and utilization: the agents serve no usage: turn it on with metrics.enabled=true")))
+	g.Eventually(s.notes, patience).Should(ContainElement(HavePrefix("No controller is installed: ")))
 
 	t.Run("a preview is what plan prints, and changes nothing", func(t *testing.T) {
 		g := NewWithT(t)

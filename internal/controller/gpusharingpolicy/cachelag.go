@@ -31,7 +31,7 @@ import (
 //   - what an earlier leader wrote: before its first pass, a new leader reads from the API server how far all objects
 //     are. Its cache may have been filled long before, or from an API server that lags behind.
 //
-// What others write may come late: none of it can hide that a node holds a place.
+// What others write may come late: none of it can hide that a node holds a slot.
 type cacheBarrier struct {
 	reader   client.Reader // not cached
 	mu       sync.Mutex    // guards expected while actions are carried out

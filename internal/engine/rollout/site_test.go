@@ -152,7 +152,7 @@ func (h *host) makeGPUNode() {
 	}
 }
 
-// world is what a pass reads: values of its own.
+// world is the snapshot that a reconcile reads: values of its own.
 func (c *site) world() cluster.Snapshot {
 	w := c.withoutNodes()
 	for i := range c.Policies {
