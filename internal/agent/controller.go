@@ -106,7 +106,7 @@ type tools struct {
 	processes   host.Processes
 	allocations Allocations
 	clock       clock.Clock
-	turns       hardwareLock
+	lock        hardwareLock
 	metrics     *metrics
 }
 
@@ -120,7 +120,7 @@ func New(c Config) *Controller {
 	}
 	t := tools{
 		node: c.Node, client: c.Client, hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
-		clock: c.Clock, turns: make(hardwareLock, 1), metrics: newMetrics(),
+		clock: c.Clock, lock: make(hardwareLock, 1), metrics: newMetrics(),
 	}
 	return &Controller{
 		tools: t, applier: applier{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},
@@ -165,7 +165,7 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if !node.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	done, err := c.turns.take(ctx)
+	done, err := c.lock.take(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}

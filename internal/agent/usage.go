@@ -78,7 +78,7 @@ func (m meter) usage(ctx context.Context) (usage.Report, error) {
 // sample measures the GPUs of the node, unless they are mig-manager's. Whose they are may change until its turn has
 // come.
 func (m meter) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error) {
-	done, err := m.turns.take(ctx)
+	done, err := m.lock.take(ctx)
 	if err != nil {
 		return nil, gpu.Sample{}, err
 	}

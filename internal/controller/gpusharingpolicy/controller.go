@@ -61,24 +61,24 @@ type Options struct {
 
 // Controller moves the cluster towards what the policies ask.
 type Controller struct {
-	client       client.Client
-	metrics      *metrics
-	catchUp      *cacheBarrier
-	changes      changes                  // since the last pass
-	known        nodeStore                // of the nodes, from the last pass
-	memory       rollout.Memory           // likewise
-	repeats      action.Repeats           // what was written in the last hour
-	sightings    cluster.OtherControllers // of other controllers that are not recorded on their Nodes
-	slices       watchedKind              // sliceKind
-	claims       watchedKind              // claimKind
-	classes      watchedKind              // classKind
-	rules        watchedKind              // ruleKind
-	pools        map[string]knownPool     // what is published of each node, from the last pass
-	nodePools    watchedKind              // nodePoolKind
-	refusals     refusals
-	publishers   publishers
-	deleted      map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
-	deletedRules map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
+	client           client.Client
+	metrics          *metrics
+	barrier          *cacheBarrier
+	changes          changes                  // since the last pass
+	store            nodeStore                // of the nodes, from the last pass
+	memory           rollout.Memory           // likewise
+	repeats          action.Repeats           // what was written in the last hour
+	otherControllers cluster.OtherControllers // of other controllers that are not recorded on their Nodes
+	slices           watchedKind              // sliceKind
+	claims           watchedKind              // claimKind
+	classes          watchedKind              // classKind
+	rules            watchedKind              // ruleKind
+	pools            map[string]knownPool     // what is published of each node, from the last pass
+	nodePools        watchedKind              // nodePoolKind
+	refusals         refusals
+	publishers       publishers
+	deleted          map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	deletedRules     map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
 	undecided time.Time
 	gone      kindsGone
@@ -92,7 +92,7 @@ func New(c client.Client, o Options) *Controller {
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
 		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: ruleKind}, deletedRules: map[types.UID]bool{},
 		nodePools: watchedKind{GroupKind: nodePoolKind},
-		catchUp:   &cacheBarrier{reader: o.Reader, expected: map[object]expectation{}},
+		barrier:   &cacheBarrier{reader: o.Reader, expected: map[object]expectation{}},
 	}
 }
 
@@ -129,7 +129,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err := pluginconfig.OwnKinds(ctx, c.client); err != nil { // the cache may lag behind: see confirm
 		return c.vanished(ctx, err)
 	}
-	lacking, err := c.catchUp.missing(ctx, c.client, c.Clock.Now(), c.rules.served.Load())
+	lacking, err := c.barrier.missing(ctx, c.client, c.Clock.Now(), c.rules.served.Load())
 	if err != nil {
 		return c.wait(ctx, err, 0)
 	}
@@ -143,7 +143,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
 	}
-	seen.snapshot.Repeats, seen.snapshot.OtherControllers = &c.repeats, &c.sightings
+	seen.snapshot.Repeats, seen.snapshot.OtherControllers = &c.repeats, &c.otherControllers
 	decision := c.memory.Decide(seen.snapshot)
 	c.metrics.decided(decision)
 	if debug := log.FromContext(ctx).V(1); debug.Enabled() {

@@ -233,8 +233,8 @@ func (an *eventRecorder) announceRefusal(a action.Evict, message string) {
 	}
 }
 
-// announceWiring tells about the ClusterPolicy: that it was changed, or that another controller keeps changing it back.
-func (an *eventRecorder) announceWiring(ctx context.Context, changed bool, e announcement) {
+// announceConfiguration tells about the ClusterPolicy: that it was changed, or that another controller keeps changing it back.
+func (an *eventRecorder) announceConfiguration(ctx context.Context, changed bool, e announcement) {
 	if changed {
 		note := an.plugin.Describe()
 		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)

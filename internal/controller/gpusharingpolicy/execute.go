@@ -24,9 +24,9 @@ type pass struct {
 	*Controller
 	*seen
 
-	writer    *writer
-	announcer *eventRecorder
-	left      bool // the time was up before all was done
+	writer   *writer
+	recorder *eventRecorder
+	left     bool // the time was up before all was done
 	// current are the policies as the API server had them when the pass began to write.
 	current map[action.PolicyRef]bool
 }
@@ -34,7 +34,7 @@ type pass struct {
 func newPass(c *Controller, s *seen) *pass {
 	a := &eventRecorder{seen: s, recorder: c.Events, done: map[likewise][]action.Action{}}
 	return &pass{
-		Controller: c, seen: s, writer: &writer{Controller: c, seen: s, announcer: a}, announcer: a, current: map[action.PolicyRef]bool{},
+		Controller: c, seen: s, writer: &writer{Controller: c, seen: s, recorder: a}, recorder: a, current: map[action.PolicyRef]bool{},
 	}
 }
 
@@ -90,7 +90,7 @@ func (p *pass) carryOut(ctx context.Context, a action.Action) error {
 			logger = logger.V(1) // there may be one for each of thousands of nodes that wait
 		}
 		logger.Info(a.String(), about(a)...)
-		p.announcer.announce(a)
+		p.recorder.announce(a)
 		p.metrics.did(a, p.failedOf(a.Target()))
 	}
 	return nil
@@ -136,11 +136,11 @@ func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.ConfigurePlugin {
 		changed, err := p.PluginConfig.Restore(ctx, p.plugin, p.mounted(), d.Tolerations)
-		p.announcer.announceWiring(ctx, changed, eventRestored)
+		p.recorder.announceConfiguration(ctx, changed, eventRestored)
 		return err
 	}
 	changed, err := p.PluginConfig.Configure(ctx, p.plugin, d.Tolerations)
-	p.announcer.announceWiring(ctx, changed, eventConfigured)
+	p.recorder.announceConfiguration(ctx, changed, eventConfigured)
 	return errors.Join(err, p.PluginConfig.KeepCopy(ctx, p.plugin))
 }
 

@@ -75,7 +75,7 @@ func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
 }
 
 func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
-	k := &c.known
+	k := &c.store
 	for _, node := range c.refusals.prune(s.snapshot.Now) {
 		c.changes.node(node, true)
 	}

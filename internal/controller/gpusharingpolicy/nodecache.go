@@ -126,7 +126,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	k := &c.known
+	k := &c.store
 	k.nodes, k.gpuNodes, k.listed = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
 	k.lost = map[string]bool{}
 	for i := range gpuNodes.Items {
@@ -153,7 +153,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 
 // readAgain reads the nodes that have changed.
 func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error {
-	k, gone := &c.known, map[string]bool{}
+	k, gone := &c.store, map[string]bool{}
 	var read []cluster.Node
 	for name, matters := range changed.nodes {
 		node, gpuNode := &corev1.Node{}, &v1alpha1.GPUNode{}
@@ -208,8 +208,8 @@ func (c *Controller) cached(ctx context.Context, name string, into client.Object
 // readNode reads a node with its pods. What other objects report of it stays as it was.
 func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (cluster.Node, error) {
 	n := cluster.NodeOf(node, gpuNode)
-	if at, found := slices.BinarySearchFunc(c.known.listed, n.Name, byName); found {
-		was := &c.known.listed[at]
+	if at, found := slices.BinarySearchFunc(c.store.listed, n.Name, byName); found {
+		was := &c.store.listed[at]
 		n.Features = was.Features
 		draOf(was).addTo(&n)
 	}
@@ -222,8 +222,8 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 		if cluster.Finished(pod) {
 			continue
 		}
-		p := cluster.PodOf(pod, &c.known.programs)
-		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.known.claims)
+		p := cluster.PodOf(pod, &c.store.programs)
+		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.store.claims)
 		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
 	}
@@ -236,7 +236,7 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: ""}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading the pods that are on no node: %w", err)
 	}
-	k := &c.known
+	k := &c.store
 	k.unscheduled, k.unscheduledVersion = nil, k.version()
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; cluster.RequestsGPU(&pod.Spec) && !cluster.Finished(pod) {

@@ -181,14 +181,14 @@ func TestAHeartbeatIsNoOtherVersionOfTheNode(t *testing.T) {
 	})
 	r.report(old, is)
 	r.Expect(r.nodes()["b"]).To(Equal(before["b"]))
-	r.Expect(r.known.nodes["b"].ResourceVersion).To(And(Equal(is.ResourceVersion), Not(Equal(old.ResourceVersion))))
+	r.Expect(r.store.nodes["b"].ResourceVersion).To(And(Equal(is.ResourceVersion), Not(Equal(old.ResourceVersion))))
 }
 
 // The cache may show a write of ours before the watch reports it, and then the next reconcile decides on what was
 // written.
 func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
 	r := newReading(t)
-	p := newPass(r.Controller, &seen{nodes: r.known.nodes})
+	p := newPass(r.Controller, &seen{nodes: r.store.nodes})
 	value := "config"
 	wrote, err := p.writer.patchNode(t.Context(), action.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
 	r.Expect(err).NotTo(HaveOccurred())

@@ -90,11 +90,11 @@ func testNodeFeatureIgnored(s *scenario) {
 		_, err := s.pass()
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
-		if feature := s.nodeFeature("t4"); feature != nil { // by the API server's clock, from which the deadline counts
+		if feature := s.nodeFeature("t4"); feature != nil {
 			made = feature.GetCreationTimestamp().Time
 		}
 	}
-	s.clock.Step(max(0, made.Sub(s.clock.Now())) + timing.NodeFeatureTimeout)
+	s.stepFrom(made, timing.NodeFeatureTimeout)
 	s.settle()
 	pending := s.getPolicy("research").Status.Pending
 	s.Expect(pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonNodeFeatureIgnored)))

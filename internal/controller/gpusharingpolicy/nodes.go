@@ -42,7 +42,7 @@ func (p *pass) executeOnNodes(ctx context.Context, actions []action.Action) erro
 	}
 	close(next)
 	writers.Wait()
-	p.announcer.announceTogether()
+	p.recorder.announceTogether()
 	return errors.Join(errs...)
 }
 

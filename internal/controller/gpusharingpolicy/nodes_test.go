@@ -93,7 +93,7 @@ func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
 	w := newWriting(4)
 	recorder := events.NewFakeRecorder(100)
 	ref := action.PolicyRef{Name: "research", Generation: 1}
-	w.announcer.recorder, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
+	w.recorder.recorder, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
 	w.current[ref] = true
 	w.actions = nil
 	for i := range 10 {

@@ -222,6 +222,12 @@ func (s *scenario) others() {
 	s.clock.Step(time.Second)
 }
 
+// stepFrom lets a duration pass, counted from a time that the API server wrote if that is later than it is here: on a
+// slow machine its clock is ahead of the scenario's.
+func (s *scenario) stepFrom(written time.Time, d time.Duration) {
+	s.clock.Step(max(0, written.Sub(s.clock.Now())) + d)
+}
+
 // pass is one pass of the rollout, of a controller that was started just now. It returns what was written.
 func (s *scenario) pass() ([]string, error) {
 	s.writes = nil

@@ -52,8 +52,8 @@ func (p *pass) reportPolicy(
 		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
 	}
 	if wrote {
-		p.announcer.announceReasons(policy, status.Conditions)
-		p.announcer.announceNodes(policy, status.Pending, nodes)
+		p.recorder.announceReasons(policy, status.Conditions)
+		p.recorder.announceNodes(policy, status.Pending, nodes)
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func (c *Controller) vanished(ctx context.Context, why error) (reconcile.Result,
 		log.FromContext(ctx).Info("Waiting for the definitions of the operator", "reason", why.Error())
 		definition := pluginconfig.Definitions()
 		definition.SetName(pluginconfig.PolicyDefinition)
-		newPass(c, &seen{}).announcer.emit(eventKindsGone, definition, nil, why.Error())
+		newPass(c, &seen{}).recorder.emit(eventKindsGone, definition, nil, why.Error())
 	}
 	return c.wait(ctx, why, kindsAgain)
 }

@@ -128,8 +128,7 @@ func testGPUNodeGone(s *scenario) {
 	s.Expect(s.clusterSpec()).To(Equal(plugin))
 	s.settle()
 	s.Expect(s.clusterSpec()).To(Equal(plugin), "its policy may follow")
-	made := s.gpuNode("t4").CreationTimestamp.Time // by the API server's clock, which is ahead of the scenario's on a slow machine
-	s.clock.Step(max(0, made.Sub(s.clock.Now())) + timing.PoliciesReturn)
+	s.stepFrom(s.gpuNode("t4").CreationTimestamp.Time, timing.PoliciesReturn)
 	s.settle()
 	s.Expect(s.footprint()).To(Equal(before))
 }

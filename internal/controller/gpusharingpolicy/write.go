@@ -30,7 +30,7 @@ type writer struct {
 	*Controller
 	*seen
 
-	announcer *eventRecorder
+	recorder *eventRecorder
 
 	mu       sync.Mutex // guards what follows, and Controller.deleted
 	blocked  bool       // an eviction was refused for now
@@ -91,7 +91,7 @@ func (w *writer) evict(ctx context.Context, a action.Evict) (bool, error) {
 		if w.refusals.note(a.UID, a.Node, result.Message, w.Clock.Now()) {
 			w.changes.node(a.Node, true)
 		}
-		w.announcer.announceRefusal(a, result.Message)
+		w.recorder.announceRefusal(a, result.Message)
 		w.metrics.refusal(a)
 	}
 	return result.Outcome == drain.Evicting, nil
@@ -117,7 +117,7 @@ func (w *writer) deletePod(ctx context.Context, a action.DeletePod) (bool, error
 // note notes a write to a Node or GPUNode: the resource version after it, or the error.
 func (w *writer) note(kind schema.GroupVersionKind, name, version string, err error) {
 	w.changes.node(name, true)
-	w.catchUp.wrote(kind, name, version, err, w.snapshot.Now)
+	w.barrier.wrote(kind, name, version, err, w.snapshot.Now)
 }
 
 func mergePatch(body map[string]any) (client.Patch, error) {

@@ -46,7 +46,7 @@ func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool,
 	rule.SetGroupVersionKind(*kind)
 	wrote, err := w.applyDRA(ctx, rule)
 	w.changes.node(a.Node, true)
-	w.catchUp.wrote(*kind, rule.GetName(), rule.GetResourceVersion(), err, w.snapshot.Now)
+	w.barrier.wrote(*kind, rule.GetName(), rule.GetResourceVersion(), err, w.snapshot.Now)
 	return wrote, err
 }
 

@@ -289,17 +289,20 @@ func addBlocker(v *View, b plan.Blocker) {
 // monitors reports whether all devices of the node that a pod has are by ResourceClaims with adminAccess, by which
 // nothing is held. The agent reports its containers as users until it has such claims in its spec.
 func monitors(v *View, p *cluster.Pod) bool {
+	if !v.ByDriver() {
+		return false
+	}
 	watches := false
 	for _, c := range v.Node.Claims {
-		if !p.Has(c) {
-			continue
-		}
-		if len(c.Of(v.Node.Name)) > 0 {
+		switch {
+		case !p.Has(c):
+		case len(c.Of(v.Node.Name)) > 0:
 			return false
+		case isAdmins(c, v.Node):
+			watches = true
 		}
-		watches = watches || slices.Contains(c.Pools(), v.Node.Name)
 	}
-	return watches && v.ByDriver()
+	return watches
 }
 
 func samePointee[T comparable](a, b *T) bool {

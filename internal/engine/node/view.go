@@ -294,11 +294,16 @@ func AdminClaims(n *cluster.Node) []string {
 	const most = 64 // of the schema
 	var names []string
 	for _, c := range n.Claims {
-		if slices.Contains(c.Pools(), n.Name) && len(c.Of(n.Name)) == 0 && len(names) < most {
+		if isAdmins(c, n) && len(names) < most {
 			names = append(names, c.Name)
 		}
 	}
 	return names
+}
+
+// isAdmins reports whether devices of the node are allocated to a claim, and all of them with adminAccess.
+func isAdmins(c dra.Claim, n *cluster.Node) bool {
+	return slices.Contains(c.Pools(), n.Name) && len(c.Of(n.Name)) == 0
 }
 
 // PodOf is the pod of a blocker; nil if it has none, or one that is gone already.

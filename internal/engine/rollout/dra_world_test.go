@@ -509,17 +509,17 @@ func (c *run) startByClaim(h *host, kind string, random *rand.Rand) {
 		c.tell("pod %s has its device by a claim that other pods may share", name)
 	}
 	c.tell("pod %s is allocated %s of %s", name, device, h.Name)
-	c.stakesOf(h)
+	c.heldGPUsOf(h)
 	if slices.Contains(h.hanging(), name) {
 		c.tell("pod %s hangs: %s does not exist", name, device)
 	}
 }
 
-// stakesOf notes what the pods of a node of the driver have, also before it is prepared for them: nothing allocates
+// heldGPUsOf notes what the pods of a node of the driver have, also before it is prepared for them: nothing allocates
 // another device to a pod that is allocated one.
-func (c *run) stakesOf(h *host) {
+func (c *run) heldGPUsOf(h *host) {
 	for _, p := range h.Pods {
-		if _, has := c.stakes[p.Name]; has || c.kinds[p.Name] != "allocated" {
+		if _, has := c.heldGPUs[p.Name]; has || c.kinds[p.Name] != "allocated" {
 			continue
 		}
 		for _, claim := range h.Claims {
@@ -528,7 +528,7 @@ func (c *run) stakesOf(h *host) {
 			}
 			for _, device := range claim.Of(h.Name) {
 				if uuid, instance, exists := h.located(device); exists {
-					c.stakes[p.Name] = heldGPU{node: h.Name, uuid: uuid, instance: instance.UUID, mig: instance.ID != gpu.WholeGPU, boot: h.bootID()}
+					c.heldGPUs[p.Name] = heldGPU{node: h.Name, uuid: uuid, instance: instance.UUID, mig: instance.ID != gpu.WholeGPU, boot: h.bootID()}
 				}
 			}
 		}

@@ -31,7 +31,7 @@ func TestEveryFaultInEveryState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			states := map[node.State]bool{}
 			for n := range 18 {
-				o := newOrdeal(t, f.sharing)
+				o := newFaultRun(t, f.sharing)
 				for range n {
 					o.pass()
 				}
@@ -198,7 +198,7 @@ type faultRun struct {
 	unanswered string // a pod whose eviction takes its time, and then nobody knows what became of it
 }
 
-func newOrdeal(t *testing.T, sharing *v1alpha1.Sharing) *faultRun {
+func newFaultRun(t *testing.T, sharing *v1alpha1.Sharing) *faultRun {
 	t.Helper()
 	o := &faultRun{site: newSite(), WithT: NewWithT(t)}
 	for _, name := range []string{"a", "b", "c"} {

@@ -267,7 +267,7 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 	at := len(h.devices()) - 1 // the others keep their minor numbers
 	d := h.devices()[at]
 	for _, p := range h.userPods() {
-		if c.stakes[p.Name].uuid == d.UUID && c.stakes[p.Name].node == h.Name {
+		if c.heldGPUs[p.Name].uuid == d.UUID && c.heldGPUs[p.Name].node == h.Name {
 			c.leaves(h, p)
 		}
 	}
@@ -384,7 +384,7 @@ func (c *run) sharedEvent(random *rand.Rand) {
 		})
 		c.kinds[name] = "allocated"
 		c.prepare(h)
-		c.stakesOf(h)
+		c.heldGPUsOf(h)
 		c.tell("pod %s of %q comes by %s, too", name, controller, claim)
 		return
 	}

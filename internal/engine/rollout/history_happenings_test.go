@@ -168,7 +168,7 @@ func (c *run) destroyEvent(random *rand.Rand) {
 }
 
 func (c *run) staked(which func(heldGPU) bool) bool {
-	for _, s := range c.stakes {
+	for _, s := range c.heldGPUs {
 		if which(s) {
 			return true
 		}

@@ -121,7 +121,7 @@ func (c *run) bystander(h *host, a action.Evict) {
 	if strings.HasPrefix(c.kinds[a.Pod], "cpu") && (!condition.IsTrue(known.Status.Conditions, v1alpha1.ConditionRebootRequired) || !c.empties(h, a.For().Name)) {
 		c.breaks("harmless", "%s is evicted for policy %q, which uses no GPU", a.Pod, a.Policy.Name)
 	}
-	s, holds := c.stakes[a.Pod]
+	s, holds := c.heldGPUs[a.Pod]
 	if !holds {
 		return
 	}
@@ -244,15 +244,15 @@ func (c *run) harmless() {
 	defer func() {
 		for _, h := range c.all() {
 			if h.driver.serves {
-				c.stakesOf(h)
+				c.heldGPUsOf(h)
 			}
 		}
 	}()
-	for _, name := range slices.Sorted(maps.Keys(c.stakes)) {
-		s := c.stakes[name]
+	for _, name := range slices.Sorted(maps.Keys(c.heldGPUs)) {
+		s := c.heldGPUs[name]
 		h := c.hosts[s.node]
 		if h == nil || !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
-			delete(c.stakes, name)
+			delete(c.heldGPUs, name)
 			continue
 		}
 		for _, d := range h.devices() {

@@ -81,7 +81,7 @@ func (c *run) lostEvent(random *rand.Rand) {
 		c.end(h, holder.Pod)
 	}
 	for _, p := range h.userPods() {
-		if c.stakes[p.Name].uuid == devices[index].UUID {
+		if c.heldGPUs[p.Name].uuid == devices[index].UUID {
 			c.end(h, p.Name)
 		}
 	}
@@ -116,7 +116,7 @@ func (c *run) replaceNodeEvent(random *rand.Rand) {
 	h := c.some(random)
 	version := c.version[h.Name]
 	for _, p := range h.userPods() {
-		delete(c.stakes, p.Name)
+		delete(c.heldGPUs, p.Name)
 	}
 	c.machine(h.Name, random)
 	c.version[h.Name] = version + 1

@@ -35,7 +35,7 @@ type watching struct {
 
 // playing is play, with what looks at all that is decided and written.
 func playing(h history.History, tells bool, by watching) (broken string, story []string) {
-	c := newChronicle(h.Seed)
+	c := newRun(h.Seed)
 	c.tells, c.watching = tells, by
 	defer func() {
 		if r := recover(); r != nil {

@@ -91,7 +91,7 @@ func (c *run) start(h *host, kind string, random *rand.Rand) {
 		h.Pods[len(h.Pods)-1] = pod
 	}
 	if kind != "outside" {
-		c.stakes[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
+		c.heldGPUs[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
 	}
 	c.kinds[name] = kind
 	c.protected[name], c.hangs[name] = kind == "protected", kind == "hanging"
@@ -131,5 +131,5 @@ func (c *run) leaves(h *host, p cluster.Pod) {
 		}
 	})
 	c.end(h, p.Name)
-	delete(c.stakes, p.Name)
+	delete(c.heldGPUs, p.Name)
 }

@@ -155,7 +155,7 @@ func (c *run) runs(h *host) {
 	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 	c.hold(h, name, 0, instance)
 	h.Pods[len(h.Pods)-1] = pod
-	c.stakes[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
+	c.heldGPUs[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
 	for range 2 {
 		c.unhindered(c.step(true))
 		c.lapse(10 * time.Second)

@@ -70,7 +70,7 @@ type run struct {
 	tells     bool     // the story is wanted
 	broken    string   // the first invariant that does not hold, by its name, and how
 	serial    int      // of GPUs, pods and policies
-	stakes    map[string]heldGPU
+	heldGPUs  map[string]heldGPU
 	kinds     map[string]string // of the pods of users
 	protected map[string]bool   // pods that a PodDisruptionBudget keeps
 	hangs     map[string]bool   // pods that do not end when told to
@@ -98,11 +98,11 @@ type heldGPU struct {
 	boot                 string
 }
 
-// newChronicle makes the cluster of a seed.
-func newChronicle(seed uint64) *run {
+// newRun makes the cluster of a seed.
+func newRun(seed uint64) *run {
 	c := &run{
 		simulation: &simulation{site: newSite(), random: rand.New(rand.NewPCG(seed, 0))},
-		stakes:     map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
+		heldGPUs:   map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 		tenants: map[string]*corev1.Pod{},

@@ -32,12 +32,12 @@ func nodeStateOf(m *member) NodeState {
 // plannedChanges lists the steps of the plan. Nobody may change the list.
 func plannedChanges(v *node.View) []string {
 	if v.Lines == nil {
-		v.Lines = new(describeState(v))
+		v.Lines = new(describeSteps(v))
 	}
 	return *v.Lines
 }
 
-func describeState(v *node.View) []string {
+func describeSteps(v *node.View) []string {
 	const most, length = 64, 256 // of the schema
 	var steps []string
 	if v.Partitions() {
