@@ -30,7 +30,7 @@ func inVM(s scenario) *node {
 	return n
 }
 
-// again makes a pass that reports nothing new, though it may have tried to reset the GPU.
+// again makes a reconcile that reports nothing new, though it may have tried to reset the GPU.
 func (n *node) again() {
 	n.Helper()
 	writes := n.writes

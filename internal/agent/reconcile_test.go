@@ -103,7 +103,7 @@ func reportsWithoutPolicy(s scenario) {
 	n.Expect(t4.Index).To(gomega.Equal(int32(1)))
 	n.Expect(t4.MIGCapable).To(gomega.BeFalse())
 	n.Expect(t4.Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
-	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two passes")
+	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two reconciles")
 }
 
 func partitionsIdle(s scenario) {

@@ -138,7 +138,7 @@ func (s *run) plays(h history.History) {
 		} else {
 			happenings()[e.Kind](s, random)
 		}
-		s.rounds(e.Passes/3, random)
+		s.rounds(e.Reconciles/3, random)
 	}
 	for _, end := range []func(){s.faultsEnd, s.settles, s.released} {
 		if s.isBroken() == "" {

@@ -30,8 +30,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// Pass is the one request that the controller knows: look at everything.
-type Pass struct{}
+// Request is the one request that the controller knows: look at everything.
+type Request struct{}
 
 // Options are what a controller needs beside a client.
 type Options struct {
@@ -80,11 +80,11 @@ func CacheOptions() cache.Options {
 func (*Controller) Name() string { return "autoscaling" }
 
 const (
-	passTimeout = time.Minute
-	minBackoff  = 500 * time.Millisecond
-	maxBackoff  = time.Minute
-	syncAgain   = 500 * time.Millisecond
-	// kindsAgain is how soon a pass looks again that cannot tell whether policies are gone.
+	reconcileTimeout = time.Minute
+	minBackoff       = 500 * time.Millisecond
+	maxBackoff       = time.Minute
+	syncAgain        = 500 * time.Millisecond
+	// kindsAgain is how soon a reconcile looks again that cannot tell whether policies are gone.
 	kindsAgain = 2 * time.Second
 	// unreadDeadline is how long the objects of autoscalers may be unreadable before the policies report that.
 	unreadDeadline = time.Minute
@@ -97,7 +97,7 @@ const (
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile makes the objects of autoscalers what the policies ask for, and reports.
-func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
 	w, err := c.gather(ctx)
 	if errors.Is(err, pluginconfig.ErrNotSynced) {
 		return reconcile.Result{RequeueAfter: syncAgain}, c.cannotRead(ctx, err)
@@ -191,6 +191,6 @@ func (c *Controller) cannotRead(ctx context.Context, why error) error {
 	return c.reportUnread(ctx, fmt.Sprintf("The controller has decided nothing about node groups since %s: %v", c.unread.UTC().Format(time.RFC3339), why))
 }
 
-func queueOptions() workqueue.TypedRateLimiter[Pass] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff)
+func queueOptions() workqueue.TypedRateLimiter[Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[Request](minBackoff, maxBackoff)
 }

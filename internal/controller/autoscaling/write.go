@@ -68,7 +68,7 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.Snapshot, writes 
 			log.FromContext(ctx).Info("Wrote for the autoscaler", "object", target)
 			delete(c.refused, target)
 		case isOutdated(err):
-			after = timing.Sooner(after, staleAgain) // the object changed or went: the next pass decides anew
+			after = timing.Sooner(after, staleAgain) // the object changed or went: the next reconcile decides anew
 		default:
 			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", target)
 			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, w.Now}

@@ -309,12 +309,12 @@ func asMap(value any) map[string]any {
 
 // watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Only
 // nodes of NVIDIA's DRA driver wait for that.
-func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Pass] {
+func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Request] {
 	kind.awaited.Store(true)
-	return source.TypedFunc[Pass](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Pass]) error {
+	return source.TypedFunc[Request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Request]) error {
 		go func() {
 			_ = wait.PollUntilContextCancel(ctx, serveAgain, true, func(ctx context.Context) (bool, error) {
-				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Pass{}, gathering) })
+				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Request{}, gathering) })
 				if meta.IsNoMatchError(err) {
 					kind.awaited.Store(false)
 				} else if err != nil {

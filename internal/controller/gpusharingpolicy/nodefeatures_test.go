@@ -87,7 +87,7 @@ func testNodeFeatureIgnored(s *scenario) {
 	s.policy("research", byMPS)
 	made := s.clock.Now()
 	for range 40 { // until the deadline
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
 		if feature := s.nodeFeature("t4"); feature != nil {
@@ -110,11 +110,11 @@ func testNodeFeatureAhead(s *scenario) {
 	s.policy("research", byMPS)
 	for s.nodeFeature("t4") == nil {
 		s.others()
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 	}
 	for range 3 {
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 	}
 	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonDisablingNVIDIAMPS)))

@@ -85,7 +85,7 @@ const (
 	mayNotPublish = time.Minute
 )
 
-// mostQuestions is how many accounts are asked about in one pass: every user of a namespace can make DaemonSets that
+// mostQuestions is how many accounts are asked about in one reconcile: every user of a namespace can make DaemonSets that
 // look like the driver's.
 const mostQuestions = 20
 

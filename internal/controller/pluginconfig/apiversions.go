@@ -26,7 +26,7 @@ import (
 // text says what to look at.
 var ErrNotSynced = errors.New("not read yet")
 
-// readTimeout is how long a pass waits for the cache to hold the objects of a kind. The cache follows within
+// readTimeout is how long a reconcile waits for the cache to hold the objects of a kind. The cache follows within
 // milliseconds.
 const readTimeout = 5 * time.Second
 

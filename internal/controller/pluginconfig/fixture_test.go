@@ -93,7 +93,7 @@ func (f *fixture) observe() *pluginconfig.Observed {
 	return o
 }
 
-// configure is one pass that needs the device plugin to read these keys beside those of the Configurer itself.
+// configure is one reconcile that needs the device plugin to read these keys beside those of the Configurer itself.
 func (f *fixture) configure(keys map[string]string) []string {
 	f.t.Helper()
 	f.Expect(f.tryWire(keys)).To(Succeed())

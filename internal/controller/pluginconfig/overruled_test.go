@@ -59,7 +59,7 @@ func testMeetsStatusWrites(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.meets(3, f.reports(policy))
 	f.Expect(f.configure(research)).To(ContainElement("patch ClusterPolicy"))
-	f.Expect(f.observe().Ready).To(BeTrue(), "in the same pass")
+	f.Expect(f.observe().Ready).To(BeTrue(), "in the same reconcile")
 
 	policy = f.again(policy)
 	f.meets(3, f.reports(policy))

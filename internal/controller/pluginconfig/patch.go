@@ -161,7 +161,7 @@ const tries = 5
 
 // retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what
 // that client wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next
-// pass.
+// reconcile.
 func (w *Configurer) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
 	for try := 1; ; try++ {
 		changed, err := write()

@@ -63,7 +63,7 @@ func TestAToolThatRemovesOneAnnotationIsLeftAlone(t *testing.T) {
 	s := &w.Scalables[0]
 	apply(t, s, w.Advise().Writes[0].Annotate)
 	writes := 0
-	for range 20 { // passes
+	for range 20 { // reconciles
 		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
 		delete(s.Annotations, autoscaling.AnnotationGPUCount)
 		delete(s.Managers, autoscaling.AnnotationGPUCount)
@@ -136,7 +136,7 @@ func TestAToolThatDeletesTheNodeOverlayIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
 	w := karpenter(t, renamed+declared)
 	writes := 0
-	for range 20 { // passes
+	for range 20 { // reconciles
 		for _, write := range w.Advise().Writes {
 			o := unstructuredOf(write.Overlay.Object)
 			o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})

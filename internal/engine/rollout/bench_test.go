@@ -15,7 +15,7 @@ import (
 )
 
 // BenchmarkDecide decides on 1000 nodes of 8 GPUs that are up to date: when nothing is known of them, when nothing has
-// changed since the last pass, and when one node has.
+// changed since the last reconcile, and when one node has.
 func BenchmarkDecide(b *testing.B) {
 	for name, sharing := range map[string]v1alpha1.Sharing{"TimeSlicing": timeSlicing(4), "MIG": mig(count("3g", 1), count("1g", 3))} {
 		w := upToDate(b, sharing, 1000)
@@ -73,7 +73,7 @@ func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) cluster.Snapsho
 }
 
 // BenchmarkFleet decides on 5,000 nodes of 8 GPUs that are up to date, while 10,000 pods wait for another pool and 20
-// policies select GPUs of another product: when nothing has changed since the last pass, and when one node has. Of one
+// policies select GPUs of another product: when nothing has changed since the last reconcile, and when one node has. Of one
 // hundred nodes too, since what one node's change costs must not grow with the others.
 func BenchmarkFleet(b *testing.B) {
 	for _, nodes := range []int{100, 5000} {

@@ -99,7 +99,7 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG()
 			test.taken(h)
-			d := c.pass()
+			d := c.reconcile()
 			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(test.reason))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(test.says))
@@ -127,7 +127,7 @@ func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
 	d = c.during(4*time.Minute, 10*time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 	h.Slicer = "mig.das.com/1g.5gb"
-	g.Expect(c.pass().Nodes[0].State).To(Equal(node.Unsupported), "it is back")
+	g.Expect(c.reconcile().Nodes[0].State).To(Equal(node.Unsupported), "it is back")
 }
 
 // TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
@@ -243,7 +243,7 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 	for range 600 {
 		h.Labels[v1alpha1.LabelConfig] = "theirs"
 		c.tick(time.Second)
-		d = c.pass()
+		d = c.reconcile()
 		c.tick(time.Second)
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 2))
@@ -253,7 +253,7 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
 		ContainSubstring("remove the label from the MachineSet")))
 	h.Annotations[cluster.AnnotationMachine] = "openshift-machine-api/gpu-1"
-	g.Expect(c.pass().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
+	g.Expect(c.reconcile().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
 
 	h.ConfigWriter = ""
 	c.tick(d.After)
@@ -276,7 +276,7 @@ func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T)
 	c.tick(time.Second)
 	var d rollout.Decision
 	for range 1200 {
-		d = c.pass()
+		d = c.reconcile()
 		h.Labels[v1alpha1.LabelConfig] = "theirs"
 		c.tick(time.Second)
 	}

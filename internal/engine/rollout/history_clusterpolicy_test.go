@@ -19,7 +19,7 @@ func (c *run) recreateEvent(random *rand.Rand) {
 	}
 	c.tell("the ClusterPolicy is deleted")
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy", false
-	c.passes(1 + random.IntN(10))
+	c.reconciles(1 + random.IntN(10))
 	c.tell("the ClusterPolicy is created again")
 	c.Plugin.Reason, c.Plugin.Message = "", ""
 	c.underChart(random)
@@ -47,7 +47,7 @@ func (c *run) underChart(random *rand.Rand) {
 	}
 	c.Plugin.Ready = false
 	c.rollsOut()
-	c.passes(1 + random.IntN(5))
+	c.reconciles(1 + random.IntN(5))
 	for _, h := range single {
 		h.broken = nil
 	}

@@ -53,7 +53,7 @@ func (c *run) slowEvent(random *rand.Rand) {
 	h.restartDriver()
 	c.tell("the driver of %s restarts, and takes %s to start", h.Name, h.driver.pulls)
 	if random.IntN(2) == 0 {
-		c.passes(random.IntN(3))
+		c.reconciles(random.IntN(3))
 		c.startByClaim(h, "replica", random)
 	}
 	c.resharesUnder(random)
@@ -278,7 +278,7 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 	})
 	h.report()
 	c.tell("GPU %d of %s falls off the bus", at, h.Name)
-	c.passes(3 + random.IntN(20))
+	c.reconciles(3 + random.IntN(20))
 	if boot := h.bootID(); boot != "" && len(h.devices()) == at {
 		h.hardware.Update(func(n *sim.Node) { n.GPUs = append(n.GPUs, gone) })
 		h.report()
@@ -435,7 +435,7 @@ func (c *run) switchEvent(random *rand.Rand) {
 		h.driver.gone, h.driver.uid = c.Now, ""
 		h.restartDriver()
 		for range 60 {
-			if c.passes(1); h.Published == nil {
+			if c.reconciles(1); h.Published == nil {
 				break
 			}
 		}
@@ -448,7 +448,7 @@ func (c *run) switchEvent(random *rand.Rand) {
 	}
 	h.Labels[pluginLabel], before.Labels[pluginLabel] = "false", "false"
 	c.version[h.Name]++
-	c.passes(2 + random.IntN(5))
+	c.reconciles(2 + random.IntN(5))
 	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
 	if c.class("gpu.nvidia.com") == nil {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})

@@ -204,7 +204,7 @@ func (c *run) draEvent(random *rand.Rand) {
 				h.SlicerLeft = was
 			}
 			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.SlicerLeft != "")
-			c.passes(3 + random.IntN(8))
+			c.reconciles(3 + random.IntN(8))
 			h.Slicer, h.SlicerLeft = was, ""
 		}
 		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
@@ -214,12 +214,12 @@ func (c *run) draEvent(random *rand.Rand) {
 		c.tell("the pod of NVIDIA's DRA driver of %s restarts", h.Name)
 		if h.driver.serves {
 			h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
-			c.passes(3 + random.IntN(8))
+			c.reconciles(3 + random.IntN(8))
 			h.restartDriver()
 			continue
 		}
 		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
-		c.passes(3 + random.IntN(8))
+		c.reconciles(3 + random.IntN(8))
 		pod := cluster.Pod{}
 		h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool {
 			if p.DRA {
@@ -227,7 +227,7 @@ func (c *run) draEvent(random *rand.Rand) {
 			}
 			return p.DRA
 		})
-		c.passes(random.IntN(3))
+		c.reconciles(random.IntN(3))
 		c.serial++
 		pod.UID, pod.Name, pod.Terminating, pod.EndsBy, pod.Scheduled = fmt.Sprint("dra-", c.serial), fmt.Sprint("dra-", c.serial), false, time.Time{}, c.Now
 		h.Pods = append(h.Pods, pod)
@@ -260,6 +260,6 @@ func (c *run) pluginEvent(random *rand.Rand) {
 	c.tell("the device plugin of %s restarts", h.Name)
 	uid := h.Pods[at].UID
 	h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now
-	c.passes(1 + random.IntN(2))
+	c.reconciles(1 + random.IntN(2))
 	c.deletePod(h, uid)
 }

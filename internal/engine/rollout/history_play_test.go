@@ -52,7 +52,7 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 	for _, e := range h.Events {
 		c.begin()
 		happening(e.Kind)(c, e.Random())
-		c.passes(e.Passes)
+		c.reconciles(e.Reconciles)
 		if c.broken != "" {
 			return c.broken, c.story
 		}
@@ -66,8 +66,8 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 	return c.broken, c.story
 }
 
-// passes lets so many passes follow one another, on what the cache happens to hold.
-func (c *run) passes(n int) {
+// reconciles lets so many of them follow one another, on what the cache happens to hold.
+func (c *run) reconciles(n int) {
 	for range n {
 		if c.broken != "" {
 			return
@@ -84,7 +84,7 @@ func (c *run) lapse(d time.Duration) {
 	c.givesBack()
 }
 
-// rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
+// rest reconciles as a controller does that wakes up when something changes and when a deadline of its own passes, until
 // nothing goes on, or for a time. It reports whether it came to rest.
 func (c *run) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
 	end := c.Now.Add(horizon)
@@ -132,7 +132,7 @@ func (c *run) comesToRest() rollout.Decision {
 		d, rests = c.rest(mostInOneGo, 200)
 	}
 	if !rests {
-		c.breaks("bounded", "700 passes in 8h do not come to rest: %v", said(d.Actions))
+		c.breaks("bounded", "700 reconciles in 8h do not come to rest: %v", said(d.Actions))
 	}
 	c.bounded("in 8h in which nobody else does anything", mostAtRest)
 	c.ended(d)
@@ -170,7 +170,7 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 	return step
 }
 
-// step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is
+// step is one reconcile: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is
 // decided.
 func (c *run) step(faithful bool) rollout.Decision {
 	for _, h := range c.all() {

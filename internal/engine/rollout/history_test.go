@@ -61,7 +61,7 @@ func happening(kind string) func(*run, *rand.Rand) {
 }
 
 // run is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
-// date, and its passes may end early, as in TestRandomisedRollouts.
+// date, and its reconciles may end early, as in TestRandomisedRollouts.
 type run struct {
 	seed uint64
 	*simulation

@@ -70,7 +70,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	})
 	c.hold(byHand, "client", 0, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Held).To(ContainSubstring("pod user/client"))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
 	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
@@ -78,7 +78,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	g.Expect(ready.Message).To(ContainSubstring("restarts NVIDIA's MPS daemons, which ends their clients: pod user/client"))
 
 	c.end(byHand, "client")
-	d = c.pass()
+	d = c.reconcile()
 	g.Expect(d.Held).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
 }
@@ -173,7 +173,7 @@ func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 	for i := range 30 {
 		name := fmt.Sprint("client-", i)
 		c.hold(byHand, name, 0, gpu.WholeGPU)
-		d := c.pass()
+		d := c.reconcile()
 		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
 		ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
 		g.Expect(ready.Message).To(ContainSubstring("pod user/" + name))

@@ -24,9 +24,9 @@ import (
 // It changes what a decision costs and never what is decided: what it keeps follows from values that are compared
 // first. The zero value keeps nothing. It serves one reconcile at a time.
 type Memory struct {
-	nodes map[string]*nodeEntry
-	queue podQueue // the pods that wait
-	pass  int      // counts reconciles
+	nodes      map[string]*nodeEntry
+	queue      podQueue // the pods that wait
+	reconciles int      // counts reconciles
 
 	// What concerns all nodes, as the last reconcile read it. round counts how often that was another than before.
 	plugin cluster.DevicePlugin // with another one all nodes are forgotten: it hardly ever changes
@@ -37,9 +37,9 @@ type Memory struct {
 
 // nodeEntry is what memory keeps of a node, at one version of it.
 type nodeEntry struct {
-	node    *cluster.Node // of the last reconcile that read it
-	pass    int
-	version int64
+	node      *cluster.Node // of the last reconcile that read it
+	reconcile int
+	version   int64
 
 	// What follows from the node alone.
 	shown    string   // the reason by which another controller shows on it; empty: none does
@@ -94,7 +94,7 @@ func basisOf(w *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy
 
 // begin begins a reconcile.
 func (memory *Memory) begin(w *cluster.Snapshot, ranking policy.Ranking) {
-	memory.pass++
+	memory.reconciles++
 	if memory.nodes == nil || !reflect.DeepEqual(w.Plugin, memory.plugin) {
 		memory.nodes, memory.plugin = map[string]*nodeEntry{}, w.Plugin
 	}
@@ -132,7 +132,7 @@ func (memory *Memory) lookup(n *cluster.Node) *nodeEntry {
 		}
 		memory.nodes[n.Name] = r
 	}
-	r.node, r.pass = n, memory.pass
+	r.node, r.reconcile = n, memory.reconciles
 	return r
 }
 
@@ -161,7 +161,7 @@ func (memory *Memory) lookupAll(w *cluster.Snapshot) []*nodeEntry {
 // end forgets the nodes that the reconcile, over so many, did not read.
 func (memory *Memory) end(met int) {
 	if len(memory.nodes) > met {
-		maps.DeleteFunc(memory.nodes, func(_ string, r *nodeEntry) bool { return r.pass != memory.pass })
+		maps.DeleteFunc(memory.nodes, func(_ string, r *nodeEntry) bool { return r.reconcile != memory.reconciles })
 	}
 }
 

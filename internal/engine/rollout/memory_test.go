@@ -94,11 +94,11 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"MIGReady":      {true, false},
 		"Configs":       {map[string]string{"default": "a"}, map[string]string{"default": "b"}},
 	}
-	under := func(sharing v1alpha1.Sharing, passes int) *site {
+	under := func(sharing v1alpha1.Sharing, reconciles int) *site {
 		c := newSite()
 		withManager(c, sim.A100)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
-		c.run(passes)
+		c.run(reconciles)
 		return c
 	}
 	layout := []v1alpha1.MIGInstances{count("3g", 1), count("1g", 3)}
@@ -161,7 +161,7 @@ func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 	g.Expect(allocations()).To(BeNumerically("<", alone+20*100), "less than one for each policy and node")
 }
 
-// TestANodeThatIsStillCostsNothing: an unchanged pass over more nodes allocates no more often, whether a policy governs
+// TestANodeThatIsStillCostsNothing: an unchanged reconcile over more nodes allocates no more often, whether a policy governs
 // them or not.
 func TestANodeThatIsStillCostsNothing(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "governed by nobody": false} {
@@ -295,14 +295,14 @@ func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
 		if h.GPU.Spec.MIGConfigName != "" {
 			break
 		}
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 	g.Expect(h.GPU.Spec.MIGConfigName).NotTo(BeEmpty())
 	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy; install the GPU Operator"
 	c.Policies[0].Spec.ReleasePolicy, c.Policies[0].Generation = v1alpha1.ReleasePolicyRetain, 2
 	for range 50 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Minute)
 	}
 	g.Expect(h.GPU.Spec.Release).NotTo(HaveField("ReleasePolicy", v1alpha1.ReleasePolicyRetain))

@@ -30,7 +30,7 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 	guarded.TimeSlicing.MemoryGuard = &v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict, MemoryPerContainer: new(resource.MustParse("4Gi"))}
 	c.ask(guarded)
 	for range 30 {
-		d := c.pass()
+		d := c.reconcile()
 		for _, a := range d.Actions {
 			g.Expect(a).To(Or(BeAssignableToTypeOf(action.SetSpec{}), BeAssignableToTypeOf(action.Report{})), "%v", a)
 		}

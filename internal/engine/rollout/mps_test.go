@@ -361,7 +361,7 @@ func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 		c.run(3)
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(Equal(patched), "not within an hour")
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("kubectl get node a --show-managed-fields"))
 	c.tick(time.Hour)

@@ -112,7 +112,7 @@ func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
 			}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 			c.steps(1)
-			c.pass() // the clients are paused, and are still there
+			c.reconcile() // the clients are paused, and are still there
 			g.Expect(c.hosts["a"].Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
 			letGo(c)
 			c.hosts["a"].Taints = nil

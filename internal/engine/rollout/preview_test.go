@@ -36,7 +36,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 		{Name: "pod user/web", Uses: "GPU 1", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
 	}))
 
-	c.pass()
+	c.reconcile()
 	reported := h.GPU.Status.Rollout
 	g.Expect(reported.Steps).To(Equal(before.Plan))
 	g.Expect(reported.Blockers).To(HaveLen(3))
@@ -48,7 +48,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = false, 2
 	var evicted []string
 	for range 60 {
-		d := c.pass()
+		d := c.reconcile()
 		for _, a := range d.Actions {
 			if e, is := a.(action.Evict); is {
 				evicted = append(evicted, "pod "+e.Namespace+"/"+e.Pod)

@@ -36,7 +36,7 @@ func TestRandomisedRollouts(t *testing.T) {
 			s := newSimulation(t, seed)
 			for range 80 {
 				s.fault()
-				s.pass()
+				s.reconcile()
 				NewWithT(t).Expect(s.exceeded).To(BeEmpty())
 			}
 			s.calm()
@@ -309,8 +309,8 @@ func (s *simulation) place(h *host) {
 	s.hold(h, fmt.Sprintf("user-%d", s.pods), index, instance)
 }
 
-// pass decides on a snapshot that may be out of date, and may end in the middle of what follows.
-func (s *simulation) pass() {
+// reconcile decides on a snapshot that may be out of date, and may end in the middle of what follows.
+func (s *simulation) reconcile() {
 	before := s.users()
 	s.act(s.memory.decide)
 	s.check(before)

@@ -48,7 +48,7 @@ type site struct {
 	memory  remembering
 	sleeps  sleeping
 	pods    int     // given out so far
-	rewired bool    // by the last pass: what mig-manager reads
+	rewired bool    // by the last reconcile: what mig-manager reads
 	crashes []crash // of NVIDIA's config-manager
 	byHand  string  // the default configuration, which nodes without a label get
 	nfd     nfd
@@ -769,8 +769,8 @@ func (c *site) tick(d time.Duration) {
 	}
 }
 
-// pass decides, if anything wakes the controller, acts, and keeps the statuses.
-func (c *site) pass() rollout.Decision {
+// reconcile decides, if anything wakes the controller, acts, and keeps the statuses.
+func (c *site) reconcile() rollout.Decision {
 	d := c.sleeps.decide(c.world(), c.memory.decide)
 	c.tolerate(d.Tolerations)
 	for _, a := range d.Actions {
@@ -783,11 +783,11 @@ func (c *site) pass() rollout.Decision {
 	return d
 }
 
-// run passes until nothing is left to do, or for so many passes; the states that each node went through are returned.
-func (c *site) run(passes int) (d rollout.Decision, states map[string][]node.State) {
+// run reconciles until nothing is left to do, or for so many reconciles; the states that each node went through are returned.
+func (c *site) run(reconciles int) (d rollout.Decision, states map[string][]node.State) {
 	states = map[string][]node.State{}
-	for range passes {
-		d = c.pass()
+	for range reconciles {
+		d = c.reconcile()
 		for _, n := range d.Nodes {
 			if seen := states[n.Node]; len(seen) == 0 || seen[len(seen)-1] != n.State {
 				states[n.Node] = append(seen, n.State)

@@ -35,10 +35,10 @@ func (c *site) ask(sharing v1alpha1.Sharing) {
 	c.Policies[0].Generation++
 }
 
-// during passes so often for so long.
+// during reconciles so often for so long.
 func (c *site) during(all, every time.Duration) (d rollout.Decision) {
 	for range all / every {
-		d = c.pass()
+		d = c.reconcile()
 		c.tick(every)
 	}
 	return d
@@ -52,16 +52,16 @@ func TestASlotEnds(t *testing.T) {
 		within  time.Duration // in which the others are changed; zero: some time after the deadline of the slot
 	}{
 		"when the machine dies before the agent was asked": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
-			c.pass() // tainted
+			c.reconcile() // tainted
 			h.AgentReady = false
 		}},
 		"when the machine dies while the agent is at work": {sharing: timeSlicing(4), strike: func(c *site, h *host) {
-			c.pass()
+			c.reconcile()
 			h.AgentReady = false
 		}},
 		"when the machine dies while NVIDIA's clients are paused": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.steps(1)
-			c.pass()
+			c.reconcile()
 			h.AgentReady = false
 		}},
 		"when the machine dies while the node is verified": {sharing: timeSlicing(4), strike: func(c *site, h *host) {
@@ -71,7 +71,7 @@ func TestASlotEnds(t *testing.T) {
 		}},
 		"when another controller rewrites the taint without its time, and a pod stays": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.hold(h, "job", 0, gpu.WholeGPU)
-			c.pass() // tainted
+			c.reconcile() // tainted
 			for i := range h.Taints {
 				h.Taints[i].TimeAdded = nil
 			}
@@ -104,9 +104,9 @@ func TestASlotEnds(t *testing.T) {
 // TestANodeThatReturnsIsChangedAnew: the time in which its machine was down is no failure of the change.
 func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 	for name, until := range map[string]func(*site){
-		"tainted":   func(c *site) { c.pass() },
-		"paused":    func(c *site) { c.steps(1); c.pass() },
-		"at work":   func(c *site) { c.steps(2); c.pass() },
+		"tainted":   func(c *site) { c.reconcile() },
+		"paused":    func(c *site) { c.steps(1); c.reconcile() },
+		"at work":   func(c *site) { c.steps(2); c.reconcile() },
 		"applied":   func(c *site) { c.steps(3) },
 		"selecting": func(c *site) { c.steps(4) },
 	} {
@@ -126,9 +126,9 @@ func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 				return gpu.ErrBusy
 			}
 			for range 100 {
-				g.Expect(c.pass().Nodes[0].State).NotTo(Equal(node.Failed))
+				g.Expect(c.reconcile().Nodes[0].State).NotTo(Equal(node.Failed))
 				c.tick(time.Second)
-				d = c.pass()
+				d = c.reconcile()
 			}
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%+v", d.Nodes)
 			g.Expect(c.hosts["n0"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationInterrupted))
@@ -144,7 +144,7 @@ func TestADeadMachineKeepsNoEditWaiting(t *testing.T) {
 	c.run(200)
 	g.Expect(c.ready()).To(Equal(10))
 	c.ask(timeSlicing(8))
-	c.pass()
+	c.reconcile()
 	c.hosts["n0"].AgentReady = false
 	c.during(time.Hour, time.Minute)
 	c.ask(timeSlicing(6))
@@ -203,7 +203,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	c.hosts["n0"].breaks(good)
 	c.ask(mig(count("3g", 2)))
 	for range 600 {
-		d := c.pass()
+		d := c.reconcile()
 		if n := d.Nodes[0]; n.State == node.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
 			g.Expect(c.hosts["n1"].GPU.Spec.ConfigName).To(Equal(good))
 		}
@@ -228,7 +228,7 @@ func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
-// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one pass, in which the write that gives the node back
+// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one reconcile, in which the write that gives the node back
 // may come last, or fail.
 func TestASlotIsFreeOnceItsNodeIsGivenBack(t *testing.T) {
 	g := NewWithT(t)
@@ -278,9 +278,9 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	protected.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
 	c.version[protected.Name]++
 	c.tick(time.Second)
-	for pass := range 100 {
-		changes.lags = pass < 30
-		c.pass()
+	for round := range 100 {
+		changes.lags = round < 30
+		c.reconcile()
 		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
 		c.tick(time.Second)
 	}
@@ -300,7 +300,7 @@ func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
 	}
 	g.Expect(c.changing()).To(Equal([]string{"n0"}))
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("1g", 7)), paused)}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(c.changing()).To(Equal([]string{"n0"}), "the agent may be at work")
 	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Minute)))
 	c.tick(d.After)
@@ -328,7 +328,7 @@ func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 				moves.Labels["pool"] = "b"
 				c.version["moves"]++
 				for range 20 {
-					for _, a := range changes(c.pass().Actions) {
+					for _, a := range changes(c.reconcile().Actions) {
 						g.Expect(a.Target() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
 					}
 					c.tick(time.Second)

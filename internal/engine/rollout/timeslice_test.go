@@ -62,14 +62,14 @@ func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
 
 			c.ask(interval(v1alpha1.TimeSliceIntervalShort))
 			for range 60 {
-				d := c.pass()
+				d := c.reconcile()
 				for _, a := range d.Actions {
 					g.Expect(a).NotTo(Or(BeAssignableToTypeOf(action.Taint{}), BeAssignableToTypeOf(action.Evict{})))
 				}
 				c.tick(time.Second)
 			}
 			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
-			g.Expect(c.pass().Nodes[0].State).To(Equal(node.UpToDate))
+			g.Expect(c.reconcile().Nodes[0].State).To(Equal(node.UpToDate))
 			g.Expect(h.GPU.Spec.ConfigName).To(Equal(config), "the device plugin is not concerned")
 			for _, b := range h.GPU.Spec.Baseline.Devices {
 				g.Expect(b.Sharing.TimeSliceInterval).To(Equal(v1alpha1.TimeSliceIntervalMedium))

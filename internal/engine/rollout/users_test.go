@@ -44,7 +44,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 			var d rollout.Decision
 			for range 700 {
 				before := len(c.evicted)
-				if d = c.pass(); len(c.evicted) > before {
+				if d = c.reconcile(); len(c.evicted) > before {
 					comes()
 				}
 				c.tick(time.Second)
@@ -75,7 +75,7 @@ func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
 	c.Policies = nil
 	most := map[string]int{}
 	for range 60 {
-		c.pass()
+		c.reconcile()
 		tainted := map[string]int{}
 		for name, h := range c.hosts {
 			if len(h.Taints) > 0 {
@@ -101,17 +101,17 @@ func ofPool(pool string) func(*v1alpha1.GPUSharingPolicy) {
 // was written when it lost that one.
 func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 	for name, test := range map[string]struct {
-		passes int  // before the node is lost
-		taint  bool // of the writes to the node only that fails which removes the taint; otherwise each does
-		before []v1alpha1.GPUSharingPolicy
-		pool   string // to which the node moves
+		reconciles int  // before the node is lost
+		taint      bool // of the writes to the node only that fails which removes the taint; otherwise each does
+		before     []v1alpha1.GPUSharingPolicy
+		pool       string // to which the node moves
 	}{
-		"tainted, nothing else recorded":                    {passes: 2, pool: "none"},
-		"back at its baseline, but for the taint":           {passes: 1, pool: "none", taint: true},
-		"the agent is at work":                              {passes: 4, pool: "none"},
-		"another policy governs it":                         {passes: 2, pool: "b"},
-		"another policy governed it before, and is deleted": {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), unavailable("100%"))}},
-		"another policy left it as it is":                   {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), retaining)}},
+		"tainted, nothing else recorded":                    {reconciles: 2, pool: "none"},
+		"back at its baseline, but for the taint":           {reconciles: 1, pool: "none", taint: true},
+		"the agent is at work":                              {reconciles: 4, pool: "none"},
+		"another policy governs it":                         {reconciles: 2, pool: "b"},
+		"another policy governed it before, and is deleted": {reconciles: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), unavailable("100%"))}},
+		"another policy left it as it is":                   {reconciles: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), retaining)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -123,7 +123,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{
 				policyOf("careful", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("other", mig(count("3g", 2)), ofPool("b"), paused),
 			}
-			c.steps(test.passes)
+			c.steps(test.reconciles)
 			g.Expect(c.changing()).To(Equal([]string{"n0"}))
 			lost.Labels["pool"] = test.pool
 			for range 120 {
@@ -136,7 +136,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 				g.Expect(c.changing()).To(Equal([]string{"n0"}))
 			}
 			for range 100 {
-				c.pass()
+				c.reconcile()
 				g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
 				c.tick(time.Second)
 			}
@@ -159,7 +159,7 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g.Expect(c.changing()).To(Equal([]string{"n0", "n1"}))
 	comes.Labels["pool"] = "b"
 	for range 100 {
-		c.pass()
+		c.reconcile()
 		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
 		c.tick(time.Second)
 	}
@@ -190,10 +190,10 @@ func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 			g.Expect(c.changing()).To(ConsistOf("n0", "n1"))
 			g.Expect(returns.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
 			returns.Labels["pool"] = "b"
-			for pass := range 100 {
-				there.lags = pass < 20
+			for round := range 100 {
+				there.lags = round < 20
 				for _, a := range c.memory.decide(c.world()).Actions {
-					if frees(a) && pass < 10 {
+					if frees(a) && round < 10 {
 						continue // the write fails
 					}
 					c.do(a)

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package drain asks for pods to be evicted, without waiting for them to go: a pass asks once, and the next pass sees
+// Package drain asks for pods to be evicted, without waiting for them to go: a reconcile asks once, and the next one sees
 // who is still there. Another package decides which pods block a change.
 //
 // Evictions go through the Eviction API and nothing else, so that PodDisruptionBudgets hold. Pods that would come
