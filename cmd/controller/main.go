@@ -67,7 +67,7 @@ func main() {
 
 // run serves until the context ends, or prints the version if it is asked for.
 func run(ctx context.Context, args []string) error {
-	if version.Asked(args) {
+	if version.Requested(args) {
 		fmt.Println(name, version.String())
 		return nil
 	}

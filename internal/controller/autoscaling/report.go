@@ -23,10 +23,10 @@ import (
 
 // report applies what each policy reports of its node groups: status.nodeGroups and the condition
 // AutoscalingConfigured, and nothing else of the status.
-func (c *Controller) report(ctx context.Context, w *autoscaling.Snapshot, advice autoscaling.Advice) error {
+func (c *Controller) report(ctx context.Context, s *autoscaling.Snapshot, advice autoscaling.Advice) error {
 	var errs []error
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		groups := advice.Groups[p.Name]
 		is, asked := autoscaling.Condition(groups)
 		errs = append(errs, c.reportPolicy(ctx, p, autoscaling.Listed(groups), is, asked))

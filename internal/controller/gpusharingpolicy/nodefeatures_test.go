@@ -55,7 +55,7 @@ func testNodeFeature(s *scenario) {
 	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(cluster.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
 	feature := s.nodeFeature("t4")
 	s.Expect(feature.GetOwnerReferences()).To(BeEmpty(), "it outlives the GPUNode, which may go with its kind")
-	s.Expect(cluster.AsksMPSCapable(feature)).To(Equal("false"))
+	s.Expect(cluster.RequestedMPSCapable(feature)).To(Equal("false"))
 
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
 	s.settle()

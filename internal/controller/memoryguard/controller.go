@@ -4,7 +4,7 @@
 // Package memoryguard reports, for policies with a memory guard, the containers that agents find over their share on
 // GPUs that are almost full, and evicts their pods where the policy says so. Its one request goes over all nodes:
 //
-//	GPUNode.status.memoryPressure → memoryguard.Judge (pure) → record, evict → Events, metrics, the condition MemoryPressure
+//	GPUNode.status.memoryPressure → memoryguard.Decide (pure) → record, evict → Events, metrics, the condition MemoryPressure
 //
 // The record in GPUNode.status.memoryEvictions comes before the eviction, so that no restart and no lost answer makes
 // the controller evict more than the rates allow. An eviction that a PodDisruptionBudget refuses leaves no record.
@@ -117,9 +117,9 @@ type reconciliation struct {
 }
 
 // finding is a report that counts, with what becomes of its pod.
-type finding struct{ text, fate string }
+type finding struct{ text, outcome string }
 
-// Reconcile judges what agents report, evicts, and reports on the policies.
+// Reconcile decides on what agents report, evicts, and reports on the policies.
 func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
 	policies, nodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.client.List(ctx, policies); err != nil {
@@ -199,9 +199,9 @@ func (r *reconciliation) node(
 		}
 		of.pod = pod
 		r.lookAgain(pressureAgain)
-		fate, err := r.handle(ctx, of)
+		outcome, err := r.handle(ctx, of)
 		errs = append(errs, err)
-		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), fate})
+		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), outcome})
 	}
 	return findings, errors.Join(errs...)
 }
@@ -222,16 +222,16 @@ func keyOf(node string, p v1alpha1.MemoryPressure) key {
 }
 
 // handle announces a report that is new, and evicts the pod if it is time. It returns what becomes of the pod.
-func (r *reconciliation) handle(ctx context.Context, of incident) (fate string, err error) {
+func (r *reconciliation) handle(ctx context.Context, of incident) (outcome string, err error) {
 	r.lasts[of.key] = true
 	if !r.announced[of.key] {
 		r.announced[of.key] = true
 		r.announce(of, corev1.EventTypeWarning, v1alpha1.EventMemoryPressure, "Report", memoryguard.Describe(of.node.Name, of.pressure))
 	}
-	judgement := memoryguard.Judge(r.caseOf(of))
-	if !judgement.Evict {
-		r.lookAgain(judgement.After)
-		return judgement.Why, nil
+	decision := memoryguard.Decide(r.caseOf(of))
+	if !decision.Evict {
+		r.lookAgain(decision.After)
+		return decision.Why, nil
 	}
 	if report, refused := r.refused[of.key]; refused && r.now.Before(report.until) {
 		r.lookAgain(report.until.Sub(r.now))
@@ -261,16 +261,16 @@ func (r *reconciliation) elsewhere(of incident) []v1alpha1.MemoryEviction {
 	return found
 }
 
-// evict judges once more by what the API server has, records the eviction, and asks for it.
-func (r *reconciliation) evict(ctx context.Context, of incident) (fate string, err error) {
+// evict decides once more by what the API server has, records the eviction, and asks for it.
+func (r *reconciliation) evict(ctx context.Context, of incident) (outcome string, err error) {
 	live, err := r.live(ctx, of)
 	if err != nil || live.node == nil {
 		return "", err
 	}
-	judgement := memoryguard.Judge(r.caseOf(live))
-	if !judgement.Evict {
-		r.lookAgain(judgement.After)
-		return judgement.Why, nil
+	decision := memoryguard.Decide(r.caseOf(live))
+	if !decision.Evict {
+		r.lookAgain(decision.After)
+		return decision.Why, nil
 	}
 	before := memoryguard.Counting(live.node.Status.MemoryEvictions, r.now)
 	err = r.record(ctx, live.node, memoryguard.Recorded(before, live.pressure, r.now), live.node.ResourceVersion)

@@ -73,8 +73,8 @@ func messageOf(findings []finding) string {
 	lines := make([]string, 0, maxNamed+1)
 	for _, f := range findings[:min(len(findings), maxNamed)] {
 		text := f.text
-		if f.fate != "" {
-			text += " (" + f.fate + ")"
+		if f.outcome != "" {
+			text += " (" + f.outcome + ")"
 		}
 		lines = append(lines, text)
 	}

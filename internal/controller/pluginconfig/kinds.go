@@ -168,7 +168,7 @@ func matters(old, updated any) bool {
 		return true
 	}
 	if b.GroupVersionKind().GroupKind() == nodeFeature.GroupKind() {
-		return asksAnew(a, b)
+		return requestChanged(a, b)
 	}
 	return a.GetGeneration() != b.GetGeneration() || namespaceOf(a) != namespaceOf(b)
 }

@@ -52,7 +52,7 @@ func SlimNodeFeature(cached any) (any, error) {
 	if at, stamped := feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable]; stamped {
 		slim.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: at})
 	}
-	if value := cluster.AsksMPSCapable(feature); value != "" {
+	if value := cluster.RequestedMPSCapable(feature); value != "" {
 		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", cluster.LabelMPSCapable); err != nil {
 			return nil, fmt.Errorf("reading NodeFeature %s/%s: %w", feature.GetNamespace(), feature.GetName(), err)
 		}
@@ -60,7 +60,7 @@ func SlimNodeFeature(cached any) (any, error) {
 	return slim, nil
 }
 
-// asksAnew reports whether an update of a NodeFeature changes what it asks for.
-func asksAnew(old, updated *unstructured.Unstructured) bool {
-	return cluster.AsksMPSCapable(old) != cluster.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[cluster.LabelNodeName] != updated.GetLabels()[cluster.LabelNodeName]
+// requestChanged reports whether an update of a NodeFeature changes what it asks for.
+func requestChanged(old, updated *unstructured.Unstructured) bool {
+	return cluster.RequestedMPSCapable(old) != cluster.RequestedMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[cluster.LabelNodeName] != updated.GetLabels()[cluster.LabelNodeName]
 }

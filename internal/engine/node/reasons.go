@@ -30,13 +30,13 @@ const (
 const Plain Class = 0
 
 // ClassOf is the class of a reason.
-func ClassOf(reason string) Class { return classes[reason] }
+func ClassOf(reason string) Class { return reasonClasses[reason] }
 
 // Is reports whether a class has a bit.
 func (c Class) Is(bit Class) bool { return c&bit != 0 }
 
-// classes has every reason of the API. States of nodes, conditions, metrics and Events follow from it.
-var classes = map[string]Class{
+// reasonClasses has every reason of the API. States of nodes, conditions, metrics and Events follow from it.
+var reasonClasses = map[string]Class{
 	v1alpha1.ReasonAccepted:                 Plain,
 	v1alpha1.ReasonConflicted:               Plain,
 	v1alpha1.ReasonDRAStackActive:           Plain,

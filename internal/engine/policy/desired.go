@@ -56,7 +56,7 @@ const (
 
 // Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured
 // there until the policy or the node changes.
-func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
+func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err := optedOut(n); err != nil {
 		return Desired{}, err
 	}

@@ -351,9 +351,9 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 	h := releasedTo(g, c, "all-1g.5gb")
 	h.mishap = func(string) string { return "hangs" }
 	since := c.Now
-	w := c.world()
-	w.Nodes[0].Pods = slices.DeleteFunc(w.Nodes[0].Pods, playedBy(v1alpha1.LabelMIGManager))
-	g.Expect(rollout.Decide(w).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
+	s := c.world()
+	s.Nodes[0].Pods = slices.DeleteFunc(s.Nodes[0].Pods, playedBy(v1alpha1.LabelMIGManager))
+	g.Expect(rollout.Decide(s).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
 
 	d := c.during(19*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())

@@ -127,10 +127,10 @@ func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
 	for h.DevicesTaintedAt.IsZero() {
 		c.reconcile()
 	}
-	ruled := h.DevicesTaintedAt
+	withRule := h.DevicesTaintedAt
 	h.DevicesTaintedAt = time.Time{}
 	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
-	h.DevicesTaintedAt = ruled
+	h.DevicesTaintedAt = withRule
 	h.pod("late").Starting = true
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
 	h.report()
@@ -527,7 +527,7 @@ func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
-	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Requests: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 	c.Policies = nil
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
@@ -695,13 +695,13 @@ func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 	for range 120 {
 		c.reconcile()
 		c.tick(time.Second)
-		ruled := 0
+		withRule := 0
 		for _, h := range []*host{a, b} {
 			if !h.DevicesTaintedAt.IsZero() {
-				ruled++
+				withRule++
 			}
 		}
-		most = max(most, ruled)
+		most = max(most, withRule)
 	}
 	g.Expect(most).To(Equal(1))
 	for _, n := range c.reconcile().Nodes {

@@ -41,7 +41,7 @@ func (c *run) underChart(random *rand.Rand) {
 	var single []*host
 	for _, h := range c.all() {
 		if h.broken == nil {
-			h.broken = func(w cluster.Snapshot) bool { return !w.Plugin.Ready && len(h.instances()) > 0 }
+			h.broken = func(s cluster.Snapshot) bool { return !s.Plugin.Ready && len(h.instances()) > 0 }
 			single = append(single, h)
 		}
 	}

@@ -419,7 +419,7 @@ func (c *run) monitorEvent(random *rand.Rand) {
 // switchEvent moves a node from NVIDIA's device plugin to its DRA driver, or back, as docs/dra.md leads.
 func (c *run) switchEvent(random *rand.Rand) {
 	h := c.some(random)
-	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.Slicer != "" ||
+	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.OtherPartitioner != "" ||
 		!h.driver.serves && (h.DRA != "" || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })) {
 		return
 	}

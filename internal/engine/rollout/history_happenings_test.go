@@ -197,15 +197,15 @@ func (c *run) waitEvent(random *rand.Rand) {
 // draEvent restarts what offers GPUs beside the operator: the pod of NVIDIA's DRA driver, or the slicer's.
 func (c *run) draEvent(random *rand.Rand) {
 	for _, h := range c.all() {
-		if h.Slicer != "" {
-			was := h.Slicer
-			h.Slicer = ""
+		if h.OtherPartitioner != "" {
+			was := h.OtherPartitioner
+			h.OtherPartitioner = ""
 			if random.IntN(2) == 0 {
-				h.SlicerLeft = was
+				h.OtherPartitionerLeft = was
 			}
-			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.SlicerLeft != "")
+			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.OtherPartitionerLeft != "")
 			c.reconciles(3 + random.IntN(8))
-			h.Slicer, h.SlicerLeft = was, ""
+			h.OtherPartitioner, h.OtherPartitionerLeft = was, ""
 		}
 		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
 		if at < 0 {

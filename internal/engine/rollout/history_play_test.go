@@ -43,7 +43,7 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 		}
 	}()
 	for _, n := range c.all() {
-		c.tell("node %s in pool %s: %s; slicer %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.Slicer, n.Labels)
+		c.tell("node %s in pool %s: %s; other partitioner %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.OtherPartitioner, n.Labels)
 	}
 	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures, c.Plugin.Operands != nil)
 	for i := range c.Policies {
@@ -81,7 +81,7 @@ func (c *run) reconciles(n int) {
 func (c *run) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
-	c.givesBack()
+	c.checkRelease()
 }
 
 // rest reconciles as a controller does that wakes up when something changes and when a deadline of its own passes, until
@@ -180,13 +180,13 @@ func (c *run) step(faithful bool) rollout.Decision {
 	}
 	c.fought()
 	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
-	w := c.known()
-	c.seesOthers(w)
+	s := c.known()
+	c.seesOthers(s)
 	var d rollout.Decision
 	if c.double {
-		d = c.memory.decide(w)
+		d = c.memory.decide(s)
 	} else {
-		d = rollout.Decide(w)
+		d = rollout.Decide(s)
 	}
 	digest(c.sum, d)
 	if faithful {
@@ -196,7 +196,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)
 	for _, a := range d.Actions {
-		if !faithful && c.random.IntN(10) == 0 || !c.asked(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
+		if !faithful && c.random.IntN(10) == 0 || !c.requested(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
 			continue
 		}
 		c.carryOut(a)
@@ -226,13 +226,13 @@ func (c *run) step(faithful bool) rollout.Decision {
 }
 
 // seesOthers notes on which nodes the controller sees that another one offers the GPUs.
-func (c *run) seesOthers(w cluster.Snapshot) {
-	for i := range w.Nodes {
-		h := c.hosts[w.Nodes[i].Name]
+func (c *run) seesOthers(s cluster.Snapshot) {
+	for i := range s.Nodes {
+		h := c.hosts[s.Nodes[i].Name]
 		if h == nil {
 			continue
 		}
-		if offered(&w, &w.Nodes[i]) {
+		if offered(&s, &s.Nodes[i]) {
 			h.sharedAt = c.Now
 		}
 		h.recorded = h.recorded || h.Annotations[v1alpha1.AnnotationOtherController] != ""
@@ -266,7 +266,7 @@ func (c *run) standAlone() {
 }
 
 // asked reports whether a policy still asks for what is done on its behalf, as the API server says.
-func (c *run) asked(ref action.PolicyRef) bool {
+func (c *run) requested(ref action.PolicyRef) bool {
 	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.Name == ref.Name && p.Generation == ref.Generation
 	})

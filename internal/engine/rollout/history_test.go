@@ -185,7 +185,7 @@ func (c *run) machine(name string, random *rand.Rand) {
 	if one(8) {
 		h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
 	} else if one(12) {
-		h.Slicer = "mig.das.com/1g.5gb"
+		h.OtherPartitioner = "mig.das.com/1g.5gb"
 	}
 	c.startBeside(h, "cpu")
 	if len(models) > 1 {

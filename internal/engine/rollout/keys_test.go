@@ -131,12 +131,12 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			}
 			c.steps(1)
 			late := func() rollout.Decision {
-				w := c.world()
-				w.Nodes[0].Pods = nil
+				s := c.world()
+				s.Nodes[0].Pods = nil
 				if of.starts {
-					w.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
+					s.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
 				}
-				return rollout.Decide(w)
+				return rollout.Decide(s)
 			}
 			selects := func(d rollout.Decision) bool {
 				return slices.ContainsFunc(d.Actions, func(a action.Action) bool {

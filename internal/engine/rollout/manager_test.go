@@ -215,8 +215,8 @@ func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
 
 // configureMIG is what the executor does with the ClusterPolicy.
 func (c *site) configureMIG(d rollout.Decision) {
-	c.rewired = d.ConfigureMIGManager != c.Plugin.MIGReady
-	if !c.rewired {
+	c.reconfigured = d.ConfigureMIGManager != c.Plugin.MIGReady
+	if !c.reconfigured {
 		return
 	}
 	c.Plugin.MIGReady = d.ConfigureMIGManager

@@ -132,8 +132,8 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 	partitioned := func(*v1alpha1.GPUSharingPolicy) {}
 	sliced := func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) }
 	for name, test := range map[string]struct {
-		asks    func(*v1alpha1.GPUSharingPolicy)
-		reports bool
+		requests func(*v1alpha1.GPUSharingPolicy)
+		reports  bool
 	}{
 		"tainted, and its agent reports":           {partitioned, true},
 		"tainted, and its agent reports no more":   {partitioned, false},
@@ -142,7 +142,7 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := toMIG(test.asks)
+			c, h := toMIG(test.requests)
 			other := c.add("b", sim.A100)
 			for h.GPU.Spec.ConfigName == "" {
 				c.steps(1)

@@ -305,9 +305,9 @@ func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
 	for !h.required {
 		c.steps(1)
 	}
-	w := c.world()
+	s := c.world()
 	for b.Loop() {
-		rollout.Decide(w)
+		rollout.Decide(s)
 	}
 }
 

@@ -44,22 +44,22 @@ const (
 // and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
 type site struct {
 	cluster.Snapshot
-	hosts   map[string]*host
-	memory  remembering
-	sleeps  sleeping
-	pods    int     // given out so far
-	rewired bool    // by the last reconcile: what mig-manager reads
-	crashes []crash // of NVIDIA's config-manager
-	byHand  string  // the default configuration, which nodes without a label get
-	nfd     nfd
-	beside  []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
-	killed  []string // clients of an MPS daemon that ended before them
-	evicted []string
-	wronged []string // pods of tenants that the operator deletes as NVIDIA's
-	told    []string
-	version map[string]int // of each Node
-	writes  map[string]int // by kind of action
-	refused []string       // what the API server has refused, and why
+	hosts        map[string]*host
+	memory       remembering
+	sleeps       sleeping
+	pods         int     // given out so far
+	reconfigured bool    // by the last reconcile: what mig-manager reads
+	crashes      []crash // of NVIDIA's config-manager
+	byHand       string  // the default configuration, which nodes without a label get
+	nfd          nfd
+	beside       []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
+	killed       []string // clients of an MPS daemon that ended before them
+	evicted      []string
+	wronged      []string // pods of tenants that the operator deletes as NVIDIA's
+	told         []string
+	version      map[string]int // of each Node
+	writes       map[string]int // by kind of action
+	refused      []string       // what the API server has refused, and why
 
 	behind     time.Duration     // by which the API server's clock is behind the controller's
 	dropsNames bool              // the feature gate DRAExtendedResource is off
@@ -154,22 +154,22 @@ func (h *host) makeGPUNode() {
 
 // world is the snapshot that a reconcile reads: values of its own.
 func (c *site) world() cluster.Snapshot {
-	w := c.withoutNodes()
+	s := c.withoutNodes()
 	for i := range c.Policies {
-		w.Policies = append(w.Policies, *c.Policies[i].DeepCopy())
+		s.Policies = append(s.Policies, *c.Policies[i].DeepCopy())
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
-		w.Nodes = append(w.Nodes, c.hosts[name].copied())
+		s.Nodes = append(s.Nodes, c.hosts[name].copied())
 	}
-	return w
+	return s
 }
 
 // withoutNodes is the snapshot without its nodes and policies.
 func (c *site) withoutNodes() cluster.Snapshot {
-	w := c.Snapshot
-	w.Configs, w.Policies, w.Nodes = maps.Clone(c.Configs), nil, nil
-	w.DRA.Ruled, w.DRA.Named, w.DRA.Edited = c.ruled(), c.named(), c.edited()
-	return w
+	s := c.Snapshot
+	s.Configs, s.Policies, s.Nodes = maps.Clone(c.Configs), nil, nil
+	s.DRA.DevicesTaintedOn, s.DRA.Named, s.DRA.Edited = c.devicesTaintedOn(), c.named(), c.edited()
+	return s
 }
 
 // copied is the node as it is now.
@@ -793,7 +793,7 @@ func (c *site) run(reconciles int) (d rollout.Decision, states map[string][]node
 				states[n.Node] = append(seen, n.State)
 			}
 		}
-		if len(d.Actions) == 0 && d.After == 0 && !c.rewired && !c.awaitsAgents() {
+		if len(d.Actions) == 0 && d.After == 0 && !c.reconfigured && !c.awaitsAgents() {
 			return d, states
 		}
 		c.tick(time.Second)

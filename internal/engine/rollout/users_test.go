@@ -237,8 +237,8 @@ func TestNetworkCardsAreNoGPUs(t *testing.T) {
 	g.Expect(cluster.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
 }
 
-// TestWhatAPodAsksForIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
-func TestWhatAPodAsksForIsCountedAsTheSchedulerDoes(t *testing.T) {
+// TestWhatAPodRequestsIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
+func TestWhatAPodRequestsIsCountedAsTheSchedulerDoes(t *testing.T) {
 	gpus := func(n int, restarts ...corev1.ContainerRestartPolicy) corev1.Container {
 		c := corev1.Container{Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(n), resource.DecimalSI)},
@@ -306,7 +306,7 @@ func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T)
 			c, h := toMIG(evicting, test.with)
 			h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
 			c.tick(time.Minute)
-			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Fate).To(HavePrefix(test.says))
+			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Handling).To(HavePrefix(test.says))
 			d := c.during(5*time.Minute, 10*time.Second)
 			g.Expect(c.evicted).To(Equal(test.evicted))
 			if test.evicted == nil {

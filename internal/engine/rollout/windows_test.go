@@ -316,9 +316,9 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 			}))}
 			cl.Policies[0].Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(1))
 			cl.at("2027-03-01T23:00:00Z")
-			w := cl.world()
-			d := rollout.Decide(w)
-			g.Expect(w.Policies[0].Spec.Rollout.Paused).To(BeFalse(), "the policy itself stays as it is")
+			s := cl.world()
+			d := rollout.Decide(s)
+			g.Expect(s.Policies[0].Spec.Rollout.Paused).To(BeFalse(), "the policy itself stays as it is")
 			g.Expect(changes(d.Actions)).To(BeEmpty())
 			g.Expect(d.ConfigurePlugin).To(BeFalse())
 			status := d.Policies["research"]

@@ -27,8 +27,8 @@ const (
 // RuleName is the name of the operator's DeviceTaintRule for a node.
 func RuleName(node string) string { return namePrefix + node }
 
-// RuledNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
-func RuledNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
+// TaintRuleNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
+func TaintRuleNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
 
 // ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus
 // sign, which no name of a resource may have.
@@ -43,9 +43,9 @@ func ClassName(profile string) string {
 // (k8s.io/api/resource/v1, ResourceDeviceClassPrefix).
 const implicitPrefix = "deviceclass.resource.kubernetes.io/"
 
-// AskedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one itself, or
+// ResourceRequestedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one itself, or
 // the one of the operator's DeviceClass that they name by its implicit resource.
-func AskedBy(resource string) string {
+func ResourceRequestedBy(resource string) string {
 	if profile, is := strings.CutPrefix(resource, implicitPrefix+classPrefix); is {
 		return resourcePrefix + profile
 	}
