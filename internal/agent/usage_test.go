@@ -289,7 +289,7 @@ func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
 	case <-time.After(200 * time.Millisecond):
 	}
 	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
-	close(h.goOn)
+	close(h.resume)
 	n.Expect(<-reconciled).To(gomega.Succeed())
 	select {
 	case call := <-h.reached:
@@ -304,24 +304,24 @@ type held struct {
 	gpu.Hardware
 
 	reached chan string
-	goOn    chan struct{}
+	resume  chan struct{}
 }
 
 func (h held) Observe(ctx context.Context) (gpu.Inventory, error) {
 	h.reached <- "Observe"
-	<-h.goOn
+	<-h.resume
 	return h.Hardware.Observe(ctx)
 }
 
 func (h held) Sample(ctx context.Context) (gpu.Sample, error) {
 	h.reached <- "Sample"
-	<-h.goOn
+	<-h.resume
 	return h.Hardware.Sample(ctx)
 }
 
 // hold makes the agent stop at each look at the hardware.
 func (n *node) hold() held {
-	h := held{Hardware: n.between.Hardware, reached: make(chan string), goOn: make(chan struct{})}
+	h := held{Hardware: n.between.Hardware, reached: make(chan string), resume: make(chan struct{})}
 	n.between.Hardware = h
 	return h
 }
@@ -339,7 +339,7 @@ func waitsForAReconcile(s scenario) {
 	defer cancel()
 	_, err := n.controller.Usage(ctx)
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("waiting for the agent to have finished with the GPUs")))
-	close(h.goOn)
+	close(h.resume)
 	n.Expect(<-done).To(gomega.Succeed())
 }
 
@@ -357,7 +357,7 @@ func letsAReconcileWait(s scenario) {
 		reconciled <- err
 	}()
 	n.Consistently(h.reached, "100ms").ShouldNot(gomega.Receive(), "the reconcile would close the driver under the measurement")
-	close(h.goOn)
+	close(h.resume)
 	n.Expect(<-measured).To(gomega.Succeed())
 	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
 	n.Expect(<-reconciled).To(gomega.Succeed())

@@ -130,7 +130,7 @@ const (
 
 func snapshotOf(nodes ...cluster.Node) cluster.Snapshot {
 	s := cluster.Snapshot{Now: now, Nodes: nodes}
-	s.Plugin = wiringOf(&s)
+	s.Plugin = devicePluginOf(&s)
 	return s
 }
 

@@ -54,7 +54,7 @@ func (p *Program) read(ctx context.Context, c client.Client, namespace string) (
 	if told.programs, err = readPrograms(ctx, c, namespace, &driver); err != nil {
 		return s, told, err
 	}
-	s.Plugin = wiringOf(&s)
+	s.Plugin = devicePluginOf(&s)
 	if err := readNodeFeatures(ctx, c, &s, &told.programs); err != nil {
 		return s, told, err
 	}
@@ -233,10 +233,10 @@ func readPods(ctx context.Context, c client.Client, s *cluster.Snapshot, program
 	return nil
 }
 
-// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not
+// devicePluginOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not
 // read our ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer,
 // readClusterPolicy says so.
-func wiringOf(s *cluster.Snapshot) cluster.DevicePlugin {
+func devicePluginOf(s *cluster.Snapshot) cluster.DevicePlugin {
 	plugin := cluster.DevicePlugin{Ready: true}
 	for i := range s.Policies {
 		c, reported := condition.Find(s.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)

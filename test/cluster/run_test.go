@@ -362,7 +362,7 @@ func (s *run) round() (active bool) {
 // nodesAct lets everything on the nodes, and NVIDIA's operator, do what is due.
 func (s *run) nodesAct() {
 	for _, p := range s.all() {
-		if !p.off && p.reboots.Asked() > 0 {
+		if !p.off && p.reboots.Requested() > 0 {
 			s.rebooted(p)
 		}
 		if !p.off {

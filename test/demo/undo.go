@@ -108,7 +108,7 @@ func (d *site) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
 
 // undo deletes every policy and waits until everything is as it was before the first.
 func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("The policies are deleted")
+	d.narration.chapter("The policies are deleted")
 	for _, args := range [][]string{{"delete", "pod", "holder"}, {"delete", "gsp", "--all"}} {
 		if err := d.runKubectl(ctx, args...); err != nil {
 			return err
@@ -126,7 +126,7 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))
 	}
-	d.story.say("you", "everything is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's ClusterPolicy compared",
+	d.narration.say("you", "everything is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's ClusterPolicy compared",
 		len(d.before))
 	return nil
 }

@@ -27,7 +27,7 @@ const probes = "probes"
 func deviceFileSpecs() {
 	Describe("Device files", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 4})
 			expectReady(ctx, "shared")

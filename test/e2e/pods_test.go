@@ -194,7 +194,7 @@ func state(pod *corev1.Pod) string {
 // and those of users' pods: from then on, none has a reason to restart.
 func expectSettled(ctx context.Context) map[string]int32 {
 	GinkgoHelper()
-	Eventually(wired).WithContext(ctx).Should(Succeed())
+	Eventually(configuredForUs).WithContext(ctx).Should(Succeed())
 	expectOperandsReady(ctx)
 	Eventually(ending).WithContext(ctx).Should(BeEmpty(), "pods that others have replaced")
 	before, err := restarts(ctx)

@@ -276,13 +276,13 @@ func testEmptied(s *scenario) {
 		To(ContainSubstring("pod default/web (the node, which must be rebooted)"))
 	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked pod default/web is not evicted: Cannot evict")))
 	s.Expect(s.gpuNode("a100").Spec.Reboot).To(BeNil())
-	s.Expect(rebooter.Asked()).To(BeZero())
+	s.Expect(rebooter.Requested()).To(BeZero())
 
 	s.Expect(s.client.Delete(s.ctx(), budget)).To(Succeed())
 	s.evictions()
 	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(web), web)).To(Satisfy(isGoing(web)))
 	s.Expect(client.IgnoreNotFound(s.client.Delete(s.ctx(), web, client.GracePeriodSeconds(0)))).To(Succeed())
-	s.Eventually(func() int { s.evictions(); return rebooter.Asked() }, "20s", "1ms").Should(Equal(1))
+	s.Eventually(func() int { s.evictions(); return rebooter.Requested() }, "20s", "1ms").Should(Equal(1))
 	agent := &corev1.Pod{}
 	s.Expect(s.client.Get(s.ctx(), types.NamespacedName{Namespace: ownNamespace, Name: "a100-agent"}, agent)).To(Succeed())
 	s.Expect(agent.DeletionTimestamp).To(BeNil())
@@ -475,7 +475,7 @@ func testPolicyTaints(s *scenario) {
 	s.Expect(s.expectCondition("research", v1alpha1.ConditionTainted, metav1.ConditionTrue, v1alpha1.ReasonTaintsPresent)).
 		To(Equal("the nodes of the policy have its taints: example.com/shared=yes:NoSchedule"))
 	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(shared))
-	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "wired and tolerated at once")
+	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "configured and tolerated at once")
 	s.Expect(s.announced()).To(ContainElement("Normal PolicyTaintsChanged keep on node t4 the taints example.com/shared=yes:NoSchedule"))
 	s.Expect(s.allocatable("t4")).To(HaveKeyWithValue("nvidia.com/gpu", int64(4)))
 

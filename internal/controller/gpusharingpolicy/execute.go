@@ -66,7 +66,7 @@ func (r *reconciliation) execute(ctx context.Context, d rollout.Decision) error 
 		}
 	}
 	if len(errs) == 0 || errs[0] == nil {
-		errs = append(errs, r.wire(ctx, d), r.configureMIG(ctx, d))
+		errs = append(errs, r.configurePlugin(ctx, d), r.configureMIG(ctx, d))
 	}
 	return errors.Join(append(errs, r.executeOnNodes(ctx, d.Actions))...)
 }
@@ -132,9 +132,9 @@ func (r *reconciliation) confirm(ctx context.Context) error {
 	return err
 }
 
-// wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to
+// configurePlugin configures the device plugin to read our ConfigMap, or restores it, with what NVIDIA's programs have to
 // tolerate.
-func (r *reconciliation) wire(ctx context.Context, d rollout.Decision) error {
+func (r *reconciliation) configurePlugin(ctx context.Context, d rollout.Decision) error {
 	r.plugin.Held, r.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.ConfigurePlugin {
 		changed, err := r.PluginConfig.Restore(ctx, r.plugin, r.mounted(), d.Tolerations)

@@ -25,8 +25,8 @@ var nodeFeature = kind{
 // NodeFeatures reads all NodeFeatures from the cache, in the form of SlimNodeFeature. They are shared with the cache
 // and must not be changed. The result served is the version in which the API server serves them; empty where the
 // cluster has no such kind. Errors: ErrNotSynced.
-func (w *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
-	return w.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
+func (c *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
+	return c.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
 }
 
 // NewNodeFeature returns a NodeFeature without content, in a version that NodeFeatures returned.

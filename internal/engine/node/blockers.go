@@ -24,7 +24,7 @@ import (
 func describeBlockers(v *View) string {
 	var names []string
 	for _, b := range v.Blockers {
-		names = append(names, fmt.Sprintf("%s (%s)", blockerName(v, b), blockerPlace(v, b)))
+		names = append(names, fmt.Sprintf("%s (%s)", blockerName(v, b), blockerUse(v, b)))
 	}
 	slices.Sort(names)
 	return format.List(slices.Compact(names))
@@ -44,7 +44,7 @@ func blockerName(v *View, b plan.Blocker) string {
 	return fmt.Sprintf("process %d (%s), which runs outside pods and has to be ended there", b.Process.PID, b.Process.Name)
 }
 
-func blockerPlace(v *View, b plan.Blocker) string {
+func blockerUse(v *View, b plan.Blocker) string {
 	at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == b.UUID })
 	if at < 0 {
 		switch p := v.PodOf(b); {
@@ -87,7 +87,7 @@ type Blocker struct {
 func BlockersOf(v *View) []Blocker {
 	users := make([]Blocker, 0, len(v.Blockers))
 	for _, b := range v.Blockers {
-		users = append(users, Blocker{Name: blockerUser(v, b), Uses: blockerPlace(v, b), Handling: HandlingOf(v, b)})
+		users = append(users, Blocker{Name: blockerUser(v, b), Uses: blockerUse(v, b), Handling: HandlingOf(v, b)})
 	}
 	slices.SortFunc(users, func(a, b Blocker) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Uses, b.Uses))

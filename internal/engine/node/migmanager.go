@@ -94,7 +94,7 @@ func prepareManager(v *View) (Result, bool) {
 	_, written := file[name]
 	switch {
 	case !v.Snapshot.Plugin.MIGReady:
-		r.Message = "NVIDIA's mig-manager is being pointed at the operator's ConfigMap"
+		r.Message = "NVIDIA's mig-manager is being configured to use the operator's ConfigMap"
 	case err != nil || !written:
 		r.Message = fmt.Sprintf("writing the configuration %s for NVIDIA's mig-manager into the ConfigMap", name)
 	case v.Node.Labels[v1alpha1.LabelMIGManager] == "false":
@@ -523,9 +523,9 @@ func managerLeft(v *View) (left time.Duration, works bool) {
 	return v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
 }
 
-// ManagerHoldsUpChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
+// ManagerBlocksChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
-func ManagerHoldsUpChange(v *View) bool {
+func ManagerBlocksChange(v *View) bool {
 	left, works := managerLeft(v)
 	return works && (left > 0 || !mustDisableMIGManager(v))
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// takeBackAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
-func takeBackAgent(v *View) []action.Action {
+// returnAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
+func returnAgent(v *View) []action.Action {
 	if !v.Managed() || managerBusy(v) {
 		return nil
 	}
@@ -133,7 +133,7 @@ func AgentNotReporting(v *View) (Result, bool) {
 		return r, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.Node.AgentReady && value == cluster.PausedValue:
 		r.Reason, r.Message = v1alpha1.ReasonMIGManagerBusy, agentAwayMessage("NVIDIA's mig-manager is changing the node")
-		r.Next = atOnce(takeBackAgent(v)...)
+		r.Next = atOnce(returnAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
 		r.Message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", cluster.AgentLabel(v.Node), value)
 	case !v.Node.AgentReady:

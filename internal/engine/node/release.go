@@ -48,7 +48,7 @@ func agentLeftPaused(v *View) (Result, bool) {
 	if v.Node.Labels[v1alpha1.LabelClient] != cluster.PausedValue {
 		return Result{}, false
 	}
-	actions := takeBackAgent(v)
+	actions := returnAgent(v)
 	return Result{
 		State: Releasing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
 		Next: atOnce(actions...),

@@ -183,7 +183,7 @@ func hidden(v *View) (message string, is bool) {
 		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.Target.Config), true
 	}
 	if !v.Snapshot.Plugin.Ready {
-		return "NVIDIA's device plugin is being pointed at the operator's ConfigMap", true
+		return "NVIDIA's device plugin is being configured to use the operator's ConfigMap", true
 	}
 	if old := pluginsReadingOthers(v); len(old) > 0 {
 		return "waiting until these pods have restarted with the operator's ConfigMap: " + format.List(old), true

@@ -220,7 +220,7 @@ func waitsForManager(m *member) (reason, message string) {
 // blockedBy says why no change may start or go on at all on a node, whatever the budget.
 func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string) {
 	switch {
-	case m.Policy == nil && node.ManagerHoldsUpChange(m.View):
+	case m.Policy == nil && node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
 	case m.Policy == nil:
 		return "", "" // nothing else holds up the way back
@@ -231,8 +231,8 @@ func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string
 	case !s.Plugin.Ready && !m.ByDriver() && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
 	case !s.Plugin.Ready && !m.ByDriver():
-		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(s.Plugin.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
-	case node.ManagerHoldsUpChange(m.View):
+		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(s.Plugin.Message, "NVIDIA's device plugin is being configured to use the operator's ConfigMap")
+	case node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
 	case g.Halted && m.State != node.Failed:
 		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+

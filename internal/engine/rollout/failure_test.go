@@ -105,7 +105,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	c.steps(3)
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(h.Taints).To(BeEmpty(), "it is given back its pods")
+	g.Expect(h.Taints).To(BeEmpty(), "it takes pods again")
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
@@ -393,7 +393,7 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 }
 
-func TestAClientThatDoesNotEndIsGivenUp(t *testing.T) {
+func TestAChangeFailsWhoseClientDoesNotEnd(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.steps(1)

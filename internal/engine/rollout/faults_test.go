@@ -111,18 +111,18 @@ func faults() map[string]fault {
 				}
 			}, outcome: inDesiredState,
 		},
-		"a budget never allows the eviction: the node is given back and the pod named": {
+		"a budget never allows the eviction: the node takes pods again and the pod is named": {
 			strike:  func(o *faultRun) { o.protected = "train" },
 			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
-		"an eviction is neither answered nor carried out: the node is given back and the pod named": {
+		"an eviction is neither answered nor carried out: the node takes pods again and the pod is named": {
 			strike:  func(o *faultRun) { o.unanswered, o.protected = "train", "train" },
 			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is carried out and not answered: the rollout goes on": {
 			strike: func(o *faultRun) { o.unanswered = "train" }, outcome: inDesiredState,
 		},
-		"a pod that was told to go does not: the node is given back and the pod named": {
+		"a pod that was told to go does not: the node takes pods again and the pod is named": {
 			strike:  func(o *faultRun) { o.hangs = "train" },
 			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
@@ -349,7 +349,7 @@ func inDesiredState(o *faultRun) {
 	o.Expect(o.evicted).To(Equal([]string{"train"}))
 }
 
-// inUseOrDone is the outcome that a node which does not become idle was given back, and reports the blockers; unless it
+// inUseOrDone is the outcome that a node which does not become idle takes pods again, and reports the blockers; unless it
 // was idle before.
 func (o *faultRun) inUseOrDone(who string) {
 	if len(o.evicted) > 0 {

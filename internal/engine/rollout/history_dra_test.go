@@ -221,7 +221,7 @@ func (c *run) fightsFor(what string, again func() bool) {
 	c.fights = append(c.fights, again)
 	c.rest(2*time.Hour, 240)
 	c.fights = nil
-	const bursts, repeats = 3, 8 + 16 // three hours begin. In each a rule is made eight times, and given back at most twice as often (action.Repeats)
+	const bursts, repeats = 3, 8 + 16 // three hours begin. In each a rule is made eight times, and restored at most twice as often (action.Repeats)
 	c.bounded("while another controller did again and again "+what, bursts*repeats)
 	c.tell("and stops")
 }

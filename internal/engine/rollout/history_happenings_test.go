@@ -52,7 +52,7 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 
 func (c *run) tell(format string, args ...any) {
 	if c.tells {
-		c.story = append(c.story, fmt.Sprintf("%s %s", c.Now.UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
+		c.transcript = append(c.transcript, fmt.Sprintf("%s %s", c.Now.UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
 	}
 }
 
@@ -157,7 +157,7 @@ func (c *run) destroyEvent(random *rand.Rand) {
 	}
 	for i, d := range h.devices() {
 		uses := func(s heldGPU) bool { return s.uuid == d.UUID }
-		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.staked(uses) && d.State.Instances[0].UUID != "" {
+		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.holdsGPU(uses) && d.State.Instances[0].UUID != "" {
 			h.nextByHand()
 			h.destroy(i)
 			h.reborn()
@@ -167,7 +167,7 @@ func (c *run) destroyEvent(random *rand.Rand) {
 	}
 }
 
-func (c *run) staked(which func(heldGPU) bool) bool {
+func (c *run) holdsGPU(which func(heldGPU) bool) bool {
 	for _, s := range c.heldGPUs {
 		if which(s) {
 			return true

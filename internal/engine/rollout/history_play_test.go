@@ -23,7 +23,7 @@ import (
 )
 
 // play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold.
-func play(h history.History, tells bool) (broken string, story []string) {
+func play(h history.History, tells bool) (broken string, transcript []string) {
 	return playing(h, tells, watching{})
 }
 
@@ -34,12 +34,12 @@ type watching struct {
 }
 
 // playing is play, with what looks at all that is decided and written.
-func playing(h history.History, tells bool, by watching) (broken string, story []string) {
+func playing(h history.History, tells bool, by watching) (broken string, transcript []string) {
 	c := newRun(h.Seed)
 	c.tells, c.watching = tells, by
 	defer func() {
 		if r := recover(); r != nil {
-			broken, story = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story
+			broken, transcript = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.transcript
 		}
 	}()
 	for _, n := range c.all() {
@@ -54,7 +54,7 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 		happening(e.Kind)(c, e.Random())
 		c.reconciles(e.Reconciles)
 		if c.broken != "" {
-			return c.broken, c.story
+			return c.broken, c.transcript
 		}
 	}
 	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
@@ -63,7 +63,7 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 			break
 		}
 	}
-	return c.broken, c.story
+	return c.broken, c.transcript
 }
 
 // reconciles lets so many of them follow one another, on what the cache happens to hold.

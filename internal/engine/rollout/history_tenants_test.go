@@ -53,8 +53,8 @@ func (c *run) impartial() {
 	}
 	decide := func(look func(cluster.Pod) cluster.Pod) (says []string) {
 		s := c.known()
-		sightings := *c.OtherControllers
-		s.OtherControllers = &sightings
+		seen := *c.OtherControllers
+		s.OtherControllers = &seen
 		for i := range s.Nodes {
 			s.Nodes[i].Pods = slices.Clone(s.Nodes[i].Pods)
 			for p := range s.Nodes[i].Pods {

@@ -79,9 +79,9 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	g.Expect(memory.Decide(s).Nodes[0].State).To(Equal(node.UpToDate), "without a version nothing is remembered")
 }
 
-// TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a
+// TestMemoryNoticesEveryChangeOfTheDevicePlugin: whatever of it changes and changes back, the decision is that of a
 // controller that remembers nothing.
-func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
+func TestMemoryNoticesEveryChangeOfTheDevicePlugin(t *testing.T) {
 	operands := func(name string) *clusterpolicy.Operands { return &clusterpolicy.Operands{Name: name} }
 	values := map[string][]any{ // of each field, one that it has not in any of the worlds
 		"Reason":        {v1alpha1.ReasonDRAStackActive},

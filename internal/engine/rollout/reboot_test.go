@@ -280,9 +280,9 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 }
 
-// TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack: the policy that governs it now holds its change back, and the
+// TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain: the policy that governs it now holds its change back, and the
 // agent can do no more for the one before.
-func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
+func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100).virtual()

@@ -271,9 +271,9 @@ func (c *site) job(h *host, n int, lasts time.Duration) {
 	c.end(h, name)
 }
 
-// TestADeletionThatIsRefusedHoldsUpNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must
+// TestADeletionThatIsRefusedBlocksNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must
 // be restarted.
-func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
+func TestADeletionThatIsRefusedBlocksNoOther(t *testing.T) {
 	g := NewWithT(t)
 	now := time.Unix(0, 0)
 	refused := action.DeletePod{Node: "a", Pod: "nvidia-cuda-validator-x", Why: "it is a test"}

@@ -213,7 +213,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	g.Expect(c.hosts["n1"].Labels[v1alpha1.LabelConfig]).NotTo(Equal(good))
 }
 
-// TestATaintEndsWhenTheAgentDies: nothing was asked of the agent yet, so the node is given back after the time for
+// TestATaintEndsWhenTheAgentDies: nothing was asked of the agent yet, so the node takes pods again after the time for
 // draining.
 func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g := NewWithT(t)
@@ -228,9 +228,9 @@ func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
-// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one reconcile, in which the write that gives the node back
+// TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored: both may be decided in one reconcile, in which the write that restores it
 // may come last, or fail.
-func TestASlotIsFreeOnceItsNodeIsGivenBack(t *testing.T) {
+func TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, mig(count("3g", 2)))
 	next, lost := c.hosts["n0"], c.hosts["n1"]
@@ -287,9 +287,9 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
-// TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline: the agent does not end the change of the policy before,
+// TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline: the agent does not end the change of the policy before,
 // and the one that governs the node now holds its change back.
-func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
+func TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	h := c.hosts["n0"]

@@ -153,7 +153,7 @@ func TestStates(t *testing.T) {
 			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
 			actions: []string{noActions}, after: 20 * time.Second,
 		},
-		"drained: NVIDIA's mig-manager is fenced off": {
+		"drained: NVIDIA's mig-manager is disabled": {
 			situation: func() *site {
 				c, h := toMIG()
 				h.Labels[v1alpha1.LabelMIGManager] = "true"
@@ -418,7 +418,7 @@ func TestStates(t *testing.T) {
 		},
 		"the device plugin does not read our ConfigMap yet": {
 			situation: func() *site { c, _ := toMIG(); c.Plugin.Ready = false; return c },
-			state:     node.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
+			state:     node.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being configured to use the operator's ConfigMap",
 			actions: []string{"write keys research-…"},
 		},
 		"the rollout is paused": {

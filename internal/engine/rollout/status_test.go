@@ -162,7 +162,7 @@ func sane(g Gomega, s v1alpha1.GPUSharingPolicyStatus, generation int64) {
 	}
 }
 
-func TestNodesOfAClusterWithoutDevicePluginAreLetGo(t *testing.T) {
+func TestNodesOfAClusterWithoutDevicePluginAreReleased(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.steps(2) // drained and paused
@@ -189,7 +189,7 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
 }
 
-func TestWithoutAClusterPolicyNothingIsPausedAndNoMigManagerFenced(t *testing.T) {
+func TestWithoutAClusterPolicyNothingIsPausedAndNoMIGManagerDisabled(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.Plugin.ClusterPolicy = false

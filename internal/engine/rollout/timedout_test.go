@@ -72,7 +72,7 @@ func (c *site) stays(h *host) {
 }
 
 // TestWhatDoesNotEndKeepsNoNodeFromItsUsers: a stage that does not end in time, of a change, of the way back or of a
-// release, gives the node back once, and the next attempt is an hour later at the soonest.
+// release, restores scheduling once, and the next attempt is an hour later at the soonest.
 func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	pluginStays := func(_ *site, h *host) {
 		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
