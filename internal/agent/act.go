@@ -18,7 +18,8 @@ import (
 const (
 	// freshFor is how old the observation may be on which a step that needs something idle is carried out.
 	freshFor = time.Second
-	// maxRounds is how often a plan is made anew in one reconcile, since some of what is left to do shows only after a step.
+	// maxRounds is how often a plan is made anew in one reconcile, since some of what is left to do shows only after a
+	// step.
 	maxRounds = 4
 )
 

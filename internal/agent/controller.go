@@ -4,12 +4,12 @@
 // Package agent brings the GPUs of one node to the spec of the node's GPUNode and reports in its status what it
 // observed.
 //
-// It keeps nothing between two reconciles: each one observes, plans, carries out the steps, observes again and reports. So
-// a crash, a reboot that lost the MIG geometry and a change by another program are all the same case. It asks nobody
+// It keeps nothing between two reconciles: each one observes, plans, carries out the steps, observes again and reports.
+// So a crash, a reboot that lost the MIG geometry and a change by another program are all the same case. It asks nobody
 // for permission, since the controller changes the spec only when that is safe; all the same it looks before each step
 // whether anything uses what the step needs idle. GPUs are changed side by side; one on which a step fails is rolled
-// back to what it was before the reconcile and tried again later, and keeps no other from its steps. It writes nothing but
-// the status, at most once in a reconcile and only if it changed, and holds no NVML handle between reconciles.
+// back to what it was before the reconcile and tried again later, and keeps no other from its steps. It writes nothing
+// but the status, at most once in a reconcile and only if it changed, and holds no NVML handle between reconciles.
 package agent
 
 import (

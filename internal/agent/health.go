@@ -9,7 +9,8 @@ import (
 	"sync"
 )
 
-// health is how the last reconcile went as far as the agent itself is concerned: whether it could read the node and report.
+// health is how the last reconcile went as far as the agent itself is concerned: whether it could read the node and
+// report.
 type health struct {
 	mu   sync.Mutex
 	last error

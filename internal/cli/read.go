@@ -233,8 +233,8 @@ func readPods(ctx context.Context, c client.Client, s *cluster.Snapshot, program
 	return nil
 }
 
-// devicePluginOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not
-// read our ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer,
+// devicePluginOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does
+// not read our ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer,
 // readClusterPolicy says so.
 func devicePluginOf(s *cluster.Snapshot) cluster.DevicePlugin {
 	plugin := cluster.DevicePlugin{Ready: true}

@@ -70,11 +70,11 @@ func verdict(figure, aim float64, text string) string {
 	return "aim " + text + ": missed"
 }
 
-// TestReconcile measures the CPU time of one reconcile of the rollout controller when nothing has changed and when one node
-// has, beside 20 policies that select no node and 10,000 pods that wait for other nodes. Policies, ConfigMaps and the
-// ClusterPolicy come from a real API server. So does one node, which a controller has brought to its desired state. The
-// cache gets copies of that node, its GPUNode and its pods from memory, because an API server needs many minutes for
-// 5,000 nodes.
+// TestReconcile measures the CPU time of one reconcile of the rollout controller when nothing has changed and when one
+// node has, beside 20 policies that select no node and 10,000 pods that wait for other nodes. Policies, ConfigMaps and
+// the ClusterPolicy come from a real API server. So does one node, which a controller has brought to its desired state.
+// The cache gets copies of that node, its GPUNode and its pods from memory, because an API server needs many minutes
+// for 5,000 nodes.
 func TestReconcile(t *testing.T) {
 	sizes := os.Getenv(reconcileSizes)
 	if sizes == "" {

@@ -56,8 +56,8 @@ func begin(ctx context.Context, models ...sim.Model) {
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(len(models))})
 }
 
-// resume gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if it
-// has these GPUs and nothing failed: what these specs prove does not depend on it.
+// resume gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if
+// it has these GPUs and nothing failed: what these specs prove does not depend on it.
 func resume(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	if broken || onDRA || !slices.Equal(models, fitted) {

@@ -136,8 +136,8 @@ func withDefault(d *time.Duration, kubelets time.Duration) {
 	}
 }
 
-// Run reconciles until the context ends, and then stops the programs of the node. Errors of a reconcile are told and tried
-// again.
+// Run reconciles until the context ends, and then stops the programs of the node. Errors of a reconcile are told and
+// tried again.
 func (n *Node) Run(ctx context.Context, interval time.Duration) {
 	ticker := n.Clock.NewTicker(interval)
 	defer ticker.Stop()

@@ -46,7 +46,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// site is a cluster with the kinds of autoscalers, and the controller with the rights and the write guard that it ships with.
+// site is a cluster with the kinds of autoscalers, and the controller with the rights and the write guard that it ships
+// with.
 type site struct {
 	*WithT
 	t       *testing.T

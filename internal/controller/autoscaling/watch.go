@@ -26,8 +26,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// gathering is how long events are collected before a reconcile. A reconcile goes over all nodes, and autoscalers look every ten
-// seconds.
+// gathering is how long events are collected before a reconcile. A reconcile goes over all nodes, and autoscalers look
+// every ten seconds.
 const gathering = time.Second
 
 // Register makes the controller, and the cache that it reads the objects of autoscalers from, run in a manager.

@@ -22,9 +22,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// cacheBarrier is what the cache has to show before a reconcile may decide: which nodes hold a slot in the budget is read
-// from Nodes and GPUNodes, so a reconcile over a cache that lacks our last write could give the same slot away twice. It is
-// the one thing that is remembered from reconcile to reconcile:
+// cacheBarrier is what the cache has to show before a reconcile may decide: which nodes hold a slot in the budget is
+// read from Nodes and GPUNodes, so a reconcile over a cache that lacks our last write could give the same slot away
+// twice. It is the one thing that is remembered from reconcile to reconcile:
 //
 //   - what this process wrote, at the resource version that the API server answered with;
 //   - what it may have written: where no answer came, the object is read from the API server before the next reconcile;

@@ -94,8 +94,8 @@ func (l *late) List(ctx context.Context, into client.ObjectList, opts ...client.
 	return l.WithWatch.List(ctx, into, opts...)
 }
 
-// tainting is a scenario in which the next reconcile taints the node, with the controller that will and its cache, which has
-// stopped.
+// tainting is a scenario in which the next reconcile taints the node, with the controller that will and its cache,
+// which has stopped.
 func (s *scenario) tainting() (*gpusharingpolicy.Controller, *late) {
 	s.t.Helper()
 	s.machine("a100", sim.A100)

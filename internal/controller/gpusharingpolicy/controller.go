@@ -13,8 +13,8 @@
 //
 // A reconcile is over all nodes, and what it costs is for those that have changed: see nodeStore and rollout.Memory.
 //
-// The package knows how to read and write, and nothing of what should be done when. A reconcile may end anywhere: the next
-// one decides from what is there.
+// The package knows how to read and write, and nothing of what should be done when. A reconcile may end anywhere: the
+// next one decides from what is there.
 package gpusharingpolicy
 
 import (

@@ -126,8 +126,8 @@ func (an *eventRecorder) announceForgotten(a action.SetSpec) {
 	}
 }
 
-// likewise is what a reconcile does to nodes of a policy for the same reason. It is announced once for all of them: an Event
-// for each of thousands of nodes would cost as many writes as the change itself.
+// likewise is what a reconcile does to nodes of a policy for the same reason. It is announced once for all of them: an
+// Event for each of thousands of nodes would cost as many writes as the change itself.
 type likewise struct {
 	announcement
 	policy, why string

@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// reconciliation carries out one decision: it takes the actions in their order, the writer writes what each of them says, and the
-// eventRecorder reports it in Events. The status of each policy comes last.
+// reconciliation carries out one decision: it takes the actions in their order, the writer writes what each of them
+// says, and the eventRecorder reports it in Events. The status of each policy comes last.
 type reconciliation struct {
 	*Controller
 	*seen
@@ -122,8 +122,8 @@ func (r *reconciliation) changes(d rollout.Decision) bool {
 	return slices.ContainsFunc(d.Actions, acts) || r.plugin.Restores(d.ConfigurePlugin, d.ConfigureMIGManager, d.Tolerations)
 }
 
-// confirm asks the API server, once before a reconcile writes, which policies there are, so that none is taken for released
-// that the cache lacks for another reason.
+// confirm asks the API server, once before a reconcile writes, which policies there are, so that none is taken for
+// released that the cache lacks for another reason.
 func (r *reconciliation) confirm(ctx context.Context) error {
 	policies, err := r.PluginConfig.OwnPolicies(ctx, r.snapshot.Policies)
 	for name, policy := range policies {
@@ -132,8 +132,8 @@ func (r *reconciliation) confirm(ctx context.Context) error {
 	return err
 }
 
-// configurePlugin configures the device plugin to read our ConfigMap, or restores it, with what NVIDIA's programs have to
-// tolerate.
+// configurePlugin configures the device plugin to read our ConfigMap, or restores it, with what NVIDIA's programs have
+// to tolerate.
 func (r *reconciliation) configurePlugin(ctx context.Context, d rollout.Decision) error {
 	r.plugin.Held, r.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.ConfigurePlugin {

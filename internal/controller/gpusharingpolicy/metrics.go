@@ -193,9 +193,9 @@ func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1
 	}
 }
 
-// isIntended reports whether a policy is not ready with that reason because its user wants it so, for as long as he wants.
-// Its reason is Paused as soon as one of its nodes waits for that, but a node that is blocked, such as one that no
-// longer advertises what it did, waits for something else.
+// isIntended reports whether a policy is not ready with that reason because its user wants it so, for as long as he
+// wants. Its reason is Paused as soon as one of its nodes waits for that, but a node that is blocked, such as one that
+// no longer advertises what it did, waits for something else.
 func isIntended(reason string, nodes v1alpha1.NodeCounts) bool {
 	return nodes.Blocked == 0 && node.ClassOf(reason).Is(node.Chosen)
 }

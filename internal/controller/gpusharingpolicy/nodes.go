@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 )
 
-// writeFor is after how long a reconcile begins with no further node. What it leaves the next reconcile decides anew, from what
-// has become of the nodes and policies meanwhile.
+// writeFor is after how long a reconcile begins with no further node. What it leaves the next reconcile decides anew,
+// from what has become of the nodes and policies meanwhile.
 const writeFor = 5 * time.Second
 
 // executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time.

@@ -86,8 +86,8 @@ func TestNodesAreWrittenSideBySide(t *testing.T) {
 	g.Expect(w.again(time.Minute)).To(Equal(time.Minute), "nothing is left")
 }
 
-// TestNodesOfAReconcileAreAnnouncedTogether where the same is done to them for the same reason. What differs has an Event of
-// its own.
+// TestNodesOfAReconcileAreAnnouncedTogether where the same is done to them for the same reason. What differs has an
+// Event of its own.
 func TestNodesOfAReconcileAreAnnouncedTogether(t *testing.T) {
 	g := NewWithT(t)
 	w := newWriting(4)

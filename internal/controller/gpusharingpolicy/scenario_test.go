@@ -82,8 +82,8 @@ type machine struct {
 	agent    *agent.Controller
 }
 
-// newScenario is a scenario in which the controller has the rights that it is installed with, inside the write guard around
-// it.
+// newScenario is a scenario in which the controller has the rights that it is installed with, inside the write guard
+// around it.
 func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := newOpenScenario(t, cluster)

@@ -19,9 +19,9 @@ import (
 // What it waits for usually comes within seconds.
 const undecidedDeadline = time.Minute
 
-// wait ends a reconcile that cannot decide, because of an error or because it waits for something that comes by itself: the
-// cache to show the last write, or the objects of a kind that was installed just now. Either is reported once it takes
-// too long.
+// wait ends a reconcile that cannot decide, because of an error or because it waits for something that comes by itself:
+// the cache to show the last write, or the objects of a kind that was installed just now. Either is reported once it
+// takes too long.
 func (c *Controller) wait(ctx context.Context, reason error, again time.Duration) (reconcile.Result, error) {
 	now := c.Clock.Now()
 	if c.undecided.IsZero() {

@@ -27,7 +27,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// gathering is how long events are collected before a reconcile. While many nodes change, one reconcile answers many events.
+// gathering is how long events are collected before a reconcile. While many nodes change, one reconcile answers many
+// events.
 const gathering = 100 * time.Millisecond
 
 // Register makes the controller run in a manager.

@@ -32,8 +32,8 @@ func (w *writer) doDRA(ctx context.Context, next action.Action) (bool, error) {
 	}
 }
 
-// taintDevices applies the operator's DeviceTaintRule for a node. The next reconcile waits until the cache shows it: a node
-// that has one counts in the budget.
+// taintDevices applies the operator's DeviceTaintRule for a node. The next reconcile waits until the cache shows it: a
+// node that has one counts in the budget.
 func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool, error) {
 	if w.dra.nodes[a.Node].ruleTaken {
 		return false, fmt.Errorf("DeviceTaintRule %s exists and is not the operator's; delete it", dra.RuleName(a.Node))

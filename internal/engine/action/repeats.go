@@ -19,8 +19,8 @@ import (
 )
 
 // mostRepeats is how often the same is written within an hour (timing.Patience) while no policy changes. A change and
-// its way back write the same twice at most. What restores scheduling (RestoresScheduling) is written twice as often, so that a
-// fight does not leave a node tainted.
+// its way back write the same twice at most. What restores scheduling (RestoresScheduling) is written twice as often,
+// so that a fight does not leave a node tainted.
 const mostRepeats = 8
 
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written

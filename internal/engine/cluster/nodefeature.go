@@ -77,8 +77,8 @@ func appliedAt(feature *unstructured.Unstructured) time.Time {
 	return created
 }
 
-// RequestedMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does not
-// name it.
+// RequestedMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does
+// not name it.
 func RequestedMPSCapable(feature *unstructured.Unstructured) string {
 	value, _, err := unstructured.NestedString(feature.Object, "spec", "labels", LabelMPSCapable)
 	if err != nil {

@@ -28,8 +28,8 @@ type OtherController struct {
 	At     time.Time
 }
 
-// IsOtherPartitionerResource reports whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which offers
-// instances as mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
+// IsOtherPartitionerResource reports whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which
+// offers instances as mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
 func IsOtherPartitionerResource(resource string) bool {
 	return strings.HasPrefix(resource, "mig.das.com/") || strings.HasPrefix(resource, "instaslice.redhat.com/")
 }

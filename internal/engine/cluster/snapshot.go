@@ -84,11 +84,11 @@ type Node struct {
 	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another
 	// than the operator; empty: not known.
 	ConfigWriter string
-	// OtherPartitioner is an extended resource by which another operator that partitions GPUs shows on the node; empty: none
-	// does.
+	// OtherPartitioner is an extended resource by which another operator that partitions GPUs shows on the node; empty:
+	// none does.
 	OtherPartitioner string
-	// OtherPartitionerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin that
-	// restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
+	// OtherPartitionerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin
+	// that restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
 	OtherPartitionerLeft string
 	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
 	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.

@@ -87,8 +87,9 @@ func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 	return since.Add(timeout).Sub(v.Snapshot.Now), timeout, true
 }
 
-// releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other state to go
-// back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and again.
+// releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
+// state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
+// again.
 func releaseFailed(v *View) bool {
 	if v.Policy != nil || v.Taint() != nil || !v.Disruptive() {
 		return false

@@ -34,8 +34,8 @@ func instancesLeftToOthers(v *View) bool {
 // cluster.AbsentFor without any sign the annotation goes, and the node is the policy's.
 
 // The resource of another partitioner with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that
-// there is, absence begins with the reconcile that first sees it so. Afterwards the annotation stays, as otherPartitionerGone,
-// until the resource is listed no more.
+// there is, absence begins with the reconcile that first sees it so. Afterwards the annotation stays, as
+// otherPartitionerGone, until the resource is listed no more.
 
 // otherPartitionerGone is the annotation of a node that lists a resource of another partitioner with quantity 0,
 // cluster.AbsentFor after its last sign.

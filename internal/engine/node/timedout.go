@@ -30,9 +30,9 @@ type Timeout struct {
 // Until is when the operator may begin again.
 func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
-// recordedTimeout returns that record; ok is false if the change of the node has not timed out since the agent was last asked
-// for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again, and a
-// node that needs a reboot needs a person.
+// recordedTimeout returns that record; ok is false if the change of the node has not timed out since the agent was last
+// asked for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again,
+// and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
 	ok = ok && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !stranded(v)

@@ -73,8 +73,8 @@ func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) cluster.Snapsho
 }
 
 // BenchmarkFleet decides on 5,000 nodes of 8 GPUs that are up to date, while 10,000 pods wait for another pool and 20
-// policies select GPUs of another product: when nothing has changed since the last reconcile, and when one node has. Of one
-// hundred nodes too, since what one node's change costs must not grow with the others.
+// policies select GPUs of another product: when nothing has changed since the last reconcile, and when one node has. Of
+// one hundred nodes too, since what one node's change costs must not grow with the others.
 func BenchmarkFleet(b *testing.B) {
 	for _, nodes := range []int{100, 5000} {
 		s := upToDate(b, timeSlicing(4), nodes)

@@ -102,9 +102,9 @@ func (b *budget) spend(m *member) {
 	}
 }
 
-// isDisturbed reports whether a node counts among those that are kept from their users. One whose slot has expired counts
-// until its scheduling is restored: the write that does that may fail, or come after the taint of the node that gets
-// the slot.
+// isDisturbed reports whether a node counts among those that are kept from their users. One whose slot has expired
+// counts until its scheduling is restored: the write that does that may fail, or come after the taint of the node that
+// gets the slot.
 func isDisturbed(m *member) bool {
 	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
 }

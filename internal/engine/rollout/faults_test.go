@@ -349,8 +349,8 @@ func inDesiredState(o *faultRun) {
 	o.Expect(o.evicted).To(Equal([]string{"train"}))
 }
 
-// inUseOrDone is the outcome that a node which does not become idle takes pods again, and reports the blockers; unless it
-// was idle before.
+// inUseOrDone is the outcome that a node which does not become idle takes pods again, and reports the blockers; unless
+// it was idle before.
 func (o *faultRun) inUseOrDone(who string) {
 	if len(o.evicted) > 0 {
 		inDesiredState(o)

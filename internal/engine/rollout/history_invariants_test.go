@@ -292,8 +292,8 @@ func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desir
 	return by, want, err
 }
 
-// requestsOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of strategy
-// MIG ask for none.
+// requestsOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of
+// strategy MIG ask for none.
 func requestsOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 	switch s := p.Spec.Sharing; s.Strategy {
 	case v1alpha1.StrategyTimeSlicing:

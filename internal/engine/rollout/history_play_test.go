@@ -84,8 +84,8 @@ func (c *run) lapse(d time.Duration) {
 	c.checkRelease()
 }
 
-// rest reconciles as a controller does that wakes up when something changes and when a deadline of its own passes, until
-// nothing goes on, or for a time. It reports whether it came to rest.
+// rest reconciles as a controller does that wakes up when something changes and when a deadline of its own passes,
+// until nothing goes on, or for a time. It reports whether it came to rest.
 func (c *run) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
 	end := c.Now.Add(horizon)
 	idle := 0
@@ -170,8 +170,8 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 	return step
 }
 
-// step is one reconcile: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is
-// decided.
+// step is one reconcile: it reads the cache, decides, and acts. A faithful one reads all that is there and does all
+// that is decided.
 func (c *run) step(faithful bool) rollout.Decision {
 	for _, h := range c.all() {
 		if h.upgrade.goesOn() {

@@ -161,8 +161,8 @@ func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 	g.Expect(allocations()).To(BeNumerically("<", alone+20*100), "less than one for each policy and node")
 }
 
-// TestANodeThatIsStillCostsNothing: an unchanged reconcile over more nodes allocates no more often, whether a policy governs
-// them or not.
+// TestANodeThatIsStillCostsNothing: an unchanged reconcile over more nodes allocates no more often, whether a policy
+// governs them or not.
 func TestANodeThatIsStillCostsNothing(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "governed by nobody": false} {
 		t.Run(name, func(t *testing.T) {

@@ -280,8 +280,8 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 }
 
-// TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain: the policy that governs it now holds its change back, and the
-// agent can do no more for the one before.
+// TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain: the policy that governs it now holds its change back, and
+// the agent can do no more for the one before.
 func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

@@ -783,7 +783,8 @@ func (c *site) reconcile() rollout.Decision {
 	return d
 }
 
-// run reconciles until nothing is left to do, or for so many reconciles; the states that each node went through are returned.
+// run reconciles until nothing is left to do, or for so many reconciles; the states that each node went through are
+// returned.
 func (c *site) run(reconciles int) (d rollout.Decision, states map[string][]node.State) {
 	states = map[string][]node.State{}
 	for range reconciles {

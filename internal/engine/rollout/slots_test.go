@@ -228,8 +228,8 @@ func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
-// TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored: both may be decided in one reconcile, in which the write that restores it
-// may come last, or fail.
+// TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored: both may be decided in one reconcile, in which the write that
+// restores it may come last, or fail.
 func TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, mig(count("3g", 2)))
@@ -287,8 +287,8 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
-// TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline: the agent does not end the change of the policy before,
-// and the one that governs the node now holds its change back.
+// TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline: the agent does not end the change of the policy
+// before, and the one that governs the node now holds its change back.
 func TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))

@@ -290,8 +290,8 @@ func TestDriverUpgrade(t *testing.T) {
 	}
 }
 
-// TestDriverUpgradeDuringAChange: an upgrade begins after each reconcile of a change. The change is given up or continues
-// afterwards, and does not fail for the time that the upgrade took.
+// TestDriverUpgradeDuringAChange: an upgrade begins after each reconcile of a change. The change is given up or
+// continues afterwards, and does not fail for the time that the upgrade took.
 func TestDriverUpgradeDuringAChange(t *testing.T) {
 	for _, model := range []sim.Model{sim.A100, sim.H100} {
 		for reconciles := range 14 {

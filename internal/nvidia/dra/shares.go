@@ -18,7 +18,8 @@ import (
 // restarts the driver on every node at once, so that is the administrator's: the operator says what to set, and
 // compares.
 
-// RequestedShares is how many claims must be able to share a GPU, by the policies that ask for whole GPUs on nodes of the driver.
+// RequestedShares is how many claims must be able to share a GPU, by the policies that ask for whole GPUs on nodes of
+// the driver.
 type RequestedShares map[int64][]string
 
 // Add notes that a policy asks for so many shares.

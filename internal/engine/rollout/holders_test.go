@@ -167,8 +167,8 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 }
 
 // TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to
-// has tainted it and changed nothing yet. To restore its scheduling needs no slot of the former policy, where another node is
-// changed. Until then it counts for the policy that has tainted it.
+// has tainted it and changed nothing yet. To restore its scheduling needs no slot of the former policy, where another
+// node is changed. Until then it counts for the policy that has tainted it.
 func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 	for name, verified := range map[string]bool{"verified before": true, "not verified yet": false} {
 		t.Run(name, func(t *testing.T) {

@@ -86,8 +86,8 @@ func layouts(one, two, three, seven string) map[string]layout {
 }
 
 // TestEveryChangeSurvivesEachCallFailing takes two GPUs from every layout to every other one, with each call failing
-// once. Each GPU is then as desired or as before, to the placement, without orphans; the reconcile says what failed; and the
-// next reconcile reaches the desired state.
+// once. Each GPU is then as desired or as before, to the placement, without orphans; the reconcile says what failed;
+// and the next reconcile reaches the desired state.
 func TestEveryChangeSurvivesEachCallFailing(t *testing.T) {
 	for model, all := range map[sim.Model]map[string]layout{
 		sim.A100: layouts("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"),

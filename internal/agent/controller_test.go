@@ -119,7 +119,8 @@ func startAgent(
 	})
 }
 
-// BenchmarkUnchangedReconcile is a reconcile with nothing changed on a node of eight GPUs: no API request, no write to the hardware.
+// BenchmarkUnchangedReconcile is a reconcile with nothing changed on a node of eight GPUs: no API request, no write to
+// the hardware.
 func BenchmarkUnchangedReconcile(b *testing.B) {
 	cluster := env.Start(b)
 	models := make([]sim.Model, 8)
