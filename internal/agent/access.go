@@ -100,13 +100,13 @@ func (g *guard) authorize(r *http.Request) (int, error) {
 	if token == "" {
 		return http.StatusUnauthorized, nil
 	}
-	asked := permission{sha256.Sum256([]byte(token)), r.URL.Path}
-	if g.remembers(asked) {
+	wanted := permission{sha256.Sum256([]byte(token)), r.URL.Path}
+	if g.remembers(wanted) {
 		return http.StatusOK, nil
 	}
 	status, err := g.review(r.Context(), token, r.URL.Path)
 	if status == http.StatusOK {
-		g.remember(asked)
+		g.remember(wanted)
 	}
 	return status, err
 }

@@ -142,10 +142,10 @@ func (n *node) client() client.Client {
 // specify writes the spec as the controller does.
 func (n *node) specify(devices ...v1alpha1.DeviceSpec) {
 	n.Helper()
-	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", Devices: devices})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", Devices: devices})
 }
 
-func (n *node) ask(wanted v1alpha1.GPUNodeSpec) {
+func (n *node) setSpec(wanted v1alpha1.GPUNodeSpec) {
 	n.Helper()
 	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](wanted)
 	n.Expect(err).NotTo(gomega.HaveOccurred())

@@ -42,7 +42,7 @@ func (n *node) again() {
 // permit lets the agent end a boot, for the same desired state.
 func (n *node) permit(bootID string) {
 	n.Helper()
-	n.ask(v1alpha1.GPUNodeSpec{
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 7))},
 		Reboot: &v1alpha1.RebootPermission{Hash: "5f3a1c", BootID: bootID},
 	})

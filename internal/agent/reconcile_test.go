@@ -508,7 +508,7 @@ func needsDeviceNodes(s scenario) {
 	ensured := n.nodes.ensured
 	n.settle()
 	n.Expect(n.nodes.ensured).To(gomega.BeNumerically(">", ensured), "also after a restart, since a boot loses them")
-	n.ask(v1alpha1.GPUNodeSpec{
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 2))},
 	})
 	ensured = n.nodes.ensured

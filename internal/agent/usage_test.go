@@ -165,7 +165,7 @@ func measuresMIGInstances(s scenario) {
 // allocatable.
 func attributesClaims(s scenario) {
 	n := s.node("", sim.A100, sim.H100, sim.T4)
-	n.ask(v1alpha1.GPUNodeSpec{
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", AdminClaims: []string{"ml/admin"},
 		Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("2g.10gb", 1), instances("1g.5gb", 2))},
 	})
@@ -258,7 +258,7 @@ func knowsNotWhatAnUnnamedContainerUses(s scenario) {
 
 func measuresNotBesideMIGManager(s scenario) {
 	n := s.node("", sim.A100)
-	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	n.setSpec(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	n.hardware.Fail = func(op sim.Op, _ string) error { return errors.New("the driver is open: " + string(op)) }
 	_, err := n.controller.Usage(n.Context())
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
@@ -288,7 +288,7 @@ func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
 	case <-read:
 	case <-time.After(200 * time.Millisecond):
 	}
-	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	n.setSpec(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	close(h.resume)
 	n.Expect(<-reconciled).To(gomega.Succeed())
 	select {

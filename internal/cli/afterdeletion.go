@@ -32,24 +32,24 @@ type afterwards struct {
 // afterwards: of the pods on the policy's nodes, and of those that wait for a node.
 func lost(name string, c change, s cluster.Snapshot, before, after []rollout.NodeState) []string {
 	then := c.afterwards(s, after)
-	var asked []*cluster.Pod
+	var requesting []*cluster.Pod
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		if !slices.ContainsFunc(before, func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == name }) {
 			continue
 		}
 		for p := range n.Pods {
-			asked = append(asked, &n.Pods[p])
+			requesting = append(requesting, &n.Pods[p])
 		}
 	}
 	now := change{}.afterwards(s, before)
 	for i := range s.Unscheduled {
 		if p := &s.Unscheduled[i]; slices.ContainsFunc(now, func(o afterwards) bool { return o.meets(p) }) {
-			asked = append(asked, p)
+			requesting = append(requesting, p)
 		}
 	}
 	pods := map[string]int{}
-	for _, p := range asked {
+	for _, p := range requesting {
 		if len(p.Requests) == 0 || slices.ContainsFunc(then, func(o afterwards) bool { return o.returnsTo == "" && o.meets(p) }) {
 			continue
 		}

@@ -242,9 +242,9 @@ func (d *demo) discovered(ctx context.Context, name string) (bool, error) {
 }
 
 // settled is the snapshot once two in a row are alike.
-func (d *site) settled(ctx context.Context) (last snapshot, err error) {
+func (s *site) settled(ctx context.Context) (last snapshot, err error) {
 	err = until(ctx, func() (bool, error) {
-		now, err := d.snapshot(ctx)
+		now, err := s.snapshot(ctx)
 		same := last != nil && len(last.differences(now)) == 0
 		last = now
 		return same, err

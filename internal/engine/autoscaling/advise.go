@@ -381,8 +381,8 @@ func Listed(groups []Group) []v1alpha1.NodeGroupStatus {
 	return list[:v1alpha1.MostNodeGroups]
 }
 
-// Condition sums up the node groups of a policy; asked is false if there are none.
-func Condition(groups []Group) (c metav1.Condition, asked bool) {
+// Condition sums up the node groups of a policy; requested is false if there are none.
+func Condition(groups []Group) (c metav1.Condition, requested bool) {
 	if len(groups) == 0 {
 		return c, false
 	}

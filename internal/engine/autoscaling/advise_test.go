@@ -333,8 +333,8 @@ func TestConditionOfGroups(t *testing.T) {
 		for _, r := range reasons {
 			groups = append(groups, autoscaling.Group{NodeGroupStatus: v1alpha1.NodeGroupStatus{Kind: v1alpha1.NodeGroupNodePool, Name: "n-" + r, Reason: r, Message: "m"}})
 		}
-		c, asked := autoscaling.Condition(groups)
-		g.Expect(asked).To(Equal(len(reasons) > 0))
+		c, requested := autoscaling.Condition(groups)
+		g.Expect(requested).To(Equal(len(reasons) > 0))
 		return c
 	}
 	of()

@@ -19,7 +19,7 @@ import (
 
 // verifying compares what the node advertises with what it must.
 func verifying(v *View) (Result, bool) {
-	differences := differences(v)
+	differences := advertisedDifferences(v)
 	if len(differences) == 0 {
 		return Result{}, false
 	}
@@ -99,9 +99,9 @@ func keepsPluginOff(v *View) (left time.Duration, is bool) {
 	return ConfigSelectedAt(v).Add(timing.PluginAway).Sub(v.Snapshot.Now), true
 }
 
-// differences lists how what the node advertises differs from what it must: every resource of NVIDIA's whole GPUs and
-// instances counts, also one that is not expected.
-func differences(v *View) []string {
+// advertisedDifferences lists how what the node advertises differs from what it must: every resource of NVIDIA's whole
+// GPUs and instances counts, also one that is not expected.
+func advertisedDifferences(v *View) []string {
 	if v.Target.Expected == nil {
 		return nil
 	}

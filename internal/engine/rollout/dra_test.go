@@ -363,8 +363,8 @@ func TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver(t *testing.T) {
 	g.Expect(d.Nodes).To(HaveEach(HaveField("State", node.UpToDate)))
 }
 
-// TestAPolicyThatPartitionsGPUsAsksForNoShares, so it is not named as the one that needs another number.
-func TestAPolicyThatPartitionsGPUsAsksForNoShares(t *testing.T) {
+// TestAPolicyThatPartitionsGPUsRequestsNoShares, so it is not named as the one that needs another number.
+func TestAPolicyThatPartitionsGPUsRequestsNoShares(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(timeSlicing(4))
 	c.neighbour("b", onFirst(mig(count("1g", 7))))

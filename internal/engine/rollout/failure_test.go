@@ -232,7 +232,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 	for name, goes := range map[string]func(*site, *host){
 		"the pod ends": func(c *site, h *host) { c.end(h, "quick") },
 		"the pod ends, and the policy was deleted":  func(c *site, h *host) { c.Policies = nil; c.end(h, "quick") },
-		"the pod ends, and the policy was edited":   func(c *site, h *host) { c.ask(mig(count("1g", 7))); c.end(h, "quick") },
+		"the pod ends, and the policy was edited":   func(c *site, h *host) { c.setSharing(mig(count("1g", 7))); c.end(h, "quick") },
 		"the policy is deleted before the pod ends": func(c *site, h *host) { c.Policies = nil; c.during(time.Hour, time.Minute); c.end(h, "quick") },
 		"the agent is lost before, and then returns": func(c *site, h *host) {
 			h.AgentReady = false

@@ -265,7 +265,7 @@ func (c *run) standAlone() {
 	}
 }
 
-// asked reports whether a policy still asks for what is done on its behalf, as the API server says.
+// requested reports whether a policy still asks for what is done on its behalf, as the API server says.
 func (c *run) requested(ref action.PolicyRef) bool {
 	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.Name == ref.Name && p.Generation == ref.Generation

@@ -29,8 +29,8 @@ func fleet(nodes int, sharing v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharin
 	return c
 }
 
-// ask changes what the policy asks for.
-func (c *site) ask(sharing v1alpha1.Sharing) {
+// setSharing changes the sharing of the policy.
+func (c *site) setSharing(sharing v1alpha1.Sharing) {
 	c.Policies[0].Spec.Sharing = sharing
 	c.Policies[0].Generation++
 }
@@ -143,11 +143,11 @@ func TestADeadMachineKeepsNoEditWaiting(t *testing.T) {
 	c := fleet(10, timeSlicing(4), failures(10), unavailable("100%"))
 	c.run(200)
 	g.Expect(c.ready()).To(Equal(10))
-	c.ask(timeSlicing(8))
+	c.setSharing(timeSlicing(8))
 	c.reconcile()
 	c.hosts["n0"].AgentReady = false
 	c.during(time.Hour, time.Minute)
-	c.ask(timeSlicing(6))
+	c.setSharing(timeSlicing(6))
 	d := c.during(time.Hour, 10*time.Second)
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(9)), "%+v", d.Nodes)
 }
@@ -201,7 +201,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	c.run(200)
 	good := c.hosts["n0"].GPU.Spec.ConfigName
 	c.hosts["n0"].breaks(good)
-	c.ask(mig(count("3g", 2)))
+	c.setSharing(mig(count("3g", 2)))
 	for range 600 {
 		d := c.reconcile()
 		if n := d.Nodes[0]; n.State == node.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
@@ -267,7 +267,7 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 	protected, changes := c.hosts["n0"], c.hosts["n1"]
 	protected.Labels[optOutLabel] = "false"
-	c.ask(mig(count("1g", 7)))
+	c.setSharing(mig(count("1g", 7)))
 	c.steps(1)
 	g.Expect(c.changing()).To(Equal([]string{"n1"}))
 	changes.lags = true

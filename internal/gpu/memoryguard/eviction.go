@@ -50,8 +50,8 @@ type Decision struct {
 	After time.Duration // when to decide again without a new report; 0: no need
 }
 
-// Decide decides on a Case. An agent is believed about the memory of its own GPUs only: whether the pod is on its node, requests
-// a GPU and may be evicted, and how many pods were evicted lately, the controller knows by itself.
+// Decide decides on a Case. An agent is believed about the memory of its own GPUs only: whether the pod is on its node,
+// requests a GPU and may be evicted, and how many pods were evicted lately, the controller knows by itself.
 func Decide(c Case) Decision {
 	p := c.Pressure
 	age := c.Now.Sub(p.ObservedTime.Time)

@@ -88,10 +88,10 @@ func TestThePodIsNotEvicted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			j := decide(tc.change)
-			g.Expect(j.Evict).To(BeFalse())
-			g.Expect(j.Why).To(ContainSubstring(tc.why))
-			g.Expect(j.After).To(Equal(tc.after))
+			d := decide(tc.change)
+			g.Expect(d.Evict).To(BeFalse())
+			g.Expect(d.Why).To(ContainSubstring(tc.why))
+			g.Expect(d.After).To(Equal(tc.after))
 		})
 	}
 }
