@@ -161,7 +161,7 @@ func (s *server) lend(lent *gate) (*Cluster, error) {
 	return c, nil
 }
 
-// giveBack empties a server for the next test. It stops one that cannot be emptied, or whose test has failed, and says
+// release empties a server for the next test. It stops one that cannot be emptied, or whose test has failed, and says
 // why.
 func (s *server) release(failed bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), emptyingTime)

@@ -52,7 +52,7 @@ func TestAPIServerTakesTheChart(t *testing.T) {
 	}
 }
 
-// Kubernetes' own PodSecurity admission is the judge.
+// Kubernetes' own PodSecurity admission decides.
 func TestPodSecurity(t *testing.T) {
 	cluster := env.Start(t)
 	restricted := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{

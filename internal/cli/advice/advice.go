@@ -212,7 +212,7 @@ func (f *Fleet) add(n Node, seen time.Duration, c Cluster) {
 	}
 }
 
-// advise judges each option by the rules.
+// advise compares each option with the rules.
 func (f Fleet) advise() Advice {
 	a := Advice{Fleet: f}
 	if len(f.Containers) == 0 {

@@ -126,7 +126,7 @@ func (s *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous stri
 	}
 	isPool := g.Kind == v1alpha1.NodeGroupNodePool
 	if len(all) == 0 || isPool {
-		all = add(all, s.remembered(g.Ref, known), isPool)
+		all = add(all, s.reportedShapes(g.Ref, known), isPool)
 	}
 	if len(all) == 0 || isPool {
 		all = add(all, s.declared(g, known), isPool)
@@ -246,8 +246,8 @@ func common(a, b map[string]string) map[string]string {
 	return both
 }
 
-// remembered are the shapes that policies reported of a group.
-func (s *Snapshot) remembered(of Ref, known hardware) []shape {
+// reportedShapes are the shapes that policies reported of a group.
+func (s *Snapshot) reportedShapes(of Ref, known hardware) []shape {
 	var all []shape
 	for i := range s.Policies {
 		p := &s.Policies[i]

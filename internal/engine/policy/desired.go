@@ -54,8 +54,8 @@ const (
 	labelWorkload = "nvidia.com/gpu.workload.config"
 )
 
-// Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured
-// there until the policy or the node changes.
+// DesiredState is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be
+// honoured there until the policy or the node changes.
 func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err := optedOut(n); err != nil {
 		return Desired{}, err

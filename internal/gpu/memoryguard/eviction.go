@@ -31,7 +31,7 @@ type Pod struct {
 	Protected   string // why it is never evicted; empty: it may be
 }
 
-// Case is one report of an agent, and what the controller judges it by.
+// Case is one report of an agent, and what the controller decides by.
 type Case struct {
 	Guard     v1alpha1.MemoryGuard // of the policy
 	Replicas  int32                // of the policy
