@@ -629,6 +629,7 @@ func mpsComesAndGoes(s scenario) {
 	waiting := n.daemons.Run(n.pipe("nvidia.com/gpu"), "pod-b", 2000)
 	n.specify(shared(n.uuid(0), 25, 2000), shared(n.uuid(1), 25, 2000))
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 5, Name: "nvidia-cuda-mps-server", MPSServer: true, Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.processes.Set(5, host.Process{Name: gpu.MPSServer, PodUID: "uid-mps", HostPIDs: true})
 	n.allocations.hold("client", n.uuid(0)+"::3")
 	n.settle()
 	n.expectReady()

@@ -238,6 +238,9 @@ type MPSDaemon struct {
 	PinnedMemoryLimitMiB   int64  // of a client on this GPU; 0: no limit
 }
 
+// MPSServer is the program of NVIDIA's MPS server, which holds a GPU for its clients.
+const MPSServer = "nvidia-cuda-mps-server"
+
 // WholeGPU is the instance of a process or holder that uses no MIG instance.
 const WholeGPU = -1
 
