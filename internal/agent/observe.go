@@ -101,6 +101,9 @@ func (o observer) observe(ctx context.Context) (observation, error) {
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "looking for MPS control daemons", err)
 	}
+	if err := o.markUnsupported(inventory.Devices); err != nil {
+		return observation{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "looking for what cannot be held", err)
+	}
 	allocations, err := o.allocations.List(ctx)
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonPodResourcesFailed, "reading the kubelet's pod resources", err)
