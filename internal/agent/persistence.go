@@ -6,7 +6,9 @@ package agent
 import (
 	"context"
 	"errors"
+	"slices"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -23,7 +25,7 @@ func (p persistence) Hold(ctx context.Context, uuid string) error {
 		return err //nolint:wrapcheck // names the file
 	}
 	err := p.hardware.SetPersistence(ctx, uuid, true)
-	if errors.Is(err, gpu.ErrNotSupported) {
+	if errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrPermission) {
 		return p.mps.RecordPersistence(uuid, mps.PersistenceUnsupported) //nolint:wrapcheck // names the file
 	}
 	return err //nolint:wrapcheck // names the GPU
@@ -43,10 +45,12 @@ func (p persistence) Release(ctx context.Context, uuid string) error {
 	return p.mps.RecordPersistence(uuid, mps.PersistenceNotHeld) //nolint:wrapcheck // names the file
 }
 
-// releaseUnused releases the GPUs that no daemon serves any more. What fails is tried again with the next pass.
-func (p persistence) releaseUnused(ctx context.Context, devices []gpu.Device) {
+// releaseUnused releases the GPUs that no daemon serves or is to serve, before another program partitions them. What
+// fails is tried again with the next pass.
+func (p persistence) releaseUnused(ctx context.Context, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
 	for _, d := range devices {
-		if d.State.MPS != nil || d.State.ComputeMode != gpu.ComputeDefault {
+		awaits := func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == d.UUID && spec.Sharing.MPS != nil }
+		if d.State.MPS != nil || slices.ContainsFunc(desired, awaits) {
 			continue
 		}
 		if err := p.Release(ctx, d.UUID); err != nil {

@@ -33,15 +33,17 @@ const (
 // errOutput ends a program that writes too much.
 var errOutput = fmt.Errorf("it wrote more than %d bytes", maxOutput)
 
-// output collects what a program writes, up to maxOutput.
-type output struct{ bytes.Buffer }
+// output collects what a program writes, up to maxOutput. It has no other way in than Write.
+type output struct{ written bytes.Buffer }
 
 func (o *output) Write(p []byte) (int, error) {
-	if o.Len()+len(p) > maxOutput {
+	if o.written.Len()+len(p) > maxOutput {
 		return 0, errOutput
 	}
-	return o.Buffer.Write(p)
+	return o.written.Write(p)
 }
+
+func (o *output) String() string { return o.written.String() }
 
 // Exec is the Runner of the operating system. Each program runs in a process group of its own.
 type Exec struct{}

@@ -10,12 +10,14 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // Proc reads the proc file system. It implements Processes, Programs and Boot. To see the processes of the whole node
 // it must be that of the host's PID namespace.
 type Proc struct {
-	root *os.Root
+	root    *os.Root
+	closing atomic.Int32 // descriptors of other processes that are being closed
 }
 
 // NewProc reads the proc file system under root, such as /proc.

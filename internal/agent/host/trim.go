@@ -45,6 +45,7 @@ func (p *Proc) Trim(folder string, bytes int64, entries int) (held int64, err er
 	}
 	held = there.bytes
 	for _, f := range removed {
+		defer unix.Close(f.fd) //nolint:errcheck // emptied, or left
 		held += f.bytes
 	}
 	if held <= bytes && there.entries <= entries {
@@ -52,9 +53,9 @@ func (p *Proc) Trim(folder string, bytes int64, entries int) (held int64, err er
 	}
 	var errs []error
 	for _, f := range removed {
-		errs = append(errs, truncate(f.path))
+		errs = append(errs, f.empty(p.root.Name()))
 	}
-	errs = append(errs, emptied(root, there.entries > entries))
+	errs = append(errs, empty(root, there.entries > entries))
 	return held, errors.Join(errs...)
 }
 
@@ -93,8 +94,8 @@ func weigh(root *os.Root, folder string, most int) weight {
 	return sum
 }
 
-// emptied removes folders and files: large ones only, unless all.
-func emptied(root *os.Root, all bool) error {
+// empty removes folders and files: large ones only, unless all.
+func empty(root *os.Root, all bool) error {
 	f, err := root.Open(".")
 	if err != nil {
 		return fmt.Errorf("emptying %s: %w", root.Name(), err)
@@ -132,21 +133,23 @@ func truncateIn(root *os.Root, name string) error {
 	return f.Close()
 }
 
-func truncate(file string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the process is gone, and the file with it
-	}
+// maxRemoved bounds how many removed files are held at once, and maxClosing how many descriptors may be on their way to
+// be closed: to close one waits for the file system behind it.
+const maxRemoved, maxClosing = 256, 16
+
+// removedFile is a file that was removed and that a process has open. It is held by a descriptor of this process, so that
+// it stays the same whatever that process does.
+type removedFile struct {
+	fd    int
+	bytes int64
+}
+
+func (f removedFile) empty(proc string) error {
+	again, err := os.OpenFile(filepath.Join(proc, "self/fd", strconv.Itoa(f.fd)), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return fmt.Errorf("emptying a file that was removed: %w", err)
 	}
-	return f.Close()
-}
-
-// removedFile is a file that was removed and that a process has open.
-type removedFile struct {
-	path  string // in the proc file system
-	bytes int64
+	return again.Close()
 }
 
 // removed finds the files that were removed from a folder and that processes which have it mounted keep open.
@@ -157,25 +160,58 @@ func (p *Proc) removed(folder string) ([]removedFile, error) {
 	}
 	var files []removedFile
 	for _, pid := range mounted[folder] {
-		dir := strconv.Itoa(pid)
-		ids := p.mountIDs(dir, folder)
-		descriptors, err := fs.ReadDir(p.root.FS(), path.Join(dir, "fd"))
-		if err != nil {
-			continue // the process is gone
-		}
-		for _, fd := range descriptors {
-			name := path.Join(dir, "fd", fd.Name())
-			target, err := p.root.Readlink(name)
-			if err != nil || !strings.HasSuffix(target, " (deleted)") || !ids[p.mountOf(dir, fd.Name())] {
-				continue
-			}
-			file := filepath.Join(p.root.Name(), name) // on the file system of the folder: to look at it waits for nobody
-			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
-				files = append(files, removedFile{path: file, bytes: info.Size()})
-			}
-		}
+		files = append(files, p.removedOf(pid, folder, maxRemoved-len(files))...)
 	}
 	return files, nil
+}
+
+func (p *Proc) removedOf(pid int, folder string, most int) []removedFile {
+	dir := strconv.Itoa(pid)
+	ids := p.mountIDs(dir, folder)
+	descriptors, err := fs.ReadDir(p.root.FS(), path.Join(dir, "fd"))
+	if err != nil {
+		return nil // the process is gone
+	}
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(process) //nolint:errcheck // only looked at
+	var files []removedFile
+	for _, descriptor := range descriptors {
+		target, err := p.root.Readlink(path.Join(dir, "fd", descriptor.Name()))
+		number, notNumber := strconv.Atoi(descriptor.Name())
+		if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
+			continue
+		}
+		if f, ok := p.held(process, number, ids); ok {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// held takes a descriptor of a process, if its file is a regular one on one of these mounts. Until that is known nothing
+// is asked of the file system behind it, which may be another one by now.
+func (p *Proc) held(process, number int, ids map[string]bool) (removedFile, bool) {
+	fd, err := unix.PidfdGetfd(process, number, 0)
+	if err != nil {
+		return removedFile{}, false
+	}
+	if !ids[p.mountOf("self", strconv.Itoa(fd))] {
+		p.closing.Add(1)
+		go func() {
+			_ = unix.Close(fd) // of a file system that may answer to nobody
+			p.closing.Add(-1)
+		}()
+		return removedFile{}, false
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		_ = unix.Close(fd)
+		return removedFile{}, false
+	}
+	return removedFile{fd: fd, bytes: stat.Size}, true
 }
 
 // mountIDs are the numbers of the mounts of a folder in a process.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path"
 	"slices"
@@ -172,7 +173,7 @@ func (c Control) Ask(ctx context.Context, resource string) (int, error) {
 		return 0, err
 	}
 	percentage, err := strconv.ParseFloat(strings.TrimSpace(answer), 64)
-	if err != nil || !(percentage >= 1 && percentage <= 100) { // not a number is neither
+	if err != nil || math.IsNaN(percentage) || percentage < 1 || percentage > 100 {
 		return 0, fmt.Errorf("%s for %s answered %s instead of a percentage", controlProgram, resource, quoted(answer))
 	}
 	return int(percentage), nil
