@@ -46,7 +46,7 @@ func (p persistence) Release(ctx context.Context, uuid string) error {
 }
 
 // releaseUnused releases the GPUs that no daemon serves or is to serve, before another program partitions them. What
-// fails is tried again with the next pass.
+// fails is tried again with the next reconcile.
 func (p persistence) releaseUnused(ctx context.Context, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
 	for _, d := range devices {
 		awaits := func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == d.UUID && spec.Sharing.MPS != nil }
