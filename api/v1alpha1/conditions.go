@@ -278,6 +278,8 @@ const (
 	ReasonGPUMissing = "GPUMissing"
 	// ReasonComputeModeLeft: a GPU lets only one process in, or none, and no MPS control daemon serves it.
 	ReasonComputeModeLeft = "ComputeModeLeft"
+	// ReasonComputeModeLost: an MPS control daemon serves a GPU that programs can use without it, so without its limits.
+	ReasonComputeModeLost = "ComputeModeLost"
 )
 
 // Reasons of a node on which another controller works too. The operator reports it, and does not fight.

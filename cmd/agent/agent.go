@@ -61,7 +61,8 @@ func runAgent(ctx context.Context, args []string) error {
 		return err
 	}
 	processes := host.NewProc(proc)
-	configs := agent.NewConfigReporter(f.node, mgr.GetClient(), processes, processes, clock.RealClock{})
+	configs := agent.NewConfigReporter(f.node, mgr.GetClient(), processes, processes,
+		host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}, clock.RealClock{})
 	if err := configs.Register(mgr); err != nil {
 		return err
 	}
@@ -146,7 +147,7 @@ func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gp
 	if err != nil {
 		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
 	}
-	control, err := newControl(f.hostFlags)
+	control, err := newControl(f.hostFlags, proc)
 	if err != nil {
 		return nil, err
 	}

@@ -71,6 +71,7 @@ type agentFlags struct {
 	hostFlags
 	node               string
 	podResourcesSocket string
+	kubeletRoot        string
 	cdiRoot            string
 	allowReboot        bool
 	resync             time.Duration
@@ -91,6 +92,8 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 		"name of the node, which is the name of its GPUNode; default: environment variable NODE_NAME")
 	set.StringVar(&f.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock",
 		"the kubelet's pod resources socket, which tells which containers hold a GPU; empty: no kubelet is asked")
+	set.StringVar(&f.kubeletRoot, "kubelet-root", "/var/lib/kubelet",
+		"folder on the node in which the kubelet keeps its state, with the ConfigMaps of NVIDIA's pods")
 	set.StringVar(&f.cdiRoot, "cdi-root", "/var/run/cdi",
 		"folder of CDI specifications, in which NVIDIA's specification for its own pods is kept up to date; empty: none")
 	set.BoolVar(&f.allowReboot, "allow-reboot", os.Getenv("ALLOW_REBOOT") == "true",

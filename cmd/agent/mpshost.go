@@ -28,15 +28,15 @@ func runMPSHost(ctx context.Context, args []string) error {
 	if err := f.parse(set, args); err != nil {
 		return err
 	}
-	control, err := newControl(f)
-	if err != nil {
-		return err
-	}
 	proc, err := os.OpenRoot("/proc")
 	if err != nil {
 		return fmt.Errorf("opening /proc: %w", err)
 	}
 	defer proc.Close() //nolint:errcheck // only read
+	control, err := newControl(f, proc)
+	if err != nil {
+		return err
+	}
 	drivers := f.drivers()
 	mpsHost := mps.NewHost(control, mps.Node{
 		Processes: host.NewProc(proc), SharesMemory: f.sharesMemory,
@@ -80,8 +80,8 @@ func (f *hostFlags) sharesMemory() bool {
 	return ownErr == nil && nodeErr == nil && own == node
 }
 
-// newControl speaks with the daemons below the MPS root.
-func newControl(f hostFlags) (mps.Control, error) {
+// newControl speaks with the daemons below the MPS root, those in this program's PID namespace.
+func newControl(f hostFlags, proc *os.Root) (mps.Control, error) {
 	if err := os.MkdirAll(f.mpsRoot, 0o755); err != nil { //nolint:gosec // clients of any user go through it
 		return mps.Control{}, fmt.Errorf("making the MPS root: %w", err)
 	}
@@ -89,5 +89,5 @@ func newControl(f hostFlags) (mps.Control, error) {
 	if err != nil {
 		return mps.Control{}, fmt.Errorf("opening the MPS root: %w", err)
 	}
-	return mps.NewControl(driver.NewRunner(f.drivers(), host.Exec{}), root, clock.RealClock{}), nil
+	return mps.NewControl(driver.NewRunner(f.drivers(), host.Exec{}), root, clock.RealClock{}).By(host.NewProc(proc)), nil
 }

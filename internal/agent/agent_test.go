@@ -98,7 +98,15 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 		DriverVersion: func() string { return "" },
 		SharesMemory:  func() bool { return !n.sharedMemoryReplaced },
 	}), mps.NewView(control)
-	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
+	converges := false // the pod has one thread: what it waits for itself it does not do meanwhile
+	n.clock.Meanwhile = func() {
+		if converges {
+			return
+		}
+		converges = true
+		defer func() { converges = false }()
+		_ = n.mpsHost.Converge(s.Context(), true)
+	}
 	n.restartAgent()
 	n.specify()
 	return n

@@ -6,7 +6,7 @@ package agent
 import (
 	"context"
 	"fmt"
-	"path"
+	"maps"
 	"slices"
 	"time"
 
@@ -28,7 +28,6 @@ import (
 // NVIDIA's config-manager and what of its environment matters (NVIDIA/k8s-device-plugin, cmd/config-manager/main.go).
 const (
 	configManager = "config-manager"
-	sourceFolder  = "CONFIG_FILE_SRCDIR"
 	oneShot       = "ONESHOT"
 )
 
@@ -58,6 +57,7 @@ type ConfigReporter struct {
 	client    client.Client
 	processes host.Processes
 	programs  host.Programs
+	volumes   host.ConfigVolumes
 	clock     clock.PassiveClock
 	first     firstSeen
 }
@@ -69,9 +69,12 @@ type firstSeen struct {
 }
 
 // NewConfigReporter makes a reporter for a node.
-func NewConfigReporter(node string, c client.Client, processes host.Processes, programs host.Programs, now clock.PassiveClock) *ConfigReporter {
+func NewConfigReporter(
+	node string, c client.Client, processes host.Processes, programs host.Programs, volumes host.ConfigVolumes, now clock.PassiveClock,
+) *ConfigReporter {
 	return &ConfigReporter{
-		node: node, client: c, owner: ssa.Owner{Client: c, Name: configFieldManager}, processes: processes, programs: programs, clock: now,
+		node: node, client: c, owner: ssa.Owner{Client: c, Name: configFieldManager}, processes: processes, programs: programs,
+		volumes: volumes, clock: now,
 	}
 }
 
@@ -137,27 +140,43 @@ func nextLook(hidden bool, age time.Duration) time.Duration {
 	return 0
 }
 
-// look finds the pods whose config-manager sees a key, and says whether there is one that does not.
+// look finds the pods with a config-manager that sees a key, and says whether there is one that does not.
 func (r *ConfigReporter) look(key string) (seeing []string, hidden bool, err error) {
 	pids, err := r.programs.Running(configManager)
 	if err != nil {
 		return nil, false, err
 	}
+	privileged := map[string]bool{} // by UID of a pod that sees it
 	for _, pid := range pids {
-		environment := r.programs.Environment(pid)
 		pod := r.processes.Describe(pid).PodUID
-		if environment[oneShot] == "true" || environment[sourceFolder] == "" || pod == "" {
+		if r.programs.Environment(pid)[oneShot] == "true" || pod == "" {
 			continue
 		}
-		if !r.programs.Sees(pid, path.Join(environment[sourceFolder], key)) {
+		if !r.volumes.Projected(pod, key) {
 			hidden = true
 			continue
 		}
-		seeing = append(seeing, pod)
+		privileged[pod] = privileged[pod] || r.programs.Privileged(pid)
 	}
-	slices.Sort(seeing)
-	seeing = slices.Compact(seeing)
-	return seeing[:min(len(seeing), maxConfigPods)], hidden, nil
+	return first(privileged), hidden, nil
+}
+
+// first are the pods for which a report has room. Any pod can run a program of that name and have a ConfigMap with that
+// key, so those come first in which it is privileged, as in NVIDIA's.
+func first(privileged map[string]bool) []string {
+	pods := slices.Sorted(maps.Keys(privileged))
+	slices.SortStableFunc(pods, func(a, b string) int {
+		switch {
+		case privileged[a] == privileged[b]:
+			return 0
+		case privileged[a]:
+			return -1
+		}
+		return 1
+	})
+	pods = pods[:min(len(pods), maxConfigPods)]
+	slices.Sort(pods)
+	return pods
 }
 
 func (r *ConfigReporter) report(ctx context.Context, node *v1alpha1.GPUNode, seeing []string) error {

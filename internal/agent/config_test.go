@@ -4,6 +4,7 @@
 package agent_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -27,7 +28,7 @@ const (
 	featuresPod = "1a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 )
 
-// programs is the proc file system of a node, with what its processes see.
+// programs is the proc file system of a node, with the kubelet's folder below it.
 type programs struct {
 	*testing.T
 	dir string
@@ -52,12 +53,12 @@ func (p programs) start(pid int, pod, command, environ string, keys ...string) {
 	p.write(dir+"/environ", environ)
 	p.write(dir+"/cgroup", "4:memory:/kubepods/pod"+pod+"/"+pod+"\n")
 	for _, key := range keys {
-		p.project(pid, key)
+		p.project(pod, key)
 	}
 }
 
-func (p programs) project(pid int, key string) {
-	p.write(strconv.Itoa(pid)+"/root/available-configs/"+key, "version: v1\n")
+func (p programs) project(pod, key string) {
+	p.write("kubelet/pods/"+pod+"/volumes/kubernetes.io~configmap/available-configs/"+key, "version: v1\n")
 }
 
 const environ = "PATH=/bin\x00CONFIG_FILE_SRCDIR=/available-configs\x00ONESHOT=false\x00"
@@ -70,7 +71,8 @@ func TestConfigReporter(t *testing.T) {
 	t.Cleanup(func() { _ = root.Close() })
 	since := metav1.NewTime(time.Unix(1_800_000_000, 0))
 	clock := testclock.NewFakePassiveClock(since.Time)
-	reporter := agent.NewConfigReporter("node-config", cluster.Client, host.NewProc(root), host.NewProc(root), clock)
+	reporter := agent.NewConfigReporter("node-config", cluster.Client, host.NewProc(root), host.NewProc(root),
+		host.Kubelet{Host: proc.dir, Folder: "/kubelet"}, clock)
 
 	desired := func(key string) {
 		want := ac.GPUNode("node-config").WithSpec(ac.GPUNodeSpec().WithConfigName(key).WithChangeTime(since))
@@ -92,9 +94,8 @@ func TestConfigReporter(t *testing.T) {
 
 	proc.start(10, pluginPod, "/usr/bin/config-manager", environ, "first")
 	proc.start(11, featuresPod, "config-manager", environ)
-	proc.start(12, featuresPod, "config-manager", "CONFIG_FILE_SRCDIR=/available-configs\x00ONESHOT=true\x00")
+	proc.start(12, "3a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "config-manager", "CONFIG_FILE_SRCDIR=/available-configs\x00ONESHOT=true\x00")
 	proc.start(13, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "python3", environ)
-	proc.start(14, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "config-manager", "PATH=/bin\x00")
 
 	desired("")
 	g.Expect(again()).To(gomega.BeZero(), "nothing is looked for where nothing is desired")
@@ -112,7 +113,7 @@ func TestConfigReporter(t *testing.T) {
 
 	clock.SetTime(since.Add(10 * time.Second))
 	g.Expect(again()).To(gomega.Equal(time.Second), "it is late")
-	proc.project(11, "first")
+	proc.project(featuresPod, "first")
 	g.Expect(again()).To(gomega.Equal(5*time.Second), "pods still come and go")
 	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod, featuresPod)))
 
@@ -126,4 +127,37 @@ func TestConfigReporter(t *testing.T) {
 	g.Expect(again()).To(gomega.Equal(30 * time.Second))
 	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "what was reported stays until one sees the other")
 	g.Expect(get().ResourceVersion).To(gomega.Equal(version), "nothing was written")
+}
+
+// TestTenantsDoNotCrowdOutNVIDIAsPods: any pod can run a program of that name and mount a ConfigMap of its own with the
+// key, and a report has room for 16.
+func TestTenantsDoNotCrowdOutNVIDIAsPods(t *testing.T) {
+	g, cluster := gomega.NewWithT(t), env.Start(t)
+	proc := programs{T: t, dir: t.TempDir()}
+	root, err := os.OpenRoot(proc.dir)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	link := func(name, target string) {
+		g.Expect(os.MkdirAll(filepath.Join(proc.dir, filepath.Dir(name)), 0o755)).To(gomega.Succeed())
+		g.Expect(os.Symlink(target, filepath.Join(proc.dir, name))).To(gomega.Succeed())
+	}
+	link("self", "1")
+	link("1/ns/user", "user:[1]")
+	for i := range 40 {
+		proc.start(100+i, fmt.Sprintf("000000%02d-4e5f-6071-8293-a4b5c6d7e8f9", i), "config-manager", environ, "research")
+	}
+	proc.start(10, pluginPod, "config-manager", environ, "research")
+	proc.write("10/status", "CapEff:\t000001ffffffffff\n")
+	link("10/ns/user", "user:[1]")
+	since := metav1.NewTime(time.Unix(1_800_000_000, 0))
+	want := ac.GPUNode("node-crowded").WithSpec(ac.GPUNodeSpec().WithConfigName("research").WithChangeTime(since))
+	g.Expect(cluster.Client.Apply(t.Context(), want, client.FieldOwner("gpusharing-controller"), client.ForceOwnership)).To(gomega.Succeed())
+	node := &v1alpha1.GPUNode{}
+	g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: "node-crowded"}, node)).To(gomega.Succeed())
+	reporter := agent.NewConfigReporter("node-crowded", cluster.Client, host.NewProc(root), host.NewProc(root),
+		host.Kubelet{Host: proc.dir, Folder: "/kubelet"}, testclock.NewFakePassiveClock(since.Time))
+	_, err = reporter.Reconcile(t.Context(), node)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: "node-crowded"}, node)).To(gomega.Succeed())
+	g.Expect(node.Status.Config.PodUIDs).To(gomega.And(gomega.HaveLen(16), gomega.ContainElement(pluginPod)))
 }

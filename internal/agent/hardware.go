@@ -147,6 +147,11 @@ func (l *LazyHardware) SetComputeMode(ctx context.Context, uuid string, mode gpu
 	return l.do(func(h gpu.Hardware) error { return h.SetComputeMode(ctx, uuid, mode) })
 }
 
+// SetPersistence implements gpu.Hardware.
+func (l *LazyHardware) SetPersistence(ctx context.Context, uuid string, on bool) error {
+	return l.do(func(h gpu.Hardware) error { return h.SetPersistence(ctx, uuid, on) })
+}
+
 // TimeSlices implements gpu.Hardware.
 func (l *LazyHardware) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
 	h, _, err := l.opened()

@@ -104,7 +104,7 @@ func (l lane) do(ctx context.Context, s plan.Step) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	began := l.clock.Now()
-	err := s.Do(ctx, plan.Tools{Hardware: l.hardware, MPS: l.mps})
+	err := s.Do(ctx, plan.Tools{Hardware: l.hardware, MPS: l.mps, Persistence: persistence{l.tools}})
 	l.metrics.took(s, l.clock.Since(began), err)
 	return err
 }

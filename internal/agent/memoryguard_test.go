@@ -6,6 +6,7 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -29,6 +31,9 @@ func TestMemoryGuard(t *testing.T) {
 		"reports nothing while the driver gives nothing":   reportsNothingUnknown,
 		"takes the share from the policy":                  takesTheShareFromThePolicy,
 		"leaves the driver closed while mig-manager works": leavesTheDriverToMIGManager,
+		"sees a container whose process has another name":  seesWhateverItsName,
+		"blames no neighbour of one with another name":     blamesNoNeighbour,
+		"sees a pod whose name is too long for its log":    seesALongName,
 		"says of each generation that it measures":         saysThatItMeasures,
 	} {
 		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
@@ -196,4 +201,35 @@ func saysThatItMeasures(s scenario) {
 	n.settle()
 	_, found := condition.Find(n.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)
 	n.Expect(found).To(gomega.BeFalse())
+}
+
+// hides lets the greedy container call its process like NVIDIA's MPS server, whose memory counts for nobody.
+func (n *guarded) hides() {
+	n.processes.Set(100, host.Process{Name: gpu.MPSServer, PodUID: "uid-greedy", ContainerID: strings.Repeat("0", 60) + "gree"})
+}
+
+func seesWhateverItsName(s scenario) {
+	n := s.guarded(guardOf(v1alpha1.MemoryGuardEvict))
+	n.hides()
+	n.settleFor(time.Minute)
+	n.Expect(n.pressure()).To(gomega.ConsistOf(gomega.HaveField("Container.PodName", "greedy")))
+}
+
+func blamesNoNeighbour(s scenario) {
+	n := s.guarded(guardOf(v1alpha1.MemoryGuardEvict))
+	n.Expect(n.hardware.SetUse(n.uuid(0), gpu.ProcessUse{PID: 100, Instance: gpu.WholeGPU, MemoryBytes: new(28 * gib)})).To(gomega.Succeed())
+	n.Expect(n.hardware.SetUse(n.uuid(0), gpu.ProcessUse{PID: 200, Instance: gpu.WholeGPU, MemoryBytes: new(10*gib + gib/2)})).To(gomega.Succeed())
+	n.hides()
+	n.settleFor(time.Minute)
+	n.Expect(n.pressure()).To(gomega.ConsistOf(gomega.HaveField("Container.PodName", "greedy")))
+}
+
+func seesALongName(s scenario) {
+	n := s.guarded(guardOf(v1alpha1.MemoryGuardEvict))
+	delete(n.containers, strings.Repeat("0", 60)+"gree")
+	n.containers["uid-greedy"] = host.ContainerName{Namespace: "ml", Pod: "greedy"} // where the link of its log leads
+	n.settleFor(time.Minute)
+	n.Expect(n.pressure()).To(gomega.ConsistOf(gomega.HaveField("Container", v1alpha1.MemoryUser{
+		Namespace: "ml", PodName: "greedy", ContainerName: "main", UsedBytes: 38*gib + gib/2, ShareBytes: 10 * gib,
+	})))
 }

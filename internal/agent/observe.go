@@ -101,6 +101,9 @@ func (o observer) observe(ctx context.Context) (observation, error) {
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "looking for MPS control daemons", err)
 	}
+	if err := o.markUnsupported(inventory.Devices); err != nil {
+		return observation{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "looking for what cannot be held", err)
+	}
 	allocations, err := o.allocations.List(ctx)
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonPodResourcesFailed, "reading the kubelet's pod resources", err)
@@ -138,7 +141,8 @@ func (o observer) readTimeSlices(ctx context.Context, devices []gpu.Device) erro
 	return nil
 }
 
-// described adds what the host knows of processes to what NVML does.
+// described adds what the host knows of processes to what NVML does. A process of a container that calls itself an MPS
+// server is none.
 func (o observer) described(processes []gpu.Process) []gpu.Process {
 	described := slices.Clone(processes)
 	for i := range described {
@@ -147,7 +151,10 @@ func (o observer) described(processes []gpu.Process) []gpu.Process {
 		p.Name = cmp.Or(on.Name, p.Name)
 		p.PodUID = cmp.Or(on.PodUID, p.PodUID)
 		p.ContainerID = cmp.Or(on.ContainerID, p.ContainerID)
-		p.MPSServer = p.MPSServer || p.Name == mps.ServerProgram
+		p.MPSServer = on.Runs(gpu.MPSServer)
+		if p.Name == gpu.MPSServer && !p.MPSServer { // the controller goes by the name that is reported
+			p.Name += " (by its own account)"
+		}
 	}
 	return described
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -117,8 +118,9 @@ func rebootInVain(s scenario) {
 func rebootWaits(s scenario) {
 	n := inVM(s)
 	n.hardware.Update(func(h *sim.Node) {
-		h.GPUs[0].Processes = []gpu.Process{{PID: 7, Name: "nvidia-cuda-mps-server", Instance: gpu.WholeGPU}}
+		h.GPUs[0].Processes = []gpu.Process{{PID: 7, Name: gpu.MPSServer, Instance: gpu.WholeGPU}}
 	})
+	n.processes.Set(7, host.Process{Name: gpu.MPSServer, HostPIDs: true})
 	n.allocations.hold("train-0", n.uuid(1))
 	n.permit("boot-1")
 	result, err := n.reconcile()

@@ -69,6 +69,10 @@ func TestReconcile(t *testing.T) {
 		"says why MPS does not start":                                        mpsFails,
 		"forgets the request for a daemon that died before it was stopped":   mpsForgotten,
 		"leaves NVIDIA's own MPS daemon alone":                               mpsExternal,
+		"keeps the compute mode where nvidia-persistenced does not":          mpsKeepsTheComputeMode,
+		"says where the compute mode cannot be kept, and sets it once":       mpsCannotKeepTheComputeMode,
+		"takes no process of a container for an MPS server by its name":      aNameIsNoMPSServer,
+		"reports whatever answers in the place of the MPS daemon":            reportsWhateverAnswers,
 		"takes MIG to MPS and back":                                          strategiesChange,
 		"is not ready while it cannot report":                                cannotReport,
 		"leaves a GPUNode that is being deleted":                             deleted,
@@ -629,6 +633,7 @@ func mpsComesAndGoes(s scenario) {
 	waiting := n.daemons.Run(n.pipe("nvidia.com/gpu"), "pod-b", 2000)
 	n.specify(shared(n.uuid(0), 25, 2000), shared(n.uuid(1), 25, 2000))
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 5, Name: "nvidia-cuda-mps-server", MPSServer: true, Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.processes.Set(5, host.Process{Name: gpu.MPSServer, PodUID: "uid-mps", HostPIDs: true})
 	n.allocations.hold("client", n.uuid(0)+"::3")
 	n.settle()
 	n.expectReady()
@@ -762,4 +767,119 @@ func deleted(s scenario) {
 	_, err = n.controller.Reconcile(s.Context(), o)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.writes).To(gomega.Equal(writes))
+}
+
+// aNameIsNoMPSServer: a container calls its processes as it likes, and the controller goes by the name that is reported.
+func aNameIsNoMPSServer(s scenario) {
+	n := s.node("", sim.T4)
+	n.specify(shared(n.uuid(0), 10, 1510))
+	n.settle()
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 11, Name: gpu.MPSServer, MPSServer: true, Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.processes.Set(11, host.Process{Name: gpu.MPSServer, PodUID: "uid-1"})
+	n.specify(whole(n.uuid(0)))
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).To(gomega.ContainSubstring("stop MPS"))
+	n.Expect(n.get().Status.Devices[0].Processes).To(gomega.ConsistOf(v1alpha1.ProcessStatus{
+		PID: 11, Name: "nvidia-cuda-mps-server (by its own account)", PodUID: "uid-1",
+	}))
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).NotTo(gomega.BeNil())
+}
+
+// reportsWhateverAnswers: root in a client's container can put a socket in the place of the daemon's.
+func reportsWhateverAnswers(s scenario) {
+	n := s.node("", sim.T4)
+	n.specify(shared(n.uuid(0), 10, 1510))
+	n.settle()
+	for _, answer := range []string{"1000.0\n", "-5\n", "NaN\n"} {
+		n.runner.Add("nvidia-cuda-mps-control", n.daemons.Answering("get_default_active_thread_percentage", answer))
+		_, err := n.reconcile()
+		n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("instead of a percentage")))
+		n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMPSDaemonFailed)).
+			To(gomega.ContainSubstring("instead of a percentage"), "it is reported")
+	}
+	n.runner.Add("nvidia-cuda-mps-control", n.daemons.Program)
+	n.Expect(n.mpsHost.Converge(s.Context(), true)).To(gomega.Succeed())
+	n.settle()
+	n.expectReady()
+}
+
+// setsExclusive counts how often the compute mode for MPS was set.
+func (n *node) setsExclusive() (sets int) {
+	for _, w := range n.hardware.Writes() {
+		if strings.Contains(w, "EXCLUSIVE_PROCESS") {
+			sets++
+		}
+	}
+	return sets
+}
+
+func (n *node) persistent() (on bool) {
+	n.hardware.Update(func(s *sim.Node) { on = s.GPUs[0].Persistence })
+	return on
+}
+
+func mpsKeepsTheComputeMode(s scenario) {
+	n := s.node("", sim.H100)
+	n.hardware.Update(func(s *sim.Node) { s.Forgets = true })
+	n.specify(shared(n.uuid(0), 10, 1510))
+	for range 3 {
+		_, err := n.reconcile()
+		n.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	n.Expect(n.setsExclusive()).To(gomega.Equal(1))
+	n.Expect(n.device(0).State.ComputeMode).To(gomega.Equal(gpu.ComputeExclusiveProcess), "it is there for the first client")
+	n.expectIdle()
+
+	n.hardware.Update(func(s *sim.Node) { s.GPUs[0].Persistence, s.GPUs[0].ComputeMode = false, gpu.ComputeDefault }) // another driver
+	n.settle()
+	n.expectReady()
+	n.Expect(n.persistent()).To(gomega.BeTrue())
+
+	n.restartAgent()
+	n.specify(whole(n.uuid(0)))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.persistent()).To(gomega.BeFalse(), "what was turned on is turned off again")
+
+	n.specify(shared(n.uuid(0), 10, 1510))
+	n.settle()
+	n.specify(mig(n.uuid(0), instances("1g.10gb", 7)))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.persistent()).To(gomega.BeFalse(), "in persistence mode the GPU counts as open")
+
+	n.hardware.Update(func(s *sim.Node) { s.GPUs[0].Persistence = true }) // by an administrator
+	n.specify(shared(n.uuid(0), 10, 1510))
+	n.settle()
+	n.specify(whole(n.uuid(0)))
+	n.settle()
+	n.Expect(n.persistent()).To(gomega.BeTrue(), "what the agent has found on stays on")
+}
+
+func mpsCannotKeepTheComputeMode(s scenario) {
+	n := s.node("", sim.T4)
+	n.hardware.Update(func(s *sim.Node) { s.Forgets = true })
+	n.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpSetPersistence {
+			return gpu.ErrNotSupported
+		}
+		return nil
+	}
+	n.specify(shared(n.uuid(0), 10, 1510))
+	for range 3 {
+		_, err := n.reconcile()
+		n.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	n.Expect(n.setsExclusive()).To(gomega.Equal(1))
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied)).
+		To(gomega.ContainSubstring("the compute mode of GPU 0 (Tesla-T4) is not kept"))
+	n.allocations.hold("client", n.uuid(0)+"::3")
+	n.specify(shared(n.uuid(0), 20, 1510))
+	n.settle()
+	n.expectReady()
+	n.allocations.free()
+	n.specify(whole(n.uuid(0)))
+	n.settle()
+	n.expectReady()
 }

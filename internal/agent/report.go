@@ -161,6 +161,11 @@ func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
 		c.Message = gpus(len(node.Spec.Devices)) + " in the desired state"
+		if lost := fleeting(r.observed.devices); len(lost) > 0 {
+			c.Message += "; the compute mode of " + format.Join(lost) + " is not kept while no program has it open, since its driver has no " +
+				"persistence mode: until an MPS server runs, a program that is no MPS client can use the GPU without the limits; " +
+				"start nvidia-persistenced on the node"
+		}
 	}
 	return c
 }

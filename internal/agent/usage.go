@@ -14,7 +14,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
@@ -141,9 +140,14 @@ func (m meter) owners(sample gpu.Sample) (map[int]usage.Name, error) {
 	for _, d := range sample.Devices {
 		for _, p := range d.Processes {
 			process := m.processes.Describe(p.PID)
-			if process.ContainerID != "" && process.Name != mps.ServerProgram {
-				owners[p.PID] = usage.Name(names[process.ContainerID]) // empty where the name of the log was too long for the ID
+			if process.PodUID == "" || process.Runs(gpu.MPSServer) {
+				continue
 			}
+			name, known := names[process.ContainerID]
+			if !known { // the name of its log was too long for the ID
+				name = names[process.PodUID]
+			}
+			owners[p.PID] = usage.Name(name)
 		}
 	}
 	return owners, nil

@@ -238,7 +238,7 @@ func attributesNothingToTheServer(s scenario) {
 	n.settle()
 	n.busy(100, "mps-pod", gpu.ProcessUse{MemoryBytes: new(gib)})
 	n.allocations.free()
-	n.processes.Set(100, host.Process{Name: "nvidia-cuda-mps-server", PodUID: "uid", ContainerID: strings.Repeat("0", 60) + "mps-"})
+	n.processes.Set(100, host.Process{Name: gpu.MPSServer, PodUID: "uid", ContainerID: strings.Repeat("0", 60) + "mps-", HostPIDs: true})
 	report, err := n.controller.Usage(n.Context())
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(report.Units[0].Containers).To(gomega.BeEmpty())

@@ -67,6 +67,9 @@ type Reader interface {
 type Sharer interface {
 	// SetComputeMode says how many processes may use a GPU without MPS.
 	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
+	// SetPersistence turns the driver's own persistence mode on or off, in which a GPU stays initialized, and keeps its
+	// compute mode, while no program has it open. ErrNotSupported: the driver does not do that for the GPU.
+	SetPersistence(ctx context.Context, uuid string, on bool) error
 	// TimeSlices reads the time slices of GPUs, by UUID. It is no part of Observe, since it takes a program of the
 	// driver's for each GPU.
 	TimeSlices(ctx context.Context, uuids ...string) (map[string]TimeSlice, error)
@@ -114,7 +117,8 @@ type Device struct {
 	Virtual           bool // a vGPU in a guest
 	License           License
 	MIGCapable        bool
-	PendingMIG        bool      // the MIG mode after the next reset; equals State.MIG when nothing is pending
+	PendingMIG        bool // the MIG mode after the next reset; equals State.MIG when nothing is pending
+	Persistence       Persistence
 	Profiles          []Profile // MIG profiles by driver id; known for MIG capable GPUs, on some drivers only in MIG mode
 	State             State
 	Before            []Instance // as last reported. If they were lost, as by a reboot, they return to their places
@@ -196,6 +200,17 @@ func (m ComputeMode) String() string {
 	return fmt.Sprintf("ComputeMode(%d)", int(m))
 }
 
+// Persistence is whether the driver keeps a GPU initialized while no program has it open. Where it does not, the compute
+// mode is lost with the last one (NVIDIA, "Driver Persistence").
+type Persistence int
+
+// The states of it.
+const (
+	PersistenceOn          Persistence = iota // or not known
+	PersistenceOff                            // neither nvidia-persistenced nor the driver's own mode
+	PersistenceUnsupported                    // off, and it cannot be turned on
+)
+
 // Placement is where an instance lies on the memory slices of a GPU.
 type Placement struct{ Start, Size int }
 
@@ -237,6 +252,9 @@ type MPSDaemon struct {
 	ActiveThreadPercentage int    // of a client, 1 to 100
 	PinnedMemoryLimitMiB   int64  // of a client on this GPU; 0: no limit
 }
+
+// MPSServer is the program of NVIDIA's MPS server, which holds a GPU for its clients.
+const MPSServer = "nvidia-cuda-mps-server"
 
 // WholeGPU is the instance of a process or holder that uses no MIG instance.
 const WholeGPU = -1

@@ -26,7 +26,24 @@ const (
 	waitDelay = 5 * time.Second
 	// maxSaid is how much of what a failed program said its error shows, in bytes.
 	maxSaid = 512
+	// maxOutput is how much a program may write to stdout, and to stderr, in bytes: some pass on what others say.
+	maxOutput = 4 << 20
 )
+
+// errOutput ends a program that writes too much.
+var errOutput = fmt.Errorf("it wrote more than %d bytes", maxOutput)
+
+// output collects what a program writes, up to maxOutput. It has no other way in than Write.
+type output struct{ written bytes.Buffer }
+
+func (o *output) Write(p []byte) (int, error) {
+	if o.written.Len()+len(p) > maxOutput {
+		return 0, errOutput
+	}
+	return o.written.Write(p)
+}
+
+func (o *output) String() string { return o.written.String() }
 
 // Exec is the Runner of the operating system. Each program runs in a process group of its own.
 type Exec struct{}
@@ -45,7 +62,7 @@ func (Exec) Run(ctx context.Context, c Command) (string, error) {
 	if c.Daemon {
 		return "", runDaemon(ctx, cmd)
 	}
-	var stdout, stderr bytes.Buffer
+	var stdout, stderr output
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		return stdout.String(), failure(ctx, cmd, err, cmp.Or(strings.TrimSpace(stderr.String()), stdout.String()))

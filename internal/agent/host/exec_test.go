@@ -123,3 +123,11 @@ func TestAProgramSeesTheRootThatItIsGiven(t *testing.T) {
 	stdout, err := host.Exec{}.Run(t.Context(), host.Command{Root: "/", Path: "/bin/sh", Args: []string{"-c", "cd /; pwd"}})
 	g.Expect(stdout, err).To(gomega.Equal("/\n"))
 }
+
+// TestAProgramThatWritesWithoutEnd: NVIDIA's program passes on what answers in a pipe directory, which may be a tenant's.
+func TestAProgramThatWritesWithoutEnd(t *testing.T) {
+	g := gomega.NewWithT(t)
+	stdout, err := host.Exec{}.Run(t.Context(), host.Command{Path: "/usr/bin/yes", Env: []string{"PATH=/usr/bin"}})
+	g.Expect(err).To(gomega.HaveOccurred())
+	g.Expect(len(stdout)).To(gomega.BeNumerically("<=", 4<<20))
+}

@@ -30,12 +30,19 @@ type Runner interface {
 	Run(ctx context.Context, c Command) (stdout string, err error)
 }
 
-// Process is what the host says about a process.
+// Process is what the kernel says about a process: whose it is, apart from its name.
 type Process struct {
-	Name        string // of the program
-	PodUID      string // of the pod whose cgroup it is in; empty outside pods
-	ContainerID string
+	// Name is what the process calls itself, for people to read. It proves nothing: see Runs.
+	Name string
+	// PodUID and ContainerID are those of the cgroup that the kubelet has made for it. Empty outside pods.
+	PodUID, ContainerID string
+	// HostPIDs reports that it is in the host's PID namespace: a process of the node, or of a pod with hostPID, which Pod
+	// Security denies tenants from "baseline" on. NVIDIA's programs for MPS must be there.
+	HostPIDs bool
 }
+
+// Runs reports whether a process that no tenant started runs a program, such as one of NVIDIA's for MPS.
+func (p Process) Runs(program string) bool { return p.HostPIDs && p.Name == program }
 
 // Processes tells about processes.
 type Processes interface {

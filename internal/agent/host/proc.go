@@ -10,12 +10,14 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // Proc reads the proc file system. It implements Processes, Programs and Boot. To see the processes of the whole node
 // it must be that of the host's PID namespace.
 type Proc struct {
-	root *os.Root
+	root    *os.Root
+	closing atomic.Int32 // descriptors of other processes that are being closed
 }
 
 // NewProc reads the proc file system under root, such as /proc.
@@ -24,11 +26,22 @@ func NewProc(root *os.Root) *Proc { return &Proc{root: root} }
 // Describe implements Processes.
 func (p *Proc) Describe(pid int) Process {
 	dir := strconv.Itoa(pid)
-	described := Process{Name: p.name(dir)}
+	described := Process{Name: p.name(dir), HostPIDs: p.inOwnPIDs(dir)}
 	if cgroups, err := p.root.ReadFile(path.Join(dir, "cgroup")); err == nil {
 		described.PodUID, described.ContainerID = parseCgroups(string(cgroups))
 	}
 	return described
+}
+
+// inOwnPIDs reports whether a process is in the PID namespace of this one, which is the host's. That of a process that
+// is gone is not known.
+func (p *Proc) inOwnPIDs(dir string) bool {
+	own, err := p.root.Readlink("self/ns/pid")
+	if err != nil {
+		return false
+	}
+	its, err := p.root.Readlink(path.Join(dir, "ns/pid"))
+	return err == nil && its == own
 }
 
 // name is the base name of the first argument, or what the kernel calls it: comm ends after 15 characters, too short
@@ -59,7 +72,9 @@ func (p *Proc) ID() (string, error) {
 //	systemd   /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _>.slice/cri-containerd-<id>.scope
 //	cri-o     …/kubepods-pod<uid with _>.slice/crio-<id>.scope
 //
-// A nested cgroup may follow. With cgroup v1 there is one line for each controller, with v2 one line in all.
+// A nested cgroup may follow, which the container has named as it liked: the pod and the container are the first ones,
+// and there is no pod below a unit that is none of the kubelet's. With cgroup v1 there is one line for each controller,
+// with v2 one line in all.
 var (
 	podSegment       = regexp.MustCompile(`^(?:kubepods(?:-besteffort|-burstable)?-)?pod([0-9a-fA-F]{8}[-_][0-9a-fA-F_-]{27}|[0-9a-f]{32})(?:\.slice)?$`)
 	containerSegment = regexp.MustCompile(`^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$`)
@@ -81,13 +96,17 @@ func parseCgroups(cgroups string) (podUID, containerID string) {
 
 func parseCgroup(cgroup string) (podUID, containerID string) {
 	for segment := range strings.SplitSeq(cgroup, "/") {
-		if pod := podSegment.FindStringSubmatch(segment); pod != nil {
-			podUID, containerID = strings.ReplaceAll(pod[1], "_", "-"), ""
-			continue
-		}
-		if container := containerSegment.FindStringSubmatch(segment); container != nil && podUID != "" && containerID == "" {
-			containerID = container[1]
+		container := containerSegment.FindStringSubmatch(segment)
+		switch pod := podSegment.FindStringSubmatch(segment); {
+		case podUID != "" && container != nil:
+			return podUID, container[1]
+		case podUID != "" && segment != "":
+			return podUID, ""
+		case pod != nil:
+			podUID = strings.ReplaceAll(pod[1], "_", "-")
+		case container != nil || strings.HasSuffix(segment, ".scope") || strings.HasSuffix(segment, ".service"):
+			return "", ""
 		}
 	}
-	return podUID, containerID
+	return podUID, ""
 }

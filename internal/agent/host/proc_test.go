@@ -17,6 +17,8 @@ import (
 const (
 	podUID = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 	podDNS = "0a1b2c3d_4e5f_6071_8293_a4b5c6d7e8f9"
+	// victimUID is a pod that a tenant would like to be taken for.
+	victimUID = "22222222-2222-2222-2222-222222222222"
 )
 
 var container = strings.Repeat("0123abcd", 8)
@@ -47,6 +49,18 @@ func TestDescribe(t *testing.T) {
 		},
 		"a cgroup nested in the container": {
 			cgroup: "0::/kubepods/pod" + podUID + "/" + container + "/system.slice/app.service\n", want: inPod,
+		},
+		"cgroups that the container has named like another pod's": {
+			cgroup: "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + podDNS + ".slice/cri-containerd-" + container +
+				".scope/pod" + victimUID + "/" + strings.Repeat("b", 64) + "\n",
+			want: inPod,
+		},
+		"a cgroup in a pod's own, named like another pod": {
+			cgroup: "0::/kubepods/pod" + podUID + "/pod" + victimUID + "/" + container + "\n", want: host.Process{Name: "python3", PodUID: podUID},
+		},
+		"a container that is not Kubernetes', with a cgroup like a pod's": {
+			cgroup: "0::/system.slice/docker-" + container + ".scope/kubepods/pod" + victimUID + "/" + container + "\n",
+			want:   host.Process{Name: "python3"},
 		},
 		"a static pod, whose uid is a hash": {
 			cgroup: "0::/kubepods.slice/kubepods-pod" + strings.Repeat("ab12", 8) + ".slice/cri-containerd-" + container + ".scope\n",
@@ -92,21 +106,18 @@ func TestProcOfThisMachine(t *testing.T) {
 	id, err := proc.ID()
 	g.Expect(id, err).To(gomega.HaveLen(36))
 	g.Expect(proc.Running(filepath.Base(os.Args[0]))).To(gomega.ContainElement(os.Getpid()))
-	g.Expect(proc.Sees(os.Getpid(), "/proc/self/stat")).To(gomega.BeTrue(), "the root of a process is another way to the files")
+	g.Expect(proc.Describe(os.Getpid()).HostPIDs).To(gomega.BeTrue(), "the host's PID namespace is that of this process")
 }
 
 func TestPrograms(t *testing.T) {
 	g := gomega.NewWithT(t)
 	proc := newProc(t, map[string]string{
-		"7/cmdline": "/usr/bin/config-manager\x00--flag\x00", "7/environ": "A=1\x00B=x=y\x00", "7/root/configs/key": "",
+		"7/cmdline": "/usr/bin/config-manager\x00--flag\x00", "7/environ": "A=1\x00B=x=y\x00",
 		"8/cmdline": "sh\x00config-manager\x00", "9/cmdline": "", "self/cmdline": "config-manager\x00",
 	})
 	g.Expect(proc.Running("config-manager")).To(gomega.Equal([]int{7}))
 	g.Expect(proc.Environment(7)).To(gomega.Equal(map[string]string{"A": "1", "B": "x=y"}))
 	g.Expect(proc.Environment(8)).To(gomega.BeEmpty())
-	g.Expect(proc.Sees(7, "/configs/key")).To(gomega.BeTrue())
-	g.Expect(proc.Sees(7, "/configs/other")).To(gomega.BeFalse())
-	g.Expect(proc.Sees(99, "/configs/key")).To(gomega.BeFalse(), "a process that is gone")
 }
 
 func newProc(t *testing.T, files map[string]string) *host.Proc {

@@ -6,9 +6,7 @@ package host
 import (
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
-	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -19,9 +17,9 @@ type Programs interface {
 	Running(program string) ([]int, error)
 	// Environment is the environment with which a process was started; empty if it is gone.
 	Environment(pid int) map[string]string
-	// Sees says whether a process has a file before it, where the path is one in its own root. A process that is gone
-	// sees none.
-	Sees(pid int, file string) bool
+	// Privileged reports whether a process may administer the node (CAP_SYS_ADMIN of the host), as those of privileged
+	// containers may. "baseline" of Pod Security denies it to tenants.
+	Privileged(pid int) bool
 }
 
 // Running implements Programs.
@@ -60,11 +58,4 @@ func (p *Proc) Environment(pid int) map[string]string {
 		}
 	}
 	return found
-}
-
-// Sees implements Programs. The root of a process is a link out of the proc file system, which an os.Root does not
-// follow.
-func (p *Proc) Sees(pid int, file string) bool {
-	_, err := os.Stat(filepath.Join(p.root.Name(), strconv.Itoa(pid), "root", file))
-	return err == nil
 }

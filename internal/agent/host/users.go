@@ -10,6 +10,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Users reports which user a process runs as, and which processes were given an environment variable.
@@ -34,6 +36,29 @@ func (p *Proc) User(pid int) (uid int64, runs bool) {
 		}
 	}
 	return 0, false
+}
+
+// Privileged implements Programs.
+func (p *Proc) Privileged(pid int) bool {
+	dir := strconv.Itoa(pid)
+	own, err := p.root.Readlink("self/ns/user")
+	if err != nil {
+		return false
+	}
+	if its, err := p.root.Readlink(path.Join(dir, "ns/user")); err != nil || its != own {
+		return false // in a user namespace of its own any process has all capabilities
+	}
+	status, err := p.root.ReadFile(path.Join(dir, "status"))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(status)) {
+		if set, found := strings.CutPrefix(line, "CapEff:"); found {
+			capabilities, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
+			return err == nil && capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
+		}
+	}
+	return false
 }
 
 // WithVariable implements Users.

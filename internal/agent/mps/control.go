@@ -4,14 +4,17 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -25,22 +28,49 @@ const (
 
 	commandTimeout = 10 * time.Second // of one command to a daemon that answers
 	askTimeout     = 3 * time.Second  // of a question, which a daemon that hangs never answers
+	killTimeout    = 6 * time.Second  // of the end of a program that was killed: more than what its output is waited for
+
+	// socketName is the name of a daemon's socket in its pipe directory.
+	socketName = "control"
+	// maxQuoted is how much of an answer an error shows, in bytes.
+	maxQuoted = 128
+	// maxPIDs is how many servers, or clients of a server, a daemon may name: NVIDIA's server takes 48 clients.
+	maxPIDs = 1024
 )
+
+// errReplaced says that what answers is not the daemon.
+var errReplaced = fmt.Errorf("another process is in the place of the %w, as root in a container of a client can put it there: "+
+	"end the pods that use MPS on this node", ErrDaemon)
 
 // settling is how a daemon is waited for that was started, or told to quit.
 func settling() pace { return pace{every: 100 * time.Millisecond, atMost: 15 * time.Second} }
 
-// Control speaks with MPS control daemons through NVIDIA's program.
+// Listeners tells who listens at a socket; see host.Proc.Listener.
+type Listeners interface {
+	Listener(socket string) (listener host.Process, known bool, err error)
+}
+
+// Control speaks with MPS control daemons through NVIDIA's program. Their pipe directories are mounted in the containers
+// of their clients, in which root may put there what it likes. So who answers is looked at first, no answer is believed
+// beyond its range, and no question is waited for that does not end when it is told to.
 type Control struct {
-	runner host.Runner
-	clock  clock.Clock
-	files  files
+	runner    host.Runner
+	clock     clock.Clock
+	files     files
+	listeners Listeners // nil: whoever answers is believed
+	lost      *lost
 }
 
 // NewControl makes a control with an MPS root, whose name must be an absolute path. The runner finds NVIDIA's program
 // by its name.
 func NewControl(runner host.Runner, root *os.Root, clk clock.Clock) Control {
-	return Control{runner: runner, clock: clk, files: files{root: root}}
+	return Control{runner: runner, clock: clk, files: files{root: root}, lost: &lost{resources: map[string]bool{}}}
+}
+
+// By is the control that believes a daemon only after a look at who listens.
+func (c Control) By(listeners Listeners) Control {
+	c.listeners = listeners
+	return c
 }
 
 // Start starts a daemon, waits until it answers and sets its limits.
@@ -55,7 +85,7 @@ func (c Control) Start(ctx context.Context, d plan.Daemon) error {
 	if d.MultiUser {
 		command.Args = append(command.Args, "-multiuser-server")
 	}
-	if _, err := c.run(ctx, command, commandTimeout); err != nil {
+	if _, err := c.run(ctx, d.Resource, command, commandTimeout); err != nil {
 		return err
 	}
 	if err := c.await(ctx, d.Resource, true); err != nil {
@@ -112,8 +142,7 @@ func (c Control) set(ctx context.Context, resource string, l setting) error {
 		return fmt.Errorf("reading the limit %q: %w", l.get, err)
 	}
 	if !l.holds(now) {
-		return fmt.Errorf("limiting the daemon with %q: it answered %q, and %q still answers %q",
-			l.set, strings.TrimSpace(answer), l.get, strings.TrimSpace(now))
+		return fmt.Errorf("limiting the daemon with %q: it answered %s, and %q still answers %s", l.set, quoted(answer), l.get, quoted(now))
 	}
 	return nil
 }
@@ -134,17 +163,46 @@ func (c Control) Limited(ctx context.Context, d plan.Daemon) (bool, error) {
 }
 
 // Ask asks a daemon for the percentage of threads that a client gets: NVIDIA's own question whether it is there. An
-// error means that it does not answer.
+// error means that it does not answer, or that another process answers in its place.
 func (c Control) Ask(ctx context.Context, resource string) (int, error) {
+	if err := c.checkListener(resource); err != nil {
+		return 0, err
+	}
 	answer, err := c.tell(ctx, resource, "get_default_active_thread_percentage", askTimeout)
 	if err != nil {
 		return 0, err
 	}
 	percentage, err := strconv.ParseFloat(strings.TrimSpace(answer), 64)
-	if err != nil {
-		return 0, fmt.Errorf("%s for %s answered %q instead of a percentage", controlProgram, resource, strings.TrimSpace(answer))
+	if err != nil || math.IsNaN(percentage) || percentage < 1 || percentage > 100 {
+		return 0, fmt.Errorf("%s for %s answered %s instead of a percentage", controlProgram, resource, quoted(answer))
 	}
 	return int(percentage), nil
+}
+
+// checkListener fails if a process of a container listens in the daemon's place. The daemon is where it sees the PIDs of
+// its clients, in the host's PID namespace. Who listens is not known once the process that began to has ended.
+func (c Control) checkListener(resource string) error {
+	if c.listeners == nil {
+		return nil
+	}
+	socket := c.files.path(resource, PipeFolder, socketName)
+	listener, known, err := c.listeners.Listener(socket)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errReplaced, err)
+	}
+	if known && !listener.HostPIDs {
+		return fmt.Errorf("%w: pod %s listens at %s", errReplaced, cmp.Or(listener.PodUID, "that is not known"), socket)
+	}
+	return nil
+}
+
+// quoted is an answer as an error shows it.
+func quoted(answer string) string {
+	answer = strings.TrimSpace(answer)
+	if len(answer) > maxQuoted {
+		answer = strings.ToValidUTF8(answer[:maxQuoted], "") + "…"
+	}
+	return strconv.Quote(answer)
 }
 
 // Servers are the servers of a daemon with their clients.
@@ -177,8 +235,11 @@ func (c Control) pids(ctx context.Context, resource, question string) ([]int, er
 	}
 	var pids []int
 	for line := range strings.Lines(answer) {
-		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil {
+		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
 			pids = append(pids, pid)
+		}
+		if len(pids) > maxPIDs {
+			return nil, fmt.Errorf("%s for %s answered %q with more than %d processes", controlProgram, resource, question, maxPIDs)
 		}
 	}
 	slices.Sort(pids)
@@ -240,13 +301,59 @@ func (c Control) await(ctx context.Context, resource string, answering bool) err
 func (c Control) tell(ctx context.Context, resource, line string, timeout time.Duration) (string, error) {
 	command := c.command(resource)
 	command.Stdin = line + "\n"
-	return c.run(ctx, command, timeout)
+	return c.run(ctx, resource, command, timeout)
 }
 
-func (c Control) run(ctx context.Context, command host.Command, timeout time.Duration) (string, error) {
+// run runs NVIDIA's program. One that does not end, though it was killed, is left behind: a link in the place of the
+// daemon's socket may lead it to a file system that answers to nobody. Until it has ended, no other is run for the
+// resource.
+func (c Control) run(ctx context.Context, resource string, command host.Command, timeout time.Duration) (string, error) {
+	if c.lost.has(resource) {
+		return "", fmt.Errorf("%w: a former %s for %s was killed and has not ended", ErrDaemon, controlProgram, resource)
+	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	return c.runner.Run(ctx, command)
+	type result struct {
+		stdout string
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		defer cancel()
+		stdout, err := c.runner.Run(ctx, command)
+		done <- result{stdout, err}
+		c.lost.set(resource, false)
+	}()
+	select {
+	case r := <-done:
+		return r.stdout, r.err
+	case <-ctx.Done():
+	}
+	c.lost.set(resource, true)
+	select {
+	case r := <-done:
+		c.lost.set(resource, false)
+		return r.stdout, r.err
+	case <-time.After(killTimeout): // of the machine: a simulated clock does not know how long a kill takes
+		return "", fmt.Errorf("%w: %s for %s was killed and does not end: %w", ErrDaemon, controlProgram, resource, context.Cause(ctx))
+	}
+}
+
+// lost are the resources for which a program has not ended.
+type lost struct {
+	mu        sync.Mutex
+	resources map[string]bool
+}
+
+func (l *lost) has(resource string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.resources[resource]
+}
+
+func (l *lost) set(resource string, is bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.resources[resource] = is
 }
 
 func (c Control) command(resource string) host.Command {

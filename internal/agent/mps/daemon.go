@@ -77,6 +77,9 @@ func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was 
 		if errors.Is(err, errInUse) && k.node.DriverLeaves() {
 			return nil // it stays, and answers once the driver is back
 		}
+		if replaced := k.control.checkListener(desired.Resource); err != nil && replaced != nil {
+			err = fmt.Errorf("%w: %w", replaced, err)
+		}
 		if err != nil {
 			return k.note(was, err)
 		}
@@ -186,7 +189,7 @@ func (k *daemonManager) look(ctx context.Context, d plan.Daemon, outdated []int)
 
 // use finds how a daemon with these servers is used, and whether it can be.
 func (k *daemonManager) use(d plan.Daemon, servers []Server, outdated []int) (Use, error) {
-	use, err := useOf(d, servers, outdated, k.processes)
+	use, err := useOf(k.files.path(d.Resource, PipeFolder), d, servers, outdated, k.processes)
 	use.Unreachable = !k.node.SharesMemory()
 	return use, err
 }

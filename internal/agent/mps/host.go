@@ -6,6 +6,7 @@ package mps
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 const (
@@ -21,6 +23,8 @@ const (
 	pollInterval = 500 * time.Millisecond
 	// healthPoll is how often each daemon is asked whether it is there, and one that failed is tried again.
 	healthPoll = 5 * time.Second
+	// The most that a pipe directory may hold, in bytes and in entries: a daemon has sockets, locks and its PID there.
+	maxPipe, maxPipeEntries = 1 << 20, 512
 )
 
 // Node is what the daemons need to know of the node around them.
@@ -134,7 +138,15 @@ func (h *Host) Unused() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	given, err := h.processes.WithVariable(pipeVariable)
+	served, err := h.files.resources(PipeFolder)
+	if err != nil {
+		return false, err
+	}
+	pipes := make([]string, 0, len(served))
+	for _, resource := range served {
+		pipes = append(pipes, h.files.path(resource, PipeFolder))
+	}
+	given, err := h.processes.Mounted(pipes...)
 	if err != nil {
 		return false, err //nolint:wrapcheck // names what it did
 	}
@@ -155,6 +167,9 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 		return err
 	}
 	errs := []error{h.logs.follow(ctx, ours)} // before a daemon is ended, which takes its logs with it
+	for _, resource := range ours {
+		errs = append(errs, h.trim(resource))
+	}
 	if h.unused.driverContainerEnds() {
 		errs = append(errs, h.unused.end(ctx, ours...))
 	}
@@ -167,6 +182,23 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 		errs = append(errs, h.daemons.ensure(ctx, desired, thorough))
 	}
 	return errors.Join(append(errs, h.markReady(desired, ours))...)
+}
+
+// trim empties the pipe directory of a daemon that its clients have filled: NVIDIA's device plugin mounts it writable in
+// their containers, and it lies in the node's /run, which the node needs.
+func (h *Host) trim(resource string) error {
+	pipe := h.files.path(resource, PipeFolder)
+	held, err := h.processes.Trim(pipe, maxPipe, maxPipeEntries)
+	if err != nil || held <= maxPipe {
+		return err //nolint:wrapcheck // names what it did
+	}
+	pods, err := podsOf(pipe, h.processes)
+	uids := make([]string, 0, len(pods))
+	for _, pod := range pods {
+		uids = append(uids, pod.UID)
+	}
+	return errors.Join(fmt.Errorf("%w: %s of %s held %d bytes, which lie in the node's memory, and was emptied: "+
+		"one of the pods with these UIDs has written there: %s", ErrDaemon, PipeFolder, resource, held, format.List(uids)), err)
 }
 
 // markReady sets NVIDIA's marker that all daemons run. Where we run none, and had none to end, it is not ours.

@@ -33,9 +33,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// ServerProgram is the name of NVIDIA's MPS server, which holds a GPU in place of its clients.
-const ServerProgram = "nvidia-cuda-mps-server"
-
 // ErrDaemon is wrapped by what goes wrong with a daemon.
 var ErrDaemon = errors.New("MPS control daemon")
 

@@ -31,6 +31,7 @@ type node struct {
 	runner  *hostfake.Runner
 	daemons *fake.Daemons
 	clock   *fake.Clock
+	control mps.Control
 	host    *mps.Host
 	view    *mps.View
 	ended   bool   // the container of the driver is not ready
@@ -42,6 +43,12 @@ type node struct {
 // newNode makes a node whose MPS pod converges while the agent waits.
 func newNode(t *testing.T) *node {
 	t.Helper()
+	return newNodeWith(t, nil)
+}
+
+// newNodeWith makes a node on which it is looked who listens at the daemon's socket.
+func newNodeWith(t *testing.T, listeners mps.Listeners) *node {
+	t.Helper()
 	n := &node{dir: t.TempDir(), daemons: fake.NewDaemons(), version: "595.45.04", clock: fake.NewClock(time.Unix(1_800_000_000, 0))}
 	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
 	root, err := os.OpenRoot(n.dir)
@@ -49,7 +56,8 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = root.Close() })
-	control := mps.NewControl(n.runner, root, n.clock)
+	control := mps.NewControl(n.runner, root, n.clock).By(listeners)
+	n.control = control
 	n.host, n.view = mps.NewHost(control, mps.Node{
 		Processes: n.daemons, DriverContainerReady: func() bool { return !n.ended }, DriverLeaves: func() bool { return n.leaves },
 		DriverVersion: func() string { return n.version }, SharesMemory: func() bool { return !n.unmount },

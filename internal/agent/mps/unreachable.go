@@ -10,9 +10,12 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// pipeVariable is the environment variable by which daemons, servers and clients find each other.
+// pipeVariable is the environment variable by which daemons, servers and clients find each other. It tells whose daemon
+// a process of the MPS pod is, and nothing about a process of any other pod, which sets it as it likes.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
 // errInUse says that a daemon is not ended although it does not answer.
@@ -58,7 +61,7 @@ func (s stopper) endUnreachable(ctx context.Context, was record) error {
 	if err != nil || len(daemons) == 0 {
 		return err
 	}
-	given, err := podsOf(resource, s.processes)
+	given, err := podsOf(s.files.path(resource, PipeFolder), s.processes)
 	if err != nil {
 		return err
 	}
@@ -95,12 +98,10 @@ func (s stopper) running(resource string) (daemons, servers []int, err error) {
 		if pipe != s.files.path(resource, PipeFolder) {
 			continue
 		}
-		switch s.processes.Describe(pid).Name {
-		case controlProgram:
-			if len(s.processes.Arguments(pid)) > 1 {
-				daemons = append(daemons, pid)
-			}
-		case ServerProgram:
+		switch is := s.processes.Describe(pid); {
+		case is.Runs(controlProgram) && len(s.processes.Arguments(pid)) > 1:
+			daemons = append(daemons, pid)
+		case is.Runs(gpu.MPSServer):
 			servers = append(servers, pid)
 		}
 	}

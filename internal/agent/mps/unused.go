@@ -40,13 +40,17 @@ func (u *unusedServers) end(ctx context.Context, resources ...string) error {
 	if len(resources) == 0 {
 		return nil
 	}
-	given, err := u.processes.WithVariable(pipeVariable)
+	pipes := make([]string, 0, len(resources))
+	for _, resource := range resources {
+		pipes = append(pipes, u.files.path(resource, PipeFolder))
+	}
+	given, err := u.processes.Mounted(pipes...)
 	if err != nil {
 		return err //nolint:wrapcheck // names what it did
 	}
 	var errs []error
-	for _, resource := range resources {
-		if len(podsAmong(given, resource, u.processes)) == 0 && !u.clock.Now().Before(u.silent[resource]) {
+	for i, resource := range resources {
+		if len(podsAmong(given[pipes[i]], u.processes)) == 0 && !u.clock.Now().Before(u.silent[resource]) {
 			errs = append(errs, u.endOf(ctx, resource))
 		}
 	}
@@ -63,7 +67,7 @@ func (u *unusedServers) endOf(ctx context.Context, resource string) error {
 	if len(servers) == 0 {
 		return nil
 	}
-	pods, err := podsOf(resource, u.processes) // one may have started while the daemon was asked, and be about to connect
+	pods, err := podsOf(u.files.path(resource, PipeFolder), u.processes) // one may have started while the daemon was asked, and be about to connect
 	if err != nil || len(pods) > 0 {
 		return err
 	}

@@ -166,6 +166,11 @@ func (l *looking) WithVariable(name string) (map[int]string, error) {
 	return l.Processes.WithVariable(name) //nolint:wrapcheck // a fake
 }
 
+func (l *looking) Mounted(folders ...string) (map[string][]int, error) {
+	l.times++
+	return l.Processes.Mounted(folders...) //nolint:wrapcheck // a fake
+}
+
 // The driver's container may be away for days, if it cannot be built, and the pods go on with the old driver.
 func TestTheProcessesAreLookedThroughOnceForAllDaemonsWhileTheDriversContainerEnds(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)

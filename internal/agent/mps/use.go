@@ -6,16 +6,11 @@ package mps
 import (
 	"cmp"
 	"maps"
-	"path"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
-
-// clientRoot is where NVIDIA's device plugin mounts the pipe directories in the containers of clients
-// (NVIDIA/k8s-device-plugin internal/plugin/mps.go).
-const clientRoot = "/mps"
 
 // SharedMemory is the name of the folder in the MPS root that all clients have as /dev/shm.
 const SharedMemory = "shm"
@@ -27,6 +22,8 @@ const PipeFolder = "pipe"
 type Processes interface {
 	host.Processes
 	host.Users
+	host.Mounts
+	host.Trimmer
 	host.Ender
 }
 
@@ -59,7 +56,7 @@ type Use struct {
 	// Unreachable reports that another program has replaced the shared memory on the node: clients to come do not reach
 	// the daemon.
 	Unreachable bool `json:"unreachable,omitempty"`
-	// Pods are the pods with processes that were given the pipe directory, whether or not they are clients now.
+	// Pods are the pods with processes that have the pipe directory mounted, whether or not they are clients now.
 	Pods []PodUsers `json:"pods,omitempty"`
 }
 
@@ -89,7 +86,7 @@ func (u Use) idle() bool { return len(u.Clients) == 0 && len(u.Pods) == 0 }
 
 // useOf finds how a daemon with these servers is used. Outdated are the clients that were known to be, of which those
 // that are still connected stay so.
-func useOf(d plan.Daemon, servers []Server, outdated []int, processes Processes) (Use, error) {
+func useOf(pipe string, d plan.Daemon, servers []Server, outdated []int, processes Processes) (Use, error) {
 	u := Use{}
 	for _, s := range servers {
 		u.Clients = append(u.Clients, s.Clients...)
@@ -112,28 +109,26 @@ func useOf(d plan.Daemon, servers []Server, outdated []int, processes Processes)
 		}
 	}
 	u.OutdatedPods = slices.Sorted(maps.Keys(pods))
-	given, err := podsOf(d.Resource, processes)
+	given, err := podsOf(pipe, processes)
 	u.Pods = given
 	return u, err
 }
 
-// podsOf finds the pods to which the device plugin gave the pipe directory of a resource, by the environment of their
-// processes, and the users of those.
-func podsOf(resource string, processes Processes) ([]PodUsers, error) {
-	given, err := processes.WithVariable(pipeVariable)
+// podsOf finds the pods to which the device plugin gave a pipe directory, and the users of their processes.
+func podsOf(pipe string, processes Processes) ([]PodUsers, error) {
+	given, err := processes.Mounted(pipe)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names what it did
 	}
-	return podsAmong(given, resource, processes), nil
+	return podsAmong(given[pipe], processes), nil
 }
 
-// podsAmong is podsOf among processes that have the variable.
-func podsAmong(given map[int]string, resource string, processes Processes) []PodUsers {
+// podsAmong is podsOf among processes that have the pipe directory mounted: NVIDIA's device plugin has it mounted in the
+// containers that get the resource (NVIDIA/k8s-device-plugin internal/plugin/mps.go). It sets CUDA_MPS_PIPE_DIRECTORY
+// there too, but so can any pod.
+func podsAmong(given []int, processes Processes) []PodUsers {
 	users := map[string][]int64{}
-	for pid, pipe := range given {
-		if pipe != path.Join(clientRoot, resource, PipeFolder) {
-			continue
-		}
+	for _, pid := range given {
 		uid, runs := processes.User(pid)
 		if pod := processes.Describe(pid).PodUID; runs && pod != "" && !slices.Contains(users[pod], uid) {
 			users[pod] = append(users[pod], uid)

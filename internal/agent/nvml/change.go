@@ -56,6 +56,25 @@ func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.Com
 	})
 }
 
+// SetPersistence implements gpu.Hardware. It does not reach nvidia-persistenced.
+func (h *Hardware) SetPersistence(ctx context.Context, uuid string, on bool) error {
+	mode := nvml.FEATURE_DISABLED
+	if on {
+		mode = nvml.FEATURE_ENABLED
+	}
+	return h.do(ctx, uuid, fmt.Sprintf("setting persistence mode %t on GPU %s", on, uuid), func() error {
+		d, err := h.device(uuid)
+		if err != nil {
+			return err
+		}
+		const call = "nvmlDeviceSetPersistenceMode"
+		if !h.has(call) {
+			return fmt.Errorf("%w: the driver has no %s", gpu.ErrNotSupported, call)
+		}
+		return write(ctx, call, func() nvml.Return { return d.SetPersistenceMode(mode) })
+	})
+}
+
 // CreateInstance implements gpu.Hardware.
 func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at gpu.Placement) error {
 	return h.do(ctx, uuid, fmt.Sprintf("creating %s at %s on GPU %s", profile, at, uuid), func() error {

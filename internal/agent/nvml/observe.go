@@ -105,7 +105,7 @@ func (r reader) observeDevice(index int, lists lists) (gpu.Device, error) {
 		}
 	}
 	for _, read := range []func(nvml.Device, *gpu.Device) error{
-		readMinor, r.readVirtual, readComputeMode, readMIGMode, r.readMIG, readProcesses,
+		readMinor, r.readVirtual, readComputeMode, r.readPersistence, readMIGMode, r.readMIG, readProcesses,
 	} {
 		if err := read(handle, &d); err != nil {
 			return gpu.Device{}, err
@@ -193,6 +193,20 @@ func readComputeMode(handle nvml.Device, d *gpu.Device) error {
 	}
 	d.State.ComputeMode = gpu.ComputeMode(mode)
 	return failed("nvmlDeviceGetComputeMode", ret)
+}
+
+func (r reader) readPersistence(handle nvml.Device, d *gpu.Device) error {
+	if !r.has("nvmlDeviceGetPersistenceMode") {
+		return nil
+	}
+	mode, ret := handle.GetPersistenceMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return nil
+	}
+	if ret == nvml.SUCCESS && mode == nvml.FEATURE_DISABLED {
+		d.Persistence = gpu.PersistenceOff
+	}
+	return failed("nvmlDeviceGetPersistenceMode", ret)
 }
 
 func readMIGMode(handle nvml.Device, d *gpu.Device) error {

@@ -18,9 +18,6 @@ import (
 // noInstance is what NVML reports as the GPU instance of a process that uses none.
 const noInstance = 0xFFFFFFFF
 
-// mpsServer is the program through which MPS clients use a GPU.
-const mpsServer = "nvidia-cuda-mps-server"
-
 // lists says whether the driver's lists of processes can be used.
 type lists bool
 
@@ -103,6 +100,6 @@ func (r reader) process(p nvml.ProcessInfo) gpu.Process {
 		program, _, _ := strings.Cut(name, " ")
 		process.Name = path.Base(program)
 	}
-	process.MPSServer = process.Name == mpsServer
+	process.MPSServer = process.Name == gpu.MPSServer // by its own account: the agent asks the kernel
 	return process
 }

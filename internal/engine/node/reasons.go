@@ -129,6 +129,7 @@ var reasonClasses = map[string]Class{
 	v1alpha1.ReasonMPSClientsRunning:        First,
 	v1alpha1.ReasonGPUMissing:               Plain,
 	v1alpha1.ReasonComputeModeLeft:          NeedsAttention,
+	v1alpha1.ReasonComputeModeLost:          NeedsAttention,
 	v1alpha1.ReasonSlicerActive:             Plain,
 	v1alpha1.ReasonDRADriverActive:          Plain,
 	v1alpha1.ReasonConfigLabelReset:         Plain,

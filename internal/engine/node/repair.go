@@ -32,7 +32,7 @@ func AddFindings(v *View, r Result) (Result, []action.Action) {
 	actions, _ := SplitStep(r.Next)
 	checks := []findingFunc{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
-		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, pluginFailing, pluginOutdated, notEnding,
+		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost, pluginFailing, pluginOutdated, notEnding,
 		migManagerEnabledByOthers, managerStuck, leftPaused,
 	}
 	if _, is := UnderMaintenance(v); is {
@@ -195,6 +195,26 @@ func computeModeLeft(v *View, s State) Finding {
 		return Finding{}
 	}
 	return f
+}
+
+// computeModeLost finds GPUs that a daemon of the operator serves and that let any program in: the driver has forgotten
+// the compute mode, or a user set it by hand.
+func computeModeLost(v *View, s State) Finding {
+	if s != UpToDate {
+		return Finding{}
+	}
+	var names []string
+	for _, d := range v.Devices {
+		if m := d.State.MPS; m != nil && !m.External && d.State.ComputeMode == gpu.ComputeDefault && !d.State.MIG && targetsGPU(v, d.UUID) {
+			names = append(names, fmt.Sprintf("GPU %d", d.Index))
+		}
+	}
+	if len(names) == 0 {
+		return Finding{}
+	}
+	return Finding{Reason: v1alpha1.ReasonComputeModeLost, Message: fmt.Sprintf("%s: in the default compute mode, so a program that is no MPS client "+
+		"can use it without the limits; the agent sets the mode again once nobody uses the GPU. Where the GPUNode's condition Applied says that "+
+		"the mode cannot be kept, start nvidia-persistenced on the node", format.List(names))}
 }
 
 // targetsGPU reports whether the target has a desired state for a GPU.

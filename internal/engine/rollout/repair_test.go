@@ -220,6 +220,25 @@ func TestAPauseOfTheDriversManagerIsLeftAlone(t *testing.T) {
 	g.Expect(rollout.Decide(c.world()).Actions).To(BeEmpty())
 }
 
+// TestALostComputeModeIsTold: without nvidia-persistenced the driver forgets it when the last program closes the GPU.
+func TestALostComputeModeIsTold(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	settled(t, c, mps(4))
+	c.hold(h, "client", 0, gpu.WholeGPU)
+	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].ComputeMode = gpu.ComputeDefault })
+	h.report()
+	d := rollout.Decide(c.world())
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonComputeModeLost))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("GPU 0: in the default compute mode"))
+	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is driven off a node for that")
+	c.end(h, "client")
+	c.tick(time.Second)
+	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
 func TestAComputeModeThatAUserLeftEvictsNoPod(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()

@@ -13,11 +13,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// mpsServer is the program of NVIDIA's MPS server, which holds a GPU for its clients.
-const mpsServer = "nvidia-cuda-mps-server"
-
 // Device is a GPU as its agent reported it, so that the controller plans from a report exactly as the agent plans from
-// the hardware. What a report does not tell (the PCI address) stays empty.
+// the hardware. What a report does not tell (the PCI address) stays empty. The agent reports the name of NVIDIA's MPS
+// server of no other process.
 func Device(s v1alpha1.DeviceStatus) gpu.Device {
 	d := deviceOf(&s)
 	d.Profiles = profiles(s.Profiles)
@@ -46,7 +44,7 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 	for _, p := range s.Processes {
 		d.Processes = append(d.Processes, gpu.Process{
 			PID: int(p.PID), Name: p.Name, Instance: instanceID(p.Instance),
-			PodUID: p.PodUID, ContainerID: p.ContainerID, MPSServer: p.Name == mpsServer,
+			PodUID: p.PodUID, ContainerID: p.ContainerID, MPSServer: p.Name == gpu.MPSServer,
 		})
 	}
 	for _, h := range s.Holders {

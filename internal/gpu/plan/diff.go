@@ -22,7 +22,7 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	case d.PendingMIG != want.MIG:
 		steps = append(steps, keepMIG{device: d})
 	}
-	if !want.MIG && d.State.ComputeMode != want.ComputeMode {
+	if !want.MIG && d.State.ComputeMode != want.ComputeMode && !(want.MPS != nil && fleeting(d)) {
 		steps = append(steps, setComputeMode{device: d, mode: want.ComputeMode})
 	}
 	if !want.MIG && want.TimeSlice != gpu.TimeSliceUnread && d.State.TimeSlice != want.TimeSlice {
@@ -32,6 +32,12 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 		steps = append(steps, createInstance{device: d, instance: i})
 	}
 	return steps
+}
+
+// fleeting reports whether an MPS daemon serves a GPU whose compute mode cannot be kept: it is lost whenever no program
+// has the GPU open, and to set it again is in vain.
+func fleeting(d gpu.Device) bool {
+	return d.State.MPS != nil && d.Persistence == gpu.PersistenceUnsupported
 }
 
 // surplus are the instances that have to go. Used ones come first, so that a plan that has to wait for them waits

@@ -63,10 +63,39 @@ type DaemonDevice struct {
 	PinnedMemoryLimitMiB int64 // 0: no limit
 }
 
+// Persistence keeps GPUs initialized while no program has them open, so that their compute mode lasts.
+type Persistence interface {
+	// Hold begins it for a GPU. One that cannot be held is no error: the plan goes on without.
+	Hold(ctx context.Context, uuid string) error
+	// Release takes back what Hold has changed, if anything.
+	Release(ctx context.Context, uuid string) error
+}
+
 // Tools is what steps act with.
 type Tools struct {
-	Hardware gpu.Hardware
-	MPS      MPS
+	Hardware    gpu.Hardware
+	MPS         MPS
+	Persistence Persistence // nil: nothing is held
+}
+
+func (t Tools) hold(ctx context.Context, d gpu.Device) error {
+	if t.Persistence == nil || d.Persistence != gpu.PersistenceOff {
+		return nil
+	}
+	if err := t.Persistence.Hold(ctx, d.UUID); err != nil {
+		return fmt.Errorf("%s: turning persistence mode on, so that the compute mode lasts: %w", d, err)
+	}
+	return nil
+}
+
+func (t Tools) release(ctx context.Context, d gpu.Device) error {
+	if t.Persistence == nil {
+		return nil
+	}
+	if err := t.Persistence.Release(ctx, d.UUID); err != nil {
+		return fmt.Errorf("%s: turning persistence mode off again: %w", d, err)
+	}
+	return nil
 }
 
 // Step is one change of the hardware or the host. Steps are a closed set; String is what logs, events and

@@ -87,6 +87,9 @@ func (s setMIG) Closes() bool   { return true }
 // Do sets the mode and resets the GPU if that is what it takes. Where it takes that and a reset is not supported, which
 // leaves a reboot, the error is both gpu.ErrResetRequired and gpu.ErrNotSupported.
 func (s setMIG) Do(ctx context.Context, t Tools) error {
+	if err := t.release(ctx, s.device); err != nil { // in persistence mode the GPU counts as open
+		return err
+	}
 	err := gpu.ErrResetRequired
 	if !s.noted() {
 		err = t.Hardware.SetMIG(ctx, s.device.UUID, s.enabled)
@@ -138,6 +141,11 @@ func (s setComputeMode) Needs() Scope   { return NeedsGPU }
 func (s setComputeMode) Closes() bool   { return false }
 
 func (s setComputeMode) Do(ctx context.Context, t Tools) error {
+	if s.mode != gpu.ComputeDefault {
+		if err := t.hold(ctx, s.device); err != nil {
+			return err
+		}
+	}
 	if err := t.Hardware.SetComputeMode(ctx, s.device.UUID, s.mode); err != nil {
 		return fmt.Errorf("%s: setting compute mode %s: %w", s.device, s.mode, err)
 	}
@@ -241,7 +249,7 @@ func memoryLimit(mib int64) string {
 func (s startMPS) fresh() []goal {
 	var fresh []goal
 	for _, g := range s.devices {
-		if g.device.State.ComputeMode != gpu.ComputeExclusiveProcess {
+		if g.device.State.ComputeMode != gpu.ComputeExclusiveProcess && !fleeting(g.device) {
 			fresh = append(fresh, g)
 		}
 	}

@@ -8,6 +8,7 @@ package usage
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -114,8 +115,8 @@ func (d *Device) offered(instance int, known v1alpha1.DeviceStatus, shares int64
 	return int(shares)
 }
 
-// Of reports on a node. owners are the containers of processes, by PID; a Name that is empty is that of a container
-// which is not known.
+// Of reports on a node. owners are the containers of processes, by PID. A Name without a container is that of a pod, for
+// whose container with the GPU the process counts; one that is empty is not known.
 func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
 	for i := range devices {
@@ -164,9 +165,26 @@ func unitOf(known v1alpha1.DeviceStatus, d *Device, shares int64, guard *v1alpha
 	return u
 }
 
+// holdings are how many replicas of a unit each container holds.
+type holdings map[Name]int
+
+// containerOf is a container of a pod that is known without it: the first that holds the unit.
+func (h holdings) containerOf(pod Name) Name {
+	if pod.Container != "" || pod.Pod == "" {
+		return pod
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(h), compareNames) {
+		if name.Namespace == pod.Namespace && name.Pod == pod.Pod {
+			return name
+		}
+	}
+	pod.Container = "unknown"
+	return pod
+}
+
 // filled is the unit with who uses it.
 func (u Unit) filled(d *Device, instance int, owners map[int]Name) Unit {
-	held := map[Name]int{}
+	held := holdings{}
 	for _, h := range d.Holders {
 		if h.Instance == instance {
 			held[Name{h.Namespace, h.Pod, h.Container}]++
@@ -185,6 +203,7 @@ func (u Unit) filled(d *Device, instance int, owners map[int]Name) Unit {
 			continue
 		}
 		name, owned := owners[p.PID]
+		name = held.containerOf(name)
 		unnamed = unnamed || owned && name == (Name{})
 		if name == (Name{}) {
 			if p.MemoryBytes != nil {
@@ -252,8 +271,11 @@ func ByUse(a, b Container) int {
 		}
 		return *c.MemoryBytes
 	}
-	return cmp.Or(cmp.Compare(use(b), use(a)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
-		cmp.Compare(a.Container, b.Container))
+	return cmp.Or(cmp.Compare(use(b), use(a)), compareNames(a.Name, b.Name))
+}
+
+func compareNames(a, b Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
 }
 
 // status is what the agent last reported of a GPU.

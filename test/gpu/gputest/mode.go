@@ -22,6 +22,7 @@ func settingMode() map[string]contractCase {
 		"does not mind other programs on Hopper":               {models: []string{h100}, changes: true, check: hopperWithClient},
 		"does not reset a GPU that is used":                    {models: []string{a100}, changes: true, check: resetBusy},
 		"resets a GPU in persistence mode and leaves it in it": {models: []string{a100}, changes: true, check: resetPersistent},
+		"turns persistence mode on and off":                    {models: []string{t4}, changes: true, check: persistence},
 		"resets GPUs together that cannot be reset alone":      {models: []string{a100, a100, t4}, changes: true, check: resetTogether},
 		"says that only a reboot helps":                        {models: []string{a100}, changes: true, check: noReset},
 		"keeps the mode over a reboot on Ampere":               {models: []string{a100}, changes: true, check: rebootAmpere},
@@ -156,4 +157,15 @@ func rebootHopper(b bench) {
 	d := b.device(0)
 	b.Expect(d.State.MIG).To(BeFalse())
 	b.Expect(d.PendingMIG).To(BeFalse())
+}
+
+func persistence(b bench) {
+	uuid := b.uuid()
+	for _, on := range []bool{true, true, false, false} {
+		b.Expect(b.Hardware.SetPersistence(b.Context(), uuid, on)).To(Succeed())
+		b.Expect(b.Rig.Persistence(uuid)).To(Equal(on))
+		if on {
+			b.Expect(b.device(0).Persistence).To(Equal(gpu.PersistenceOn))
+		}
+	}
 }

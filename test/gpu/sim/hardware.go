@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -28,6 +29,7 @@ const (
 	OpCreateComputeInstance Op = "CreateComputeInstance"
 	OpDestroyInstance       Op = "DestroyInstance"
 	OpSetComputeMode        Op = "SetComputeMode"
+	OpSetPersistence        Op = "SetPersistence"
 	OpTimeSlices            Op = "TimeSlices"
 	OpSetTimeSlice          Op = "SetTimeSlice"
 )
@@ -246,6 +248,17 @@ func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.Com
 	})
 }
 
+// SetPersistence implements gpu.Hardware.
+func (h *Hardware) SetPersistence(ctx context.Context, uuid string, on bool) error {
+	return h.write(ctx, OpSetPersistence, uuid, strconv.FormatBool(on), func() error {
+		g, err := h.node.GPU(uuid)
+		if err == nil {
+			g.Persistence = on
+		}
+		return err
+	})
+}
+
 // TimeSlices implements gpu.Hardware.
 func (h *Hardware) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
 	h.mu.Lock()
@@ -271,8 +284,17 @@ func (h *Hardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.Time
 	return h.write(ctx, OpSetTimeSlice, uuid, string(slice), func() error { return h.node.SetTimeSlice(uuid, slice) })
 }
 
-// Close implements gpu.Hardware.
-func (h *Hardware) Close() error { return nil }
+// Close implements gpu.Hardware. A GPU that nobody has open any more may forget its compute mode.
+func (h *Hardware) Close() error {
+	h.Update(func(n *Node) {
+		for i := range n.GPUs {
+			if g := &n.GPUs[i]; n.Forgets && !g.Persistence && len(g.Processes) == 0 && !n.openByOthers(g.UUID, 0) {
+				g.ComputeMode = gpu.ComputeDefault
+			}
+		}
+	})
+	return nil
+}
 
 func (h *Hardware) write(ctx context.Context, op Op, uuid, detail string, do func() error) error {
 	h.mu.Lock()

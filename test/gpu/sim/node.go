@@ -28,6 +28,7 @@ type Node struct {
 	Clients       []Client // programs that have the driver open
 	NVSwitch      bool     // NVSwitches connect the GPUs
 	DRM           bool     // the kernel module nvidia_drm is loaded, which has every GPU open
+	Forgets       bool     // no other program has a GPU open for long: one that nobody has open forgets its compute mode
 }
 
 // GPU is the state of one GPU.

@@ -13,9 +13,18 @@ import (
 func (n *Node) Observe() gpu.Inventory {
 	inv := gpu.Inventory{DriverVersion: n.DriverVersion}
 	for i := range n.GPUs {
-		inv.Devices = append(inv.Devices, n.GPUs[i].observe(i))
+		d := n.GPUs[i].observe(i)
+		if !n.GPUs[i].Persistence && !n.persistenced(d.UUID) {
+			d.Persistence = gpu.PersistenceOff
+		}
+		inv.Devices = append(inv.Devices, d)
 	}
 	return inv
+}
+
+// persistenced reports whether nvidia-persistenced has a GPU open.
+func (n *Node) persistenced(uuid string) bool {
+	return slices.ContainsFunc(n.Clients, func(c Client) bool { return c.Program == "nvidia-persistenced" && c.Opens(uuid) })
 }
 
 func (g *GPU) observe(index int) gpu.Device {

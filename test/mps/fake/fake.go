@@ -45,6 +45,7 @@ type process struct {
 	uid    int64
 	host   host.Process
 	pipe   string // its CUDA_MPS_PIPE_DIRECTORY
+	named  bool   // it only says so: the pipe directory is not mounted in its container
 	daemon bool   // on the node, where the pipe directory has its own path
 	asks   bool   // it is no daemon itself
 }
@@ -108,7 +109,7 @@ func (d *Daemons) start(pipe, logs string, args []string) error {
 	}
 	d.started++
 	d.byPipe[pipe] = &daemon{Daemon: sim.New(d, multiUser), pid: d.started, logs: logs}
-	d.processes[d.started] = process{host: host.Process{Name: "nvidia-cuda-mps-control"}, pipe: pipe, daemon: true}
+	d.processes[d.started] = process{host: host.Process{Name: "nvidia-cuda-mps-control", HostPIDs: true}, pipe: pipe, daemon: true}
 	return nil
 }
 
@@ -123,7 +124,7 @@ func (d *Daemons) end(pipe string) {
 // StartServer implements sim.Node.
 func (d *Daemons) StartServer(uid int) (int, error) {
 	d.lastPID++
-	d.processes[d.lastPID] = process{uid: int64(uid), host: host.Process{Name: "nvidia-cuda-mps-server"}}
+	d.processes[d.lastPID] = process{uid: int64(uid), host: host.Process{Name: "nvidia-cuda-mps-server", HostPIDs: true}}
 	return d.lastPID, nil
 }
 
@@ -145,12 +146,37 @@ func (d *Daemons) Run(pipe, podUID string, uid int) (pid int) {
 	return d.lastPID
 }
 
+// Name starts a process of a pod that names a pipe directory which nobody has given to it: any pod may set a variable.
+func (d *Daemons) Name(pipe, podUID string, uid int) (pid int) {
+	pid = d.Run(pipe, podUID, uid)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.processes[pid]
+	p.named = true
+	d.processes[pid] = p
+	return pid
+}
+
+// Pretend starts a process of a pod that looks like a daemon of the node in all that a container chooses: its name, its
+// arguments and its environment.
+func (d *Daemons) Pretend(pipe, podUID string) (pid int) {
+	pid = d.Name(pipe, podUID, 0)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.processes[pid]
+	p.daemon, p.host.Name = true, "nvidia-cuda-mps-control"
+	d.processes[pid] = p
+	return pid
+}
+
 // Ask starts a program that asks the daemon at a pipe directory.
 func (d *Daemons) Ask(pipe string) (pid int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.started++
-	d.processes[d.started] = process{host: host.Process{Name: "nvidia-cuda-mps-control"}, pipe: pipe, daemon: true, asks: true}
+	d.processes[d.started] = process{
+		host: host.Process{Name: "nvidia-cuda-mps-control", HostPIDs: true}, pipe: pipe, daemon: true, asks: true,
+	}
 	return d.started
 }
 
@@ -216,6 +242,22 @@ func (d *Daemons) WithVariable(name string) (map[int]string, error) {
 	}
 	return found, nil
 }
+
+// Mounted implements host.Mounts.
+func (d *Daemons) Mounted(folders ...string) (map[string][]int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	found := map[string][]int{}
+	for pid, p := range d.processes {
+		if !p.daemon && !p.named && slices.Contains(folders, p.pipe) {
+			found[p.pipe] = append(found[p.pipe], pid)
+		}
+	}
+	return found, nil
+}
+
+// Trim implements host.Trimmer. The pipe directories of the daemons that are simulated are small.
+func (d *Daemons) Trim(string, int64, int) (int64, error) { return 0, nil }
 
 // Arguments implements host.Programs.
 func (d *Daemons) Arguments(pid int) []string {

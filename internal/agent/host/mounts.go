@@ -1,0 +1,110 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Mounts tells which processes have folders of the node mounted.
+type Mounts interface {
+	// Mounted returns, by folder, the PIDs of the processes that have it mounted: it itself, not a folder above it. Only
+	// who makes a container can give it a folder of the node.
+	Mounted(folders ...string) (map[string][]int, error)
+}
+
+// mount is a line of mountinfo: which folder of which file system is mounted where (proc_pid_mountinfo(5)).
+type mount struct{ id, device, root, point string }
+
+func parseMounts(mountinfo string) []mount {
+	var mounts []mount
+	for line := range strings.Lines(mountinfo) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			mounts = append(mounts, mount{id: fields[0], device: fields[2], root: unescaped(fields[3]), point: unescaped(fields[4])})
+		}
+	}
+	return mounts
+}
+
+// unescaped undoes what the kernel does to the characters that end a field.
+func unescaped(field string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(field)
+}
+
+// source is the folder of a file system that is seen at a path: that of the last mount at or above it.
+func source(mounts []mount, folder string) (mount, bool) {
+	var found mount
+	for _, m := range mounts {
+		if len(m.point) >= len(found.point) && (folder == m.point || strings.HasPrefix(folder, strings.TrimSuffix(m.point, "/")+"/")) {
+			found = m
+		}
+	}
+	return mount{device: found.device, root: path.Join(found.root, strings.TrimPrefix(folder, found.point))}, found.point != ""
+}
+
+// Mounted implements Mounts. It reads no file system but proc, so that none that a container has mounted keeps it
+// waiting. Processes that share their mounts are looked at once.
+func (p *Proc) Mounted(folders ...string) (map[string][]int, error) {
+	if len(folders) == 0 {
+		return nil, nil
+	}
+	own, err := p.root.ReadFile("self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("reading the own mounts: %w", err)
+	}
+	wanted := map[mount]string{}
+	for _, folder := range folders {
+		if m, ok := source(parseMounts(string(own)), folder); ok {
+			wanted[m] = folder
+		}
+	}
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	found, seen := map[string][]int{}, map[string][]string{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		for _, folder := range p.mountedBy(entry.Name(), wanted, seen) {
+			found[folder] = append(found[folder], pid)
+		}
+	}
+	return found, nil
+}
+
+// mountedBy are the wanted folders that a process has mounted. A process that is gone has none. seen holds what was
+// found by mount namespace and root: mountinfo shows nothing outside of the root.
+func (p *Proc) mountedBy(dir string, wanted map[mount]string, seen map[string][]string) []string {
+	namespace, err := p.root.Readlink(path.Join(dir, "ns/mnt"))
+	if err != nil {
+		return nil
+	}
+	root, err := p.root.Readlink(path.Join(dir, "root"))
+	if err != nil {
+		return nil
+	}
+	key := namespace + root
+	if known, is := seen[key]; is {
+		return known
+	}
+	mountinfo, err := p.root.ReadFile(path.Join(dir, "mountinfo"))
+	if err != nil {
+		return nil
+	}
+	var folders []string
+	for _, m := range parseMounts(string(mountinfo)) {
+		if folder, is := wanted[mount{device: m.device, root: m.root}]; is {
+			folders = append(folders, folder)
+		}
+	}
+	seen[key] = folders
+	return folders
+}

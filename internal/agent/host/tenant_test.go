@@ -1,0 +1,165 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+)
+
+// link makes the links of a fake proc file system, which lead nowhere.
+func link(t *testing.T, dir string, links map[string]string) {
+	t.Helper()
+	for name, target := range links {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, file); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// procOf is a fake proc file system.
+func procOf(t *testing.T, files, links map[string]string) *host.Proc {
+	t.Helper()
+	dir := t.TempDir()
+	link(t, dir, links)
+	for name, content := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	return host.NewProc(root)
+}
+
+func TestAProcessIsNVIDIAsByItsPIDNamespaceNotByItsName(t *testing.T) {
+	g := gomega.NewWithT(t)
+	const server = "nvidia-cuda-mps-server"
+	proc := procOf(t, map[string]string{"7/cmdline": server + "\x00", "8/cmdline": server + "\x00", "9/cmdline": server + "\x00"}, map[string]string{
+		"self": "1", "1/ns/pid": "pid:[4026531836]", "7/ns/pid": "pid:[4026531836]", "8/ns/pid": "pid:[4026532999]",
+	})
+	g.Expect(proc.Describe(7).Runs(server)).To(gomega.BeTrue())
+	g.Expect(proc.Describe(8).Runs(server)).To(gomega.BeFalse(), "a container without hostPID calls its processes as it likes")
+	g.Expect(proc.Describe(9).Runs(server)).To(gomega.BeFalse(), "one that is gone")
+	g.Expect(proc.Describe(7).Runs("another")).To(gomega.BeFalse())
+}
+
+func TestMountedFindsWhoWasGivenAFolderOfTheNode(t *testing.T) {
+	g := gomega.NewWithT(t)
+	const (
+		pipe, other = "/run/nvidia/mps/nvidia.com/gpu/pipe", "/run/nvidia/mps/nvidia.com/gpu.shared/pipe"
+		own         = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n21 20 0:99 / /run rw - tmpfs run rw\n" +
+			"22 21 0:25 /nvidia/mps /run/nvidia/mps rw shared:1 - tmpfs tmpfs rw\n23 22 0:77 / /run/nvidia/mps/shm rw - tmpfs shm rw\n"
+		client = "40 1 0:50 / / rw - overlay overlay rw\n41 40 0:25 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs tmpfs rw\n"
+	)
+	proc := procOf(t, map[string]string{
+		"1/mountinfo": own, "10/mountinfo": client,
+		"11/mountinfo": "", // shares the mounts of 10, and is not asked
+		"12/mountinfo": "50 1 0:51 / / rw - overlay overlay rw\n51 50 0:25 /nvidia/mps /mps rw - tmpfs tmpfs rw\n",
+		"13/mountinfo": "60 1 0:52 / / rw - overlay overlay rw\n61 60 0:66 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs tmpfs rw\n",
+		"13/environ":   "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe\x00",
+	}, map[string]string{
+		"self": "1", "1/ns/mnt": "mnt:[1]", "1/root": "/", "10/ns/mnt": "mnt:[10]", "10/root": "/", "11/ns/mnt": "mnt:[10]", "11/root": "/",
+		"12/ns/mnt": "mnt:[12]", "12/root": "/", "13/ns/mnt": "mnt:[13]", "13/root": "/",
+	})
+	g.Expect(proc.Mounted(pipe, other)).To(gomega.Equal(map[string][]int{pipe: {10, 11}}),
+		"neither NVIDIA's device plugin, which has the whole MPS root, nor a tenant with a file system of its own that looks the same")
+	g.Expect(proc.Mounted()).To(gomega.BeEmpty())
+}
+
+// TestMountedOfThisMachine: what the kernel itself writes.
+func TestMountedOfThisMachine(t *testing.T) {
+	g := gomega.NewWithT(t)
+	folder := t.TempDir()
+	pid := tenant(t, folder, "true")
+	found, err := procOfThisMachine(t).Mounted(folder, "/proc/nothing")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(found).To(gomega.Equal(map[string][]int{folder: {pid}}))
+}
+
+func mounts(out interface{ Read([]byte) (int, error) }, said []byte) bool {
+	n, err := out.Read(said)
+	return err == nil && strings.HasPrefix(string(said[:n]), "mounted")
+}
+
+func TestListenerIsTheProcessThatTheKernelHasNoted(t *testing.T) {
+	g := gomega.NewWithT(t)
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30)) // longer than an address has room for
+	g.Expect(os.Mkdir(dir, 0o755)).To(gomega.Succeed())
+	t.Chdir(dir)
+	l, err := net.Listen("unix", "control")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer l.Close() //nolint:errcheck // nothing was sent
+	root, err := os.OpenRoot("/proc")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer root.Close() //nolint:errcheck // only read
+	proc := host.NewProc(root)
+
+	listener, known, err := proc.Listener(filepath.Join(dir, "control"))
+	g.Expect(known, err).To(gomega.BeTrue())
+	g.Expect(listener).To(gomega.Equal(proc.Describe(os.Getpid())))
+	_, known, err = proc.Listener(filepath.Join(dir, "nothing"))
+	g.Expect(known, err).To(gomega.BeFalse())
+
+	g.Expect(os.Symlink("control", "link")).To(gomega.Succeed())
+	_, _, err = proc.Listener(filepath.Join(dir, "link"))
+	g.Expect(err).To(gomega.MatchError(host.ErrNoSocket), "a link may lead to a file system that answers to nobody")
+	g.Expect(l.Close()).To(gomega.Succeed())
+}
+
+func TestProjectedLooksAtNothingButVolumesOfTheKubelet(t *testing.T) {
+	g := gomega.NewWithT(t)
+	onNode := t.TempDir()
+	volumes := filepath.Join(onNode, "data/kubelet/pods", podUID, "volumes")
+	config := filepath.Join(volumes, "kubernetes.io~configmap/available-configs")
+	g.Expect(os.MkdirAll(filepath.Join(config, "..2027"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.Symlink("..2027", filepath.Join(config, "..data"))).To(gomega.Succeed())
+	g.Expect(os.WriteFile(filepath.Join(config, "..2027", "research"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(os.Symlink("..data/research", filepath.Join(config, "research"))).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(volumes, "kubernetes.io~nfs/hangs"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(filepath.Join(volumes, "kubernetes.io~nfs/hangs/other"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(onNode, "var/lib"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.Symlink("/data/kubelet", filepath.Join(onNode, "var/lib/kubelet"))).To(gomega.Succeed())
+
+	kubelet := host.Kubelet{Host: onNode, Folder: "/var/lib/kubelet"}
+	g.Expect(kubelet.Projected(podUID, "research")).To(gomega.BeTrue(), "also where the folder is a link on the node")
+	g.Expect(kubelet.Projected(podUID, "other")).To(gomega.BeFalse(), "a volume that is mounted from elsewhere")
+	g.Expect(kubelet.Projected(victimUID, "research")).To(gomega.BeFalse())
+	for _, name := range []string{"", "..", "../../x", "a/b"} {
+		g.Expect(kubelet.Projected(name, "research")).To(gomega.BeFalse())
+		g.Expect(kubelet.Projected(podUID, name)).To(gomega.BeFalse())
+	}
+}
+
+func TestPrivilegedIsWhoMayAdministerTheNode(t *testing.T) {
+	g := gomega.NewWithT(t)
+	const all, usual = "CapEff:\t000001ffffffffff\n", "CapEff:\t00000000a80425fb\n" // of a privileged container, and by default
+	proc := procOf(t, map[string]string{"7/status": all, "8/status": usual, "9/status": all, "10/status": "Name:\tx\n"}, map[string]string{
+		"self": "1", "1/ns/user": "user:[4026531837]", "7/ns/user": "user:[4026531837]", "8/ns/user": "user:[4026531837]",
+		"9/ns/user": "user:[4026532999]", "10/ns/user": "user:[4026531837]",
+	})
+	g.Expect(proc.Privileged(7)).To(gomega.BeTrue())
+	g.Expect(proc.Privileged(8)).To(gomega.BeFalse())
+	g.Expect(proc.Privileged(9)).To(gomega.BeFalse(), "any process has all capabilities in a user namespace of its own")
+	g.Expect(proc.Privileged(10)).To(gomega.BeFalse())
+	g.Expect(proc.Privileged(11)).To(gomega.BeFalse(), "one that is gone")
+}

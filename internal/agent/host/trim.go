@@ -1,0 +1,246 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Trimmer keeps small what the containers that have a folder of the node mounted put into it.
+type Trimmer interface {
+	// Trim empties the folder of files and folders if it holds more than so many bytes or entries, and returns how many
+	// bytes it held. Sockets and named pipes stay, and so do small files unless there are too many entries.
+	Trim(folder string, bytes int64, entries int) (held int64, err error)
+}
+
+// smallFile is how large a file may be, in bytes, to stay in a folder that is trimmed: one with a PID, or a lock.
+const smallFile = 4 << 10
+
+// Trim implements Trimmer. Files that were removed and that a process still has open count too: only the kernel knows of
+// them, by the mount of that process.
+func (p *Proc) Trim(folder string, bytes int64, entries int) (held int64, err error) {
+	root, err := os.OpenRoot(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("looking into %s: %w", folder, err)
+	}
+	defer root.Close() //nolint:errcheck // only looked into
+	there := weigh(root, ".", entries+1)
+	removed, err := p.removed(folder)
+	if err != nil {
+		return 0, err
+	}
+	held = there.bytes
+	for _, f := range removed {
+		defer unix.Close(f.fd) //nolint:errcheck // emptied, or left
+		held += f.bytes
+	}
+	if held <= bytes && there.entries <= entries {
+		return held, nil
+	}
+	var errs []error
+	for _, f := range removed {
+		errs = append(errs, f.empty(p.root.Name()))
+	}
+	errs = append(errs, empty(root, there.entries > entries))
+	return held, errors.Join(errs...)
+}
+
+// weight is what a folder holds.
+type weight struct {
+	bytes   int64
+	entries int
+}
+
+// weigh adds up a folder, and stops after so many entries. It waits for nothing: what was a folder may be a named pipe by
+// now.
+func weigh(root *os.Root, folder string, most int) weight {
+	var sum weight
+	f, err := root.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return sum
+	}
+	defer f.Close() //nolint:errcheck // only read
+	for sum.entries < most {
+		found, err := f.ReadDir(min(most-sum.entries, 256))
+		for _, entry := range found {
+			sum.entries++
+			if entry.IsDir() {
+				below := weigh(root, path.Join(folder, entry.Name()), most-sum.entries)
+				sum.bytes, sum.entries = sum.bytes+below.bytes, sum.entries+below.entries
+				continue
+			}
+			if info, err := entry.Info(); err == nil && info.Mode().IsRegular() {
+				sum.bytes += info.Size()
+			}
+		}
+		if err != nil || len(found) == 0 {
+			break
+		}
+	}
+	return sum
+}
+
+// empty removes folders and files: large ones only, unless all.
+func empty(root *os.Root, all bool) error {
+	f, err := root.Open(".")
+	if err != nil {
+		return fmt.Errorf("emptying %s: %w", root.Name(), err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	var errs []error
+	for {
+		found, err := f.ReadDir(256)
+		for _, entry := range found {
+			info, err := entry.Info()
+			switch {
+			case err != nil, !entry.IsDir() && info.Mode()&(fs.ModeSocket|fs.ModeNamedPipe) != 0:
+				continue
+			case info.Mode().IsRegular() && info.Size() <= smallFile && !all:
+				continue
+			case info.Mode().IsRegular():
+				errs = append(errs, truncateIn(root, entry.Name())) // a process may have it open
+			}
+			errs = append(errs, root.RemoveAll(entry.Name()))
+		}
+		if errors.Is(err, io.EOF) || len(found) == 0 {
+			return errors.Join(errs...)
+		}
+	}
+}
+
+func truncateIn(root *os.Root, name string) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("emptying %s: %w", filepath.Join(root.Name(), name), err)
+	}
+	return f.Close()
+}
+
+// maxRemoved bounds how many removed files are held at once, and maxClosing how many descriptors may be on their way to
+// be closed: to close one waits for the file system behind it.
+const maxRemoved, maxClosing = 256, 16
+
+// removedFile is a file that was removed and that a process has open. It is held by a descriptor of this process, so that
+// it stays the same whatever that process does.
+type removedFile struct {
+	fd    int
+	bytes int64
+}
+
+func (f removedFile) empty(proc string) error {
+	again, err := os.OpenFile(filepath.Join(proc, "self/fd", strconv.Itoa(f.fd)), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return fmt.Errorf("emptying a file that was removed: %w", err)
+	}
+	return again.Close()
+}
+
+// removed finds the files that were removed from a folder and that processes which have it mounted keep open.
+func (p *Proc) removed(folder string) ([]removedFile, error) {
+	mounted, err := p.Mounted(folder)
+	if err != nil {
+		return nil, err
+	}
+	var files []removedFile
+	for _, pid := range mounted[folder] {
+		files = append(files, p.removedOf(pid, folder, maxRemoved-len(files))...)
+	}
+	return files, nil
+}
+
+func (p *Proc) removedOf(pid int, folder string, most int) []removedFile {
+	dir := strconv.Itoa(pid)
+	ids := p.mountIDs(dir, folder)
+	descriptors, err := fs.ReadDir(p.root.FS(), path.Join(dir, "fd"))
+	if err != nil {
+		return nil // the process is gone
+	}
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(process) //nolint:errcheck // only looked at
+	var files []removedFile
+	for _, descriptor := range descriptors {
+		target, err := p.root.Readlink(path.Join(dir, "fd", descriptor.Name()))
+		number, notNumber := strconv.Atoi(descriptor.Name())
+		if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
+			continue
+		}
+		if f, ok := p.held(process, number, ids); ok {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// held takes a descriptor of a process, if its file is a regular one on one of these mounts. Until that is known nothing
+// is asked of the file system behind it, which may be another one by now.
+func (p *Proc) held(process, number int, ids map[string]bool) (removedFile, bool) {
+	fd, err := unix.PidfdGetfd(process, number, 0)
+	if err != nil {
+		return removedFile{}, false
+	}
+	if !ids[p.mountOf("self", strconv.Itoa(fd))] {
+		p.closing.Add(1)
+		go func() {
+			_ = unix.Close(fd) // of a file system that may answer to nobody
+			p.closing.Add(-1)
+		}()
+		return removedFile{}, false
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		_ = unix.Close(fd)
+		return removedFile{}, false
+	}
+	return removedFile{fd: fd, bytes: stat.Size}, true
+}
+
+// mountIDs are the numbers of the mounts of a folder in a process.
+func (p *Proc) mountIDs(dir, folder string) map[string]bool {
+	ids := map[string]bool{}
+	own, ownErr := p.root.ReadFile("self/mountinfo")
+	its, itsErr := p.root.ReadFile(path.Join(dir, "mountinfo"))
+	wanted, ok := source(parseMounts(string(own)), folder)
+	if ownErr != nil || itsErr != nil || !ok {
+		return ids
+	}
+	for _, m := range parseMounts(string(its)) {
+		if m.device == wanted.device && m.root == wanted.root {
+			ids[m.id] = true
+		}
+	}
+	return ids
+}
+
+// mountOf is the number of the mount through which a process has opened a file; empty if it is not known.
+func (p *Proc) mountOf(dir, fd string) string {
+	info, err := p.root.ReadFile(path.Join(dir, "fdinfo", fd))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(info)) {
+		if id, is := strings.CutPrefix(line, "mnt_id:"); is {
+			return strings.TrimSpace(id)
+		}
+	}
+	return ""
+}

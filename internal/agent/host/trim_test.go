@@ -1,0 +1,92 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+)
+
+// tenant starts a shell that has a folder mounted at /mnt, as a client's container has its pipe directory, and has run a
+// script when this returns. It needs root.
+func tenant(t *testing.T, folder, script string) (pid int) {
+	t.Helper()
+	command := exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" /mnt && `+script+` && echo mounted && read -r line`, folder)
+	in, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = in.Close(); _ = command.Wait() })
+	if said := make([]byte, 8); !mounts(out, said) {
+		t.Skip("a mount namespace of its own needs root")
+	}
+	return command.Process.Pid
+}
+
+func procOfThisMachine(t *testing.T) *host.Proc {
+	t.Helper()
+	root, err := os.OpenRoot("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	return host.NewProc(root)
+}
+
+// TestTrimGivesBackWhatATenantHasFilled: NVIDIA's device plugin mounts the pipe directory, which lies on the node's
+// /run, writable in the containers of clients, most of which run as root.
+func TestTrimGivesBackWhatATenantHasFilled(t *testing.T) {
+	g := gomega.NewWithT(t)
+	run := t.TempDir()
+	if err := unix.Mount("run", run, "tmpfs", 0, "size=8m,mode=755"); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
+	pipe := filepath.Join(run, "pipe")
+	g.Expect(os.Mkdir(pipe, 0o755)).To(gomega.Succeed())
+	l, err := net.Listen("unix", filepath.Join(pipe, "control"))
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer l.Close() //nolint:errcheck // nothing was sent
+	g.Expect(os.WriteFile(filepath.Join(pipe, "control.pid"), []byte("42\n"), 0o600)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(filepath.Join(run, "of-the-node"), []byte("kept"), 0o600)).To(gomega.Succeed())
+
+	tenant(t, pipe, `exec 3>/mnt/removed && head -c 2M /dev/zero >&3 && rm /mnt/removed && mkdir -p /mnt/a/b && head -c 2M /dev/zero >/mnt/a/b/c &&
+		ln -s ../of-the-node /mnt/link && exec 4>/mnt/open && (head -c 9M /dev/zero >&4; true)`)
+	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 1<<20), 0o600)).NotTo(gomega.Succeed(), "it is full")
+	proc := procOfThisMachine(t)
+	held, err := proc.Trim(pipe, 1<<20, 512)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(held).To(gomega.BeNumerically(">", 6<<20))
+	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 7<<20), 0o600)).To(gomega.Succeed(), "the node has its memory back")
+	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(gomega.BeEquivalentTo("kept"))
+	g.Expect(filepath.Join(pipe, "control")).To(gomega.BeAnExistingFile(), "the daemon's socket stays")
+	g.Expect(filepath.Join(pipe, "control.pid")).To(gomega.BeAnExistingFile())
+
+	g.Expect(proc.Trim(pipe, 1<<20, 512)).To(gomega.BeNumerically("<", 4096))
+	for i := range 600 {
+		g.Expect(os.WriteFile(filepath.Join(pipe, fmt.Sprintf("entry-%d", i)), nil, 0o600)).To(gomega.Succeed())
+	}
+	_, err = proc.Trim(pipe, 1<<20, 512)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	left, err := os.ReadDir(pipe)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(left).To(gomega.HaveLen(1), "of too many entries only sockets stay")
+	g.Expect(proc.Trim(filepath.Join(run, "none"), 1, 1)).To(gomega.BeZero())
+}

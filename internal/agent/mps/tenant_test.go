@@ -1,0 +1,183 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
+)
+
+// TestAPodThatOnlyNamesThePipeDirectoryUsesNothing: any pod may set CUDA_MPS_PIPE_DIRECTORY, on any node, without a GPU.
+func TestAPodThatOnlyNamesThePipeDirectoryUsesNothing(t *testing.T) {
+	t.Run("the daemon makes way for a new driver", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.daemons.Name(n.pipe(), "tenant", 4711)
+		n.leaves = true
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	})
+	t.Run("a daemon that hangs is started again", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.daemons.Name(n.pipe(), "tenant", 4711)
+		n.runner.Fail(func(c host.Command) error {
+			if c.Stdin != "" {
+				return errors.New("killed")
+			}
+			return nil
+		})
+		g.Expect(n.host.Converge(t.Context(), true)).NotTo(gomega.Succeed(), "it hangs")
+		n.runner.Fail(nil)
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.BeNumerically(">", 1))
+	})
+	t.Run("it waits for no user, and keeps no shared memory", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		pid, _ := n.client(t, "pod-a", 1000)
+		n.daemons.Name(n.pipe(), "tenant", 4711)
+		g.Expect(n.look(t).Waiting()).To(gomega.BeEmpty())
+		n.daemons.End(pid)
+		g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+		g.Expect(n.host.Unused()).To(gomega.BeTrue())
+	})
+}
+
+func TestAProcessOfAPodThatLooksLikeTheDaemonIsNotEndedAsIt(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid := n.daemons.Pretend(n.pipe(), "tenant")
+	n.programsAreAway()
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed(), "one process of a tenant that starts again and again would keep it for ever")
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	_, runs := n.daemons.User(pid)
+	g.Expect(runs).To(gomega.BeTrue())
+}
+
+// listeners is who listens at the daemon's socket.
+type listeners struct {
+	process host.Process
+	known   bool
+	err     error
+}
+
+func (l *listeners) Listener(string) (host.Process, bool, error) { return l.process, l.known, l.err }
+
+func TestASocketOfATenantIsNotTheDaemon(t *testing.T) {
+	for name, planted := range map[string]listeners{
+		"a process of a pod listens":                       {process: host.Process{Name: "nvidia-cuda-mps-control", PodUID: "tenant"}, known: true},
+		"a link is there, which may lead to what hangs":    {err: host.ErrNoSocket},
+		"a process of a container that is in no known pod": {process: host.Process{Name: "nvidia-cuda-mps-control"}, known: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			who := &listeners{process: host.Process{HostPIDs: true}, known: true}
+			n := newNodeWith(t, who)
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			pid, _ := n.client(t, "pod-a", 1000)
+			n.look(t)
+			*who = planted
+			asked := len(n.runner.Lines())
+			g.Expect(n.view.Observe(t.Context())).To(gomega.BeEmpty(), "it does not answer; the agent goes on reporting")
+			g.Expect(n.host.Converge(t.Context(), true)).To(aboutDaemon("another process is in the place of the MPS control daemon"))
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("end the pods that use MPS on this node"))
+			g.Expect(n.runner.Lines()[asked:]).To(gomega.BeEmpty(), "nobody is asked")
+			g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "and no client is lost")
+
+			n.daemons.End(pid)
+			n.clock.Meanwhile = nil
+			*who = listeners{process: host.Process{HostPIDs: true}, known: true} // the tenant's pod has ended
+			g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+			g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+		})
+	}
+}
+
+func TestAListenerThatIsNotKnownIsAsked(t *testing.T) {
+	g := gomega.NewWithT(t)
+	n := newNodeWith(t, &listeners{}) // a daemon may begin to listen before it leaves the process that started it
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+}
+
+func TestNoAnswerIsBelievedBeyondItsRange(t *testing.T) {
+	for _, answer := range []string{"1000.0", "0", "NaN", "1e300", "-5", "", "+Inf", strings.Repeat("9", 1<<20)} {
+		t.Run(answer[:min(len(answer), 8)], func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			n.runner.Add("nvidia-cuda-mps-control", n.daemons.Answering("get_default_active_thread_percentage", answer+"\n"))
+			g.Expect(n.view.Observe(t.Context())).To(gomega.BeEmpty())
+			err := n.view.Start(t.Context(), daemon(20, 1510))
+			g.Expect(err).To(gomega.HaveOccurred())
+			g.Expect(len(err.Error())).To(gomega.BeNumerically("<", 1024))
+		})
+	}
+	t.Run("processes", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		var many strings.Builder
+		for pid := range 5000 {
+			many.WriteString(strconv.Itoa(pid+1) + "\n")
+		}
+		n.runner.Add("nvidia-cuda-mps-control", n.daemons.Answering("get_server_list", many.String()))
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(gomega.ContainSubstring("more than 1024 processes")))
+	})
+}
+
+// TestAProgramThatCannotBeEndedIsLeftBehind: a system call that waits for a file system of a tenant ends with nothing.
+func TestAProgramThatCannotBeEndedIsLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		hangs, runs := make(chan struct{}), 0
+		n.runner.Add("nvidia-cuda-mps-control", func(context.Context, host.Command) (string, error) {
+			runs++
+			<-hangs
+			return "10.0\n", nil
+		})
+		_, err := n.control.Ask(t.Context(), resource)
+		g.Expect(err).To(aboutDaemon("does not end"))
+		for range 3 {
+			g.Expect(n.view.Observe(t.Context())).To(gomega.BeEmpty(), "the agent goes on reporting")
+		}
+		g.Expect(runs).To(gomega.Equal(1), "no more than one is left behind")
+		close(hangs)
+		synctest.Wait()
+		g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+	})
+}
+
+// filled is a node whose pipe directories hold so many bytes.
+type filled struct {
+	mps.Processes
+	bytes int64
+}
+
+func (f filled) Trim(string, int64, int) (int64, error) { return f.bytes, nil }
+
+func TestAPipeDirectoryThatATenantFillsIsEmptiedAndThePodsAreNamed(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.client(t, "pod-a", 1000)
+	pod := func(bytes int64) *mps.Host {
+		return mps.NewHost(n.control, mps.Node{
+			Processes: filled{n.daemons, bytes}, DriverContainerReady: func() bool { return true }, DriverLeaves: func() bool { return false },
+			DriverVersion: func() string { return n.version }, SharesMemory: func() bool { return true },
+		})
+	}
+	g.Expect(pod(4<<10).Converge(t.Context(), false)).To(gomega.Succeed())
+	g.Expect(pod(16<<20).Converge(t.Context(), false)).To(aboutDaemon("held 16777216 bytes, which lie in the node's memory, and was emptied: " +
+		"one of the pods with these UIDs has written there: pod-a"))
+	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1), "the daemon goes on")
+}
