@@ -431,6 +431,9 @@ const (
 	// EventKindsGone: one of the operator's own CustomResourceDefinitions is being deleted, or is gone. The controller changes and
 	// restores nothing until both are back.
 	EventKindsGone = "KindsGone"
+	// EventOperandsNotInstalled: under the Operator Lifecycle Manager a DaemonSet or another object that a bundle cannot hold could not
+	// be applied. It is tried again.
+	EventOperandsNotInstalled = "OperandsNotInstalled"
 )
 
 // Labels, annotations and taints.

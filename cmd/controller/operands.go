@@ -128,16 +128,15 @@ func runOperands(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("making the manager: %w", err)
 	}
-	err = agentinstall.New(mgr.GetClient(), agentinstall.Options{
+	operands := agentinstall.New(mgr.GetClient(), agentinstall.Options{
 		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage}, Metrics: f.metrics,
-	}).Register(mgr)
-	if err != nil {
+		Events: mgr.GetEventRecorder(agentinstall.FieldManager),
+	})
+	if err := operands.Register(mgr); err != nil {
 		return err
 	}
-	for _, add := range []func(string, healthz.Checker) error{mgr.AddHealthzCheck, mgr.AddReadyzCheck} {
-		if err := add("ping", healthz.Ping); err != nil {
-			return fmt.Errorf("adding the health checks: %w", err)
-		}
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("installed", operands.Installed)); err != nil {
+		return fmt.Errorf("adding the health checks: %w", err)
 	}
 	return mgr.Start(ctx)
 }

@@ -68,7 +68,7 @@ func LabelForGPUCluster(labels map[string]string) (swept []string) {
 // Run reconciles until the context ends.
 func (o *GPUCluster) Run(ctx context.Context, interval time.Duration) {
 	for ctx.Err() == nil {
-		_ = o.Pass(ctx) // the next one tries again
+		_ = o.Reconcile(ctx) // the next one tries again
 		select {
 		case <-ctx.Done():
 		case <-time.After(interval):
@@ -83,8 +83,8 @@ func (o *GPUCluster) Swept() map[string]int {
 	return maps.Clone(o.swept)
 }
 
-// Pass reconciles once.
-func (o *GPUCluster) Pass(ctx context.Context) error {
+// Reconcile reconciles once.
+func (o *GPUCluster) Reconcile(ctx context.Context) error {
 	const exporter = "nvidia-dcgm-exporter-dra"
 	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet(exporter, "dcgm-exporter-dra", exporter)} {
 		if err := o.Client.Create(ctx, object); client.IgnoreAlreadyExists(err) != nil {

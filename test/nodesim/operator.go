@@ -49,12 +49,12 @@ func operands() []operand {
 	}
 }
 
-// Run passes until the context ends.
+// Run reconciles until the context ends.
 func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 	ticker := o.Clock.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		if err := o.Pass(ctx); err != nil && ctx.Err() == nil {
+		if err := o.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			o.Tell("GPU Operator: %v", err)
 		}
 		select {
@@ -65,9 +65,9 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// Pass renders the DaemonSets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
+// Reconcile renders the DaemonSets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
 // ignores. With the last one the DaemonSets go, which it owns.
-func (o *GPUOperator) Pass(ctx context.Context) error {
+func (o *GPUOperator) Reconcile(ctx context.Context) error {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
 	if err := o.Client.List(ctx, list); err != nil {

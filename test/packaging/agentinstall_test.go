@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -74,7 +75,7 @@ func newUnderOLM(t *testing.T, openshift bool, metrics ...string) underOLM {
 	u.controller = agentinstall.New(c, agentinstall.Options{
 		Owner:     types.NamespacedName{Namespace: olmNamespace, Name: account},
 		Manifests: manifests, Images: map[string]string{"gpu-sharing-agent": agentImage},
-		Metrics: agentinstall.Metrics{Args: metrics, Port: 8443},
+		Metrics: agentinstall.Metrics{Args: metrics, Port: 8443}, Events: events.NewFakeRecorder(8),
 	})
 	return u
 }
@@ -169,6 +170,8 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-agent-own-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-fence"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-in-use"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-in-use"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-mps-nodes"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-mps-nodes"),
 	} {
@@ -177,7 +180,7 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 
 	_, err = u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(u.daemonSet(t, "gpu-sharing-agent").ResourceVersion).To(Equal(agent.ResourceVersion), "a second pass changes nothing")
+	g.Expect(u.daemonSet(t, "gpu-sharing-agent").ResourceVersion).To(Equal(agent.ResourceVersion), "a second reconcile changes nothing")
 	g.Expect(u.daemonSet(t, "gpu-sharing-mps").ResourceVersion).To(Equal(mps.ResourceVersion))
 
 	edited := agent.DeepCopy()
@@ -186,6 +189,43 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	_, err = u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage), "what a user changed is restored")
+}
+
+// The previous release's ClusterServiceVersion owned the account, and OLM deletes it after an upgrade: garbage collection would take the
+// account along, and no MPS pod could start any more.
+func TestWhatStaysBelongsToNoClusterServiceVersion(t *testing.T) {
+	u := newUnderOLM(t, false)
+	g := NewWithT(t)
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: olmNamespace, Name: "gpu-sharing-mps", OwnerReferences: []metav1.OwnerReference{{
+		APIVersion: "operators.coreos.com/v1alpha1", Kind: "ClusterServiceVersion", Name: "gpu-sharing-operator.v0.0.9", UID: "1",
+	}}}}
+	g.Expect(u.Client.Create(t.Context(), account)).To(Succeed())
+
+	_, err := u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(account), account)).To(Succeed())
+	g.Expect(account.OwnerReferences).To(BeEmpty())
+	g.Expect(u.daemonSet(t, "gpu-sharing-agent").OwnerReferences).NotTo(BeEmpty(), "the agent goes with the operator")
+}
+
+func TestWhatAnotherClientDeletesIsInstalledAgainWithinAMinute(t *testing.T) {
+	u := newUnderOLM(t, false)
+	g := NewWithT(t)
+	result, err := u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(result.RequeueAfter).To(BeNumerically(">", 0), "the next reconcile comes without an event")
+	g.Expect(result.RequeueAfter).To(BeNumerically("<=", time.Minute))
+	binding := object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence")
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: olmNamespace, Name: "gpu-sharing-mps"}}
+	for _, o := range []client.Object{binding, account} {
+		g.Expect(u.Client.Delete(t.Context(), o)).To(Succeed())
+	}
+
+	_, err = u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, o := range []client.Object{binding, account} {
+		g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o)).To(Succeed())
+	}
 }
 
 func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {

@@ -156,6 +156,28 @@ func TestVersionsStandInTheLabelsOfDeploymentsAndAgents(t *testing.T) {
 	}
 }
 
+// OLM v1 gives nobody a way to set the environment of a Deployment.
+func TestAConfigMapSetsWhatASubscriptionMaySet(t *testing.T) {
+	g := NewWithT(t)
+	settings := map[string][]string{}
+	for _, d := range readCSV(t).Spec.Install.Spec.Deployments {
+		container := d.Spec.Template.Spec.Containers[0]
+		g.Expect(container.TerminationMessagePolicy).To(Equal(corev1.TerminationMessageFallbackToLogsOnError), "a wrong one is told by the pod")
+		for _, e := range container.Env {
+			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
+				from := e.ValueFrom.ConfigMapKeyRef
+				g.Expect(from.Name).To(Equal("gpu-sharing-settings"))
+				g.Expect(from.Key).To(Equal(e.Name))
+				g.Expect(from.Optional).To(HaveValue(BeTrue()), "most clusters have none")
+				settings[d.Name] = append(settings[d.Name], e.Name)
+			}
+		}
+	}
+	g.Expect(settings).To(Equal(map[string][]string{
+		"gpu-sharing-controller": {"METRICS_BIND_ADDRESS"}, "gpu-sharing-operands": {"METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL"},
+	}))
+}
+
 // installedByOLM is what internal/controller/agentinstall installs from the bundle and what goes with the operator.
 func installedByOLM(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()

@@ -5,6 +5,7 @@ package agentinstall_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/fstest"
 
@@ -15,10 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
@@ -44,7 +47,7 @@ func manifests(owned, kept string) fstest.MapFS {
 func newController(c client.Client, files fstest.MapFS) *agentinstall.Controller {
 	return agentinstall.New(c, agentinstall.Options{
 		Owner:     types.NamespacedName{Namespace: "ours", Name: "operands"},
-		Manifests: files, Images: map[string]string{"agent-image": "registry/agent:1"},
+		Manifests: files, Images: map[string]string{"agent-image": "registry/agent:1"}, Events: events.NewFakeRecorder(8),
 	})
 }
 
@@ -67,7 +70,7 @@ func TestWhatCannotBeInstalledIsSaid(t *testing.T) {
 	}
 }
 
-func TestOneThatFailsDoesNotHoldUpTheOthers(t *testing.T) {
+func TestOneThatFailsDoesNotBlockTheOthers(t *testing.T) {
 	g := NewWithT(t)
 	var applied int
 	c := interceptor.NewClient(fake.NewFakeClient(), interceptor.Funcs{
@@ -82,6 +85,41 @@ func TestOneThatFailsDoesNotHoldUpTheOthers(t *testing.T) {
 	_, err := newController(c, manifests(daemonSet, daemonSet)).Reconcile(t.Context(), newOwner())
 	g.Expect(err).To(MatchError(ContainSubstring("installing DaemonSet agent: daemonsets.apps \"agent\" is forbidden")))
 	g.Expect(applied).To(Equal(2))
+}
+
+// OLM takes a ClusterServiceVersion for installed once its Deployments are ready.
+func TestReadyOnceAndAsLongAsAllIsInstalled(t *testing.T) {
+	g := NewWithT(t)
+	refused := true
+	c := interceptor.NewClient(fake.NewFakeClient(), interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			if refused {
+				return apierrors.NewForbidden(schema.GroupResource{Group: "apps", Resource: "daemonsets"}, "agent", errors.New("denied by a policy"))
+			}
+			return nil
+		},
+	})
+	recorder := events.NewFakeRecorder(8)
+	controller := agentinstall.New(c, agentinstall.Options{
+		Owner:     types.NamespacedName{Namespace: "ours", Name: "operands"},
+		Manifests: manifests(daemonSet, ""), Images: map[string]string{"agent-image": "registry/agent:1"}, Events: recorder,
+	})
+	reconciles := func() { _, _ = controller.Reconcile(t.Context(), newOwner()) }
+	g.Expect(controller.Installed(nil)).NotTo(Succeed(), "before the first reconcile")
+
+	reconciles()
+	reconciles()
+	g.Expect(controller.Installed(nil)).To(MatchError(ContainSubstring("denied by a policy")))
+	g.Expect(recorder.Events).To(Receive(And(ContainSubstring(v1alpha1.EventOperandsNotInstalled), ContainSubstring("DaemonSet agent"))))
+	g.Expect(recorder.Events).NotTo(Receive(), "the same again is no news")
+
+	refused = false
+	reconciles()
+	g.Expect(controller.Installed(nil)).To(Succeed())
+	refused = true
+	reconciles()
+	g.Expect(controller.Installed(nil)).NotTo(Succeed(), "what was lost since cannot be mended")
+	g.Expect(recorder.Events).To(Receive())
 }
 
 func TestNothingIsInstalledForAnOwnerThatGoes(t *testing.T) {

@@ -8,11 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"sync"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,10 +25,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // FieldManager owns what is applied.
 const FieldManager = "gpusharing-operands"
+
+// again is how soon everything is applied again: another client may have deleted or changed what is not watched.
+const again = time.Minute
+
+// maxNote is how long the note of an Event may be.
+const maxNote = 1024
 
 // Options are what a Controller works with.
 type Options struct {
@@ -35,6 +49,8 @@ type Options struct {
 	Images map[string]string
 	// Metrics is how the agents serve what they measure.
 	Metrics Metrics
+	// Events tell on the owner what could not be installed.
+	Events events.EventRecorder
 }
 
 // Metrics is how the containers named agent serve what they measure. Helm's value metrics does the same.
@@ -52,11 +68,18 @@ type Controller struct {
 	manifests fs.FS
 	images    map[string]string
 	metrics   Metrics
+	events    events.EventRecorder
+
+	mu      sync.Mutex
+	lacking error // what the last reconcile could not install
 }
 
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
-	return &Controller{client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, metrics: o.Metrics}
+	return &Controller{
+		client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, metrics: o.Metrics, events: o.Events,
+		lacking: errors.New("nothing is installed yet"),
+	}
 }
 
 // Name of the controller.
@@ -84,18 +107,38 @@ func (c *Controller) Reconcile(ctx context.Context, owner *appsv1.Deployment) (r
 		return reconcile.Result{}, nil
 	}
 	objects, err := c.objects(owner)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	var errs []error
+	errs := []error{err}
 	for _, o := range objects {
 		errs = append(errs, c.apply(ctx, o))
 	}
-	return reconcile.Result{}, errors.Join(errs...)
+	err = errors.Join(errs...)
+	c.tell(owner, err)
+	return reconcile.Result{RequeueAfter: again}, err
 }
 
-// apply applies an object unless the cluster does not know its kind: SecurityContextConstraints outside OpenShift.
+// Installed is a readiness check: an error until everything is installed, and while the last reconcile failed. So the
+// ClusterServiceVersion does not succeed before the agents can run, and OLM deletes the one before only then.
+func (c *Controller) Installed(*http.Request) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lacking
+}
+
+// tell keeps what could not be installed, and reports it if that is news.
+func (c *Controller) tell(owner *appsv1.Deployment, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	news := err != nil && (c.lacking == nil || c.lacking.Error() != err.Error())
+	c.lacking = err
+	if news {
+		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, "Install", "%s", format.CutBytes(err.Error(), maxNote))
+	}
+}
+
+// apply applies an object unless the cluster does not know its kind: SecurityContextConstraints outside OpenShift. What
+// has no owner here has none at all: a ClusterServiceVersion that owned it before would take it along.
 func (c *Controller) apply(ctx context.Context, o *unstructured.Unstructured) error {
+	owned := len(o.GetOwnerReferences()) > 0
 	err := c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(FieldManager), client.ForceOwnership)
 	if meta.IsNoMatchError(err) {
 		log.FromContext(ctx).V(1).Info("left out: the cluster does not know the kind", "kind", o.GetKind(), "name", o.GetName())
@@ -103,6 +146,14 @@ func (c *Controller) apply(ctx context.Context, o *unstructured.Unstructured) er
 	}
 	if err != nil {
 		return fmt.Errorf("installing %s %s: %w", o.GetKind(), o.GetName(), err)
+	}
+	if owned || len(o.GetOwnerReferences()) == 0 {
+		return nil
+	}
+	before := o.DeepCopy()
+	o.SetOwnerReferences(nil)
+	if err := c.client.Patch(ctx, o, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("taking the owner off %s %s: %w", o.GetKind(), o.GetName(), err)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestTheAgentIsAllowed(t *testing.T) {
 				t.Fatal("the case expects nothing")
 			}
 			was := h.Labels[v1alpha1.LabelClient]
-			d := w.pass()
+			d := w.reconcile()
 			if c.sets {
 				g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 				g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationClient))
@@ -61,13 +61,13 @@ func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	w := newSite()
 	h := w.add("a", sim.A100)
 	delete(h.Labels, v1alpha1.LabelClient)
-	w.pass()
+	w.reconcile()
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 	delete(h.Labels, v1alpha1.LabelClient)
 	w.steps(3)
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient), "it is not fought over")
 	w.Now = w.Now.Add(time.Hour)
-	w.pass()
+	w.reconcile()
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 }
 
@@ -81,7 +81,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	reasons, away := map[string]bool{}, false
 	for range 90 {
 		paused := h.Labels[v1alpha1.LabelClient] == managerPaused
-		for _, n := range w.pass().Nodes {
+		for _, n := range w.reconcile().Nodes {
 			reasons[n.Reason] = reasons[n.Reason] || paused
 		}
 		w.tick(time.Second)

@@ -19,7 +19,7 @@ func (c *run) recreateEvent(random *rand.Rand) {
 	}
 	c.tell("the ClusterPolicy is deleted")
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy", false
-	c.passes(1 + random.IntN(10))
+	c.reconciles(1 + random.IntN(10))
 	c.tell("the ClusterPolicy is created again")
 	c.Plugin.Reason, c.Plugin.Message = "", ""
 	c.underChart(random)
@@ -41,13 +41,13 @@ func (c *run) underChart(random *rand.Rand) {
 	var single []*host
 	for _, h := range c.all() {
 		if h.broken == nil {
-			h.broken = func(w cluster.Snapshot) bool { return !w.Plugin.Ready && len(h.instances()) > 0 }
+			h.broken = func(s cluster.Snapshot) bool { return !s.Plugin.Ready && len(h.instances()) > 0 }
 			single = append(single, h)
 		}
 	}
 	c.Plugin.Ready = false
 	c.rollsOut()
-	c.passes(1 + random.IntN(5))
+	c.reconciles(1 + random.IntN(5))
 	for _, h := range single {
 		h.broken = nil
 	}

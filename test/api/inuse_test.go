@@ -1,0 +1,85 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package api_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// Whoever uninstalls the operator deletes one of these first. The deletions are dry runs, which pass the same admission.
+func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
+	cluster := env.Start(t)
+	g := NewWithT(t)
+	ctx := t.Context()
+	g.Expect(apiextensionsv1.AddToScheme(cluster.Scheme)).To(Succeed())
+	g.Expect(cluster.Client.Create(ctx, definitionOfClusterExtensions())).To(Succeed())
+	g.Expect(cluster.Apply(ctx, "config/default/namespace.yaml", "config/manager/admission.yaml")).To(Succeed())
+	ours, others := clusterExtension("ours", "gpu-sharing-operator"), clusterExtension("others", "another-operator")
+	for _, extension := range []client.Object{ours, others} {
+		g.Eventually(func() error { return cluster.Client.Create(ctx, extension) }).WithTimeout(20 * time.Second).Should(Succeed())
+	}
+	foreign := definitionOfClusterExtensions()
+	kept := []client.Object{definition("gpusharingpolicies." + v1alpha1.Group), definition("gpunodes." + v1alpha1.Group), ours}
+	deleted := func(ctx context.Context, o client.Object) error { return cluster.Client.Delete(ctx, o, client.DryRunAll) }
+
+	for _, o := range kept {
+		g.Expect(deleted(ctx, o)).To(Succeed(), "nothing is shared")
+	}
+	policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
+		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+	}}
+	g.Expect(cluster.Client.Create(ctx, policy)).To(Succeed())
+	for _, o := range kept {
+		g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20*time.Second).Should(
+			MatchError(And(ContainSubstring("GPUSharingPolicy research still shares GPUs"), ContainSubstring("kubectl gpusharing restore"))),
+			"an admission policy takes effect a moment after it was applied")
+	}
+	g.Expect(deleted(ctx, others)).To(Succeed(), "another operator")
+	g.Expect(deleted(ctx, foreign)).To(Succeed(), "another definition")
+	g.Expect(cluster.Client.DeleteAllOf(ctx, ours, client.DryRunAll)).To(MatchError(ContainSubstring("kubectl gpusharing restore")))
+
+	g.Expect(cluster.Client.Delete(ctx, policy)).To(Succeed())
+	for _, o := range kept {
+		g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20 * time.Second).Should(Succeed())
+	}
+}
+
+func definition(name string) client.Object {
+	return &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func clusterExtension(name, packageName string) client.Object {
+	o := &unstructured.Unstructured{Object: map[string]any{
+		"spec": map[string]any{"source": map[string]any{"sourceType": "Catalog", "catalog": map[string]any{"packageName": packageName}}},
+	}}
+	o.SetGroupVersionKind(schema.GroupVersionKind{Group: "olm.operatorframework.io", Version: "v1", Kind: "ClusterExtension"})
+	o.SetName(name)
+	return o
+}
+
+func definitionOfClusterExtensions() *apiextensionsv1.CustomResourceDefinition {
+	anything := &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
+	return &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "clusterextensions.olm.operatorframework.io"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "olm.operatorframework.io", Scope: apiextensionsv1.ClusterScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "clusterextensions", Kind: "ClusterExtension"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: "v1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: anything},
+			}},
+		},
+	}
+}
