@@ -64,7 +64,7 @@ type Control struct {
 // NewControl makes a control with an MPS root, whose name must be an absolute path. The runner finds NVIDIA's program
 // by its name.
 func NewControl(runner host.Runner, root *os.Root, clk clock.Clock) Control {
-	return Control{runner: runner, clock: clk, files: files{root: root}, lost: &lost{resources: map[string]bool{}}}
+	return Control{runner: runner, clock: clk, files: files{root: root}, lost: newLost()}
 }
 
 // By is the control that believes a daemon only after a look at who listens.
@@ -350,11 +350,13 @@ func (c Control) run(ctx context.Context, resource string, command host.Command,
 	}
 }
 
-// lost are the resources for which a program has not ended.
+// lost are the resources for which something has not ended.
 type lost struct {
 	mu        sync.Mutex
 	resources map[string]bool
 }
+
+func newLost() *lost { return &lost{resources: map[string]bool{}} }
 
 func (l *lost) has(resource string) bool {
 	l.mu.Lock()

@@ -176,7 +176,7 @@ type filled struct {
 	bytes int64
 }
 
-func (f filled) Trim(string, int64, int) (int64, error) { return f.bytes, nil }
+func (f filled) Trim(string, int64, int, bool) (int64, error) { return f.bytes, nil }
 
 func TestAPipeDirectoryThatATenantFillsIsEmptiedAndThePodsAreNamed(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
