@@ -53,6 +53,7 @@ func happenings() map[string]func(*run, *rand.Rand) {
 func lateHappenings() map[string]func(*run, *rand.Rand) {
 	return map[string]func(*run, *rand.Rand){
 		"late-chart":    (*run).chartEvent,
+		"late-forgets":  (*run).forgetsEvent,
 		"late-recreate": (*run).recreateEvent,
 		"tenant":        (*run).tenantEvent,
 	}
@@ -66,6 +67,14 @@ func (s *run) dieEvent(random *rand.Rand) {
 	s.dies(p)
 	p.lost = random.IntN(3) == 0
 	s.tell("machine %s dies, for good: %v", p.name, p.lost)
+}
+
+// forgetsEvent ends the last program that kept the GPUs of a machine initialized, such as nvidia-persistenced: from now
+// on a GPU that nobody has open forgets its compute mode.
+func (s *run) forgetsEvent(random *rand.Rand) {
+	p := s.some(random)
+	p.hardware.Update(func(n *sim.Node) { n.Forgets = true })
+	s.tell("nothing keeps the GPUs of %s initialized any more", p.name)
 }
 
 const unreachable = "node.kubernetes.io/unreachable"

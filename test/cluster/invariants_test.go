@@ -234,6 +234,9 @@ func (s *run) differs(p *place, n *cluster.Node, want policy.Desired) string {
 				is.MPS = reported.Sharing.MPS
 			}
 		}
+		if m := want.MPS; m != nil && m.Owner == v1alpha1.MPSDaemonOwnerGPUSharing && d.State.ComputeMode != gpu.ComputeExclusiveProcess {
+			return fmt.Sprintf("GPU %d is used without the limits of MPS, in compute mode %s", d.Index, d.State.ComputeMode)
+		}
 		if _, selected := desired[d.UUID]; selected && !plan.Met(want, is) {
 			return fmt.Sprintf("GPU %d is %+v and not %+v", d.Index, is, want)
 		} else if !selected && bornAs(d) != p.born[d.UUID] {

@@ -80,9 +80,10 @@ type place struct {
 
 // born is how a GPU was when it came into the machine.
 type born struct {
-	mig       bool
-	instances string
-	timeSlice gpu.TimeSlice
+	mig         bool
+	instances   string
+	timeSlice   gpu.TimeSlice
+	persistence gpu.Persistence
 }
 
 func bornAs(d gpu.Device) born {
@@ -91,7 +92,7 @@ func bornAs(d gpu.Device) born {
 		profiles = append(profiles, i.Profile)
 	}
 	slices.Sort(profiles)
-	return born{mig: d.State.MIG, instances: strings.Join(profiles, ","), timeSlice: d.State.TimeSlice}
+	return born{mig: d.State.MIG, instances: strings.Join(profiles, ","), timeSlice: d.State.TimeSlice, persistence: d.Persistence}
 }
 
 // newRun makes the cluster of a seed on the API server of a site, which it leaves empty.

@@ -5,6 +5,7 @@ package host
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"path"
 	"strconv"
@@ -31,6 +32,20 @@ func parseMounts(mountinfo string) []mount {
 	return mounts
 }
 
+// maxMountinfo is how much is read of the mounts of a process, in bytes. Those that its container was made with come
+// first; it may add a hundred thousand.
+const maxMountinfo = 1 << 20
+
+func (p *Proc) mountsOf(dir string) ([]mount, error) {
+	f, err := p.root.Open(path.Join(dir, "mountinfo"))
+	if err != nil {
+		return nil, err //nolint:wrapcheck // names the file
+	}
+	defer f.Close() //nolint:errcheck // only read
+	mountinfo, err := io.ReadAll(io.LimitReader(f, maxMountinfo))
+	return parseMounts(string(mountinfo)), err //nolint:wrapcheck // likewise
+}
+
 // unescaped undoes what the kernel does to the characters that end a field.
 func unescaped(field string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(field)
@@ -53,13 +68,13 @@ func (p *Proc) Mounted(folders ...string) (map[string][]int, error) {
 	if len(folders) == 0 {
 		return nil, nil
 	}
-	own, err := p.root.ReadFile("self/mountinfo")
+	own, err := p.mountsOf("self")
 	if err != nil {
 		return nil, fmt.Errorf("reading the own mounts: %w", err)
 	}
 	wanted := map[mount]string{}
 	for _, folder := range folders {
-		if m, ok := source(parseMounts(string(own)), folder); ok {
+		if m, ok := source(own, folder); ok {
 			wanted[m] = folder
 		}
 	}
@@ -95,12 +110,12 @@ func (p *Proc) mountedBy(dir string, wanted map[mount]string, seen map[string][]
 	if known, is := seen[key]; is {
 		return known
 	}
-	mountinfo, err := p.root.ReadFile(path.Join(dir, "mountinfo"))
+	mounts, err := p.mountsOf(dir)
 	if err != nil {
 		return nil
 	}
 	var folders []string
-	for _, m := range parseMounts(string(mountinfo)) {
+	for _, m := range mounts {
 		if folder, is := wanted[mount{device: m.device, root: m.root}]; is {
 			folders = append(folders, folder)
 		}

@@ -114,16 +114,21 @@ func TestListenerIsTheProcessThatTheKernelHasNoted(t *testing.T) {
 	defer root.Close() //nolint:errcheck // only read
 	proc := host.NewProc(root)
 
-	listener, known, err := proc.Listener(filepath.Join(dir, "control"))
-	g.Expect(known, err).To(gomega.BeTrue())
-	g.Expect(listener).To(gomega.Equal(proc.Describe(os.Getpid())))
-	_, known, err = proc.Listener(filepath.Join(dir, "nothing"))
-	g.Expect(known, err).To(gomega.BeFalse())
+	first, err := proc.Listener(filepath.Join(dir, "control"))
+	g.Expect(first.Known, err).To(gomega.BeTrue())
+	g.Expect(first.Process).To(gomega.Equal(proc.Describe(os.Getpid())))
+	g.Expect(proc.Listener(filepath.Join(dir, "nothing"))).To(gomega.BeZero())
 
 	g.Expect(os.Symlink("control", "link")).To(gomega.Succeed())
-	_, _, err = proc.Listener(filepath.Join(dir, "link"))
+	_, err = proc.Listener(filepath.Join(dir, "link"))
 	g.Expect(err).To(gomega.MatchError(host.ErrNoSocket), "a link may lead to a file system that answers to nobody")
-	g.Expect(l.Close()).To(gomega.Succeed())
+	g.Expect(os.Rename("control", "kept")).To(gomega.Succeed())
+	other, err := net.Listen("unix", "control")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer other.Close() //nolint:errcheck // nothing was sent
+	second, err := proc.Listener(filepath.Join(dir, "control"))
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(second.Socket).NotTo(gomega.Equal(first.Socket))
 }
 
 func TestProjectedLooksAtNothingButVolumesOfTheKubelet(t *testing.T) {

@@ -20,16 +20,19 @@ import (
 // Trimmer keeps small what the containers that have a folder of the node mounted put into it.
 type Trimmer interface {
 	// Trim empties the folder of files and folders if it holds more than so many bytes or entries, and returns how many
-	// bytes it held. Sockets and named pipes stay, and so do small files unless there are too many entries.
-	Trim(folder string, bytes int64, entries int) (held int64, err error)
+	// bytes it held. Sockets and named pipes stay, and so do small files unless there are too many entries. Thorough: also
+	// of files that were removed and that a process still has open, for which it looks through all processes.
+	Trim(folder string, bytes int64, entries int, thorough bool) (held int64, err error)
 }
 
 // smallFile is how large a file may be, in bytes, to stay in a folder that is trimmed: one with a PID, or a lock.
 const smallFile = 4 << 10
 
-// Trim implements Trimmer. Files that were removed and that a process still has open count too: only the kernel knows of
-// them, by the mount of that process.
-func (p *Proc) Trim(folder string, bytes int64, entries int) (held int64, err error) {
+// maxEmptied bounds how many entries one call removes: a container may make new ones all the time.
+const maxEmptied = 1 << 14
+
+// Trim implements Trimmer. Of files that were removed only the kernel knows, by the mount of the process.
+func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (held int64, err error) {
 	root, err := os.OpenRoot(folder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -39,9 +42,11 @@ func (p *Proc) Trim(folder string, bytes int64, entries int) (held int64, err er
 	}
 	defer root.Close() //nolint:errcheck // only looked into
 	there := weigh(root, ".", entries+1)
-	removed, err := p.removed(folder)
-	if err != nil {
-		return 0, err
+	var removed []removedFile
+	if thorough {
+		if removed, err = p.removed(folder); err != nil {
+			return 0, err
+		}
 	}
 	held = there.bytes
 	for _, f := range removed {
@@ -102,7 +107,7 @@ func empty(root *os.Root, all bool) error {
 	}
 	defer f.Close() //nolint:errcheck // only read
 	var errs []error
-	for {
+	for seen := 0; ; {
 		found, err := f.ReadDir(256)
 		for _, entry := range found {
 			info, err := entry.Info()
@@ -116,7 +121,7 @@ func empty(root *os.Root, all bool) error {
 			}
 			errs = append(errs, root.RemoveAll(entry.Name()))
 		}
-		if errors.Is(err, io.EOF) || len(found) == 0 {
+		if seen += len(found); errors.Is(err, io.EOF) || len(found) == 0 || seen > maxEmptied {
 			return errors.Join(errs...)
 		}
 	}
@@ -217,13 +222,13 @@ func (p *Proc) held(process, number int, ids map[string]bool) (removedFile, bool
 // mountIDs are the numbers of the mounts of a folder in a process.
 func (p *Proc) mountIDs(dir, folder string) map[string]bool {
 	ids := map[string]bool{}
-	own, ownErr := p.root.ReadFile("self/mountinfo")
-	its, itsErr := p.root.ReadFile(path.Join(dir, "mountinfo"))
-	wanted, ok := source(parseMounts(string(own)), folder)
+	own, ownErr := p.mountsOf("self")
+	its, itsErr := p.mountsOf(dir)
+	wanted, ok := source(own, folder)
 	if ownErr != nil || itsErr != nil || !ok {
 		return ids
 	}
-	for _, m := range parseMounts(string(its)) {
+	for _, m := range its {
 		if m.device == wanted.device && m.root == wanted.root {
 			ids[m.id] = true
 		}

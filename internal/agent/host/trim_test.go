@@ -71,7 +71,7 @@ func TestTrimGivesBackWhatATenantHasFilled(t *testing.T) {
 		ln -s ../of-the-node /mnt/link && exec 4>/mnt/open && (head -c 9M /dev/zero >&4; true)`)
 	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 1<<20), 0o600)).NotTo(gomega.Succeed(), "it is full")
 	proc := procOfThisMachine(t)
-	held, err := proc.Trim(pipe, 1<<20, 512)
+	held, err := proc.Trim(pipe, 1<<20, 512, true)
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(held).To(gomega.BeNumerically(">", 6<<20))
 	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 7<<20), 0o600)).To(gomega.Succeed(), "the node has its memory back")
@@ -79,14 +79,14 @@ func TestTrimGivesBackWhatATenantHasFilled(t *testing.T) {
 	g.Expect(filepath.Join(pipe, "control")).To(gomega.BeAnExistingFile(), "the daemon's socket stays")
 	g.Expect(filepath.Join(pipe, "control.pid")).To(gomega.BeAnExistingFile())
 
-	g.Expect(proc.Trim(pipe, 1<<20, 512)).To(gomega.BeNumerically("<", 4096))
+	g.Expect(proc.Trim(pipe, 1<<20, 512, true)).To(gomega.BeNumerically("<", 4096))
 	for i := range 600 {
 		g.Expect(os.WriteFile(filepath.Join(pipe, fmt.Sprintf("entry-%d", i)), nil, 0o600)).To(gomega.Succeed())
 	}
-	_, err = proc.Trim(pipe, 1<<20, 512)
+	_, err = proc.Trim(pipe, 1<<20, 512, true)
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	left, err := os.ReadDir(pipe)
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(left).To(gomega.HaveLen(1), "of too many entries only sockets stay")
-	g.Expect(proc.Trim(filepath.Join(run, "none"), 1, 1)).To(gomega.BeZero())
+	g.Expect(proc.Trim(filepath.Join(run, "none"), 1, 1, true)).To(gomega.BeZero())
 }

@@ -47,7 +47,7 @@ func settling() pace { return pace{every: 100 * time.Millisecond, atMost: 15 * t
 
 // Listeners tells who listens at a socket; see host.Proc.Listener.
 type Listeners interface {
-	Listener(socket string) (listener host.Process, known bool, err error)
+	Listener(socket string) (host.Listener, error)
 }
 
 // Control speaks with MPS control daemons through NVIDIA's program. Their pipe directories are mounted in the containers
@@ -64,7 +64,7 @@ type Control struct {
 // NewControl makes a control with an MPS root, whose name must be an absolute path. The runner finds NVIDIA's program
 // by its name.
 func NewControl(runner host.Runner, root *os.Root, clk clock.Clock) Control {
-	return Control{runner: runner, clock: clk, files: files{root: root}, lost: &lost{resources: map[string]bool{}}}
+	return Control{runner: runner, clock: clk, files: files{root: root}, lost: newLost()}
 }
 
 // By is the control that believes a daemon only after a look at who listens.
@@ -180,20 +180,32 @@ func (c Control) Ask(ctx context.Context, resource string) (int, error) {
 }
 
 // checkListener fails if a process of a container listens in the daemon's place. The daemon is where it sees the PIDs of
-// its clients, in the host's PID namespace. Who listens is not known once the process that began to has ended.
+// its clients, in the host's PID namespace. Where the process that began to listen has ended, as a daemon may leave the
+// process that started it, the socket must be the one that was there once the MPS pod had started the daemon.
 func (c Control) checkListener(resource string) error {
-	if c.listeners == nil {
-		return nil
-	}
-	socket := c.files.path(resource, PipeFolder, socketName)
-	listener, known, err := c.listeners.Listener(socket)
+	now, err := c.listener(resource)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errReplaced, err)
 	}
-	if known && !listener.HostPIDs {
-		return fmt.Errorf("%w: pod %s listens at %s", errReplaced, cmp.Or(listener.PodUID, "that is not known"), socket)
+	if now.Known && !now.Process.HostPIDs {
+		return fmt.Errorf("%w: pod %s listens there", errReplaced, cmp.Or(now.Process.PodUID, "that is not known"))
 	}
-	return nil
+	if now.Known || now.Socket == (host.FileID{}) {
+		return nil
+	}
+	was, _, err := c.files.record(resource)
+	if err == nil && was.Socket != (host.FileID{}) && was.Socket != now.Socket {
+		return fmt.Errorf("%w: a process that has ended made the socket there", errReplaced)
+	}
+	return err
+}
+
+// listener is who listens in the pipe directory of a resource. Nothing, if that is not looked at.
+func (c Control) listener(resource string) (host.Listener, error) {
+	if c.listeners == nil {
+		return host.Listener{Known: true, Process: host.Process{HostPIDs: true}}, nil
+	}
+	return c.listeners.Listener(c.files.path(resource, PipeFolder, socketName)) //nolint:wrapcheck // names the socket
 }
 
 // quoted is an answer as an error shows it.
@@ -338,11 +350,13 @@ func (c Control) run(ctx context.Context, resource string, command host.Command,
 	}
 }
 
-// lost are the resources for which a program has not ended.
+// lost are the resources for which something has not ended.
 type lost struct {
 	mu        sync.Mutex
 	resources map[string]bool
 }
+
+func newLost() *lost { return &lost{resources: map[string]bool{}} }
 
 func (l *lost) has(resource string) bool {
 	l.mu.Lock()

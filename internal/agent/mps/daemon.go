@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -223,7 +224,7 @@ func (k *daemonManager) stopForDriver(ctx context.Context, desired plan.Daemon, 
 // apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves
 // users otherwise is started anew.
 func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
-	now := record{Daemon: desired, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
+	now := record{Daemon: desired, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion, Socket: was.Socket}
 	if err := k.files.write(recordFile(desired.Resource), now); err != nil {
 		return err
 	}
@@ -237,7 +238,10 @@ func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was reco
 	if answers {
 		did, do = "Limited MPS", k.control.Limit
 	} else {
-		now.Use, now.DriverVersion = Use{}, k.node.DriverVersion()
+		now.Use, now.DriverVersion, now.Socket = Use{}, k.node.DriverVersion(), host.FileID{} // its socket is a new one
+		if err := k.files.write(recordFile(desired.Resource), now); err != nil {
+			return err
+		}
 	}
 	if err := do(ctx, desired); err != nil {
 		return k.failed(now, err)
@@ -247,6 +251,13 @@ func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was reco
 		return k.failed(now, err)
 	}
 	now.Applied, now.Answered, now.MultiUser = true, percentage, desired.MultiUser
+	if now.Socket == (host.FileID{}) {
+		listens, err := k.control.listener(desired.Resource)
+		if err != nil {
+			return k.failed(now, err)
+		}
+		now.Socket = listens.Socket
+	}
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	if err != nil {
 		return k.failed(now, err)

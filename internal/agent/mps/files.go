@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -40,6 +41,8 @@ type record struct {
 	MultiUser bool `json:"multiUser,omitempty"`
 	// DriverVersion is the version of the driver with which the daemon that runs was started.
 	DriverVersion string `json:"driverVersion,omitempty"`
+	// Socket is the daemon's in its pipe directory, as it was once the daemon that runs had started.
+	Socket host.FileID `json:"socket,omitzero"`
 	// Error is why it does not run as desired.
 	Error string `json:"error,omitempty"`
 	// Use is how the daemon was used when the host last looked.

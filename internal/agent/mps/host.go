@@ -25,6 +25,8 @@ const (
 	healthPoll = 5 * time.Second
 	// The most that a pipe directory may hold, in bytes and in entries: a daemon has sockets, locks and its PID there.
 	maxPipe, maxPipeEntries = 1 << 20, 512
+	// trimTimeout is how long the other daemons wait for that.
+	trimTimeout = 2 * time.Second
 )
 
 // Node is what the daemons need to know of the node around them.
@@ -48,6 +50,7 @@ type Host struct {
 	daemons *daemonManager
 	unused  *unusedServers
 	logs    *logs
+	trims   *lost // whose pipe directories are being emptied
 
 	nextHealth time.Time // when all daemons are asked again
 }
@@ -65,7 +68,7 @@ type tools struct {
 func NewHost(control Control, n Node) *Host {
 	t := tools{control: control, files: control.files, clock: control.clock, processes: n.Processes, node: n}
 	return &Host{
-		tools: t, logs: newLogs(t.files),
+		tools: t, logs: newLogs(t.files), trims: newLost(),
 		daemons: &daemonManager{stopper: stopper{t}, idle: map[int]time.Time{}},
 		unused:  &unusedServers{tools: t, silent: map[string]time.Time{}},
 	}
@@ -168,7 +171,7 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 	}
 	errs := []error{h.logs.follow(ctx, ours)} // before a daemon is ended, which takes its logs with it
 	for _, resource := range ours {
-		errs = append(errs, h.trim(resource))
+		errs = append(errs, h.trim(resource, thorough))
 	}
 	if h.unused.driverContainerEnds() {
 		errs = append(errs, h.unused.end(ctx, ours...))
@@ -185,10 +188,30 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 }
 
 // trim empties the pipe directory of a daemon that its clients have filled: NVIDIA's device plugin mounts it writable in
-// their containers, and it lies in the node's /run, which the node needs.
-func (h *Host) trim(resource string) error {
+// their containers, and it lies in the node's /run, which the node needs. One that does not end in its time, because a
+// client goes on filling it, goes on by itself, and no other begins before it has ended.
+func (h *Host) trim(resource string, thorough bool) error {
+	if h.trims.has(resource) {
+		return nil
+	}
+	h.trims.set(resource, true)
+	done := make(chan error, 1)
+	go func() {
+		err := h.trimPipe(resource, thorough)
+		h.trims.set(resource, false)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(trimTimeout): // of the machine: the work is the kernel's
+		return fmt.Errorf("%w: emptying the %s of %s goes on: its clients go on filling it", ErrDaemon, PipeFolder, resource)
+	}
+}
+
+func (h *Host) trimPipe(resource string, thorough bool) error {
 	pipe := h.files.path(resource, PipeFolder)
-	held, err := h.processes.Trim(pipe, maxPipe, maxPipeEntries)
+	held, err := h.processes.Trim(pipe, maxPipe, maxPipeEntries, thorough)
 	if err != nil || held <= maxPipe {
 		return err //nolint:wrapcheck // names what it did
 	}

@@ -67,22 +67,27 @@ func TestAProcessOfAPodThatLooksLikeTheDaemonIsNotEndedAsIt(t *testing.T) {
 
 // listeners is who listens at the daemon's socket.
 type listeners struct {
-	process host.Process
-	known   bool
-	err     error
+	is  host.Listener
+	err error
 }
 
-func (l *listeners) Listener(string) (host.Process, bool, error) { return l.process, l.known, l.err }
+func (l *listeners) Listener(string) (host.Listener, error) { return l.is, l.err }
+
+func listens(p host.Process, known bool, inode uint64) listeners {
+	return listeners{is: host.Listener{Process: p, Known: known, Socket: host.FileID{Device: 1, Inode: inode}}}
+}
 
 func TestASocketOfATenantIsNotTheDaemon(t *testing.T) {
 	for name, planted := range map[string]listeners{
-		"a process of a pod listens":                       {process: host.Process{Name: "nvidia-cuda-mps-control", PodUID: "tenant"}, known: true},
+		"a process of a pod listens":                       listens(host.Process{Name: "nvidia-cuda-mps-control", PodUID: "tenant"}, true, 2),
 		"a link is there, which may lead to what hangs":    {err: host.ErrNoSocket},
-		"a process of a container that is in no known pod": {process: host.Process{Name: "nvidia-cuda-mps-control"}, known: true},
+		"a process of a container that is in no known pod": listens(host.Process{Name: "nvidia-cuda-mps-control"}, true, 2),
+		"a process that has ended made another socket":     listens(host.Process{}, false, 2),
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := gomega.NewWithT(t)
-			who := &listeners{process: host.Process{HostPIDs: true}, known: true}
+			ours := listens(host.Process{HostPIDs: true}, true, 1)
+			who := &ours
 			n := newNodeWith(t, who)
 			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 			pid, _ := n.client(t, "pod-a", 1000)
@@ -97,17 +102,24 @@ func TestASocketOfATenantIsNotTheDaemon(t *testing.T) {
 
 			n.daemons.End(pid)
 			n.clock.Meanwhile = nil
-			*who = listeners{process: host.Process{HostPIDs: true}, known: true} // the tenant's pod has ended
+			*who = listens(host.Process{HostPIDs: true}, true, 3) // the tenant's pod has ended, and the daemon is started anew
 			g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
 			g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
 		})
 	}
 }
 
-func TestAListenerThatIsNotKnownIsAsked(t *testing.T) {
+// TestADaemonThatLeftTheProcessThatStartedItIsAsked: the kernel notes who began to listen, which may have ended.
+func TestADaemonThatLeftTheProcessThatStartedItIsAsked(t *testing.T) {
 	g := gomega.NewWithT(t)
-	n := newNodeWith(t, &listeners{}) // a daemon may begin to listen before it leaves the process that started it
+	who := listens(host.Process{}, false, 1)
+	n := newNodeWith(t, &who)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+	g.Expect(n.view.Start(t.Context(), daemon(20, 1510))).To(gomega.Succeed())
+	n.daemons.Crash(n.pipe())
+	who = listens(host.Process{}, false, 2)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed(), "the next one has another socket")
 	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
 }
 
@@ -164,7 +176,7 @@ type filled struct {
 	bytes int64
 }
 
-func (f filled) Trim(string, int64, int) (int64, error) { return f.bytes, nil }
+func (f filled) Trim(string, int64, int, bool) (int64, error) { return f.bytes, nil }
 
 func TestAPipeDirectoryThatATenantFillsIsEmptiedAndThePodsAreNamed(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)

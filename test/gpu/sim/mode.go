@@ -121,7 +121,7 @@ func (n *Node) Reboot() {
 func (n *Node) Reload() {
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
-		g.Processes, g.Uses = nil, nil
+		g.Processes, g.Uses, g.Persistence = nil, nil, false
 		if !g.Spec().ModeSurvivesBoot {
 			g.PendingMIG = false
 		}

@@ -257,7 +257,7 @@ func (d *Daemons) Mounted(folders ...string) (map[string][]int, error) {
 }
 
 // Trim implements host.Trimmer. The pipe directories of the daemons that are simulated are small.
-func (d *Daemons) Trim(string, int64, int) (int64, error) { return 0, nil }
+func (d *Daemons) Trim(string, int64, int, bool) (int64, error) { return 0, nil }
 
 // Arguments implements host.Programs.
 func (d *Daemons) Arguments(pid int) []string {
