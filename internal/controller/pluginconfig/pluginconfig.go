@@ -6,6 +6,7 @@
 //
 //	found                          our ConfigMap                                       what is changed
 //	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing
+//	GPUCluster and ClusterPolicy   the same, until a person deletes one of them        nothing
 //	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
 //	                                                                                   daemonsets.tolerations if taints need it
 //	neither, but flags name both   the one that they name, which may have other keys   nothing
@@ -118,7 +119,7 @@ func (w *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	}
 	o.GPUOperators = namespacesOf(slices.Concat(clusters, policies))
 	if len(clusters) > 0 {
-		o.Reason, o.Message = draStackActive(clusters)
+		o.Reason, o.Message = draStackActive(clusters, clusterpolicy.Oldest(policies))
 		return o, nil
 	}
 	w.locate(o, clusterpolicy.Oldest(policies))
@@ -159,7 +160,7 @@ func (w *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
 	o.Ready = configured(policy, o.defaultKey) && contains(o.Applied, o.Configs)
-	o.Overridden = o.overridden(w.clock.Now())
+	o.Overridden, o.Overruled = o.overridden(w.clock.Now()), o.baseline.last(w.clock.Now())
 	if o.Overridden != nil {
 		o.Message = o.Overridden.Message
 	}

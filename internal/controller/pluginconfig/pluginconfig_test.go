@@ -66,6 +66,7 @@ func TestWiring(t *testing.T) {
 		"waits longer each time that it is reverted":                          testFightCalms,
 		"knows whom it overruled from either record":                          testRecordIsLost,
 		"takes upgrades that are weeks apart for no fight":                    testUpgradedEachMonth,
+		"takes a person who installs a few times in an hour for no fight":     testInstalledAgain,
 		"tries again at once when NVIDIA's operator reports":                  testMeetsStatusWrites,
 		"gives up after a few tries, and takes nobody for an adversary":       testMeetsTooManyWrites,
 		"records what a user writes in the same moment":                       testMeetsUser,
@@ -94,6 +95,13 @@ func testReasons(top *fixture) {
 			reason:  v1alpha1.ReasonDRAStackActive,
 			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device plugin to configure. " +
 				"Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, or replace the GPUCluster by a ClusterPolicy",
+		},
+		"a GPUCluster beside a ClusterPolicy": {
+			cluster: true, spec: installed, namespace: true,
+			reason: v1alpha1.ReasonDRAStackActive,
+			message: "GPUCluster dra and ClusterPolicy cluster-policy exist, and NVIDIA's GPU Operator serves only one of them: it refuses the " +
+				"GPUCluster, runs no DRA driver, and follows no change of the ClusterPolicy any more, whose device plugin goes on as it is. Delete the " +
+				"one that is not meant: GPUCluster dra to keep NVIDIA's device plugin, or ClusterPolicy cluster-policy to move to its DRA driver (docs/dra.md)",
 		},
 		"a ClusterPolicy that disables the device plugin": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,

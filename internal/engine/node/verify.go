@@ -33,11 +33,13 @@ func verifying(v *View) (Result, bool) {
 		}
 		return j, true
 	}
-	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
+	// Another attempt may find its config selected since the former one, and after another controller was overruled NVIDIA's
+	// programs start anew.
+	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.Reached() || v.Target.Expected == nil {
 		j.State, j.Reason = Degraded, v1alpha1.ReasonNotAdvertised
-		j.Message += cmp.Or(unhealthyDevices(v), "; look at the pods of NVIDIA's device plugin on the node")
+		j.Message += cmp.Or(readsOther(v), unhealthyDevices(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := restartPluginOnce(v)
 		if left <= 0 {
 			actions = append(actions, removeTaints(v)...)
@@ -45,6 +47,12 @@ func verifying(v *View) (Result, bool) {
 			after = timing.Sooner(after, left)
 		}
 		j.Next, j.After = atOnce(actions...), after
+		return j, true
+	}
+	if left <= 0 && !v.Snapshot.Plugin.Ready {
+		// What the device plugin reads is not the operator's, so another layout of the GPUs would be offered no better.
+		j.Message += cmp.Or(readsOther(v), "; NVIDIA's device plugin is being pointed at the operator's ConfigMap")
+		j.Next = atOnce(removeTaints(v)...)
 		return j, true
 	}
 	if left <= 0 {
@@ -59,6 +67,15 @@ func verifying(v *View) (Result, bool) {
 	restarts, after := restartPluginOnce(v) // it may have read what another controller had written into the ConfigMap
 	j.Next, j.After = atOnce(restarts...), timing.Sooner(left, after)
 	return j, true
+}
+
+// readsOther adds to a message why NVIDIA's device plugin does not read the operator's ConfigMap; empty if it does, or
+// nothing keeps it from that.
+func readsOther(v *View) string {
+	if v.Snapshot.Plugin.Ready || v.Snapshot.Plugin.Message == "" {
+		return ""
+	}
+	return "; " + v.Snapshot.Plugin.Message
 }
 
 // settling waits until what the node advertises is not the device plugin's default any more, which it advertises at

@@ -74,6 +74,34 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 	}
 }
 
+// TestAChangeDoesNotFailByTheClusterPolicyOfAnother: while the operator stands back from a controller that keeps
+// mig.strategy: single, NVIDIA's device plugin offers nothing on a node with MIG instances, whatever the layout.
+func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.broken = func(w cluster.Snapshot) bool { return !w.Plugin.Ready }
+	for range 200 {
+		c.pass()
+		if c.Plugin.Ready && len(h.instances()) > 0 {
+			c.Plugin.Ready, c.Plugin.Message = false, "field manager x keeps mig.strategy"
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(c.Plugin.Ready).To(BeFalse())
+	h.Labels[v1alpha1.LabelConfig] = h.GPU.Spec.ConfigName // as if the plugin had been configured until just now
+	h.Annotations[v1alpha1.AnnotationSelected] = timing.Stamp(h.GPU.Spec.ConfigName, c.Now)
+	d, _ := c.run(1200)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("field manager x keeps mig.strategy"))
+	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
+	g.Expect(h.Taints).To(BeEmpty(), "it is given back all the same")
+
+	c.Plugin.Ready, c.Plugin.Message, c.Plugin.Overruled = true, "", c.Now
+	h.broken, h.plugin.running = nil, false
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+}
+
 func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

@@ -66,6 +66,10 @@ type Operands struct {
 	// k8s-operator-libs pkg/upgrade: podInSyncWithDS, internal/predicates/restart_only.go, k8s-driver-manager:
 	// shouldSkipUninstall).
 	Upgrades bool
+	// Workload is what nodes are for whose label nvidia.com/gpu.workload.config does not tell it: container, or one for
+	// virtual machines. Empty: that label counts for nothing, since spec.sandboxWorkloads is off
+	// (controllers/state_manager.go: getWorkloadConfig).
+	Workload string
 	// Toolkit says that one of the DaemonSets is that of the container toolkit. When its pod ends it restarts the
 	// container runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the
 	// kubelet fails the pods that hold GPUs (NVIDIA/gpu-operator issue 596).
@@ -80,12 +84,16 @@ func OperandsOf(policy *unstructured.Unstructured) Operands {
 	if len(have) == 0 {
 		have = byDefault()
 	}
+	sandbox, workload := enabled(policy, false, "sandboxWorkloads", "enabled"), ""
+	if sandbox {
+		named, _, _ := unstructured.NestedString(policy.Object, "spec", "sandboxWorkloads", "defaultWorkload")
+		workload = cmp.Or(named, "container")
+	}
 	return Operands{
 		Name: policy.GetName(), Tolerations: have, Ours: recorded(policy).Added,
 		Taken: taken(policy), Driver: driver,
-		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") &&
-			!enabled(policy, false, "sandboxWorkloads", "enabled"),
-		Toolkit: enabled(policy, true, "toolkit", "enabled"),
+		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") && !sandbox,
+		Workload: workload, Toolkit: enabled(policy, true, "toolkit", "enabled"),
 	}
 }
 
