@@ -7,7 +7,7 @@
 //	found                          our ConfigMap                                       what is changed
 //	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing
 //	GPUCluster and ClusterPolicy   the same, until a person deletes one of them        nothing
-//	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
+//	ClusterPolicy (the active)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
 //	                                                                                   daemonsets.tolerations if taints need it
 //	neither, but flags name both   the one that they name, which may have other keys   nothing
 //	none of these                  none: NoDevicePlugin                                nothing
@@ -119,10 +119,10 @@ func (w *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	}
 	o.GPUOperators = namespacesOf(slices.Concat(clusters, policies))
 	if len(clusters) > 0 {
-		o.Reason, o.Message = draStackActive(clusters, clusterpolicy.Oldest(policies))
+		o.Reason, o.Message = draStackActive(clusters, clusterpolicy.Active(policies))
 		return o, nil
 	}
-	w.locate(o, clusterpolicy.Oldest(policies))
+	w.locate(o, clusterpolicy.Active(policies))
 	if err := w.observeConfigMaps(ctx, o); err != nil {
 		return nil, err
 	}

@@ -50,6 +50,7 @@ func TestWiring(t *testing.T) {
 	for name, test := range map[string]func(*fixture){
 		"says why there is no device plugin to configure":                     testReasons,
 		"follows the oldest ClusterPolicy":                                    testOldest,
+		"follows the one that the GPU Operator does not ignore":               testFirstReconciled,
 		"writes the keys, then the ClusterPolicy once, then nothing":          testOnce,
 		"goes on where it was killed":                                         testKilled,
 		"leaves MIG as it was on nodes that no policy governs":                testUngoverned,
@@ -162,6 +163,20 @@ func testOldest(f *fixture) {
 	f.configure(research)
 	f.Expect(f.spec(nvidia("", "a"))).To(ContainSubstring(pluginconfig.ConfigMapName), "of equal age, the first by name")
 	f.Expect(f.spec(nvidia("", "b"))).NotTo(ContainSubstring(pluginconfig.ConfigMapName))
+}
+
+// testFirstReconciled: up to v26.3 the GPU Operator follows the first ClusterPolicy that it has reconciled since its
+// start, which may be the younger one.
+func testFirstReconciled(f *fixture) {
+	older := f.policy("a", installed)
+	f.configure(research)
+	f.policy("z", installed)
+	f.Expect(f.observe().Ready).To(BeTrue(), "nothing is known of the second one yet")
+	state := client.RawPatch(types.MergePatchType, []byte(`{"status":{"state":"ignored"}}`))
+	f.Expect(f.client.Status().Patch(f.ctx(), nvidia("ClusterPolicy", older.GetName()), state)).To(Succeed())
+	f.configure(research)
+	f.Expect(f.spec(nvidia("", "z"))).To(ContainSubstring(pluginconfig.ConfigMapName))
+	f.Expect(f.observe().Ready).To(BeTrue())
 }
 
 func testOnce(f *fixture) {

@@ -16,17 +16,27 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Oldest is the ClusterPolicy that the GPU Operator follows: the oldest, then the first by name (gpu-operator v26.7.0,
-// controllers/active_config.go: getSingletonClusterPolicy). Nil if there is none.
-func Oldest(policies []unstructured.Unstructured) *unstructured.Unstructured {
+// Active is the ClusterPolicy that the GPU Operator follows. Since v26.7 that is the oldest, then the first by name
+// (controllers/active_config.go: getSingletonClusterPolicy); up to v26.3 the first that it has reconciled since its
+// start, whatever its age. Either writes status.state ignored on each other one, so of several those do not count, as
+// long as there is one without. Nil if there is none.
+func Active(policies []unstructured.Unstructured) *unstructured.Unstructured {
 	if len(policies) == 0 {
 		return nil
 	}
-	oldest := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
+	active := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
 		created, than := a.GetCreationTimestamp(), b.GetCreationTimestamp()
-		return cmp.Or(created.Compare(than.Time), strings.Compare(a.GetName(), b.GetName()))
+		return cmp.Or(cmp.Compare(ignored(&a), ignored(&b)), created.Compare(than.Time), strings.Compare(a.GetName(), b.GetName()))
 	})
-	return &oldest
+	return &active
+}
+
+// ignored is 1 if the GPU Operator follows another ClusterPolicy.
+func ignored(policy *unstructured.Unstructured) int {
+	if state, _, _ := unstructured.NestedString(policy.Object, "status", "state"); state == "ignored" {
+		return 1
+	}
+	return 0
 }
 
 // RunsPlugin reports whether the GPU Operator runs the device plugin, by its ClusterPolicy; nil: there is none. The
