@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // verifying compares what the node advertises with what it must.
@@ -39,7 +40,7 @@ func verifying(v *View) (Result, bool) {
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.Reached() || v.Target.Expected == nil {
 		j.State, j.Reason = Degraded, v1alpha1.ReasonNotAdvertised
-		j.Message += cmp.Or(readsOther(v), unhealthyDevices(v), "; look at the pods of NVIDIA's device plugin on the node")
+		j.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := restartPluginOnce(v)
 		if left <= 0 {
 			actions = append(actions, removeTaints(v)...)
@@ -57,7 +58,7 @@ func verifying(v *View) (Result, bool) {
 	}
 	if left <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differs, ", "), cmp.Or(pluginTroubles(v),
-			"look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
+			strings.TrimPrefix(otherMPSRoot(v), "; "), "look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
 				"lost them, and only its restart helps"))
 		return failChange(v, j, v1alpha1.ReasonNotAdvertised, message), true
 	}
@@ -76,6 +77,17 @@ func readsOther(v *View) string {
 		return ""
 	}
 	return "; " + v.Snapshot.Plugin.Message
+}
+
+// otherMPSRoot adds to a message that NVIDIA's device plugin looks for MPS daemons elsewhere than where they usually are;
+// empty if it does not, or none is to serve the node. Where the operator's are only its installation knows.
+func otherMPSRoot(v *View) string {
+	o := v.Snapshot.Plugin.Operands
+	if o == nil || v.Target.Strategy != v1alpha1.StrategyMPS || o.MPSRoot == "" || o.MPSRoot == deviceplugin.MPSRoot {
+		return ""
+	}
+	return fmt.Sprintf("; ClusterPolicy %s has spec.devicePlugin.mps.root %s: the operator's must be the same (chart value mps.root), "+
+		"or remove it there", o.Name, o.MPSRoot)
 }
 
 // settling waits until what the node advertises is not the device plugin's default any more, which it advertises at

@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -100,6 +101,19 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 	h.broken, h.plugin.running = nil, false
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+}
+
+// TestAnotherMPSRootOfTheClusterPolicyIsNamed: NVIDIA's device plugin waits for daemons where nobody starts them.
+func TestAnotherMPSRootOfTheClusterPolicyIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	h.breaks("")
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", MPSRoot: "/var/lib/mps"}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("ClusterPolicy cluster-policy has spec.devicePlugin.mps.root /var/lib/mps"))
 }
 
 func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {

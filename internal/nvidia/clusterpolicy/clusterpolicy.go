@@ -80,6 +80,9 @@ type Operands struct {
 	// virtual machines. Empty: that label counts for nothing, since spec.sandboxWorkloads is off
 	// (controllers/state_manager.go: getWorkloadConfig).
 	Workload string
+	// MPSRoot is where the device plugin looks for MPS daemons, spec.devicePlugin.mps.root; empty: NVIDIA's default,
+	// deviceplugin.MPSRoot.
+	MPSRoot string
 	// Toolkit says that one of the DaemonSets is that of the container toolkit. When its pod ends it restarts the
 	// container runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the
 	// kubelet fails the pods that hold GPUs (NVIDIA/gpu-operator issue 596).
@@ -99,8 +102,9 @@ func OperandsOf(policy *unstructured.Unstructured) Operands {
 		named, _, _ := unstructured.NestedString(policy.Object, "spec", "sandboxWorkloads", "defaultWorkload")
 		workload = cmp.Or(named, "container")
 	}
+	mpsRoot, _, _ := unstructured.NestedString(policy.Object, "spec", "devicePlugin", "mps", "root")
 	return Operands{
-		Name: policy.GetName(), Tolerations: have, Ours: recorded(policy).Added,
+		Name: policy.GetName(), MPSRoot: mpsRoot, Tolerations: have, Ours: recorded(policy).Added,
 		Taken: taken(policy), Driver: driver,
 		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") && !sandbox,
 		Workload: workload, Toolkit: enabled(policy, true, "toolkit", "enabled"),
