@@ -135,7 +135,7 @@ func serveUsage(ctx context.Context, f agentFlags, mgr manager.Manager, c *agent
 	return nil
 }
 
-// newController wires the agent to the driver, the host and the kubelet.
+// newController connects the agent to the driver, the host and the kubelet.
 func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gpu.Hardware) (*agent.Controller, error) {
 	processes := host.NewProc(proc)
 	boot, err := processes.ID()

@@ -37,7 +37,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	switch {
-	case version.Asked(args):
+	case version.Requested(args):
 		fmt.Println("gpu-sharing-agent", version.String())
 		return nil
 	case len(args) > 0 && args[0] == "mps-host":

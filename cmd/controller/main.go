@@ -67,7 +67,7 @@ func main() {
 
 // run serves until the context ends, or prints the version if it is asked for.
 func run(ctx context.Context, args []string) error {
-	if version.Asked(args) {
+	if version.Requested(args) {
 		fmt.Println(name, version.String())
 		return nil
 	}
@@ -133,7 +133,7 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// register wires the controllers to the manager.
+// register adds the controllers to the manager.
 func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	clk := clock.RealClock{}
 	if err := gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), f.nodeSelector, clk).Register(mgr); err != nil {
@@ -173,7 +173,7 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	return nil
 }
 
-// registerAutoscaling wires the controller that tells autoscalers what new nodes will advertise. It has a cache of its
+// registerAutoscaling adds the controller that tells autoscalers what new nodes will advertise. It has a cache of its
 // own, for kinds that the cluster may not have.
 func registerAutoscaling(mgr manager.Manager, clk clock.Clock, f flags) error {
 	options := autoscaling.CacheOptions()

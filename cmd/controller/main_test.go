@@ -233,7 +233,7 @@ func (p *program) machine(name string, models ...sim.Model) *sim.Hardware {
 		MPS:       mps.NewView(mps.NewControl(runner, root, mpsfake.NewClock(time.Now()))),
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,
 	})
-	p.Expect(node.Pass(p.t.Context())).To(Succeed())
+	p.Expect(node.Reconcile(p.t.Context())).To(Succeed())
 	p.Expect(p.client.Create(p.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: own, Name: name + "-agent", Labels: map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"},
@@ -338,7 +338,7 @@ func (p *program) quiet() {
 	before, still := "", 0
 	p.Eventually(func() bool {
 		last := before
-		before = p.passes()
+		before = p.reconciles()
 		if before != last {
 			still = 0
 		}
@@ -358,11 +358,11 @@ func (p *program) quiet() {
 			Spec:       corev1.PodSpec{NodeName: "a100", Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
 		})).To(Succeed())
 	}
-	p.Consistently(p.passes, "2s", "500ms").Should(Equal(before))
+	p.Consistently(p.reconciles, "2s", "500ms").Should(Equal(before))
 }
 
-// passes of the rollout controller so far, from the metrics.
-func (p *program) passes() string {
+// reconciles counts those of the rollout controller so far, from the metrics.
+func (p *program) reconciles() string {
 	p.t.Helper()
 	status, _ := p.scrape("")
 	p.Expect(status).To(Equal(http.StatusUnauthorized))

@@ -9,8 +9,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestMemoryIsGivenBackOnceWorkIsOver: once after each time of work, and not while heartbeats are all that happens.
-func TestMemoryIsGivenBackOnceWorkIsOver(t *testing.T) {
+// TestMemoryIsReturnedOnceWorkIsOver: once after each time of work, and not while heartbeats are all that happens.
+func TestMemoryIsReturnedOnceWorkIsOver(t *testing.T) {
 	g := NewWithT(t)
 	const live = 100
 	allocated, released := uint64(0), 0

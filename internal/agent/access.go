@@ -83,7 +83,7 @@ type guard struct {
 }
 
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	status, err := g.judge(r)
+	status, err := g.authorize(r)
 	if err != nil {
 		g.log.Error(err, "Asking who may read the metrics")
 	}
@@ -94,19 +94,19 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.next.ServeHTTP(w, r)
 }
 
-// judge is the status with which a request is refused, or 200.
-func (g *guard) judge(r *http.Request) (int, error) {
+// authorize is the status with which a request is refused, or 200.
+func (g *guard) authorize(r *http.Request) (int, error) {
 	token := tokenOf(r)
 	if token == "" {
 		return http.StatusUnauthorized, nil
 	}
-	asked := permission{sha256.Sum256([]byte(token)), r.URL.Path}
-	if g.remembers(asked) {
+	wanted := permission{sha256.Sum256([]byte(token)), r.URL.Path}
+	if g.remembers(wanted) {
 		return http.StatusOK, nil
 	}
 	status, err := g.review(r.Context(), token, r.URL.Path)
 	if status == http.StatusOK {
-		g.remember(asked)
+		g.remember(wanted)
 	}
 	return status, err
 }

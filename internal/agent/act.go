@@ -18,7 +18,8 @@ import (
 const (
 	// freshFor is how old the observation may be on which a step that needs something idle is carried out.
 	freshFor = time.Second
-	// maxRounds is how often a plan is made anew in one pass, since some of what is left to do shows only after a step.
+	// maxRounds is how often a plan is made anew in one reconcile, since some of what is left to do shows only after a
+	// step.
 	maxRounds = 4
 )
 
@@ -42,7 +43,7 @@ type failure struct {
 	err  error
 }
 
-// retry is why the pass must be made again soon.
+// retry is why the reconcile must be made again soon.
 func (o outcome) retry() error {
 	errs := make([]error, 0, len(o.failures)+1)
 	errs = append(errs, o.nodes)

@@ -142,10 +142,10 @@ func (n *node) client() client.Client {
 // specify writes the spec as the controller does.
 func (n *node) specify(devices ...v1alpha1.DeviceSpec) {
 	n.Helper()
-	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", Devices: devices})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", Devices: devices})
 }
 
-func (n *node) ask(wanted v1alpha1.GPUNodeSpec) {
+func (n *node) setSpec(wanted v1alpha1.GPUNodeSpec) {
 	n.Helper()
 	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](wanted)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
@@ -153,7 +153,7 @@ func (n *node) ask(wanted v1alpha1.GPUNodeSpec) {
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 }
 
-// reconcile makes one pass.
+// reconcile reconciles once.
 func (n *node) reconcile() (reconcile.Result, error) {
 	n.Helper()
 	result, err := n.controller.Reconcile(n.Context(), n.get())
@@ -161,7 +161,7 @@ func (n *node) reconcile() (reconcile.Result, error) {
 	return result, err
 }
 
-// settle makes a pass that succeeds, and another that changes nothing.
+// settle makes a reconcile that succeeds, and another that changes nothing.
 func (n *node) settle() {
 	n.Helper()
 	_, err := n.reconcile()
@@ -169,14 +169,14 @@ func (n *node) settle() {
 	n.expectIdle()
 }
 
-// expectIdle makes a pass that neither writes to the API nor to the hardware.
+// expectIdle makes a reconcile that neither writes to the API nor to the hardware.
 func (n *node) expectIdle() {
 	n.Helper()
 	api, hardware, version := n.writes, len(n.hardware.Writes()), n.get().ResourceVersion
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.writes-api).To(gomega.BeZero(), "API writes of a pass with nothing changed")
-	n.Expect(n.hardware.Writes()[hardware:]).To(gomega.BeEmpty(), "hardware writes of a pass with nothing changed")
+	n.Expect(n.writes-api).To(gomega.BeZero(), "API writes of a reconcile with nothing changed")
+	n.Expect(n.hardware.Writes()[hardware:]).To(gomega.BeEmpty(), "hardware writes of a reconcile with nothing changed")
 	n.Expect(n.get().ResourceVersion).To(gomega.Equal(version))
 }
 

@@ -4,12 +4,12 @@
 // Package agent brings the GPUs of one node to the spec of the node's GPUNode and reports in its status what it
 // observed.
 //
-// It keeps nothing between two passes: each one observes, plans, carries out the steps, observes again and reports. So
-// a crash, a reboot that lost the MIG geometry and a change by another program are all the same case. It asks nobody
+// It keeps nothing between two reconciles: each one observes, plans, carries out the steps, observes again and reports.
+// So a crash, a reboot that lost the MIG geometry and a change by another program are all the same case. It asks nobody
 // for permission, since the controller changes the spec only when that is safe; all the same it looks before each step
 // whether anything uses what the step needs idle. GPUs are changed side by side; one on which a step fails is rolled
-// back to what it was before the pass and tried again later, and keeps no other from its steps. It writes nothing but
-// the status, at most once in a pass and only if it changed, and holds no NVML handle between passes.
+// back to what it was before the reconcile and tried again later, and keeps no other from its steps. It writes nothing
+// but the status, at most once in a reconcile and only if it changed, and holds no NVML handle between reconciles.
 package agent
 
 import (
@@ -45,15 +45,15 @@ const (
 	// FieldManager owns the status of the GPUNodes.
 	FieldManager = "gpusharing-agent"
 
-	// passTimeout bounds a pass: a MIG change of 16 GPUs takes minutes where each is reset.
-	passTimeout = 10 * time.Minute
+	// reconcileTimeout bounds a reconcile: a MIG change of 16 GPUs takes minutes where each is reset.
+	reconcileTimeout = 10 * time.Minute
 	// observeTimeout bounds an observation. Opening the driver takes seconds for each GPU that nobody else has open.
 	observeTimeout = time.Minute
 	// stepTimeout bounds a step, the longest of which is a change of MIG mode with a reset.
 	stepTimeout = 3 * time.Minute
-	// reportTimeout bounds the report of a pass, which is made even if the pass ran out of time.
+	// reportTimeout bounds the report of a reconcile, which is made even if the reconcile ran out of time.
 	reportTimeout = 15 * time.Second
-	// waitPoll is how soon a pass looks again at what it waits for and gets no event of: a process that ends.
+	// waitPoll is how soon a reconcile looks again at what it waits for and gets no event of: a process that ends.
 	waitPoll = 5 * time.Second
 	// The first and the longest delay after a failure.
 	backoff, maxBackoff = 500 * time.Millisecond, time.Minute
@@ -145,8 +145,8 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   passTimeout,
-			RecoverPanic:            new(false), // a pass that panics may have left the hardware half-way: start anew
+			ReconciliationTimeout:   reconcileTimeout,
+			RecoverPanic:            new(false), // a reconcile that panics may have left the hardware half-way: start anew
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
 		}).
 		Complete(reconcile.AsReconciler(c.client, c))

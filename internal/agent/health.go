@@ -9,7 +9,8 @@ import (
 	"sync"
 )
 
-// health is how the last pass went as far as the agent itself is concerned: whether it could read the node and report.
+// health is how the last reconcile went as far as the agent itself is concerned: whether it could read the node and
+// report.
 type health struct {
 	mu   sync.Mutex
 	last error
@@ -31,7 +32,7 @@ func (h *health) get() error {
 // illness and does not count.
 func (c *Controller) Ready(*http.Request) error {
 	if err := c.health.get(); err != nil {
-		return fmt.Errorf("the last pass could not read the node or report: %w", err)
+		return fmt.Errorf("the last reconcile could not read the node or report: %w", err)
 	}
 	return nil
 }

@@ -17,14 +17,14 @@ import (
 // run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends
 // the steps of its GPUs; the others go on. An error means that the node could not be observed.
 func (c applier) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
-	var ended failedGPUs
+	var stopped failedGPUs
 	seen := &sharedObservation{now: now}
 	for _, stage := range plan.Stages(steps) {
-		results := c.stage(ctx, stage, ended, seen)
+		results := c.stage(ctx, stage, stopped, seen)
 		var errs []error
 		for _, r := range results {
 			acted = acted || r.acted
-			ended = append(ended, r.ended...)
+			stopped = append(stopped, r.stopped...)
 			o.waits = append(o.waits, r.waits...)
 			o.failures = append(o.failures, r.failures...)
 			errs = append(errs, r.err)
@@ -37,15 +37,15 @@ func (c applier) run(ctx context.Context, steps []plan.Step, now observation, o 
 }
 
 // stage carries out the lanes of a stage side by side.
-func (c applier) stage(ctx context.Context, stage []plan.Lane, ended failedGPUs, seen *sharedObservation) []result {
+func (c applier) stage(ctx context.Context, stage []plan.Lane, stopped failedGPUs, seen *sharedObservation) []result {
 	results := make([]result, len(stage))
-	meeting := newResetBarrier(stage)
+	barrier := newResetBarrier(stage)
 	var running sync.WaitGroup
 	for i, steps := range stage {
 		running.Go(func() {
-			l := lane{applier: c, seen: seen, hardware: meeting.member(c.hardware)}
+			l := lane{applier: c, seen: seen, hardware: barrier.member(c.hardware)}
 			defer l.hardware.leave()
-			results[i] = l.run(ctx, steps, slices.Clone(ended))
+			results[i] = l.run(ctx, steps, slices.Clone(stopped))
 		})
 	}
 	running.Wait()
@@ -55,7 +55,7 @@ func (c applier) stage(ctx context.Context, stage []plan.Lane, ended failedGPUs,
 // result is what became of a lane.
 type result struct {
 	acted    bool
-	ended    failedGPUs
+	stopped  failedGPUs
 	waits    []string
 	failures []failure
 	err      error // why the node could not be observed
@@ -71,7 +71,7 @@ type lane struct {
 
 func (l lane) run(ctx context.Context, steps plan.Lane, before failedGPUs) (r result) {
 	for _, s := range steps {
-		if before.has(s) || r.ended.has(s) {
+		if before.has(s) || r.stopped.has(s) {
 			continue
 		}
 		blockers, err := l.blockers(ctx, s)
@@ -81,18 +81,18 @@ func (l lane) run(ctx context.Context, steps plan.Lane, before failedGPUs) (r re
 		}
 		if len(blockers) > 0 {
 			r.waits = append(r.waits, blockedBy(s, blockers))
-			r.ended.add(s)
+			r.stopped.add(s)
 			continue
 		}
 		r.acted = true
 		if err := l.do(ctx, s); err != nil {
 			if peers, ok := errors.AsType[*gpu.PeersError](err); ok { // the next observation names them, and the next plan too
 				r.waits = append(r.waits, fmt.Sprintf("%s: %s, since no fabric manager runs: waiting until all of them are idle", s, peers))
-				r.ended.add(s)
+				r.stopped.add(s)
 				continue
 			}
 			r.failures = append(r.failures, failure{step: s, err: err})
-			r.ended.add(s)
+			r.stopped.add(s)
 			continue
 		}
 		log(ctx).Info("Done", "step", s.String(), "gpu", s.Device())

@@ -76,7 +76,7 @@ func TestResetsBeginTogether(t *testing.T) {
 			if broken {
 				h.broken, h.expect = have[5].UUID, 7
 			}
-			after, o := pass(t, on(t, h), sevenths.desired(have))
+			after, o := reconcileSpec(t, on(t, h), sevenths.desired(have))
 			g.Expect(h.begun).To(HaveLen(h.expect))
 			for i, d := range after.devices {
 				if broken && i == 5 {

@@ -44,7 +44,7 @@ type guarded struct {
 
 func (s scenario) guarded(guard *v1alpha1.MemoryGuard) *guarded {
 	n := s.node("", sim.A100)
-	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guard})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guard})
 	n.settle()
 	n.busy(100, "greedy", gpu.ProcessUse{MemoryBytes: new(38*gib + gib/2)})
 	n.busy(200, "modest", gpu.ProcessUse{MemoryBytes: new(gib)})
@@ -120,7 +120,7 @@ func measuresNothingWithoutAGuard(s scenario) {
 	n := s.guarded(guardOf(v1alpha1.MemoryGuardReport))
 	n.settleFor(35 * time.Second)
 	n.Expect(n.pressure()).To(gomega.HaveLen(1))
-	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research"})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research"})
 	closed := n.between.closed
 	result, err := n.guard.Reconcile(n.Context(), n.get())
 	n.Expect(err).NotTo(gomega.HaveOccurred())
@@ -163,7 +163,7 @@ func leavesTheDriverToMIGManager(s scenario) {
 	n := s.guarded(guardOf(v1alpha1.MemoryGuardReport))
 	n.settleFor(35 * time.Second)
 	n.Expect(n.pressure()).To(gomega.HaveLen(1))
-	n.ask(v1alpha1.GPUNodeSpec{MemoryGuard: guardOf(v1alpha1.MemoryGuardReport), MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	n.setSpec(v1alpha1.GPUNodeSpec{MemoryGuard: guardOf(v1alpha1.MemoryGuardReport), MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	n.between.Hardware = opened{Hardware: n.between.Hardware, fail: n.Fatalf}
 	n.settleFor(time.Minute)
 	n.Expect(n.pressure()).To(gomega.BeEmpty())
@@ -188,11 +188,11 @@ func saysThatItMeasures(s scenario) {
 		return condition.IsTrueAt(now.Status.Conditions, v1alpha1.ConditionMemoryGuarded, now.Generation)
 	}
 	n.Expect(says()).To(gomega.BeTrue())
-	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guardOf(v1alpha1.MemoryGuardEvict)})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guardOf(v1alpha1.MemoryGuardEvict)})
 	n.Expect(says()).To(gomega.BeFalse(), "not yet of the new one")
 	n.settle()
 	n.Expect(says()).To(gomega.BeTrue())
-	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research"})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research"})
 	n.settle()
 	_, found := condition.Find(n.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)
 	n.Expect(found).To(gomega.BeFalse())

@@ -41,7 +41,7 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 }
 
 // sameUse reports whether the same pods wait, run with former limits, or cannot reach the daemon. Clients that come and
-// go are no change: that would be a pass for each.
+// go are no change: that would be a reconcile for each.
 func sameUse(a, b []v1alpha1.MPSStatus) bool {
 	return slices.EqualFunc(a, b, func(a, b v1alpha1.MPSStatus) bool {
 		return a.ResourceName == b.ResourceName && a.OutdatedClients == b.OutdatedClients && a.Unreachable == b.Unreachable &&

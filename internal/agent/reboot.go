@@ -62,7 +62,7 @@ func usersOf(devices []gpu.Device) []string {
 }
 
 // consider fills in what follows from the permission. Before it says yes it asks the API server, past the cache,
-// whether the desired state is still the one that this pass has worked on.
+// whether the desired state is still the one that this reconcile has worked on.
 func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *report) error {
 	o := &r.outcome
 	read := r.failed == nil
@@ -88,7 +88,7 @@ func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *re
 	return nil
 }
 
-// knowsOfReboot says whether an earlier pass in this boot has found that only a reboot helps. That does not change
+// knowsOfReboot says whether an earlier reconcile in this boot has found that only a reboot helps. That does not change
 // because a program uses the GPU meanwhile, so that it cannot be tried again.
 func (c *Controller) knowsOfReboot(node *v1alpha1.GPUNode) bool {
 	return node.Status.BootID == c.bootID && condition.IsTrue(node.Status.Conditions, v1alpha1.ConditionRebootRequired)

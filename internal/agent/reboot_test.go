@@ -26,11 +26,11 @@ func inVM(s scenario) *node {
 	n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(n.get().Status.CanReboot).To(gomega.BeTrue())
 	n.again()
-	n.Expect(n.rebooter.Asked()).To(gomega.BeZero(), "nothing is rebooted unasked")
+	n.Expect(n.rebooter.Requested()).To(gomega.BeZero(), "nothing is rebooted unasked")
 	return n
 }
 
-// again makes a pass that reports nothing new, though it may have tried to reset the GPU.
+// again makes a reconcile that reports nothing new, though it may have tried to reset the GPU.
 func (n *node) again() {
 	n.Helper()
 	writes := n.writes
@@ -42,7 +42,7 @@ func (n *node) again() {
 // permit lets the agent end a boot, for the same desired state.
 func (n *node) permit(bootID string) {
 	n.Helper()
-	n.ask(v1alpha1.GPUNodeSpec{
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 7))},
 		Reboot: &v1alpha1.RebootPermission{Hash: "5f3a1c", BootID: bootID},
 	})
@@ -59,7 +59,7 @@ func rebootsOnce(s scenario) {
 	n.permit("boot-1")
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Asked()).To(gomega.Equal(1))
+	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1))
 	c, _ := condition.Find(before.Status.Conditions, v1alpha1.ConditionApplied)
 	n.Expect(c.Reason).To(gomega.Equal(v1alpha1.ReasonRebooting), "written before the node went down")
 	n.Expect(c.Message).To(gomega.ContainSubstring("it is being rebooted"))
@@ -71,7 +71,7 @@ func rebootsOnce(s scenario) {
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
 	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
 	n.expectNoCondition(v1alpha1.ConditionRebootRequired)
-	n.Expect(n.rebooter.Asked()).To(gomega.Equal(1))
+	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1))
 }
 
 // rebootFails also is the crash after the status was written and before the node went down: the boot is the same.
@@ -88,7 +88,7 @@ func rebootFails(s scenario) {
 	n.rebooter.Fail(nil)
 	_, err = n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Asked()).To(gomega.Equal(2))
+	n.Expect(n.rebooter.Requested()).To(gomega.Equal(2))
 	n.restartAgent()
 	n.settle()
 	n.expectReady()
@@ -110,7 +110,7 @@ func rebootInVain(s scenario) {
 	message := n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
 	n.Expect(message).To(gomega.ContainSubstring("it was rebooted, and the MIG mode has not changed all the same"))
 	n.again()
-	n.Expect(n.rebooter.Asked()).To(gomega.Equal(1), "not again, however often it looks")
+	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1), "not again, however often it looks")
 	n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
 }
 
@@ -123,7 +123,7 @@ func rebootWaits(s scenario) {
 	n.permit("boot-1")
 	result, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Asked()).To(gomega.BeZero())
+	n.Expect(n.rebooter.Requested()).To(gomega.BeZero())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(message).To(gomega.And(
 		gomega.ContainSubstring("it is rebooted once nobody uses its GPUs, now: container main of pod ml/train-0 on GPU 1"),
@@ -139,7 +139,7 @@ func rebootWaits(s scenario) {
 	n.allocations.free()
 	_, err = n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Asked()).To(gomega.Equal(1))
+	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1))
 }
 
 func rebootNotAllowed(s scenario) {
@@ -152,7 +152,7 @@ func rebootNotAllowed(s scenario) {
 	n.Expect(n.get().Status.CanReboot).To(gomega.BeFalse())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(message).To(gomega.HaveSuffix("the agent cannot do it: it was started without --allow-reboot"))
-	n.Expect(n.rebooter.Asked()).To(gomega.BeZero())
+	n.Expect(n.rebooter.Requested()).To(gomega.BeZero())
 }
 
 func rebootStale(s scenario) {
@@ -162,7 +162,7 @@ func rebootStale(s scenario) {
 	n.specify(whole(n.uuid(0)))
 	_, err := n.controller.Reconcile(n.Context(), permitted)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Asked()).To(gomega.BeZero(), "the cache was late")
+	n.Expect(n.rebooter.Requested()).To(gomega.BeZero(), "the cache was late")
 	n.settle()
 	n.expectReady()
 }

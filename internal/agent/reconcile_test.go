@@ -103,7 +103,7 @@ func reportsWithoutPolicy(s scenario) {
 	n.Expect(t4.Index).To(gomega.Equal(int32(1)))
 	n.Expect(t4.MIGCapable).To(gomega.BeFalse())
 	n.Expect(t4.Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
-	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two passes")
+	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two reconciles")
 }
 
 func partitionsIdle(s scenario) {
@@ -508,7 +508,7 @@ func needsDeviceNodes(s scenario) {
 	ensured := n.nodes.ensured
 	n.settle()
 	n.Expect(n.nodes.ensured).To(gomega.BeNumerically(">", ensured), "also after a restart, since a boot loses them")
-	n.ask(v1alpha1.GPUNodeSpec{
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 2))},
 	})
 	ensured = n.nodes.ensured

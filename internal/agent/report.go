@@ -21,7 +21,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-// report is what a pass found and did.
+// report is what a reconcile found and did.
 type report struct {
 	observed observation // the last one; meaningless if failed is set
 	outcome  outcome
@@ -44,8 +44,8 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	return nil
 }
 
-// status is all that the agent reports after a pass. Without an observation it holds the devices last seen: what an
-// apply leaves out, it deletes.
+// status is all that the agent reports after a reconcile. Without an observation it holds the devices last seen: what
+// an apply leaves out, it deletes.
 func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	status := *node.Status.DeepCopy()
 	status.Config = v1alpha1.ConfigStatus{}                                 // is the ConfigReporter's

@@ -13,8 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// rollBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that
-// what was usable stays so until the spec is tried again. It returns what is so then.
+// rollBack makes the GPUs on which a step failed what they were before the reconcile, as far as that can be done, so
+// that what was usable stays so until the spec is tried again. It returns what is so then.
 func (c applier) rollBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
 	if len(o.failures) == 0 {
 		return now, nil

@@ -30,9 +30,9 @@ func (n *node) setByHand(slice gpu.TimeSlice) {
 	n.hardware.Update(func(s *sim.Node) { n.Expect(s.SetTimeSlice(s.GPUs[0].UUID, slice)).To(gomega.Succeed()) })
 }
 
-// asksTimed asks for an interval, the former one recorded.
-func (n *node) asksTimed(interval, former v1alpha1.TimeSliceInterval) {
-	n.ask(v1alpha1.GPUNodeSpec{
+// requestTimed asks for an interval, the former one recorded.
+func (n *node) requestTimed(interval, former v1alpha1.TimeSliceInterval) {
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", Devices: []v1alpha1.DeviceSpec{timed(n.uuid(0), interval)},
 		Baseline: &v1alpha1.Baseline{Devices: []v1alpha1.DeviceSpec{timed(n.uuid(0), former)}},
 	})
@@ -49,7 +49,7 @@ func setsTimeSlice(s scenario) {
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).
 		To(gomega.ContainSubstring("is set once the controller has recorded the former one"))
 
-	n.asksTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalMedium)
+	n.requestTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalMedium)
 	n.settle()
 	n.expectReady()
 	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort), "while a process uses the GPU")
@@ -77,7 +77,7 @@ func noTimeSlice(s scenario) {
 
 func leavesTimeSlice(s scenario) {
 	n := s.node("", sim.T4)
-	n.asksTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalDefault)
+	n.requestTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalDefault)
 	n.settle()
 	for range 3 {
 		n.setByHand(gpu.TimeSliceLong)

@@ -165,7 +165,7 @@ func measuresMIGInstances(s scenario) {
 // allocatable.
 func attributesClaims(s scenario) {
 	n := s.node("", sim.A100, sim.H100, sim.T4)
-	n.ask(v1alpha1.GPUNodeSpec{
+	n.setSpec(v1alpha1.GPUNodeSpec{
 		PolicyName: "research", AdminClaims: []string{"ml/admin"},
 		Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("2g.10gb", 1), instances("1g.5gb", 2))},
 	})
@@ -258,7 +258,7 @@ func knowsNotWhatAnUnnamedContainerUses(s scenario) {
 
 func measuresNotBesideMIGManager(s scenario) {
 	n := s.node("", sim.A100)
-	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	n.setSpec(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	n.hardware.Fail = func(op sim.Op, _ string) error { return errors.New("the driver is open: " + string(op)) }
 	_, err := n.controller.Usage(n.Context())
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
@@ -288,8 +288,8 @@ func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
 	case <-read:
 	case <-time.After(200 * time.Millisecond):
 	}
-	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
-	close(h.goOn)
+	n.setSpec(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	close(h.resume)
 	n.Expect(<-reconciled).To(gomega.Succeed())
 	select {
 	case call := <-h.reached:
@@ -304,24 +304,24 @@ type held struct {
 	gpu.Hardware
 
 	reached chan string
-	goOn    chan struct{}
+	resume  chan struct{}
 }
 
 func (h held) Observe(ctx context.Context) (gpu.Inventory, error) {
 	h.reached <- "Observe"
-	<-h.goOn
+	<-h.resume
 	return h.Hardware.Observe(ctx)
 }
 
 func (h held) Sample(ctx context.Context) (gpu.Sample, error) {
 	h.reached <- "Sample"
-	<-h.goOn
+	<-h.resume
 	return h.Hardware.Sample(ctx)
 }
 
 // hold makes the agent stop at each look at the hardware.
 func (n *node) hold() held {
-	h := held{Hardware: n.between.Hardware, reached: make(chan string), goOn: make(chan struct{})}
+	h := held{Hardware: n.between.Hardware, reached: make(chan string), resume: make(chan struct{})}
 	n.between.Hardware = h
 	return h
 }
@@ -339,7 +339,7 @@ func waitsForAReconcile(s scenario) {
 	defer cancel()
 	_, err := n.controller.Usage(ctx)
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("waiting for the agent to have finished with the GPUs")))
-	close(h.goOn)
+	close(h.resume)
 	n.Expect(<-done).To(gomega.Succeed())
 }
 
@@ -357,7 +357,7 @@ func letsAReconcileWait(s scenario) {
 		reconciled <- err
 	}()
 	n.Consistently(h.reached, "100ms").ShouldNot(gomega.Receive(), "the reconcile would close the driver under the measurement")
-	close(h.goOn)
+	close(h.resume)
 	n.Expect(<-measured).To(gomega.Succeed())
 	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
 	n.Expect(<-reconciled).To(gomega.Succeed())

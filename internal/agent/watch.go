@@ -17,13 +17,13 @@ import (
 )
 
 // nodePoll is how often the kubelet is asked whether its allocations changed, and the driver looked for: a question
-// over a local socket and a few files, where a pass opens the driver. A drain waits no longer than this for the report
-// that a pod has left.
+// over a local socket and a few files, where a reconcile opens the driver. A drain waits no longer than this for the
+// report that a pod has left.
 const nodePoll = 3 * time.Second
 
-// watchNode asks for a pass whenever the kubelet's allocations change, or which pods MPS keeps waiting or lets run with
-// former limits, or whenever the driver comes, goes or is another. While the kubelet cannot be asked nothing is sent:
-// the next pass says so.
+// watchNode asks for a reconcile whenever the kubelet's allocations change, or which pods MPS keeps waiting or lets run
+// with former limits, or whenever the driver comes, goes or is another. While the kubelet cannot be asked nothing is
+// sent: the next reconcile says so.
 func (c *Controller) watchNode(ctx context.Context, changes chan<- event.GenericEvent) error {
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: c.node}}
 	var last []Allocation

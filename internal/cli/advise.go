@@ -41,19 +41,19 @@ func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) er
 	if err != nil {
 		return err
 	}
-	w, _, err := p.read(ctx, agents.client, f.namespace)
+	s, _, err := p.read(ctx, agents.client, f.namespace)
 	if err != nil {
 		return advise(err)
 	}
-	if err := scopeExists(w, scope); err != nil {
+	if err := scopeExists(s, scope); err != nil {
 		return err
 	}
-	cluster := advice.Cluster{Policies: w.Policies, MinAge: f.minAge, Scope: scope}
+	cluster := advice.Cluster{Policies: s.Policies, MinAge: f.minAge, Scope: scope}
 	if cluster.Seen, err = p.seen(ctx, f, agents, scope.Namespace); err != nil {
 		return advise(err)
 	}
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
 		cluster.Nodes = append(cluster.Nodes, advice.Node{
 			Name: n.Name, Labels: n.Labels, Policy: n.GPU.Spec.PolicyName, Devices: n.GPU.Status.Devices,
 		})
@@ -68,7 +68,7 @@ func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) er
 			out.WriteString("\n")
 		}
 		comment(&out, a.Lines()...)
-		if err := printPolicy(ctx, &out, agents.client, w, a); err != nil {
+		if err := printPolicy(ctx, &out, agents.client, s, a); err != nil {
 			return advise(err)
 		}
 	}
@@ -91,12 +91,12 @@ func scopeOf(args []string) (advice.Scope, error) {
 	return advice.Scope{}, hint(fmt.Errorf("advise takes nothing, or policy, node or namespace and a name, not %q", strings.Join(args, " ")))
 }
 
-func scopeExists(w cluster.Snapshot, s advice.Scope) error {
+func scopeExists(snapshot cluster.Snapshot, s advice.Scope) error {
 	q := query{policy: s.Policy}
 	if s.Node != "" {
 		q.names = []string{s.Node}
 	}
-	return q.check(w)
+	return q.check(snapshot)
 }
 
 // seen is what Prometheus or the agents have observed.
@@ -114,7 +114,7 @@ func (p *Program) seen(ctx context.Context, f *flags, agents *agents, namespace 
 }
 
 // printPolicy prints the policy and what it would change, or that it would change nothing.
-func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w cluster.Snapshot, a advice.Advice) error {
+func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, s cluster.Snapshot, a advice.Advice) error {
 	if a.Policy == nil {
 		return nil
 	}
@@ -138,19 +138,19 @@ func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w c
 	same := func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.Name == admitted.Name && equality.Semantic.DeepEqual(p.Spec, admitted.Spec)
 	}
-	if slices.ContainsFunc(w.Policies, same) {
+	if slices.ContainsFunc(s.Policies, same) {
 		comment(out, fmt.Sprintf("Policy %s shares these GPUs so already.", admitted.Name))
 		return nil
 	}
-	if at := slices.IndexFunc(w.Policies, named(admitted.Name)); at >= 0 {
-		if left := unremovable(&w.Policies[at], admitted); len(left) > 0 {
+	if at := slices.IndexFunc(s.Policies, named(admitted.Name)); at >= 0 {
+		if left := unremovable(&s.Policies[at], admitted); len(left) > 0 {
 			comment(out, fmt.Sprintf("kubectl apply would leave %s in policy %s, because it did not set it. Change the policy where it is managed, or pipe "+
 				"this output to `kubectl replace -f -`, which also removes the labels and annotations of the policy.", format.List(left), admitted.Name))
 		}
 	}
 	out.WriteString("---\n" + document)
 	preview := text{width: commentWidth}
-	preview.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{*admitted}})
+	preview.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{*admitted}})
 	comment(out, "What it would change, as kubectl gpusharing plan prints it:")
 	for line := range strings.Lines(preview.String()) {
 		out.WriteString(strings.TrimRight("#   "+inline(strings.TrimRight(line, "\n")), " ") + "\n")

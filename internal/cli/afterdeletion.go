@@ -30,30 +30,30 @@ type afterwards struct {
 
 // lost returns a line for each workload whose request some node meets before the deletion of a policy, and none
 // afterwards: of the pods on the policy's nodes, and of those that wait for a node.
-func lost(name string, c change, w cluster.Snapshot, before, after []rollout.NodeState) []string {
-	then := c.afterwards(w, after)
-	var asked []*cluster.Pod
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+func lost(name string, c change, s cluster.Snapshot, before, after []rollout.NodeState) []string {
+	then := c.afterwards(s, after)
+	var requesting []*cluster.Pod
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
 		if !slices.ContainsFunc(before, func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == name }) {
 			continue
 		}
 		for p := range n.Pods {
-			asked = append(asked, &n.Pods[p])
+			requesting = append(requesting, &n.Pods[p])
 		}
 	}
-	now := change{}.afterwards(w, before)
-	for i := range w.Unscheduled {
-		if p := &w.Unscheduled[i]; slices.ContainsFunc(now, func(o afterwards) bool { return o.meets(p) }) {
-			asked = append(asked, p)
+	now := change{}.afterwards(s, before)
+	for i := range s.Unscheduled {
+		if p := &s.Unscheduled[i]; slices.ContainsFunc(now, func(o afterwards) bool { return o.meets(p) }) {
+			requesting = append(requesting, p)
 		}
 	}
 	pods := map[string]int{}
-	for _, p := range asked {
-		if len(p.Asks) == 0 || slices.ContainsFunc(then, func(o afterwards) bool { return o.returnsTo == "" && o.meets(p) }) {
+	for _, p := range requesting {
+		if len(p.Requests) == 0 || slices.ContainsFunc(then, func(o afterwards) bool { return o.returnsTo == "" && o.meets(p) }) {
 			continue
 		}
-		who := fmt.Sprintf("%s asks for %s", cmp.Or(p.Workload, "pod "+p.Namespace+"/"+p.Name), resources(p.Asks))
+		who := fmt.Sprintf("%s asks for %s", cmp.Or(p.Workload, "pod "+p.Namespace+"/"+p.Name), resources(p.Requests))
 		if at := slices.IndexFunc(then, func(o afterwards) bool { return o.returnsTo != "" && o.admits(p) }); at >= 0 {
 			who += fmt.Sprintf(", which a node offers then only if %s does, to which it returns", then[at].returnsTo)
 		} else {
@@ -72,12 +72,12 @@ func lost(name string, c change, w cluster.Snapshot, before, after []rollout.Nod
 }
 
 // afterwards is what each node offers once it is in these states.
-func (c change) afterwards(w cluster.Snapshot, states []rollout.NodeState) []afterwards {
-	all := make([]afterwards, 0, len(w.Nodes))
-	policies := c.of(w).Policies
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		o := afterwards{labels: n.Labels, resources: n.Offered(w.StackOf(n)), shared: func(string) bool { return false }}
+func (c change) afterwards(s cluster.Snapshot, states []rollout.NodeState) []afterwards {
+	all := make([]afterwards, 0, len(s.Nodes))
+	policies := c.of(s).Policies
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		o := afterwards{labels: n.Labels, resources: n.Offered(s.StackOf(n)), shared: func(string) bool { return false }}
 		at := slices.IndexFunc(states, func(s rollout.NodeState) bool { return s.Node == n.Name })
 		if at >= 0 {
 			o.become(&states[at], n, policies)
@@ -131,7 +131,7 @@ func restoredResources(s *rollout.NodeState, n *v1alpha1.GPUNode) map[string]int
 }
 
 func (o afterwards) meets(p *cluster.Pod) bool {
-	for name, n := range p.Asks {
+	for name, n := range p.Requests {
 		if o.resources[name] < n || n > 1 && o.single && o.shared(name) {
 			return false
 		}

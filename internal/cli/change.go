@@ -25,18 +25,18 @@ type change struct {
 }
 
 // of returns the snapshot as it is after the change.
-func (c change) of(w cluster.Snapshot) cluster.Snapshot {
-	w.Policies = slices.DeleteFunc(slices.Clone(w.Policies), func(p v1alpha1.GPUSharingPolicy) bool {
+func (c change) of(s cluster.Snapshot) cluster.Snapshot {
+	s.Policies = slices.DeleteFunc(slices.Clone(s.Policies), func(p v1alpha1.GPUSharingPolicy) bool {
 		return slices.Contains(c.deleted, p.Name)
 	})
 	for _, policy := range c.applied {
-		if at := slices.IndexFunc(w.Policies, named(policy.Name)); at >= 0 {
-			w.Policies[at] = policy
+		if at := slices.IndexFunc(s.Policies, named(policy.Name)); at >= 0 {
+			s.Policies[at] = policy
 		} else {
-			w.Policies = append(w.Policies, policy)
+			s.Policies = append(s.Policies, policy)
 		}
 	}
-	return w
+	return s
 }
 
 func named(name string) func(v1alpha1.GPUSharingPolicy) bool {
@@ -44,12 +44,12 @@ func named(name string) func(v1alpha1.GPUSharingPolicy) bool {
 }
 
 // knows returns an error if one of the policies to delete does not exist, or is to be applied too.
-func knows(w cluster.Snapshot, c change) error {
+func knows(s cluster.Snapshot, c change) error {
 	for _, name := range c.deleted {
 		if slices.ContainsFunc(c.applied, named(name)) {
 			return fmt.Errorf("policy %q is in a file and in --delete; leave one of them out", name)
 		}
-		if !slices.ContainsFunc(w.Policies, named(name)) {
+		if !slices.ContainsFunc(s.Policies, named(name)) {
 			return fmt.Errorf("there is no policy %q to delete; `kubectl get gpusharingpolicies` lists them", name)
 		}
 	}
@@ -57,7 +57,7 @@ func knows(w cluster.Snapshot, c change) error {
 }
 
 // deleted writes what the deletion of a policy comes to as a whole.
-func (t *text) deleted(name string, c change, w cluster.Snapshot, before, after []rollout.NodeState) {
+func (t *text) deleted(name string, c change, s cluster.Snapshot, before, after []rollout.NodeState) {
 	governed, untouched, tainted := 0, []string{}, []string{}
 	for _, n := range before {
 		if n.Policy != name {
@@ -66,7 +66,7 @@ func (t *text) deleted(name string, c change, w cluster.Snapshot, before, after 
 		governed++
 		goes := !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
 		has := func(o cluster.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
-		if goes && slices.ContainsFunc(w.Nodes, has) {
+		if goes && slices.ContainsFunc(s.Nodes, has) {
 			tainted = append(tainted, n.Node)
 		}
 		if !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node }) {
@@ -80,17 +80,17 @@ func (t *text) deleted(name string, c change, w cluster.Snapshot, before, after 
 	if len(untouched) > 0 {
 		t.row(2, "unchanged", fmt.Sprintf("the GPUs of %s, which the operator has not changed: %s", count(len(untouched), "node"), strings.Join(untouched, ", ")))
 	}
-	t.rows("affected", lost(name, c, w, before, after))
+	t.rows("affected", lost(name, c, s, before, after))
 }
 
 // clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more,
 // and no policy that could change one is left. A paused policy changes none.
-func (t *text) clusterPolicy(w cluster.Snapshot, before, after rollout.Decision) {
-	if !w.Plugin.ClusterPolicy || !before.ConfigurePlugin || rollout.Decide(restored(w, after.Nodes)).ConfigurePlugin {
+func (t *text) clusterPolicy(s cluster.Snapshot, before, after rollout.Decision) {
+	if !s.Plugin.ClusterPolicy || !before.ConfigurePlugin || rollout.Decide(restored(s, after.Nodes)).ConfigurePlugin {
 		return
 	}
 	left := "No policy is left."
-	if len(w.Policies) > 0 {
+	if len(s.Policies) > 0 {
 		left = "No policy is left that is not paused."
 	}
 	t.WriteString("\n")
@@ -99,14 +99,14 @@ func (t *text) clusterPolicy(w cluster.Snapshot, before, after rollout.Decision)
 }
 
 // restored is the snapshot once every node that no policy governs is restored.
-func restored(w cluster.Snapshot, nodes []rollout.NodeState) cluster.Snapshot {
-	w.Nodes = slices.Clone(w.Nodes)
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+func restored(s cluster.Snapshot, nodes []rollout.NodeState) cluster.Snapshot {
+	s.Nodes = slices.Clone(s.Nodes)
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
 		goesBack := func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == "" && !s.Retained }
 		if slices.ContainsFunc(nodes, goesBack) {
 			n.GPU.Spec = v1alpha1.GPUNodeSpec{}
 		}
 	}
-	return w
+	return s
 }

@@ -46,34 +46,34 @@ func TestPreviewsOfADeletion(t *testing.T) {
 	for name, situation := range map[string]func(*testing.T) (cluster.Snapshot, change){
 		"the last policy": func(t *testing.T) (cluster.Snapshot, change) {
 			unchanged := newNode(t, "b", sim.A100)
-			w := snapshotOf(holding(governed(t, evict)), unchanged)
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
-			return w, change{deleted: []string{"research"}}
+			s := snapshotOf(holding(governed(t, evict)), unchanged)
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return s, change{deleted: []string{"research"}}
 		},
 		"a policy that retains": func(t *testing.T) (cluster.Snapshot, change) {
-			w := snapshotOf(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
-			return w, change{deleted: []string{"research"}}
+			s := snapshotOf(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return s, change{deleted: []string{"research"}}
 		},
 		"and the one below governs": func(t *testing.T) (cluster.Snapshot, change) {
-			w := snapshotOf(holding(governed(t, evict)))
+			s := snapshotOf(holding(governed(t, evict)))
 			research := policy(t, "research", mixedLayout)
 			research.Spec.Priority = 1
-			w.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
-			return w, change{deleted: []string{"research"}}
+			s.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
+			return s, change{deleted: []string{"research"}}
 		},
 		"and a paused one is left": func(t *testing.T) (cluster.Snapshot, change) {
-			w := snapshotOf(governed(t, evict))
+			s := snapshotOf(governed(t, evict))
 			other := policy(t, "other", slicing)
 			other.Spec.Rollout.Paused, other.Spec.NodeSelector = true, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout), other}
-			return w, change{deleted: []string{"research"}}
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout), other}
+			return s, change{deleted: []string{"research"}}
 		},
 		"a policy that was always paused": func(t *testing.T) (cluster.Snapshot, change) {
-			w := snapshotOf(newNode(t, "a", sim.A100))
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
-			w.Policies[0].Spec.Rollout.Paused = true
-			return w, change{deleted: []string{"research"}}
+			s := snapshotOf(newNode(t, "a", sim.A100))
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			s.Policies[0].Spec.Rollout.Paused = true
+			return s, change{deleted: []string{"research"}}
 		},
 		"and its taints go": func(t *testing.T) (cluster.Snapshot, change) {
 			a, b := governed(t, evict), newNode(t, "b", sim.A100)
@@ -83,74 +83,74 @@ func TestPreviewsOfADeletion(t *testing.T) {
 				n.Taints = []corev1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
 				n.Annotations = map[string]string{v1alpha1.AnnotationTaints: "example.com/shared:NoSchedule"}
 			}
-			w := snapshotOf(a, b)
-			w.Policies = []v1alpha1.GPUSharingPolicy{tainted}
-			return w, change{deleted: []string{"research"}}
+			s := snapshotOf(a, b)
+			s.Policies = []v1alpha1.GPUSharingPolicy{tainted}
+			return s, change{deleted: []string{"research"}}
 		},
 		"and workloads find nothing to run on": func(t *testing.T) (cluster.Snapshot, change) {
 			a, b := governed(t, evict), governed(t, evict)
 			asking := func(n *cluster.Node, pod, resource string, count int64) {
 				n.Pods = append(n.Pods, cluster.Pod{
-					Namespace: "team", Name: pod, UID: pod, GPU: true, Asks: map[string]int64{resource: count}, Workload: "Deployment team/" + strings.TrimRight(pod, "-12"),
+					Namespace: "team", Name: pod, UID: pod, GPU: true, Requests: map[string]int64{resource: count}, Workload: "Deployment team/" + strings.TrimRight(pod, "-12"),
 				})
 			}
 			asking(&a, "small-1", "nvidia.com/mig-1g.5gb", 1)
 			asking(&a, "whole", "nvidia.com/gpu", 1)
 			b.Name, b.GPU.Name, b.Labels["pool"] = "b", "b", "b"
 			asking(&b, "small-2", "nvidia.com/mig-1g.5gb", 1)
-			w := snapshotOf(a, b, newNode(t, "c", sim.T4))
-			w.Unscheduled = []cluster.Pod{
-				{Namespace: "team", Name: "waits", GPU: true, Asks: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Workload: "Job team/waits"},
-				{Namespace: "team", Name: "never", GPU: true, Asks: map[string]int64{"nvidia.com/mig-7g.40gb": 1}, Workload: "Job team/never"},
+			s := snapshotOf(a, b, newNode(t, "c", sim.T4))
+			s.Unscheduled = []cluster.Pod{
+				{Namespace: "team", Name: "waits", GPU: true, Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Workload: "Job team/waits"},
+				{Namespace: "team", Name: "never", GPU: true, Requests: map[string]int64{"nvidia.com/mig-7g.40gb": 1}, Workload: "Job team/never"},
 				{
-					Namespace: "team", Name: "pinned", GPU: true, Asks: map[string]int64{"nvidia.com/mig-2g.10gb": 1}, Workload: "Job team/pinned",
+					Namespace: "team", Name: "pinned", GPU: true, Requests: map[string]int64{"nvidia.com/mig-2g.10gb": 1}, Workload: "Job team/pinned",
 					NodeSelector: map[string]string{"pool": "c"},
 				},
 			}
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
-			w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			s.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{
 				{Key: "pool", Operator: "NotIn", Values: []string{"c"}},
 			}}
-			return w, change{deleted: []string{"research"}}
+			return s, change{deleted: []string{"research"}}
 		},
 		"and a workload depends on what the administrator configured": func(t *testing.T) (cluster.Snapshot, change) {
 			a := governed(t, evict)
-			a.Pods = []cluster.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+			a.Pods = []cluster.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Requests: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 			a.GPU.Spec.Baseline.Labels = map[string]string{v1alpha1.LabelConfig: "a100-shared"}
-			w := snapshotOf(a)
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
-			return w, change{deleted: []string{"research"}}
+			s := snapshotOf(a)
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return s, change{deleted: []string{"research"}}
 		},
 		"and the one below shares what two GPUs were asked of": func(t *testing.T) (cluster.Snapshot, change) {
 			a := newNode(t, "a", sim.T4, sim.T4)
-			a.Pods = []cluster.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
-			w := snapshotOf(a)
+			a.Pods = []cluster.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
+			s := snapshotOf(a)
 			whole := policy(t, "whole", `{sharing: {strategy: Exclusive}}`)
 			whole.Spec.Priority = 1
-			w.Policies = []v1alpha1.GPUSharingPolicy{whole, policy(t, "everywhere", slicing)}
-			return w, change{deleted: []string{"whole"}}
+			s.Policies = []v1alpha1.GPUSharingPolicy{whole, policy(t, "everywhere", slicing)}
+			return s, change{deleted: []string{"whole"}}
 		},
 		"and another under a new name": func(t *testing.T) (cluster.Snapshot, change) {
-			w := snapshotOf(governed(t, evict))
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
-			return w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "science", mixedLayout)}, deleted: []string{"research"}}
+			s := snapshotOf(governed(t, evict))
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "science", mixedLayout)}, deleted: []string{"research"}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, c := situation(t)
-			compare(t, "plan delete "+name, func(shown *text) { shown.plan(w, c) })
+			s, c := situation(t)
+			compare(t, "plan delete "+name, func(shown *text) { shown.plan(s, c) })
 		})
 	}
 }
 
 func TestOnlyAPolicyThatExistsIsDeleted(t *testing.T) {
 	g := NewWithT(t)
-	w := snapshotOf()
-	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}
-	g.Expect(knows(w, change{deleted: []string{"research"}})).To(Succeed())
-	g.Expect(knows(w, change{deleted: []string{"research", "reseach"}})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
-	both := change{applied: w.Policies, deleted: []string{"research"}}
-	g.Expect(knows(w, both)).To(MatchError(ContainSubstring(`policy "research" is in a file and in --delete`)))
+	s := snapshotOf()
+	s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}
+	g.Expect(knows(s, change{deleted: []string{"research"}})).To(Succeed())
+	g.Expect(knows(s, change{deleted: []string{"research", "reseach"}})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
+	both := change{applied: s.Policies, deleted: []string{"research"}}
+	g.Expect(knows(s, both)).To(MatchError(ContainSubstring(`policy "research" is in a file and in --delete`)))
 }
 
 // TestWhatAShareMeans: a policy's effect on the memory of each container, and the slices that a layout leaves unused.
@@ -191,9 +191,9 @@ func TestWhatAShareMeans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			n := newNode(t, "a", test.model)
-			w := snapshotOf(n)
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "p", test.policy)}
-			d := rollout.Decide(w)
+			s := snapshotOf(n)
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "p", test.policy)}
+			d := rollout.Decide(s)
 			g.Expect(d.Nodes).To(HaveLen(1))
 			g.Expect(d.Nodes[0].State).NotTo(Equal(node.Unsupported), d.Nodes[0].Message)
 			p := partsOf(d.Nodes[0], plan.Devices(n.GPU.Status.Devices))

@@ -129,9 +129,9 @@ const (
 )
 
 func snapshotOf(nodes ...cluster.Node) cluster.Snapshot {
-	w := cluster.Snapshot{Now: now, Nodes: nodes}
-	w.Plugin = wiringOf(&w)
-	return w
+	s := cluster.Snapshot{Now: now, Nodes: nodes}
+	s.Plugin = devicePluginOf(&s)
+	return s
 }
 
 // TestPreviews compares what plan prints with testdata/plan-*.golden.
@@ -153,17 +153,17 @@ func TestPreviews(t *testing.T) {
 			}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Reboot, p.Spec.Rollout.Drain.BeforeReboot = v1alpha1.RebootModeIfRequired, v1alpha1.BeforeRebootAllPods
-			w := snapshotOf(a)
-			w.Policies = []v1alpha1.GPUSharingPolicy{p}
-			asked := rollout.Decide(w).Nodes[0]
-			n := &w.Nodes[0].GPU
+			s := snapshotOf(a)
+			s.Policies = []v1alpha1.GPUSharingPolicy{p}
+			asked := rollout.Decide(s).Nodes[0]
+			n := &s.Nodes[0].GPU
 			n.Spec = v1alpha1.GPUNodeSpec{PolicyName: "research", ConfigName: asked.ConfigName, Devices: asked.Devices, Baseline: &v1alpha1.Baseline{}}
 			n.Status.CanReboot = true
 			n.Status.Conditions = append(n.Status.Conditions, metav1.Condition{
 				Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRebootRequired,
 			})
-			w.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever // until now
-			return w, p
+			s.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever // until now
+			return s, p
 		},
 		"time-slicing disturbs nobody": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			a := newNode(t, "a", sim.T4, sim.T4)
@@ -171,34 +171,34 @@ func TestPreviews(t *testing.T) {
 			return snapshotOf(a), policy(t, "cheap", slicing)
 		},
 		"another policy loses a node": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
-			w := snapshotOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.A100))
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
+			s := snapshotOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.A100))
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))
 			p.Spec.Priority, p.Spec.NodeSelector = 1, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
-			return w, p
+			return s, p
 		},
 		"a selector that leaves a node out": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
-			w := snapshotOf(newNode(t, "a", sim.T4), newNode(t, "b", sim.T4))
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
-			d := rollout.Decide(w)
-			for i := range w.Nodes {
-				w.Nodes[i].Labels[v1alpha1.LabelConfig] = d.Nodes[i].ConfigName
-				w.Nodes[i].GPU.Spec = v1alpha1.GPUNodeSpec{PolicyName: "cheap", Baseline: &v1alpha1.Baseline{}}
+			s := snapshotOf(newNode(t, "a", sim.T4), newNode(t, "b", sim.T4))
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
+			d := rollout.Decide(s)
+			for i := range s.Nodes {
+				s.Nodes[i].Labels[v1alpha1.LabelConfig] = d.Nodes[i].ConfigName
+				s.Nodes[i].GPU.Spec = v1alpha1.GPUNodeSpec{PolicyName: "cheap", Baseline: &v1alpha1.Baseline{}}
 			}
 			p := policy(t, "cheap", slicing)
 			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
-			return w, p
+			return s, p
 		},
 		"a new name and a taint affect workloads": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			a := newNode(t, "a", sim.T4)
 			hold(&a, "web", 0, nil)
-			a.Pods[0].Asks, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
-			w := snapshotOf(a)
-			w.Unscheduled = []cluster.Pod{{
-				Namespace: "team", Name: "train", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
+			a.Pods[0].Requests, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
+			s := snapshotOf(a)
+			s.Unscheduled = []cluster.Pod{{
+				Namespace: "team", Name: "train", GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
 			}}
-			w.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
-			return w, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
+			s.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
+			return s, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
 				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
 		},
 		"a change that waits for a maintenance window": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
@@ -207,21 +207,21 @@ func TestPreviews(t *testing.T) {
 			return snapshotOf(newNode(t, "a", sim.A100)), p
 		},
 		"nothing to configure": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
-			w := snapshotOf(newNode(t, "a", sim.T4))
-			w.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
-			return w, policy(t, "cheap", slicing)
+			s := snapshotOf(newNode(t, "a", sim.T4))
+			s.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
+			return s, policy(t, "cheap", slicing)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, p := situation(t)
-			compare(t, "plan "+name, func(shown *text) { shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{p}}) })
+			s, p := situation(t)
+			compare(t, "plan "+name, func(shown *text) { shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{p}}) })
 		})
 	}
 }
 
 // TestStatuses compares what status prints with testdata/status-*.golden.
 func TestStatuses(t *testing.T) {
-	for name, situation := range map[string]func(*testing.T) (w cluster.Snapshot, only []string){
+	for name, situation := range map[string]func(*testing.T) (s cluster.Snapshot, only []string){
 		"nothing there": func(*testing.T) (cluster.Snapshot, []string) { return snapshotOf(), nil },
 		"instances and their holders": func(t *testing.T) (cluster.Snapshot, []string) {
 			a := partitioned(t)
@@ -235,29 +235,29 @@ func TestStatuses(t *testing.T) {
 			return snapshotOf(a), []string{"a"}
 		},
 		"why policies and nodes are not ready": func(t *testing.T) (cluster.Snapshot, []string) {
-			w := snapshotOf(newNode(t, "a", sim.A100, sim.A100), newNode(t, "t", sim.T4), newNode(t, "u", sim.T4))
-			hold(&w.Nodes[0], "train", 1, nil)
-			w.Nodes[2].AgentReady = false
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
-			d := rollout.Decide(w)
-			w.Policies[0].Status = d.Policies["research"]
+			s := snapshotOf(newNode(t, "a", sim.A100, sim.A100), newNode(t, "t", sim.T4), newNode(t, "u", sim.T4))
+			hold(&s.Nodes[0], "train", 1, nil)
+			s.Nodes[2].AgentReady = false
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
+			d := rollout.Decide(s)
+			s.Policies[0].Status = d.Policies["research"]
 			for _, a := range d.Actions {
 				if r, is := a.(action.Report); is {
-					i := slices.IndexFunc(w.Nodes, func(n cluster.Node) bool { return n.Name == r.Node })
-					w.Nodes[i].GPU.Status.Rollout = r.Status.Rollout
+					i := slices.IndexFunc(s.Nodes, func(n cluster.Node) bool { return n.Name == r.Node })
+					s.Nodes[i].GPU.Status.Rollout = r.Status.Rollout
 				}
 			}
-			return w, nil
+			return s, nil
 		},
 		"a generation that no controller has seen": func(t *testing.T) (cluster.Snapshot, []string) {
-			w := snapshotOf(newNode(t, "t", sim.T4))
-			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
-			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
+			s := snapshotOf(newNode(t, "t", sim.T4))
+			s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
+			s.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, ObservedGeneration: 1},
 				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: 1},
 			}}
-			w.Policies[0].Generation = 2
-			return w, nil
+			s.Policies[0].Generation = 2
+			return s, nil
 		},
 		"a GPU shared by time-slicing": func(t *testing.T) (cluster.Snapshot, []string) {
 			a := ready(newNode(t, "a", sim.T4, sim.T4))
@@ -282,8 +282,8 @@ func TestStatuses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, only := situation(t)
-			compare(t, "status "+name, func(shown *text) { shown.status(w, query{names: only}) })
+			s, only := situation(t)
+			compare(t, "status "+name, func(shown *text) { shown.status(s, query{names: only}) })
 		})
 	}
 }

@@ -225,11 +225,11 @@ func (b *board) note(change func()) {
 
 // sight is all that is known now.
 func (b *board) sight() sight {
-	w, blind, missing := b.seen.snapshot(b.program.Clock.Now())
+	snapshot, blind, missing := b.seen.snapshot(b.program.Clock.Now())
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	lacks := b.driver.tell(&w)
-	s := sight{cluster: b.cluster, snapshot: w, measured: b.measured, blind: blind, stale: b.stale}
+	lacks := b.driver.tell(&snapshot)
+	s := sight{cluster: b.cluster, snapshot: snapshot, measured: b.measured, blind: blind, stale: b.stale}
 	if failing := b.seen.failing(); failing != nil && (s.stale == nil || failing.Since.Before(s.stale.Since)) {
 		s.stale = failing
 	}
@@ -255,26 +255,26 @@ func (b *board) preview(ctx context.Context, q dashboard.Question) (dashboard.An
 	if len(submitted)+len(q.Delete) == 0 {
 		return dashboard.Answer{}, errors.New("a preview needs a policy to apply, or one to delete")
 	}
-	asked, w, err := b.program.ask(ctx, b.agents.client, b.namespace, submitted, q.Delete)
+	asked, s, err := b.program.ask(ctx, b.agents.client, b.namespace, submitted, q.Delete)
 	if err != nil {
 		return dashboard.Answer{}, err
 	}
-	shown, err := previewText(ctx, b.agents.client, w, asked, previewWidth)
+	shown, err := previewText(ctx, b.agents.client, s, asked, previewWidth)
 	if err != nil {
 		return dashboard.Answer{}, err
 	}
-	return dashboard.Answer{Text: shown, Nodes: previewsOf(w, asked)}, nil
+	return dashboard.Answer{Text: shown, Nodes: previewsOf(s, asked)}, nil
 }
 
 // previewText is what plan prints of a change.
-func previewText(ctx context.Context, c client.Client, w cluster.Snapshot, asked change, width int) (string, error) {
-	groups, err := readGroups(ctx, c, asked.of(w))
+func previewText(ctx context.Context, c client.Client, s cluster.Snapshot, asked change, width int) (string, error) {
+	groups, err := readGroups(ctx, c, asked.of(s))
 	if err != nil {
 		return "", advise(err)
 	}
 	preview := text{width: width}
 	preview.lacking(asked.lacks)
-	preview.plan(w, asked)
+	preview.plan(s, asked)
 	preview.nodeGroups(groups, asked.applied)
 	return preview.String(), nil
 }

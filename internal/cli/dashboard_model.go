@@ -320,23 +320,23 @@ func holdersOf(d gpu.Device) []string {
 }
 
 // previewsOf draws the GPUs that a change of policies changes, before and after.
-func previewsOf(w cluster.Snapshot, c change) []dashboard.NodePreview {
+func previewsOf(s cluster.Snapshot, c change) []dashboard.NodePreview {
 	previews := []dashboard.NodePreview{}
 	of := map[string]*cluster.Node{}
-	for i := range w.Nodes {
-		of[w.Nodes[i].Name] = &w.Nodes[i]
+	for i := range s.Nodes {
+		of[s.Nodes[i].Name] = &s.Nodes[i]
 	}
 	asked := func(policy string) bool {
 		return slices.Contains(c.deleted, policy) || slices.ContainsFunc(c.applied, named(policy))
 	}
 	was := map[string]string{}
-	for _, n := range rollout.Decide(w).Nodes {
+	for _, n := range rollout.Decide(s).Nodes {
 		was[n.Node] = n.Policy
 	}
-	for _, n := range rollout.Decide(c.of(w)).Nodes {
+	for _, n := range rollout.Decide(c.of(s)).Nodes {
 		settled := n.State == node.Unsupported || n.State == node.Unknown || n.State == node.UpToDate || n.Retained
 		if object, found := of[n.Node]; found && !settled && (asked(n.Policy) || asked(was[n.Node])) {
-			if preview := previewOf(n, w.StackOf(object), object); len(preview.GPUs) > 0 {
+			if preview := previewOf(n, s.StackOf(object), object); len(preview.GPUs) > 0 {
 				previews = append(previews, preview)
 			}
 		}

@@ -273,7 +273,7 @@ func (w *watches) snapshot(now time.Time) (known cluster.Snapshot, blind bool, m
 	}
 	slices.SortFunc(known.Nodes, func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(known.Policies, func(a, b v1alpha1.GPUSharingPolicy) int { return strings.Compare(a.Name, b.Name) })
-	known.Plugin = wiringOf(&known)
+	known.Plugin = devicePluginOf(&known)
 	known.Plugin.NodeFeatures = true // as read has it for a user who may not know: nothing is forbidden for what was not read
 	return known, blind, missing
 }

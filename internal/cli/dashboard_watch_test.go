@@ -38,8 +38,8 @@ func TestThePageForbidsNothingThatItHasNotRead(t *testing.T) {
 		g.Expect(k.GetStore().Add(o)).To(Succeed())
 		seen.touch(o)
 	}
-	w, _, _ := seen.snapshot(now)
-	cards := sight{snapshot: w}.page().Nodes
+	s, _, _ := seen.snapshot(now)
+	cards := sight{snapshot: s}.page().Nodes
 	g.Expect(cards).To(HaveLen(1))
 	g.Expect(cards[0].Policy).To(Equal("shared"))
 	g.Expect(cards[0].State).NotTo(ContainSubstring(v1alpha1.ReasonNoNodeFeatures))

@@ -166,7 +166,7 @@ func unhealthy(found []finding) bool {
 // leadershipOf takes it.
 func (p *Program) examine(ctx context.Context, c client.Client, namespace string, published openapi.Client) (installation, error) {
 	is := installation{program: p.Version}
-	w, told, err := p.read(ctx, c, namespace)
+	s, told, err := p.read(ctx, c, namespace)
 	if meta.IsNoMatchError(err) {
 		is.missing = err.Error()
 		return is, nil
@@ -174,7 +174,7 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if err != nil {
 		return is, err
 	}
-	is.snapshot, is.lacks, is.programs = w, told.lacks, told.programs
+	is.snapshot, is.lacks, is.programs = s, told.lacks, told.programs
 	if is.skews, err = readSkews(published); err != nil && !apierrors.IsForbidden(err) {
 		return is, err
 	}

@@ -129,10 +129,10 @@ func bothStacks(t *testing.T, shares int64) cluster.Snapshot {
 	p, d := newNode(t, "p", sim.A100), driven(t, newNode(t, "d", sim.A100, sim.A100))
 	p.Pods = append(p.Pods, cluster.Pod{Namespace: "gpu-operator", Name: "plugin", NVIDIA: true, NodeSelector: map[string]string{deployPlugin: "true"}, Controller: "DaemonSet", Serves: true})
 	holdByClaim(&d, "train")
-	w := snapshotOf(p, d)
+	s := snapshotOf(p, d)
 	o := inCluster(published(&d, shares), claimed("d", "train", "gpu-1"), ofChart())
-	NewWithT(t).Expect(o.tell(&w)).To(BeEmpty())
-	return w
+	NewWithT(t).Expect(o.tell(&s)).To(BeEmpty())
+	return s
 }
 
 func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
@@ -148,9 +148,9 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 		"MIG strategy single on both stacks":    {policy: `{sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}}`, shares: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := bothStacks(t, test.shares)
+			s := bothStacks(t, test.shares)
 			compare(t, "plan "+name, func(shown *text) {
-				shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", test.policy)}})
+				shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", test.policy)}})
 			})
 		})
 	}
@@ -159,14 +159,14 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 // TestPlanSaysNothingOfStacksWhereThereIsOne: clusters before Kubernetes 1.34 have the device plugin alone.
 func TestPlanSaysNothingOfStacksWhereThereIsOne(t *testing.T) {
 	g := NewWithT(t)
-	w := snapshotOf(newNode(t, "p", sim.T4))
+	s := snapshotOf(newNode(t, "p", sim.T4))
 	shown := text{}
-	shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
+	shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
 	g.Expect(shown.String()).NotTo(ContainSubstring("STACK"))
 	o := inCluster()
-	g.Expect(o.tell(&w)).To(BeEmpty())
+	g.Expect(o.tell(&s)).To(BeEmpty())
 	shown = text{}
-	shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
+	shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
 	g.Expect(shown.String()).To(ContainSubstring("STACK NVIDIA's device plugin on 1 node: p\n  if moved     to NVIDIA's DRA driver: the same resources, with"))
 }
 
@@ -179,17 +179,17 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 	}}
 	both := newNode(t, "b", sim.T4)
 	both.Pods = append(both.Pods, cluster.Pod{Name: "dra", DRA: true})
-	w := snapshotOf(a, both)
+	s := snapshotOf(a, both)
 	second := ""
 	for _, i := range a.GPU.Status.Devices[0].Instances {
 		if i.Profile == "2g.10gb" {
 			second = fmt.Sprintf("gpu-0-mig-2g10gb-19-%d", i.Start)
 		}
 	}
-	o := inCluster(published(&w.Nodes[0], 1), claimed("a", "train", second), ofChart())
-	NewWithT(t).Expect(o.tell(&w)).To(BeEmpty())
-	compare(t, "status of nodes on the DRA driver", func(shown *text) { shown.status(w, query{all: true}) })
-	card := sight{snapshot: w}.page().Nodes[0]
+	o := inCluster(published(&s.Nodes[0], 1), claimed("a", "train", second), ofChart())
+	NewWithT(t).Expect(o.tell(&s)).To(BeEmpty())
+	compare(t, "status of nodes on the DRA driver", func(shown *text) { shown.status(s, query{all: true}) })
+	card := sight{snapshot: s}.page().Nodes[0]
 	NewWithT(t).Expect(card.Notes).To(ContainElement("Offered by NVIDIA's DRA driver"))
 	NewWithT(t).Expect(card.Resources).To(HaveLen(3))
 }
@@ -198,21 +198,21 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 func TestWhatAUserMayNotReadIsSaid(t *testing.T) {
 	g := NewWithT(t)
 	d := driven(t, newNode(t, "d", sim.A100))
-	w := snapshotOf(d)
+	s := snapshotOf(d)
 	o := inCluster()
 	for _, without := range withoutDRA {
 		o.unread[without.kind] = true
 	}
-	lacks := o.tell(&w)
+	lacks := o.tell(&s)
 	g.Expect(lacks).To(HaveLen(len(withoutDRA)))
 	shown := text{}
 	shown.lacking(lacks)
-	shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
+	shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
 	g.Expect(shown.String()).To(And(ContainSubstring("You may not list ResourceSlices"), ContainSubstring("gpu-sharing-cli"),
 		ContainSubstring("afterwards   nvidia.com/gpu: 4"), Not(ContainSubstring("No DeviceClass serves")), Not(ContainSubstring(v1alpha1.ReasonDRASharesDiffer))))
 
-	w = snapshotOf(newNode(t, "p", sim.A100))
-	g.Expect(o.tell(&w)).To(BeEmpty(), "nothing depends on it where the device plugin serves all nodes")
+	s = snapshotOf(newNode(t, "p", sim.A100))
+	g.Expect(o.tell(&s)).To(BeEmpty(), "nothing depends on it where the device plugin serves all nodes")
 }
 
 // TestANodeWhoseDriverIsAwayStaysADRANode: its DaemonSet is still there, as the controller has recorded.
@@ -220,13 +220,13 @@ func TestANodeWhoseDriverIsAwayStaysADRANode(t *testing.T) {
 	g := NewWithT(t)
 	d := driven(t, newNode(t, "d", sim.A100))
 	d.Pods = nil
-	w, o := snapshotOf(d), inCluster()
-	o.tell(&w)
-	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.DevicePlugin))
+	s, o := snapshotOf(d), inCluster()
+	o.tell(&s)
+	g.Expect(s.StackOf(&s.Nodes[0])).To(Equal(dra.DevicePlugin))
 	d.Annotations = map[string]string{v1alpha1.AnnotationOtherController: v1alpha1.ReasonDRADriverActive}
-	w = snapshotOf(d)
-	o.tell(&w)
-	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.Driver))
+	s = snapshotOf(d)
+	o.tell(&s)
+	g.Expect(s.StackOf(&s.Nodes[0])).To(Equal(dra.Driver))
 }
 
 // TestCommandsReadNVIDIAsDRADriver of a real API server, with the rights of the user.
@@ -323,10 +323,10 @@ func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules(t *testing.T) {
 
 // TestANodeWithoutLabelsCanBeMovedInThought: the page of the dashboard previews policies for such nodes too.
 func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
-	w := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: true}, Nodes: []cluster.Node{{Name: "bare"}}}
-	moved := movedOver(w)
+	s := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: true}, Nodes: []cluster.Node{{Name: "bare"}}}
+	moved := movedOver(s)
 	NewWithT(t).Expect(moved.StackOf(&moved.Nodes[0])).To(Equal(dra.Driver))
-	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the snapshot that was read stays as it is")
+	NewWithT(t).Expect(s.Nodes[0].Labels).To(BeNil(), "the snapshot that was read stays as it is")
 }
 
 // TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin: its ClusterPolicy has devicePlugin.enabled
@@ -347,11 +347,11 @@ func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t 
 
 	a := driven(t, newNode(t, "a", sim.A100))
 	a.Labels[deployPlugin] = cluster.LabelTrue
-	w := snapshotOf(a)
+	s := snapshotOf(a)
 	o := inCluster(published(&a, 1), ofChart())
-	g.Expect(o.tell(&w)).To(BeEmpty())
-	g.Expect(readClusterPolicy(t.Context(), c, &w)).To(Succeed())
-	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.Driver))
+	g.Expect(o.tell(&s)).To(BeEmpty())
+	g.Expect(readClusterPolicy(t.Context(), c, &s)).To(Succeed())
+	g.Expect(s.StackOf(&s.Nodes[0])).To(Equal(dra.Driver))
 }
 
 // TestRestoreSaysThatAClassStaysBesideAnother: the operator deletes none of its own beside another of the same

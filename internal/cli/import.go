@@ -68,20 +68,20 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 	if shared.Policies, err = policyNames(ctx, c); err != nil {
 		return shared, err
 	}
-	w := cluster.Snapshot{}
-	if shared.Nodes, err = readSharedNodes(ctx, c, &w); err != nil {
+	s := cluster.Snapshot{}
+	if shared.Nodes, err = readSharedNodes(ctx, c, &s); err != nil {
 		return shared, err
 	}
-	w.Plugin.ClusterPolicy = clusterpolicy.RunsPlugin(policy)
-	if err := readDriven(ctx, c, &shared, &w); err != nil {
+	s.Plugin.ClusterPolicy = clusterpolicy.RunsPlugin(policy)
+	if err := readDriven(ctx, c, &shared, &s); err != nil {
 		return shared, err
 	}
-	shared.Waits = waits(policy, &w)
+	shared.Waits = waits(policy, &s)
 	return shared, nil
 }
 
 // readDriven reads what NVIDIA's DRA driver shows of the nodes, and the pods.
-func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, w *cluster.Snapshot) error {
+func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, s *cluster.Snapshot) error {
 	driver, err := readDRA(ctx, c)
 	if err != nil {
 		return err
@@ -90,14 +90,14 @@ func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, 
 	if err != nil {
 		return err
 	}
-	if err := readPods(ctx, c, w, &programs); err != nil {
+	if err := readPods(ctx, c, s, &programs); err != nil {
 		return err
 	}
-	shared.Lacks = driver.tell(w)
-	shared.Classes = w.DRA.Classes
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		if stack := w.StackOf(n); stack != dra.DevicePlugin {
+	shared.Lacks = driver.tell(s)
+	shared.Classes = s.DRA.Classes
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if stack := s.StackOf(n); stack != dra.DevicePlugin {
 			shared.Nodes[i].Driver = &importer.Driver{
 				Alone: stack == dra.Driver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.DynamicMIG }),
 			}
@@ -107,12 +107,12 @@ func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, 
 }
 
 // waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
-func waits(policy *unstructured.Unstructured, w *cluster.Snapshot) string {
+func waits(policy *unstructured.Unstructured, s *cluster.Snapshot) string {
 	if !clusterpolicy.RunsPlugin(policy) || namesOurs(policy) {
 		return ""
 	}
-	w.Plugin = cluster.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
-	return rollout.Decide(*w).Held
+	s.Plugin = cluster.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
+	return rollout.Decide(*s).Held
 }
 
 // keepLabels is what to do as long as it is not known what the device plugin reads.
@@ -210,7 +210,7 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 
 // readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is
 // installed. It adds the nodes to the snapshot too.
-func readSharedNodes(ctx context.Context, c client.Client, w *cluster.Snapshot) ([]importer.Node, error) {
+func readSharedNodes(ctx context.Context, c client.Client, s *cluster.Snapshot) ([]importer.Node, error) {
 	var withGPUs []importer.Node
 	gpuNodes := &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
@@ -228,7 +228,7 @@ func readSharedNodes(ctx context.Context, c client.Client, w *cluster.Snapshot) 
 			}
 			if has || n.Labels[gpuPresent] == "true" {
 				withGPUs = append(withGPUs, n) // in the order of the nodes of the snapshot
-				w.Nodes = append(w.Nodes, cluster.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
+				s.Nodes = append(s.Nodes, cluster.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
 			}
 		}
 	})

@@ -150,9 +150,9 @@ func versionsOf(is installation, kubernetes string) map[string]any {
 
 // chooseNodes chooses the nodes of which objects are gathered: those that are named, or all with GPUs; of many first
 // those that are not ready.
-func (g *gathering) chooseNodes(ctx context.Context, w cluster.Snapshot, named []string) error {
+func (g *gathering) chooseNodes(ctx context.Context, s cluster.Snapshot, named []string) error {
 	ready := map[string]bool{} // of the nodes with GPUs
-	for _, r := range reports(w, query{}) {
+	for _, r := range reports(s, query{}) {
 		ready[r.Name] = r.Ready
 	}
 	g.nodes = g.list(ctx, kindOf("", "v1", "Node"), "")

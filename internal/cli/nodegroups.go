@@ -21,12 +21,12 @@ import (
 )
 
 // readGroups reads the objects of autoscalers, as far as the cluster has them and the user may read them.
-func readGroups(ctx context.Context, c client.Client, w cluster.Snapshot) (autoscaling.Snapshot, error) {
-	groups := autoscaling.Snapshot{Now: w.Now, Policies: w.Policies, MachineSets: map[string]string{}}
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+func readGroups(ctx context.Context, c client.Client, s cluster.Snapshot) (autoscaling.Snapshot, error) {
+	groups := autoscaling.Snapshot{Now: s.Now, Policies: s.Policies, MachineSets: map[string]string{}}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
 		groups.Nodes = append(groups.Nodes, autoscaling.Node{
-			Name: n.Name, Labels: n.Labels, Annotations: n.Annotations, Devices: n.GPU.Status.Devices, Advertised: n.Offered(w.StackOf(n)),
+			Name: n.Name, Labels: n.Labels, Annotations: n.Annotations, Devices: n.GPU.Status.Devices, Advertised: n.Offered(s.StackOf(n)),
 		})
 	}
 	visits := []struct {
@@ -102,8 +102,8 @@ func eachOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, vi
 }
 
 // nodeGroups writes what autoscalers must know of new nodes once these policies exist.
-func (t *text) nodeGroups(w autoscaling.Snapshot, policies []v1alpha1.GPUSharingPolicy) {
-	advice := w.Advise()
+func (t *text) nodeGroups(s autoscaling.Snapshot, policies []v1alpha1.GPUSharingPolicy) {
+	advice := s.Advise()
 	for i := range policies {
 		for _, g := range advice.Groups[policies[i].Name] {
 			t.nodeGroup(policies[i].Name, g)

@@ -84,12 +84,12 @@ func TestTopForPrograms(t *testing.T) {
 // TestPlanForPrograms: JSON holds what becomes of policies and nodes.
 func TestPlanForPrograms(t *testing.T) {
 	g := NewWithT(t)
-	w := snapshotOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.T4))
-	w.Policies = append(w.Policies, policy(t, "cheap", slicing))
-	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
+	s := snapshotOf(newNode(t, "a", sim.A100), newNode(t, "b", sim.T4))
+	s.Policies = append(s.Policies, policy(t, "cheap", slicing))
+	s.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 	wanted := policy(t, "research", slicing)
 	wanted.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "a"}}
-	text, err := marshal(planOf(w, change{applied: []v1alpha1.GPUSharingPolicy{wanted}, deleted: []string{"cheap"}}), outputJSON)
+	text, err := marshal(planOf(s, change{applied: []v1alpha1.GPUSharingPolicy{wanted}, deleted: []string{"cheap"}}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	var shown planReport
 	g.Expect(json.Unmarshal([]byte(text), &shown)).To(Succeed())
@@ -104,7 +104,7 @@ func TestPlanForPrograms(t *testing.T) {
 	g.Expect(at["a"]).To(And(HaveField("Policy", "research"), HaveField("FormerPolicy", ""), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1}),
 		HaveField("Expected", Not(BeEmpty())), HaveField("State", Not(Equal(string(node.UpToDate)))), HaveField("Steps", ContainElement(HavePrefix("device plugin: select configuration")))))
 	g.Expect(text).NotTo(ContainSubstring("null"))
-	text, err = marshal(planOf(w, change{applied: w.Policies}), outputJSON)
+	text, err = marshal(planOf(s, change{applied: s.Policies}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(text).To(ContainSubstring(`"change": "Update"`))
 	g.Expect(text).NotTo(ContainSubstring("unread"))

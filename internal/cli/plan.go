@@ -37,15 +37,15 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	asked, w, err := p.ask(ctx, c, f.namespace, submitted, f.deleted)
+	asked, s, err := p.ask(ctx, c, f.namespace, submitted, f.deleted)
 	if err != nil {
 		return err
 	}
 	var preview string
 	if f.output != "" {
-		preview, err = marshal(planOf(w, asked), f.output)
+		preview, err = marshal(planOf(s, asked), f.output)
 	} else {
-		preview, err = previewText(ctx, c, w, asked, p.Width)
+		preview, err = previewText(ctx, c, s, asked, p.Width)
 	}
 	if err != nil {
 		return err
@@ -66,16 +66,16 @@ func (p *Program) ask(
 		}
 		asked.applied = append(asked.applied, *policy)
 	}
-	w, told, err := p.read(ctx, c, namespace)
+	s, told, err := p.read(ctx, c, namespace)
 	if err != nil {
-		return asked, w, advise(err)
+		return asked, s, advise(err)
 	}
 	asked.lacks = told.lacks
-	if err := knows(w, asked); err != nil {
-		return asked, w, err
+	if err := knows(s, asked); err != nil {
+		return asked, s, err
 	}
 	asked.found, err = configBefore(ctx, c)
-	return asked, w, advise(err)
+	return asked, s, advise(err)
 }
 
 // policies reads the policies of files.

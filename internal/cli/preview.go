@@ -21,9 +21,9 @@ import (
 )
 
 // plan writes what would happen after a change of the policies: of each node that one of them governs then, or now.
-func (t *text) plan(w cluster.Snapshot, c change) {
-	changed := c.of(w)
-	before, after := rollout.Decide(w), rollout.Decide(changed)
+func (t *text) plan(s cluster.Snapshot, c change) {
+	changed := c.of(s)
+	before, after := rollout.Decide(s), rollout.Decide(changed)
 	var moved []rollout.NodeState
 	if hasTwoStacks(&changed) && len(c.applied) > 0 {
 		moved = rollout.Decide(movedOver(changed)).Nodes
@@ -34,16 +34,16 @@ func (t *text) plan(w cluster.Snapshot, c change) {
 	}
 	for _, policy := range c.applied {
 		t.paragraph()
-		existed := slices.ContainsFunc(w.Policies, named(policy.Name))
+		existed := slices.ContainsFunc(s.Policies, named(policy.Name))
 		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
 		t.rows("classes", classesOf(after))
-		t.nodes(policy.Name, was, after, w.Nodes)
+		t.nodes(policy.Name, was, after, s.Nodes)
 		t.stacks(policy.Name, &changed, after.Nodes, moved)
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
-		t.deleted(name, c, w, before.Nodes, after.Nodes)
-		t.nodes(name, was, after, w.Nodes)
+		t.deleted(name, c, s, before.Nodes, after.Nodes)
+		t.nodes(name, was, after, s.Nodes)
 	}
 	if len(c.deleted) > 0 {
 		t.clusterPolicy(changed, before, after)

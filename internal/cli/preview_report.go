@@ -53,14 +53,14 @@ type plannedNode struct {
 }
 
 // planOf is what would happen after a change of the policies.
-func planOf(w cluster.Snapshot, c change) planReport {
-	before, after := rollout.Decide(w), rollout.Decide(c.of(w))
+func planOf(s cluster.Snapshot, c change) planReport {
+	before, after := rollout.Decide(s), rollout.Decide(c.of(s))
 	report := planReport{Unread: c.lacks, Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
 	names := slices.Clone(c.deleted)
 	for _, policy := range c.applied {
 		names = append(names, policy.Name)
 		kind, status := changeCreate, after.Policies[policy.Name]
-		if slices.ContainsFunc(w.Policies, named(policy.Name)) {
+		if slices.ContainsFunc(s.Policies, named(policy.Name)) {
 			kind = changeUpdate
 		}
 		report.Policies = append(report.Policies, plannedPolicy{policy.Name, kind, &status})
@@ -72,8 +72,8 @@ func planOf(w cluster.Snapshot, c change) planReport {
 	for _, n := range before.Nodes {
 		was[n.Node] = n.Policy
 	}
-	for i := range w.Nodes {
-		selected[w.Nodes[i].Name] = w.Nodes[i].Labels[v1alpha1.LabelConfig]
+	for i := range s.Nodes {
+		selected[s.Nodes[i].Name] = s.Nodes[i].Labels[v1alpha1.LabelConfig]
 	}
 	for _, n := range after.Nodes {
 		if slices.Contains(names, n.Policy) || slices.Contains(names, was[n.Node]) {

@@ -57,16 +57,16 @@ type query struct {
 }
 
 // check returns an error if a node, the policy or the product does not exist.
-func (q query) check(w cluster.Snapshot) error {
+func (q query) check(s cluster.Snapshot) error {
 	for _, name := range q.names {
-		if !slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return n.Name == name }) {
+		if !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return n.Name == name }) {
 			return fmt.Errorf("%q is no node with GPUs; `kubectl get gpunodes` lists those that are", name)
 		}
 	}
-	if q.policy != "" && !slices.ContainsFunc(w.Policies, named(q.policy)) {
+	if q.policy != "" && !slices.ContainsFunc(s.Policies, named(q.policy)) {
 		return fmt.Errorf("there is no policy %q; `kubectl get gpusharingpolicies` lists them", q.policy)
 	}
-	if q.product != "" && !slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return has(&n, q.product) }) {
+	if q.product != "" && !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return has(&n, q.product) }) {
 		return fmt.Errorf("no node has GPUs of product %q; write it as the label nvidia.com/gpu.product does", q.product)
 	}
 	return nil
@@ -155,11 +155,11 @@ func gpuReports(n *cluster.Node, stack dra.Stack) []gpuReport {
 }
 
 // reports are those of the nodes that are asked for, by name.
-func reports(w cluster.Snapshot, q query) []report {
-	pending := unready(w)
+func reports(s cluster.Snapshot, q query) []report {
+	pending := unready(s)
 	var all []report
-	for i := range w.Nodes {
-		r := reportOf(&w.Nodes[i], w.StackOf(&w.Nodes[i]), pending[w.Nodes[i].Name])
+	for i := range s.Nodes {
+		r := reportOf(&s.Nodes[i], s.StackOf(&s.Nodes[i]), pending[s.Nodes[i].Name])
 		switch {
 		case len(q.names) > 0 && !slices.Contains(q.names, r.Name), q.policy != "" && r.Policy != q.policy, q.notReady && r.Ready,
 			q.product != "" && !has(r.node, q.product):
@@ -243,7 +243,7 @@ type doubts struct {
 }
 
 // encoded is the status as JSON or YAML.
-func encoded(w cluster.Snapshot, q query, about doubts, output string) (string, error) {
+func encoded(s cluster.Snapshot, q query, about doubts, output string) (string, error) {
 	type policyReport struct {
 		Name     string            `json:"name"`
 		Strategy v1alpha1.Strategy `json:"strategy"`
@@ -256,11 +256,11 @@ func encoded(w cluster.Snapshot, q query, about doubts, output string) (string, 
 
 		Policies []policyReport `json:"policies"`
 		Nodes    []report       `json:"nodes"`
-	}{doubts: about, Policies: []policyReport{}, Nodes: reports(w, q)}
+	}{doubts: about, Policies: []policyReport{}, Nodes: reports(s, q)}
 	if shown.Nodes == nil {
 		shown.Nodes = []report{}
 	}
-	policies := q.policies(w.Policies)
+	policies := q.policies(s.Policies)
 	for i := range policies {
 		state, why := policyState(&policies[i])
 		shown.Policies = append(shown.Policies, policyReport{

@@ -28,7 +28,7 @@ import (
 func many(t *testing.T, nodes int) cluster.Snapshot {
 	t.Helper()
 	t4, a100 := newNode(t, "", sim.T4), newNode(t, "", sim.A100)
-	w := cluster.Snapshot{Now: now}
+	s := cluster.Snapshot{Now: now}
 	for i := range nodes {
 		n, name := t4, fmt.Sprintf("node-%04d", i)
 		if i%5 == 0 {
@@ -42,20 +42,20 @@ func many(t *testing.T, nodes int) cluster.Snapshot {
 				Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainTimedOut, Message: "not idle: pod team/train",
 			}}
 		}
-		w.Nodes = append(w.Nodes, n)
+		s.Nodes = append(s.Nodes, n)
 	}
-	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
-	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "t4"}}
-	return w
+	s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
+	s.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "t4"}}
+	return s
 }
 
 // TestStatusOfManyNodes: a summary, and in detail only the first that are not ready.
 func TestStatusOfManyNodes(t *testing.T) {
 	g := NewWithT(t)
 	compare(t, "status of 40 nodes", func(shown *text) { shown.status(many(t, 40), query{}) })
-	printed := func(w cluster.Snapshot, q query) string {
+	printed := func(s cluster.Snapshot, q query) string {
 		shown := text{}
-		shown.status(w, q)
+		shown.status(s, q)
 		return shown.String()
 	}
 	all := printed(many(t, 5000), query{})
@@ -69,9 +69,9 @@ func TestStatusOfManyNodes(t *testing.T) {
 // TestStatusFilters: each flag leaves nodes out, and what does not exist is named.
 func TestStatusFilters(t *testing.T) {
 	g := NewWithT(t)
-	w := many(t, 35)
+	s := many(t, 35)
 	names := func(q query) (all []string) {
-		for _, r := range reports(w, q) {
+		for _, r := range reports(s, q) {
 			all = append(all, strings.TrimPrefix(r.Name, "node-00"))
 		}
 		return all
@@ -81,19 +81,19 @@ func TestStatusFilters(t *testing.T) {
 	g.Expect(names(query{notReady: true, policy: "cheap"})).To(Equal([]string{"07", "14", "21", "28"}))
 	g.Expect(names(query{product: "NVIDIA-A100-SXM4-40GB"})).To(Equal([]string{"00", "05", "10", "15", "20", "25", "30"}))
 	g.Expect(names(query{names: []string{"node-0007", "node-0008"}, notReady: true})).To(Equal([]string{"07"}))
-	g.Expect(query{names: []string{"node-0007"}, policy: "cheap", product: "Tesla-T4"}.check(w)).To(Succeed())
-	g.Expect(query{names: []string{"x"}}.check(w)).To(MatchError(ContainSubstring(`"x" is no node with GPUs`)))
-	g.Expect(query{policy: "cheep"}.check(w)).To(MatchError(ContainSubstring(`there is no policy "cheep"`)))
-	g.Expect(query{product: "T4"}.check(w)).To(MatchError(ContainSubstring(`no node has GPUs of product "T4"`)))
+	g.Expect(query{names: []string{"node-0007"}, policy: "cheap", product: "Tesla-T4"}.check(s)).To(Succeed())
+	g.Expect(query{names: []string{"x"}}.check(s)).To(MatchError(ContainSubstring(`"x" is no node with GPUs`)))
+	g.Expect(query{policy: "cheep"}.check(s)).To(MatchError(ContainSubstring(`there is no policy "cheep"`)))
+	g.Expect(query{product: "T4"}.check(s)).To(MatchError(ContainSubstring(`no node has GPUs of product "T4"`)))
 }
 
 // TestStatusForPrograms: JSON and YAML hold the same, of all nodes.
 func TestStatusForPrograms(t *testing.T) {
 	g := NewWithT(t)
-	w := many(t, 12)
-	inJSON, err := encoded(w, query{}, doubts{}, outputJSON)
+	s := many(t, 12)
+	inJSON, err := encoded(s, query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
-	inYAML, err := encoded(w, query{}, doubts{}, outputYAML)
+	inYAML, err := encoded(s, query{}, doubts{}, outputYAML)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(yaml.YAMLToJSON([]byte(inYAML))).To(MatchJSON(inJSON))
 	var read struct {

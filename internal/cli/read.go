@@ -34,38 +34,38 @@ const (
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
 // what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy and what its DRA driver
 // publishes are read by those who may. The namespace is that of ownNamespaces.
-func (p *Program) read(ctx context.Context, c client.Client, namespace string) (w cluster.Snapshot, told readAs, err error) {
-	w = cluster.Snapshot{Now: p.Clock.Now()}
+func (p *Program) read(ctx context.Context, c client.Client, namespace string) (s cluster.Snapshot, told readAs, err error) {
+	s = cluster.Snapshot{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, policies); err != nil {
-		return w, told, fmt.Errorf("reading policies: %w", err)
+		return s, told, fmt.Errorf("reading policies: %w", err)
 	}
 	if err := c.List(ctx, gpuNodes); err != nil {
-		return w, told, fmt.Errorf("reading GPUNodes: %w", err)
+		return s, told, fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	w.Policies = policies.Items
-	if err := readNodes(ctx, c, &w, byName(gpuNodes)); err != nil {
-		return w, told, err
+	s.Policies = policies.Items
+	if err := readNodes(ctx, c, &s, byName(gpuNodes)); err != nil {
+		return s, told, err
 	}
 	driver, err := readDRA(ctx, c)
 	if err != nil {
-		return w, told, err
+		return s, told, err
 	}
 	if told.programs, err = readPrograms(ctx, c, namespace, &driver); err != nil {
-		return w, told, err
+		return s, told, err
 	}
-	w.Plugin = wiringOf(&w)
-	if err := readNodeFeatures(ctx, c, &w, &told.programs); err != nil {
-		return w, told, err
+	s.Plugin = devicePluginOf(&s)
+	if err := readNodeFeatures(ctx, c, &s, &told.programs); err != nil {
+		return s, told, err
 	}
-	if err := readPods(ctx, c, &w, &told.programs); err != nil {
-		return w, told, err
+	if err := readPods(ctx, c, &s, &told.programs); err != nil {
+		return s, told, err
 	}
-	if err := readClusterPolicy(ctx, c, &w); err != nil {
-		return w, told, err
+	if err := readClusterPolicy(ctx, c, &s); err != nil {
+		return s, told, err
 	}
-	told.lacks = driver.tell(&w)
-	return w, told, nil
+	told.lacks = driver.tell(&s)
+	return s, told, nil
 }
 
 // readAs is how a cluster was read.
@@ -75,7 +75,7 @@ type readAs struct {
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
-func readClusterPolicy(ctx context.Context, c client.Client, w *cluster.Snapshot) error {
+func readClusterPolicy(ctx context.Context, c client.Client, s *cluster.Snapshot) error {
 	policy, err := clusterPolicy(ctx, c)
 	if apierrors.IsForbidden(err) {
 		return nil
@@ -83,13 +83,13 @@ func readClusterPolicy(ctx context.Context, c client.Client, w *cluster.Snapshot
 	if err != nil {
 		return err
 	}
-	plugin := &w.Plugin
+	plugin := &s.Plugin
 	if plugin.ClusterPolicy = clusterpolicy.RunsPlugin(policy); !plugin.ClusterPolicy {
 		return nil
 	}
 	plugin.Operands = new(clusterpolicy.OperandsOf(policy))
 	plugin.NoMIGManager = clusterpolicy.NoMIGManager(policy)
-	if !namesOurs(policy) && rollout.Decide(*w).Held != "" {
+	if !namesOurs(policy) && rollout.Decide(*s).Held != "" {
 		plugin.Ready = false // and everything waits until it is
 	}
 	return nil
@@ -193,11 +193,11 @@ func eachPage[T any, List interface {
 }
 
 // readNodes reads the nodes that have GPUs.
-func readNodes(ctx context.Context, c client.Client, w *cluster.Snapshot, of map[string]*v1alpha1.GPUNode) error {
+func readNodes(ctx context.Context, c client.Client, s *cluster.Snapshot, of map[string]*v1alpha1.GPUNode) error {
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			if gpuNode, has := of[nodes.Items[i].Name]; has {
-				w.Nodes = append(w.Nodes, cluster.NodeOf(&nodes.Items[i], gpuNode))
+				s.Nodes = append(s.Nodes, cluster.NodeOf(&nodes.Items[i], gpuNode))
 			}
 		}
 	})
@@ -208,17 +208,17 @@ func readNodes(ctx context.Context, c client.Client, w *cluster.Snapshot, of map
 }
 
 // readPods puts the pods on their nodes.
-func readPods(ctx context.Context, c client.Client, w *cluster.Snapshot, programs *programs) error {
-	at := make(map[string]*cluster.Node, len(w.Nodes))
-	for i := range w.Nodes {
-		at[w.Nodes[i].Name] = &w.Nodes[i]
+func readPods(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *programs) error {
+	at := make(map[string]*cluster.Node, len(s.Nodes))
+	for i := range s.Nodes {
+		at[s.Nodes[i].Name] = &s.Nodes[i]
 	}
 	err := eachPage(ctx, c, func(pods *corev1.PodList) {
 		for i := range pods.Items {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
 			if pod.Spec.NodeName == "" && cluster.RequestsGPU(&pod.Spec) && !cluster.Finished(pod) {
-				w.Unscheduled = append(w.Unscheduled, programs.podOf(pod))
+				s.Unscheduled = append(s.Unscheduled, programs.podOf(pod))
 			}
 			if !has || cluster.Finished(pod) {
 				continue
@@ -233,29 +233,29 @@ func readPods(ctx context.Context, c client.Client, w *cluster.Snapshot, program
 	return nil
 }
 
-// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not
-// read our ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer,
+// devicePluginOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does
+// not read our ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer,
 // readClusterPolicy says so.
-func wiringOf(w *cluster.Snapshot) cluster.DevicePlugin {
+func devicePluginOf(s *cluster.Snapshot) cluster.DevicePlugin {
 	plugin := cluster.DevicePlugin{Ready: true}
-	for i := range w.Policies {
-		c, reported := condition.Find(w.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)
+	for i := range s.Policies {
+		c, reported := condition.Find(s.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)
 		if reported && (c.Reason == v1alpha1.ReasonNoDevicePlugin || c.Reason == v1alpha1.ReasonDRAStackActive) {
 			plugin.Reason, plugin.Message = c.Reason, c.Message
 		}
 	}
-	for i := range w.Nodes {
-		plugin.ClusterPolicy = plugin.ClusterPolicy || w.Nodes[i].Labels[deployPlugin] != ""
+	for i := range s.Nodes {
+		plugin.ClusterPolicy = plugin.ClusterPolicy || s.Nodes[i].Labels[deployPlugin] != ""
 	}
 	return plugin
 }
 
 // readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there
 // are any. To users who may not read them, the plan shows what happens where they do not forbid anything.
-func readNodeFeatures(ctx context.Context, c client.Client, w *cluster.Snapshot, programs *programs) error {
-	at := make(map[string]*cluster.Node, len(w.Nodes))
-	for i := range w.Nodes {
-		at[w.Nodes[i].Name] = &w.Nodes[i]
+func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *programs) error {
+	at := make(map[string]*cluster.Node, len(s.Nodes))
+	for i := range s.Nodes {
+		at[s.Nodes[i].Name] = &s.Nodes[i]
 	}
 	for more, next := true, ""; more; more = next != "" {
 		list := &unstructured.UnstructuredList{}
@@ -267,7 +267,7 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *cluster.Snapshot,
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			return nil
 		}
-		if w.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
+		if s.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
 			programs.Unverified = true
 			return nil
 		}

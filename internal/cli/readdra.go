@@ -80,10 +80,10 @@ const draGroup = "resource.k8s.io"
 
 // tell puts into the snapshot what the controller reads of these objects. It returns what is not known because the user
 // may not read it, where NVIDIA's DRA driver serves a node.
-func (o *driverObjects) tell(w *cluster.Snapshot) (lacks []string) {
-	w.DRA = cluster.DRA{}
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+func (o *driverObjects) tell(s *cluster.Snapshot) (lacks []string) {
+	s.DRA = cluster.DRA{}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
 		n.Pods = slices.Clone(n.Pods) // another reader may have them
 		for p := range n.Pods {
 			n.Pods[p].Claim = ""
@@ -92,17 +92,17 @@ func (o *driverObjects) tell(w *cluster.Snapshot) (lacks []string) {
 	cluster.DRAObjects{
 		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], Rules: o.of[kindRule],
 		ServesClasses: o.served[kindClass] == "v1", ServesRules: o.served[kindRule] != "",
-	}.AddTo(w)
+	}.AddTo(s)
 	if o.unread[kindClass] {
-		w.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU, Unread: true}}
+		s.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU, Unread: true}}
 	}
-	for i := range w.Nodes {
+	for i := range s.Nodes {
 		// Its DaemonSet may be there while its pod and ResourceSlices are not: the controller has recorded that.
-		if n := &w.Nodes[i]; n.DRA == "" && n.Annotations[v1alpha1.AnnotationOtherController] == v1alpha1.ReasonDRADriverActive {
+		if n := &s.Nodes[i]; n.DRA == "" && n.Annotations[v1alpha1.AnnotationOtherController] == v1alpha1.ReasonDRADriverActive {
 			n.DRA = "the annotation " + v1alpha1.AnnotationOtherController
 		}
 	}
-	if !slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return w.StackOf(&n) != dra.DevicePlugin }) {
+	if !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.StackOf(&n) != dra.DevicePlugin }) {
 		return nil
 	}
 	for _, without := range withoutDRA {

@@ -43,14 +43,14 @@ func (t *text) lacking(lacks []string) {
 
 // hasTwoStacks reports whether the GPUs of the cluster can be offered by either of NVIDIA's programs: it has dynamic
 // resource allocation.
-func hasTwoStacks(w *cluster.Snapshot) bool {
-	return w.DRA.ServesClasses || slices.ContainsFunc(w.Nodes, func(n cluster.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
+func hasTwoStacks(s *cluster.Snapshot) bool {
+	return s.DRA.ServesClasses || slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.StackOf(&n) != dra.DevicePlugin })
 }
 
 // stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other
 // program did: moved are the nodes then. In a cluster without dynamic resource allocation there is no other.
-func (t *text) stacks(policy string, w *cluster.Snapshot, now, moved []rollout.NodeState) {
-	if !hasTwoStacks(w) {
+func (t *text) stacks(policy string, s *cluster.Snapshot, now, moved []rollout.NodeState) {
+	if !hasTwoStacks(s) {
 		return
 	}
 	type line struct {
@@ -60,13 +60,13 @@ func (t *text) stacks(policy string, w *cluster.Snapshot, now, moved []rollout.N
 	var order []line
 	nodes := map[line][]string{}
 	for _, n := range now {
-		at := slices.IndexFunc(w.Nodes, func(o cluster.Node) bool { return o.Name == n.Node })
+		at := slices.IndexFunc(s.Nodes, func(o cluster.Node) bool { return o.Name == n.Node })
 		if n.Policy != policy || at < 0 || n.State == node.Unknown {
 			continue
 		}
-		l := line{stack: w.StackOf(&w.Nodes[at])}
+		l := line{stack: s.StackOf(&s.Nodes[at])}
 		if then := slices.IndexFunc(moved, func(m rollout.NodeState) bool { return m.Node == n.Node }); then >= 0 && l.stack != dra.Both {
-			l.moved = afterMove(l.stack, &n, &moved[then], sharesOf(policy, w))
+			l.moved = afterMove(l.stack, &n, &moved[then], sharesOf(policy, s))
 		}
 		if nodes[l] == nil {
 			order = append(order, l)
@@ -83,12 +83,12 @@ func (t *text) stacks(policy string, w *cluster.Snapshot, now, moved []rollout.N
 }
 
 // sharesOf is the number of shares that a policy needs of each GPU on nodes of NVIDIA's DRA driver; 0: any number.
-func sharesOf(policy string, w *cluster.Snapshot) int64 {
-	at := slices.IndexFunc(w.Policies, named(policy))
+func sharesOf(policy string, s *cluster.Snapshot) int64 {
+	at := slices.IndexFunc(s.Policies, named(policy))
 	if at < 0 {
 		return 0
 	}
-	return dra.Shares(w.Policies[at].Spec.Sharing)
+	return dra.Shares(s.Policies[at].Spec.Sharing)
 }
 
 // afterMove is what pods can request of a node once the other one of NVIDIA's programs offers its GPUs.
@@ -116,14 +116,14 @@ func afterMove(stack dra.Stack, now, then *rollout.NodeState, shares int64) stri
 }
 
 // movedOver is the snapshot once the other one of NVIDIA's programs offers the GPUs of each node.
-func movedOver(w cluster.Snapshot) cluster.Snapshot {
-	if _, offered := dra.Offering(w.DRA.Classes, plan.ResourceGPU); !offered {
-		w.DRA.Classes = append(slices.Clone(w.DRA.Classes), dra.Class{Name: dra.DriverName, Resource: plan.ResourceGPU}) // its chart brings it
+func movedOver(s cluster.Snapshot) cluster.Snapshot {
+	if _, offered := dra.Offering(s.DRA.Classes, plan.ResourceGPU); !offered {
+		s.DRA.Classes = append(slices.Clone(s.DRA.Classes), dra.Class{Name: dra.DriverName, Resource: plan.ResourceGPU}) // its chart brings it
 	}
-	w.Nodes = slices.Clone(w.Nodes)
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		stack := w.StackOf(n)
+	s.Nodes = slices.Clone(s.Nodes)
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		stack := s.StackOf(n)
 		labels := map[string]string{}
 		maps.Copy(labels, n.Labels)
 		n.Labels, n.Annotations = labels, maps.Clone(n.Annotations)
@@ -134,11 +134,11 @@ func movedOver(w cluster.Snapshot) cluster.Snapshot {
 		if stack == dra.DevicePlugin {
 			n.DRA = "the move"
 			n.Labels[deployPlugin] = cluster.LabelFalse
-		} else if w.Plugin.ClusterPolicy {
+		} else if s.Plugin.ClusterPolicy {
 			n.Labels[deployPlugin] = "true"
 		}
 	}
-	return w
+	return s
 }
 
 // classesOf are the DeviceClasses that the operator would make or delete.

@@ -76,11 +76,11 @@ func separator(printed, output string) string {
 
 // statusNow reads the cluster and returns what status prints of it, with the ages that policies have at a time.
 func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *flags) (render func(ages time.Time) (string, error), err error) {
-	w, told, err := p.read(ctx, c, f.namespace)
+	s, told, err := p.read(ctx, c, f.namespace)
 	if err != nil {
 		return nil, advise(err)
 	}
-	if err := q.check(w); err != nil {
+	if err := q.check(s); err != nil {
 		return nil, err
 	}
 	leader, err := leadershipOf(ctx, c, f.namespace, p.Clock.Now())
@@ -89,7 +89,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 	}
 	if f.output == outputJSON || f.output == outputYAML {
 		return func(time.Time) (string, error) {
-			return encoded(w, q, doubts{NoController: leader.absent, Unread: told.lacks}, f.output)
+			return encoded(s, q, doubts{NoController: leader.absent, Unread: told.lacks}, f.output)
 		}, nil
 	}
 	return func(ages time.Time) (string, error) {
@@ -100,27 +100,27 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 		}
 		shown.lacking(told.lacks)
 		q.ages = ages
-		shown.status(w, q)
+		shown.status(s, q)
 		return shown.String(), nil
 	}, nil
 }
 
 // status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and
 // in detail only the first that are not ready.
-func (t *text) status(w cluster.Snapshot, q query) {
+func (t *text) status(s cluster.Snapshot, q query) {
 	if len(q.names) == 0 {
 		ages := q.ages
 		if ages.IsZero() {
-			ages = w.Now
+			ages = s.Now
 		}
-		t.policies(q.policies(w.Policies), ages)
+		t.policies(q.policies(s.Policies), ages)
 	}
-	if len(w.Nodes) == 0 {
+	if len(s.Nodes) == 0 {
 		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
 			"nvidia.com/gpu.present=true; look at those labels, and at the controller's log.")
 		return
 	}
-	all := reports(w, q)
+	all := reports(s, q)
 	shown := all
 	if len(all) > mostInDetail && len(q.names) == 0 && !q.all {
 		t.paragraph()

@@ -182,9 +182,9 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 			is.snapshot.Plugin.NodeFeatures = true
 			pod := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: tc.labels}})
 			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
-			w := snapshotOf(newNode(t, "a"))
-			w.Nodes[0].Pods = []cluster.Pod{is.programs.podOf(pod)}
-			n := nodeParts{stack: w.StackOf(&w.Nodes[0])}
+			s := snapshotOf(newNode(t, "a"))
+			s.Nodes[0].Pods = []cluster.Pod{is.programs.podOf(pod)}
+			n := nodeParts{stack: s.StackOf(&s.Nodes[0])}
 			is.place(pod, &n)
 			NewWithT(t).Expect(tc.found(&n)).To(HaveLen(count), "%s in namespace %s", title, namespace)
 		}
@@ -204,7 +204,7 @@ func TestThePageTakesNoPodOfATenantForAProgram(t *testing.T) {
 		g.Expect(k.GetStore().Add(o)).To(Succeed())
 		seen.touch(o)
 	}
-	shown := func() cluster.Pod { w, _, _ := seen.snapshot(now); return w.Nodes[0].Pods[0] }
+	shown := func() cluster.Pod { s, _, _ := seen.snapshot(now); return s.Nodes[0].Pods[0] }
 	g.Expect(shown().DRA).To(BeTrue(), "nothing is known yet")
 	seen.know(programs{agents: []string{"gpu-sharing-operator"}})
 	g.Expect(shown().DRA).To(BeFalse())

@@ -29,27 +29,27 @@ type pendingNode struct {
 // unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The
 // state of those that neither reports, as before the controller has observed a policy, is decided from their objects,
 // as the controller decides it.
-func unready(w cluster.Snapshot) map[string]pendingNode {
+func unready(s cluster.Snapshot) map[string]pendingNode {
 	found := map[string]pendingNode{}
-	for i := range w.Nodes {
-		addReported(found, &w.Nodes[i].GPU)
+	for i := range s.Nodes {
+		addReported(found, &s.Nodes[i].GPU)
 	}
-	for i := range w.Policies {
-		for _, n := range w.Policies[i].Status.Pending {
+	for i := range s.Policies {
+		for _, n := range s.Policies[i].Status.Pending {
 			if n.Reason != v1alpha1.ReasonConflicted {
-				found[n.NodeName] = pendingNode{PendingNode: n, policy: w.Policies[i].Name}
+				found[n.NodeName] = pendingNode{PendingNode: n, policy: s.Policies[i].Name}
 			}
 		}
 	}
 	var states []rollout.NodeState
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		more := unlisted(p)
 		if more == 0 && observed(p) {
 			continue
 		}
 		if states == nil {
-			states = rollout.Decide(w).Nodes
+			states = rollout.Decide(s).Nodes
 		}
 		addUnlisted(found, p.Name, more, states)
 	}

@@ -25,16 +25,16 @@ func forty(t *testing.T) cluster.Snapshot {
 	for i := range 39 {
 		nodes = append(nodes, newNode(t, fmt.Sprintf("a%02d", i), sim.A100))
 	}
-	w := snapshotOf(nodes...)
-	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))}
-	w.Policies[0].Status = rollout.Decide(w).Policies["research"]
-	return w
+	s := snapshotOf(nodes...)
+	s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))}
+	s.Policies[0].Status = rollout.Decide(s).Policies["research"]
+	return s
 }
 
 // printed are the nodes that status prints, each with what stands on its line.
-func printed(w cluster.Snapshot) map[string]string {
+func printed(s cluster.Snapshot) map[string]string {
 	shown := &text{}
-	shown.status(w, query{all: true})
+	shown.status(s, query{all: true})
 	states := map[string]string{}
 	for _, line := range regexp.MustCompile(`(?m)^NODE (\S+)   (.*)$`).FindAllStringSubmatch(shown.String(), -1) {
 		states[line[1]] = line[2]
@@ -47,11 +47,11 @@ func printed(w cluster.Snapshot) map[string]string {
 func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 	t.Run("the worst nodes are listed", func(t *testing.T) {
 		g := NewWithT(t)
-		w := forty(t)
-		listed := w.Policies[0].Status.Pending
+		s := forty(t)
+		listed := s.Policies[0].Status.Pending
 		g.Expect(listed).To(HaveLen(10))
 		g.Expect(listed[0].NodeName).To(Equal("t4"))
-		states := printed(w)
+		states := printed(s)
 		g.Expect(states).To(HaveLen(40))
 		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Unsupported)"))
 		g.Expect(states).To(HaveKeyWithValue("a38", "policy research   WaitingForBudget (PendingDisruptive)"))
@@ -59,14 +59,14 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 	})
 	t.Run("ten nodes are worse than the one that is not listed", func(t *testing.T) {
 		g := NewWithT(t)
-		w := forty(t)
-		w.Policies[0].Status.Pending = nil
+		s := forty(t)
+		s.Policies[0].Status.Pending = nil
 		for i := range v1alpha1.MostPending {
-			w.Policies[0].Status.Pending = append(w.Policies[0].Status.Pending, v1alpha1.PendingNode{
+			s.Policies[0].Status.Pending = append(s.Policies[0].Status.Pending, v1alpha1.PendingNode{
 				NodeName: fmt.Sprintf("a%02d", i), State: string(node.Failed), Reason: v1alpha1.ReasonApplyTimedOut, Message: "failed",
 			})
 		}
-		states := printed(w)
+		states := printed(s)
 		g.Expect(states).To(HaveKeyWithValue("a09", "policy research   ApplyTimedOut (Failed)"))
 		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Unsupported)"))
 		g.Expect(states).NotTo(ContainElement(HaveSuffix("Ready")))

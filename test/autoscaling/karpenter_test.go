@@ -165,7 +165,7 @@ func (s *site) onlyNode(meanwhile func()) {
 	close(s.driver)
 	s.Eventually(s.partitioning, wait, poll).Should(BeTrue())
 	close(s.toolkit)
-	s.t.Logf("the change of the GPU begins after %s", time.Since(s.asked).Round(poll))
+	s.t.Logf("the change of the GPU begins after %s", time.Since(s.requested).Round(poll))
 	s.noMore(1, "while the GPU is partitioned")
 	meanwhile()
 
@@ -173,10 +173,10 @@ func (s *site) onlyNode(meanwhile func()) {
 	s.Eventually(s.gpus, wait, poll).Should(BeEquivalentTo(7))
 	s.Eventually(func() string { return s.initialized(s.nodeClaims()[0]) }, wait, poll).Should(Equal("Initialized"))
 	s.Eventually(s.taints, wait, poll).Should(BeEmpty())
-	s.t.Logf("the node is ready after %s", time.Since(s.asked).Round(poll))
+	s.t.Logf("the node is ready after %s", time.Since(s.requested).Round(poll))
 	s.noMore(1, "once the node is ready")
 	s.Eventually(func() int32 { return s.policy().Status.Nodes.Ready }, wait, poll).Should(BeEquivalentTo(1))
-	s.t.Logf("1 NodeClaim for one pod, after %s", time.Since(s.asked).Round(poll))
+	s.t.Logf("1 NodeClaim for one pod, after %s", time.Since(s.requested).Round(poll))
 }
 
 // narrate logs what the policy reports of its nodes, whenever that changes.

@@ -49,7 +49,7 @@ func (s *site) playMachines(taints ...corev1.Taint) {
 				name := nodes.Items[i].Name
 				if !played[name] {
 					played[name] = true
-					s.t.Logf("Node %d after %s", len(played), time.Since(s.asked).Round(poll))
+					s.t.Logf("Node %d after %s", len(played), time.Since(s.requested).Round(poll))
 					machines.Go(func() { s.play(ctx, name, taints) })
 				}
 			}

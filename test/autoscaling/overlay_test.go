@@ -46,9 +46,9 @@ func (s *site) manageNodes() {
 	close(s.toolkit)
 }
 
-// TestAPodThatAsksForASharedGPU gets no node without the policy, and exactly one with it, which becomes what the pod
+// TestAPodThatRequestsASharedGPU gets no node without the policy, and exactly one with it, which becomes what the pod
 // asks for.
-func TestAPodThatAsksForASharedGPU(t *testing.T) {
+func TestAPodThatRequestsASharedGPU(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
 	s.manageNodes()
@@ -68,8 +68,8 @@ func TestAPodThatAsksForASharedGPU(t *testing.T) {
 	s.Eventually(s.overlays, wait, poll).Should(BeEmpty())
 }
 
-// TestPodsThatAskForTwoProfiles get one node, whose GPU the agent partitions.
-func TestPodsThatAskForTwoProfiles(t *testing.T) {
+// TestPodsThatRequestTwoProfiles get one node, whose GPU the agent partitions.
+func TestPodsThatRequestTwoProfiles(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "[]")
 	s.manageNodes()
@@ -164,5 +164,5 @@ func (s *site) pendingPods(n int, resource string) {
 	for i := range n {
 		s.pending(fmt.Sprintf("waiting-%s-%d", strings.ReplaceAll(resource, "/", "-"), i), resource)
 	}
-	s.asked = time.Now()
+	s.requested = time.Now()
 }

@@ -59,11 +59,11 @@ type site struct {
 	// starts. The agent needs the driver only.
 	toolkit chan struct{}
 	// driver is open while the agents find no driver.
-	driver  chan struct{}
-	asked   time.Time // when the pod was created
-	metrics string    // URL of Karpenter's
-	root    *os.Root  // of the machines, which have no files
-	tainted tainted
+	driver    chan struct{}
+	requested time.Time // when the pod was created
+	metrics   string    // URL of Karpenter's
+	root      *os.Root  // of the machines, which have no files
+	tainted   tainted
 }
 
 // tainted are the keys of all taints that a Node ever had.
@@ -301,18 +301,18 @@ func (s *site) apply(object string) {
 func (s *site) pendingPod() {
 	s.t.Helper()
 	s.pending("waiting", "nvidia.com/gpu")
-	s.asked = time.Now()
+	s.requested = time.Now()
 }
 
 // pending creates a pod that asks for a resource. It is pending for the rest of the test: the scheduler found no node
 // for it.
-func (s *site) pending(name, asksFor string) {
+func (s *site) pending(name, requests string) {
 	s.t.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "example.invalid/main",
-			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(asksFor): resource.MustParse("1")}},
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(requests): resource.MustParse("1")}},
 		}}},
 	}
 	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())

@@ -264,7 +264,7 @@ func (b *bench) migParted(t *testing.T, to [8]layout) func() error {
 	}
 }
 
-// agent is one pass of our agent.
+// agent is one reconcile of our agent.
 func (b *bench) agent(t *testing.T, to [8]layout) func() error {
 	t.Helper()
 	g := NewWithT(t)

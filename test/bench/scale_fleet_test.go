@@ -230,7 +230,7 @@ func (f *fleet) err() error {
 	return f.failed
 }
 
-// agent is a pass of the agent of a node.
+// agent is a reconcile of the agent of a node.
 func (f *fleet) agent(ctx context.Context, name string) error {
 	node := &v1alpha1.GPUNode{}
 	if err := f.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {

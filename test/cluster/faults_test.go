@@ -105,9 +105,9 @@ func (f *fleet) waits(node string) string {
 func (f *fleet) tainted() {
 	f.t.Helper()
 	f.Eventually(func() bool {
-		w := f.world()
+		s := f.world()
 		done := true
-		for _, n := range w.Nodes {
+		for _, n := range s.Nodes {
 			if len(n.Taints) > 0 {
 				return true
 			}

@@ -66,7 +66,7 @@ type fleet struct {
 	t          *testing.T
 	cluster    *env.Cluster
 	client     client.WithWatch // an administrator's
-	controller *rest.Config     // that of the account with which the controllers are installed, inside the fence around it
+	controller *rest.Config     // that of the account with which the controllers are installed, inside the write guard around it
 	sim        client.Client    // that of what is simulated, an administrator's too
 	agents     *rest.Config     // that of the agents
 	clock      *skewed
@@ -262,13 +262,13 @@ const (
 )
 
 func (f *fleet) discovered() bool {
-	w := f.world()
-	for _, n := range w.Nodes {
+	s := f.world()
+	for _, n := range s.Nodes {
 		if !n.AgentReady || len(n.GPU.Status.Devices) == 0 || n.Allocatable["nvidia.com/gpu"] == 0 || n.Labels["nvidia.com/gpu.product"] == "" {
 			return false
 		}
 	}
-	return len(w.Nodes) == len(f.machines)
+	return len(s.Nodes) == len(f.machines)
 }
 
 // world is the cluster as the API server has it.
@@ -282,7 +282,7 @@ func (f *fleet) world() cluster.Snapshot {
 	configMap := &corev1.ConfigMap{}
 	key := types.NamespacedName{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}
 	f.Expect(client.IgnoreNotFound(f.client.Get(ctx, key, configMap))).To(Succeed())
-	w := cluster.Snapshot{
+	s := cluster.Snapshot{
 		Now: f.clock.Now(), Policies: policies.Items, Configs: configMap.Data, Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
 	for i := range nodes.Items {
@@ -290,11 +290,11 @@ func (f *fleet) world() cluster.Snapshot {
 			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
 				n := cluster.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
 				addPods(&n, pods, &cluster.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
-				w.Nodes = append(w.Nodes, n)
+				s.Nodes = append(s.Nodes, n)
 			}
 		}
 	}
-	return w
+	return s
 }
 
 func addPods(n *cluster.Node, pods *corev1.PodList, programs *cluster.Programs) {

@@ -30,7 +30,7 @@ func TestGPUCluster(t *testing.T) {
 	operator := &nodesim.GPUCluster{Client: f.sim, Namespace: nvidiaSpace}
 	m := newMachine(f, "n01", map[string]string{cluster.LabelDRADriver: "true"}, sim.A100)
 	m.boot(f)
-	f.Expect(operator.Pass(t.Context())).To(Succeed())
+	f.Expect(operator.Reconcile(t.Context())).To(Succeed())
 	f.background(func(ctx context.Context) { m.node.Run(ctx, 300*time.Millisecond) })
 	f.background(func(ctx context.Context) { operator.Run(ctx, 300*time.Millisecond) })
 	f.machines = append(f.machines, m)
@@ -67,5 +67,5 @@ func TestGPUCluster(t *testing.T) {
 		f.Expect(f.devices("n01")).To(Equal([]string{"gpu-0"}))
 		f.Expect(operator.Swept()).To(BeEmpty(), "the operator sets no label that the GPU Operator removes")
 	})
-	f.Expect(f.cluster.Denied(t.Context(), env.Fence)).To(BeZero(), "every write is inside the fence")
+	f.Expect(f.cluster.Denied(t.Context(), env.WriteGuard)).To(BeZero(), "every write is inside the write guard")
 }

@@ -231,12 +231,12 @@ func (s *run) joinEvent(random *rand.Rand) {
 	if len(s.machines) < 3 {
 		s.serial++
 		s.join(fmt.Sprintf("j%d", s.serial), random)
-		s.recalls(s.machines[len(s.machines)-1].name)
+		s.noteBefore(s.machines[len(s.machines)-1].name)
 	}
 }
 
-// recalls notes how a node is before the operator has changed it.
-func (s *run) recalls(name string) {
+// noteBefore notes how a node is before the operator has changed it.
+func (s *run) noteBefore(name string) {
 	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n cluster.Node) bool { return n.Name == name })
 	s.until("node "+name, func() bool {
 		s.round()
@@ -265,7 +265,7 @@ func (s *run) replaceNodeEvent(random *rand.Rand) {
 	s.facts.Unlock()
 	maps.DeleteFunc(s.theirs, func(what string, _ bool) bool { return strings.HasPrefix(what, p.name+" ") })
 	s.join(p.name, random)
-	s.recalls(p.name)
+	s.noteBefore(p.name)
 	s.tell("node %s is replaced", p.name)
 }
 
@@ -586,7 +586,7 @@ func (s *run) restoreEvent(random *rand.Rand) {
 		}
 		s.Expect(err).To(Or(Succeed(), Satisfy(apierrors.IsConflict)))
 		if p, is := o.(*v1alpha1.GPUSharingPolicy); is {
-			s.asked(p)
+			s.noteDesired(p)
 		}
 	}
 	s.tell("all of %s are restored from the backup", kind)
@@ -605,7 +605,7 @@ func (s *run) create(policies []v1alpha1.GPUSharingPolicy) {
 		p := policies[i].DeepCopy()
 		p.Generation = 0
 		s.Expect(s.client.Create(s.t.Context(), p)).To(Succeed())
-		s.asked(p)
+		s.noteDesired(p)
 		s.tell("policy %s: %s", p.Name, history.Says(p))
 	}
 }
@@ -620,11 +620,11 @@ func (s *run) current() []v1alpha1.GPUSharingPolicy {
 // edits changes a policy.
 func (s *run) edits(p *v1alpha1.GPUSharingPolicy, change func(*v1alpha1.GPUSharingPolicy)) {
 	s.change(p, func(o client.Object) { change(o.(*v1alpha1.GPUSharingPolicy)) })
-	s.asked(p)
+	s.noteDesired(p)
 }
 
-// asked notes what a policy asks for.
-func (s *run) asked(p *v1alpha1.GPUSharingPolicy) {
+// noteDesired notes what a policy asks for.
+func (s *run) noteDesired(p *v1alpha1.GPUSharingPolicy) {
 	s.facts.Lock()
 	defer s.facts.Unlock()
 	s.policies[p.Name] = append(s.policies[p.Name], *p)

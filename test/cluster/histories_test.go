@@ -86,7 +86,7 @@ func playAll(t *testing.T, s *history.Study) {
 			t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: CLUSTER_HISTORY='%s' go test ./test/cluster -run '^TestHistories$' -v", seed, broken, strings.Join(told, "\n"), h)
 		}
 	}
-	if denied, err := site.cluster.Denied(t.Context(), env.Fence); err != nil || denied > 0 {
+	if denied, err := site.cluster.Denied(t.Context(), env.WriteGuard); err != nil || denied > 0 {
 		t.Errorf("%d writes that config/manager/admission.yaml does not list, %v", denied, err)
 	}
 }
@@ -138,7 +138,7 @@ func (s *run) plays(h history.History) {
 		} else {
 			happenings()[e.Kind](s, random)
 		}
-		s.rounds(e.Passes/3, random)
+		s.rounds(e.Reconciles/3, random)
 	}
 	for _, end := range []func(){s.faultsEnd, s.settles, s.released} {
 		if s.isBroken() == "" {

@@ -210,7 +210,7 @@ func (s *run) hasEnded(pod string) bool {
 func (s *run) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
-		want, err = policy.Ask(by, node)
+		want, err = policy.DesiredState(by, node)
 	}
 	return by, want, err
 }
@@ -245,13 +245,13 @@ func (s *run) differs(p *place, n *cluster.Node, want policy.Desired) string {
 
 // truthful looks whether what is said of each policy and each node at rest is so.
 func (s *run) truthful() {
-	w := s.world()
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	snapshot := s.world()
+	for i := range snapshot.Policies {
+		p := &snapshot.Policies[i]
 		ready := condition.IsTrueAt(p.Status.Conditions, v1alpha1.ConditionReady, p.Generation)
-		for j := range w.Nodes {
-			n := &w.Nodes[j]
-			if by, want, err := s.desired(n, w.Policies); ready && by != nil && by.Name == p.Name {
+		for j := range snapshot.Nodes {
+			n := &snapshot.Nodes[j]
+			if by, want, err := s.desired(n, snapshot.Policies); ready && by != nil && by.Name == p.Name {
 				if problem := s.differs(s.places[n.Name], n, want); err != nil || problem != "" {
 					s.breaks("truth", "policy %s is Ready, and node %s is not (%v): %s", p.Name, n.Name, err, problem)
 				}
@@ -318,11 +318,11 @@ func (s *run) shared(node string) bool {
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
 func (s *run) progressed() {
-	w := s.world()
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+	snapshot := s.world()
+	for i := range snapshot.Nodes {
+		n := &snapshot.Nodes[i]
 		p := s.places[n.Name]
-		by, want, err := s.desired(n, w.Policies)
+		by, want, err := s.desired(n, snapshot.Policies)
 		if p.off || by == nil || err != nil || s.shared(n.Name) {
 			continue
 		}
@@ -376,12 +376,12 @@ func notReady(n *v1alpha1.GPUNode) bool {
 
 // restored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
 func (s *run) restored() {
-	w := s.world()
+	snapshot := s.world()
 	before := s.before
 	before.Nodes = slices.Clone(before.Nodes)
 	excused := false
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+	for i := range snapshot.Nodes {
+		n := &snapshot.Nodes[i]
 		p := s.places[n.Name]
 		if notReady(&n.GPU) || p.off {
 			before.Nodes = slices.DeleteFunc(before.Nodes, func(o cluster.Node) bool { return o.Name == n.Name })
@@ -393,13 +393,13 @@ func (s *run) restored() {
 		}
 	}
 	for i := range before.Nodes { // the GPUs of a machine may be others, and fewer
-		for _, n := range w.Nodes {
+		for _, n := range snapshot.Nodes {
 			if n.Name == before.Nodes[i].Name {
 				before.Nodes[i].Allocatable = n.Allocatable
 			}
 		}
 	}
-	for _, problem := range invariant.Broken(before, w, s.everEvicted()...) {
+	for _, problem := range invariant.Broken(before, snapshot, s.everEvicted()...) {
 		if !s.writtenByOthers(problem) {
 			s.breaks("restore", "%s", problem)
 		}

@@ -87,7 +87,7 @@ func TestTwentyNodes(t *testing.T) {
 	})
 }
 
-// step is a part of a story, after which everything is intact.
+// step is a part of a run, after which everything is intact.
 func (f *fleet) step(name string, do func()) {
 	f.t.Helper()
 	begun := time.Now()

@@ -42,18 +42,18 @@ import (
 type run struct {
 	*fleet
 
-	random   *rand.Rand
-	operator *nodesim.GPUOperator
-	passes   atomic.Int64 // of the controller
-	written  atomic.Int64 // writes of everything but the test itself
-	fighting atomic.Bool
-	acted    int64 // how many writes there were when the nodes last acted
-	actedAt  time.Duration
-	told     []string
-	serial   int
-	fights   []func() bool   // other controllers that set something again and again
-	theirs   map[string]bool // node and label or annotation that another controller has written
-	backup   []client.Object
+	random     *rand.Rand
+	operator   *nodesim.GPUOperator
+	reconciles atomic.Int64 // of the controller
+	written    atomic.Int64 // writes of everything but the test itself
+	fighting   atomic.Bool
+	acted      int64 // how many writes there were when the nodes last acted
+	actedAt    time.Duration
+	told       []string
+	serial     int
+	fights     []func() bool   // other controllers that set something again and again
+	theirs     map[string]bool // node and label or annotation that another controller has written
+	backup     []client.Object
 
 	facts    sync.RWMutex // guards what follows, the machines, and born and slots of the places
 	places   map[string]*place
@@ -114,7 +114,7 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	var err error
 	f.sim, err = client.New(watched(site.cluster.Config, s.wrote), client.Options{Scheme: f.cluster.Scheme})
 	f.Expect(err).NotTo(HaveOccurred())
-	f.paces, f.stamps = &paced{skewed: f.clock, looks: &s.passes}, &stamped{skewed: f.clock, fights: &s.fighting}
+	f.paces, f.stamps = &paced{skewed: f.clock, looks: &s.reconciles}, &stamped{skewed: f.clock, fights: &s.fighting}
 	s.operator = f.operator()
 
 	random := rand.New(rand.NewPCG(seed, 2))
@@ -134,7 +134,7 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 // clockNode is a node without GPUs. Its label wakes the controller.
 const clockNode = "clock"
 
-// paced is the clock of the controller, which looks at it once when a pass begins.
+// paced is the clock of the controller, which looks at it once when a reconcile begins.
 type paced struct {
 	*skewed
 
@@ -338,7 +338,7 @@ const answerWithin = 20 * time.Second
 // whether anybody has written anything.
 func (s *run) round() (active bool) {
 	before := s.written.Load()
-	looks, passes := map[string]int64{}, s.passes.Load()
+	looks, reconciles := map[string]int64{}, s.reconciles.Load()
 	for _, p := range s.all() {
 		looks[p.name] = p.looks.Load()
 	}
@@ -349,7 +349,7 @@ func (s *run) round() (active bool) {
 	s.wake()
 	deadline := time.Now().Add(answerWithin)
 	for _, answered := range []func() bool{
-		func() bool { return s.passes.Load() > passes },
+		func() bool { return s.reconciles.Load() > reconciles },
 		func() bool {
 			return !slices.ContainsFunc(s.all(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
 		},
@@ -362,15 +362,15 @@ func (s *run) round() (active bool) {
 // nodesAct lets everything on the nodes, and NVIDIA's operator, do what is due.
 func (s *run) nodesAct() {
 	for _, p := range s.all() {
-		if !p.off && p.reboots.Asked() > 0 {
+		if !p.off && p.reboots.Requested() > 0 {
 			s.rebooted(p)
 		}
 		if !p.off {
 			p.serveMPS(s.t.Context())
-			_ = p.node.Pass(s.t.Context()) // a conflict is tried again in the next round
+			_ = p.node.Reconcile(s.t.Context()) // a conflict is tried again in the next round
 		}
 	}
-	_ = s.operator.Pass(s.t.Context())
+	_ = s.operator.Reconcile(s.t.Context())
 	s.comeBack()
 }
 
@@ -412,7 +412,7 @@ func (s *run) rest(horizon time.Duration, most int) bool {
 		case active || fought:
 			idle, next = 0, 0
 			s.clock.skip(time.Second)
-		case idle == 0: // the writes of the last pass may have come after its round
+		case idle == 0: // the writes of the last reconcile may have come after its round
 			idle++
 		case next == len(steps):
 			return true

@@ -21,7 +21,7 @@ const (
 
 // changeLayout changes the layout of a node on which a pod runs: first looked at, then done.
 func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("Another layout, while a pod holds an instance: looked at first, then done")
+	d.narration.chapter("Another layout, while a pod holds an instance: looked at first, then done")
 	if err := d.runKubectl(ctx, "apply", "-f", holder); err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	d.story.say(changedNode, "the pod holds %s", held)
+	d.narration.say(changedNode, "the pod holds %s", held)
 	if err := d.showKubectl(ctx, "gpusharing", "plan", "-f", layout); err != nil {
 		return err
 	}
@@ -50,6 +50,6 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if still != held {
 		return fmt.Errorf("the pod held %s before the change and holds %q after it", held, still)
 	}
-	d.story.say(changedNode, "the pod still holds %s", still)
+	d.narration.say(changedNode, "the pod still holds %s", still)
 	return d.showKubectl(ctx, "gpusharing", "status", changedNode)
 }

@@ -110,7 +110,7 @@ func (d *demo) explain(err error) error {
 		err = fmt.Errorf("within %s: %w", deadline, err)
 	}
 	if kept, failed := d.keepLogs(); failed == nil {
-		d.story.show("\nwhat the programs logged is kept in " + kept)
+		d.narration.show("\nwhat the programs logged is kept in " + kept)
 	}
 	return err
 }
@@ -144,7 +144,7 @@ func (d *demo) logs() []string {
 }
 
 func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitGroup) error {
-	d.story.chapter("A cluster with NVIDIA's GPU Operator, as its Helm chart installs it")
+	d.narration.chapter("A cluster with NVIDIA's GPU Operator, as its Helm chart installs it")
 	cluster, err := env.New(ctx, env.WithNVIDIA(), env.WithDir(d.dir))
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 	if err := d.writeKubeconfig(ctx); err != nil {
 		return err
 	}
-	d.story.say("cluster", "etcd and kube-apiserver run")
+	d.narration.say("cluster", "etcd and kube-apiserver run")
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gpuOperator}}
 	if err := cluster.Client.Create(ctx, namespace); err != nil {
 		return fmt.Errorf("creating namespace %s: %w", gpuOperator, err)
@@ -166,13 +166,13 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 	}
 	operator := &nodesim.GPUOperator{
 		Client: cluster.Client, Namespace: gpuOperator, Clock: clock.RealClock{},
-		Tell: func(format string, args ...any) { d.story.say("NVIDIA", format, args...) },
+		Tell: func(format string, args ...any) { d.narration.say("NVIDIA", format, args...) },
 	}
 	running.Go(func() { operator.Run(background, 200*time.Millisecond) })
 	running.Go(func() {
 		for background.Err() == nil {
 			if err := nodesim.ReportDaemonSets(background, cluster.Client); err != nil && background.Err() == nil {
-				d.story.say("cluster", "%v", err)
+				d.narration.say("cluster", "%v", err)
 			}
 			select {
 			case <-background.Done():
@@ -210,7 +210,7 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 		d.machines = append(d.machines, m)
 		running.Go(func() {
 			if err := m.run(background); err != nil {
-				d.story.say(m.name, "%v", err)
+				d.narration.say(m.name, "%v", err)
 			}
 		})
 	}
@@ -242,9 +242,9 @@ func (d *demo) discovered(ctx context.Context, name string) (bool, error) {
 }
 
 // settled is the snapshot once two in a row are alike.
-func (d *site) settled(ctx context.Context) (last snapshot, err error) {
+func (s *site) settled(ctx context.Context) (last snapshot, err error) {
 	err = until(ctx, func() (bool, error) {
-		now, err := d.snapshot(ctx)
+		now, err := s.snapshot(ctx)
 		same := last != nil && len(last.differences(now)) == 0
 		last = now
 		return same, err
@@ -253,13 +253,13 @@ func (d *site) settled(ctx context.Context) (last snapshot, err error) {
 }
 
 func (d *demo) startController(ctx, background context.Context, running *sync.WaitGroup) error {
-	d.story.chapter("The GPU Sharing Operator is installed: it looks, and changes nothing")
+	d.narration.chapter("The GPU Sharing Operator is installed: it looks, and changes nothing")
 	if err := d.cluster.Apply(ctx, "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
 		"config/manager/admission.yaml",
 		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/daemonset/agent.yaml", "config/agent/mps.yaml"); err != nil {
 		return err
 	}
-	(&narrator{site: d.site, story: d.story, told: map[string]string{}}).narrate(background)
+	(&narrator{site: d.site, narration: d.narration, told: map[string]string{}}).narrate(background)
 	p, err := d.runController(ctx)
 	if err != nil {
 		return err
@@ -306,7 +306,7 @@ func (d *demo) runController(ctx context.Context) (*process, error) {
 }
 
 func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("Four policies are applied")
+	d.narration.chapter("Four policies are applied")
 	for _, sample := range samples() {
 		if err := d.runKubectl(ctx, "apply", "-f", sample); err != nil {
 			return err
@@ -315,12 +315,12 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
 		return err
 	}
-	denied, err := env.Denied(ctx, d.cluster.Config, env.Fence)
+	denied, err := env.Denied(ctx, d.cluster.Config, env.WriteGuard)
 	if err != nil {
 		return err
 	}
 	if denied > 0 {
-		return fmt.Errorf("the fence around the controller denied %d writes; controller.log names the fields", denied)
+		return fmt.Errorf("the write guard around the controller denied %d writes; controller.log names the fields", denied)
 	}
 	select { // the last Events are on their way
 	case <-ctx.Done():

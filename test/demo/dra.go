@@ -45,7 +45,7 @@ func (d *demo) installDRADriver(ctx context.Context) error {
 			return fmt.Errorf("installing NVIDIA's DRA driver: %w", err)
 		}
 	}
-	d.story.say("NVIDIA", "the DRA driver serves node %s, and the device plugin the others", draNode)
+	d.narration.say("NVIDIA", "the DRA driver serves node %s, and the device plugin the others", draNode)
 	return nil
 }
 
@@ -91,7 +91,7 @@ func (s *site) snapshotDRA(ctx context.Context, into snapshot) error {
 
 // runOnDRA lets a pod run that requests an instance as it would beside the device plugin, and shows who has it.
 func (d *demo) runOnDRA(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("A pod on the node of NVIDIA's DRA driver: it requests " + draResource + " as on the other nodes")
+	d.narration.chapter("A pod on the node of NVIDIA's DRA driver: it requests " + draResource + " as on the other nodes")
 	one := corev1.ResourceList{draResource: resource.MustParse("1")}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: draPod},

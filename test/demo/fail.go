@@ -30,7 +30,7 @@ const (
 
 // failLayout asks for a layout that one GPU does not take: its node goes back by itself, and no other is touched.
 func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("A layout that fails on one node: the node goes back by itself, and no other is touched")
+	d.narration.chapter("A layout that fails on one node: the node goes back by itself, and no other is touched")
 	before, err := d.advertisedBy(ctx, changedNode, otherNode)
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := m.breakGPU(ctx, 1); err != nil {
 		return err
 	}
-	d.story.say(changedNode, "the driver of GPU 1 refuses to destroy instances from now on: a fault that the demo injects")
+	d.narration.say(changedNode, "the driver of GPU 1 refuses to destroy instances from now on: a fault that the demo injects")
 	if err := d.runKubectl(ctx, "apply", "-f", failing); err != nil {
 		return err
 	}
@@ -65,15 +65,15 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: the nodes advertised %s before the layout that failed, and %s after it", err, before, now)
 	}
-	d.story.show("\n         The nodes are as they were. The policy's status says why:")
+	d.narration.show("\n         The nodes are as they were. The policy's status says why:")
 	for _, n := range pending {
-		d.story.show(fmt.Sprintf("           %s: %s (%s): %s", n.NodeName, n.State, n.Reason, n.Message))
+		d.narration.show(fmt.Sprintf("           %s: %s (%s): %s", n.NodeName, n.State, n.Reason, n.Message))
 	}
-	d.story.show("")
+	d.narration.show("")
 	if err := m.driver.ClearFaults(); err != nil {
 		return err
 	}
-	d.story.say("you", "the policy is set right: back to the layout that worked")
+	d.narration.say("you", "the policy is set right: back to the layout that worked")
 	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
 		return err
 	}
@@ -113,6 +113,6 @@ func (d *demo) dateBack(ctx context.Context) error {
 	if err := controller.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("dating the change of %s back: %w", changedNode, err)
 	}
-	d.story.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the change back", agentsTime)
+	d.narration.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the change back", agentsTime)
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 // user is the administrator who tries the operator, at a terminal with kubectl and the operator's plugin for it.
 type user struct {
-	story      *story
+	narration  *narration
 	plugins    string // the folder of the operator's programs
 	kubeconfig string
 	kubectl    string
@@ -26,7 +26,7 @@ func (u *user) runKubectl(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	u.story.say("you", "kubectl %s → %s", strings.Join(args, " "), out)
+	u.narration.say("you", "kubectl %s → %s", strings.Join(args, " "), out)
 	return nil
 }
 
@@ -51,6 +51,6 @@ func (u *user) showKubectl(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	u.story.show("\n$ kubectl " + strings.Join(args, " ") + "\n" + out)
+	u.narration.show("\n$ kubectl " + strings.Join(args, " ") + "\n" + out)
 	return nil
 }

@@ -77,10 +77,10 @@ func run(args []string) error {
 	if err := os.Setenv(marker, dir); err != nil {
 		return err
 	}
-	d := &demo{options: o, dir: dir, user: user{story: newStory(os.Stdout), plugins: o.programs}}
+	d := &demo{options: o, dir: dir, user: user{narration: newNarration(os.Stdout), plugins: o.programs}}
 	err = d.play(ctx)
 	if ctx.Err() != nil {
-		d.story.say("", "stopped; cleaning up")
+		d.narration.say("", "stopped; cleaning up")
 		if err == nil || d.ready {
 			return nil
 		}

@@ -68,7 +68,7 @@ func (d *demo) row(ctx context.Context, name string) (row, error) {
 
 // showResult prints the table that the demo is about.
 func (d *demo) showResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("What it was about (resources of nvidia.com)")
+	d.narration.chapter("What it was about (resources of nvidia.com)")
 	header := "NODE\tPOLICY\tSTRATEGY\tADVERTISED BEFORE\tADVERTISED UNDER THE POLICY"
 	if d.keep {
 		header += "\tHOW ITS GPUS ARE SHARED"
@@ -93,16 +93,16 @@ func (d *demo) showResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	d.story.show(text.String())
-	d.story.show("\nEvery policy was Ready. No GPU was needed: the drivers are simulated, and so is what kubelet and NVIDIA's programs do.\n" +
+	d.narration.show(text.String())
+	d.narration.show("\nEvery policy was Ready. No GPU was needed: the drivers are simulated, and so is what kubelet and NVIDIA's programs do.\n" +
 		"The API server, the controller and the agents, with the rights that they ship with, are the real ones.")
 	return nil
 }
 
 // showInvitation says what to try while the demo is left running.
 func (d *demo) showInvitation() {
-	d.story.chapter("It is left running until you press Ctrl-C. In another terminal:")
-	d.story.show(fmt.Sprintf(`
+	d.narration.chapter("It is left running until you press Ctrl-C. In another terminal:")
+	d.narration.show(fmt.Sprintf(`
 export KUBECONFIG=%s
 export PATH=$PWD/%s:%s:$PATH     # our kubectl plugin, and kubectl
 

@@ -46,13 +46,13 @@ func (s snapshot) differences(now snapshot) []string {
 
 // snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, what NVIDIA's DRA
 // driver publishes, and the hardware itself.
-func (d *site) snapshot(ctx context.Context) (snapshot, error) {
+func (from *site) snapshot(ctx context.Context) (snapshot, error) {
 	s := snapshot{}
 	policies := &unstructured.UnstructuredList{}
 	policies.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
 	configMaps := &corev1.ConfigMapList{}
-	err := errors.Join(d.cluster.Client.List(ctx, policies),
-		d.cluster.Client.List(ctx, configMaps, client.InNamespace(gpuOperator)))
+	err := errors.Join(from.cluster.Client.List(ctx, policies),
+		from.cluster.Client.List(ctx, configMaps, client.InNamespace(gpuOperator)))
 	if err != nil {
 		return nil, fmt.Errorf("reading what is NVIDIA's: %w", err)
 	}
@@ -64,26 +64,26 @@ func (d *site) snapshot(ctx context.Context) (snapshot, error) {
 	}
 	features := &unstructured.UnstructuredList{}
 	features.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeatureList"})
-	if err := d.cluster.Client.List(ctx, features); err != nil {
+	if err := from.cluster.Client.List(ctx, features); err != nil {
 		return nil, fmt.Errorf("reading the NodeFeatures: %w", err)
 	}
 	for _, f := range features.Items {
 		s.put(fmt.Sprintf("NodeFeature %s/%s", f.GetNamespace(), f.GetName()), f.Object["spec"])
 	}
-	if err := d.snapshotDRA(ctx, s); err != nil {
+	if err := from.snapshotDRA(ctx, s); err != nil {
 		return nil, err
 	}
-	for _, m := range d.machines {
-		if err := d.snapshotNode(ctx, m, s); err != nil {
+	for _, m := range from.machines {
+		if err := from.snapshotNode(ctx, m, s); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-func (d *site) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
+func (from *site) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
 	node := &corev1.Node{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: m.name}, node); err != nil {
+	if err := from.cluster.Client.Get(ctx, client.ObjectKey{Name: m.name}, node); err != nil {
 		return fmt.Errorf("reading node %s: %w", m.name, err)
 	}
 	for key, value := range node.Labels {
@@ -108,7 +108,7 @@ func (d *site) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
 
 // undo deletes every policy and waits until everything is as it was before the first.
 func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("The policies are deleted")
+	d.narration.chapter("The policies are deleted")
 	for _, args := range [][]string{{"delete", "pod", "holder"}, {"delete", "gsp", "--all"}} {
 		if err := d.runKubectl(ctx, args...); err != nil {
 			return err
@@ -126,7 +126,7 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))
 	}
-	d.story.say("you", "everything is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's ClusterPolicy compared",
+	d.narration.say("you", "everything is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's ClusterPolicy compared",
 		len(d.before))
 	return nil
 }

@@ -25,7 +25,7 @@ import (
 type narrator struct {
 	site
 
-	story *story
+	narration *narration
 
 	mu   sync.Mutex
 	told map[string]string // what was told last, by node
@@ -69,7 +69,7 @@ func (n *narrator) tellEvent(o client.Object) {
 	n.told[node] = note
 	n.mu.Unlock()
 	if !again {
-		n.story.say(node, "controller: %s", note)
+		n.narration.say(node, "controller: %s", note)
 	}
 }
 
@@ -118,10 +118,10 @@ func (n *narrator) tellNode(o client.Object, seen map[string]string) {
 	seen[node.Name] = now
 	for _, m := range n.machines {
 		if calls := m.newCalls(); m.name == node.Name && calls != "" {
-			n.story.say(node.Name, "driver: %s", calls)
+			n.narration.say(node.Name, "driver: %s", calls)
 		}
 	}
-	n.story.say(node.Name, "agent: %s", now)
+	n.narration.say(node.Name, "agent: %s", now)
 }
 
 // describeDevices is how the GPUs of a node are shared, those that are alike together.

@@ -27,7 +27,7 @@ const probes = "probes"
 func deviceFileSpecs() {
 	Describe("Device files", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 4})
 			expectReady(ctx, "shared")
@@ -66,11 +66,11 @@ func numbers(devices ...driver.Device) []string {
 }
 
 // probe starts a pod that may make device files, and makes and opens those of these numbers.
-func probe(ctx context.Context, asks corev1.ResourceName, numbers ...string) given {
+func probe(ctx context.Context, requests corev1.ResourceName, numbers ...string) given {
 	GinkgoHelper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: probes}}
 	Expect(client.IgnoreAlreadyExists(kube.Create(ctx, namespace))).To(Succeed())
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: probes, Name: "probe"}, Spec: asking(asks, 1)}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: probes, Name: "probe"}, Spec: requesting(requests, 1)}
 	pod.Spec.SecurityContext, pod.Spec.Containers[0].SecurityContext = &corev1.PodSecurityContext{RunAsUser: new(int64)}, nil
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "PROBE_DEVICES", Value: strings.Join(numbers, " ")}}
 	Expect(kube.Create(ctx, pod)).To(Succeed())

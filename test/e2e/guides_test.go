@@ -160,6 +160,6 @@ func expectStalled(ctx context.Context, name, reason string, before map[string]i
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: name}, p)).To(Succeed())
 		g.Expect(explain(ctx, p)).To(And(ContainSubstring(reason), ContainSubstring(nodeName)))
 	}).WithContext(ctx).Should(Succeed())
-	Eventually(wired).WithContext(ctx).Should(Succeed())
+	Eventually(configuredForUs).WithContext(ctx).Should(Succeed())
 	Eventually(func(g Gomega) { g.Consistently(offered, "2s").WithContext(ctx).Should(Equal(before)) }).WithContext(ctx).Should(Succeed())
 }

@@ -47,7 +47,7 @@ func begin(ctx context.Context, models ...sim.Model) {
 		stopPods(ctx)
 		Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
 		Eventually(nodeLabels).WithContext(ctx).ShouldNot(HaveKey(configLabel))
-		Eventually(unwired).WithContext(ctx).Should(Succeed())
+		Eventually(restoredFromUs).WithContext(ctx).Should(Succeed())
 	}
 	if !slices.Equal(models, fitted) {
 		fit(ctx, models...)
@@ -56,9 +56,9 @@ func begin(ctx context.Context, models ...sim.Model) {
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(len(models))})
 }
 
-// goOn gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if it
-// has these GPUs and nothing failed: what these specs prove does not depend on it.
-func goOn(ctx context.Context, models ...sim.Model) {
+// resume gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if
+// it has these GPUs and nothing failed: what these specs prove does not depend on it.
+func resume(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
 	if broken || onDRA || !slices.Equal(models, fitted) {
 		begin(ctx, models...)
@@ -73,7 +73,7 @@ func crash(ctx context.Context) {
 	GinkgoHelper()
 	Expect(machine.Crash()).To(Succeed())
 	stopDriver()
-	giveUpLease(ctx)
+	releaseLease(ctx)
 }
 
 // boot boots the machine after a crash. The driver container starts as all other pods do, and not before them.
@@ -83,8 +83,8 @@ func boot(ctx context.Context) {
 	startDriver(ctx, driver.Container)
 }
 
-// giveUpLease gives up the lease of controllers that have ended and could not do so themselves.
-func giveUpLease(ctx context.Context) {
+// releaseLease gives up the lease of controllers that have ended and could not do so themselves.
+func releaseLease(ctx context.Context) {
 	GinkgoHelper()
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = operatorNamespace, "gpu-sharing-controller"

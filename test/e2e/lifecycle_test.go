@@ -27,7 +27,7 @@ func lifecycleSpecs() {
 		shared := map[string]int64{"nvidia.com/gpu": 8}
 
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
 			expectAllocatable(ctx, shared)
 			expectReady(ctx, "shared")
@@ -64,7 +64,7 @@ func lifecycleSpecs() {
 			}
 			Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
 			Expect(restarts(ctx)).To(Equal(before))
-			giveUpLease(ctx) // Helm took the right to do it before they had ended
+			releaseLease(ctx) // Helm took the right to do it before they had ended
 			installOperator(ctx)
 			expectReady(ctx, "shared")
 			Expect(restarts(ctx)).To(Equal(before))
@@ -101,7 +101,7 @@ func lifecycleSpecs() {
 			}
 			Consistently(look, "3s").WithContext(ctx).Should(BeComparableTo(before))
 			Expect(restarts(ctx)).To(Equal(restored))
-			giveUpLease(ctx) // Helm took the right to do it before they had ended
+			releaseLease(ctx) // Helm took the right to do it before they had ended
 			installOperator(ctx)
 		})
 	})

@@ -46,7 +46,7 @@ func migSpecsOf(c migCase) {
 	BeforeAll(func(ctx SpecContext) { begin(ctx, c.model, c.model) })
 
 	It("mixed advertises each profile by its name, and a pod gets an instance", func(ctx SpecContext) {
-		timed("from idle, with NVIDIA's programs wired once, to Ready in", func() {
+		timed("from idle, with NVIDIA's programs configured once, to Ready in", func() {
 			share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [
 				{profile: %s, count: 1}, {profile: %s, count: 1}, {profile: %s, count: 2}]}]}}`, c.large, c.middle, c.small))
 			expectAllocatable(ctx, map[string]int64{

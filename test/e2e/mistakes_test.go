@@ -24,7 +24,7 @@ func mistakeSpecs() {
 		var nvidias types.UID
 
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			nvidias = clusterPolicyUID(ctx)
 		})
 

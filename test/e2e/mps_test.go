@@ -28,7 +28,7 @@ const mpsRoot = "/run/nvidia/mps"
 
 func mpsSpecs() {
 	Describe("MPS", Ordered, Offset(1), func() {
-		BeforeAll(func(ctx SpecContext) { goOn(ctx, sim.A100, sim.A100) })
+		BeforeAll(func(ctx SpecContext) { resume(ctx, sim.A100, sim.A100) })
 
 		It("passes the device plugin's own health check against our daemon", func(ctx SpecContext) {
 			timed("to Ready in", func() {

@@ -23,7 +23,7 @@ func mpsUserSpecs() {
 	Describe("MPS clients", Ordered, Offset(1), func() {
 		const limited = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: %d, renameByDefault: true, multiUser: %t}}`
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			share(ctx, fmt.Sprintf(limited, 20, false))
 			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
 			expectReady(ctx, "shared")

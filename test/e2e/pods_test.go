@@ -39,9 +39,9 @@ type given struct {
 }
 
 // startPod starts a user's pod that asks for some of a resource, and removes it when the spec ends.
-func startPod(ctx context.Context, name string, asks corev1.ResourceName, count int64, with ...func(*corev1.PodSpec)) {
+func startPod(ctx context.Context, name string, requests corev1.ResourceName, count int64, with ...func(*corev1.PodSpec)) {
 	GinkgoHelper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: named(name)}, Spec: asking(asks, count)}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: named(name)}, Spec: requesting(requests, count)}
 	for _, change := range with {
 		change(&pod.Spec)
 	}
@@ -51,11 +51,11 @@ func startPod(ctx context.Context, name string, asks corev1.ResourceName, count 
 
 // startDeployment starts a user's Deployment of one pod that asks for one of a resource. What it returns ends it, as
 // the end of the spec does.
-func startDeployment(ctx context.Context, name string, asks corev1.ResourceName) (stop func(context.Context)) {
+func startDeployment(ctx context.Context, name string, requests corev1.ResourceName) (stop func(context.Context)) {
 	GinkgoHelper()
 	return deploy(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
-		Spec:       appsv1.DeploymentSpec{Selector: selecting(name), Template: template(name, asking(asks, 1))},
+		Spec:       appsv1.DeploymentSpec{Selector: selecting(name), Template: template(name, requesting(requests, 1))},
 	})
 }
 
@@ -84,8 +84,8 @@ func template(name string, spec corev1.PodSpec) corev1.PodTemplateSpec {
 
 func named(name string) map[string]string { return map[string]string{"name": name} }
 
-// asking is a user's program that asks for some of a resource.
-func asking(resources corev1.ResourceName, count int64) corev1.PodSpec {
+// requesting is a user's program that asks for some of a resource.
+func requesting(resources corev1.ResourceName, count int64) corev1.PodSpec {
 	return corev1.PodSpec{
 		TerminationGracePeriodSeconds: ptr.To[int64](1),
 		SecurityContext: &corev1.PodSecurityContext{
@@ -194,7 +194,7 @@ func state(pod *corev1.Pod) string {
 // and those of users' pods: from then on, none has a reason to restart.
 func expectSettled(ctx context.Context) map[string]int32 {
 	GinkgoHelper()
-	Eventually(wired).WithContext(ctx).Should(Succeed())
+	Eventually(configuredForUs).WithContext(ctx).Should(Succeed())
 	expectOperandsReady(ctx)
 	Eventually(ending).WithContext(ctx).Should(BeEmpty(), "pods that others have replaced")
 	before, err := restarts(ctx)

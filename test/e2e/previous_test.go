@@ -334,5 +334,5 @@ func removeOperator(ctx context.Context) {
 		}
 		return left, err
 	}).WithContext(ctx).Should(BeEmpty())
-	giveUpLease(ctx) // Helm took the right to do it before they had ended
+	releaseLease(ctx) // Helm took the right to do it before they had ended
 }

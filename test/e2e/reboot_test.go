@@ -84,7 +84,7 @@ const (
 
 func startBesideGPUs(ctx context.Context) besideGPUs {
 	GinkgoHelper()
-	spec := asking("", 0)
+	spec := requesting("", 0)
 	spec.Containers[0].Resources = corev1.ResourceRequirements{}
 	deploy(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: webName},

@@ -32,7 +32,7 @@ func resilienceSpecs() {
 		shared := map[string]int64{"nvidia.com/gpu": 8}
 
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
 			expectAllocatable(ctx, shared)
 			expectReady(ctx, "shared")

@@ -24,7 +24,7 @@ const restMemory = 40 << 10
 func restSpecs() {
 	Describe("An agent with nothing to do", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
-			goOn(ctx, sim.A100, sim.A100)
+			resume(ctx, sim.A100, sim.A100)
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
 			expectReady(ctx, "shared")

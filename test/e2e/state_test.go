@@ -40,7 +40,7 @@ type found struct {
 // ask.
 func settled(ctx context.Context) found {
 	GinkgoHelper()
-	Eventually(unwired).WithContext(ctx).Should(Succeed())
+	Eventually(restoredFromUs).WithContext(ctx).Should(Succeed())
 	expectOperandsReady(ctx)
 	var f found
 	Eventually(func(g Gomega) {

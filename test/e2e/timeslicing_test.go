@@ -118,7 +118,7 @@ func timeSlices(g Gomega) []gpu.TimeSlice {
 
 func exclusiveSpecs() {
 	Describe("Exclusive", Ordered, Offset(1), func() {
-		BeforeAll(func(ctx SpecContext) { goOn(ctx, sim.A100, sim.A100) })
+		BeforeAll(func(ctx SpecContext) { resume(ctx, sim.A100, sim.A100) })
 
 		It("gives every pod a whole GPU", func(ctx SpecContext) {
 			share(ctx, `{strategy: Exclusive}`)

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Fence is the name of the admission policy around the controller.
-const Fence = "gpu-sharing-controller-fence"
+// WriteGuard is the name of the admission policy around the controller.
+const WriteGuard = "gpu-sharing-controller-fence"
 
 // Denied counts the requests that an admission policy has denied since the test got the API server.
 func (c *Cluster) Denied(ctx context.Context, policy string) (int, error) {

@@ -32,7 +32,7 @@ type record struct {
 // once the API server acts accordingly.
 func (s *server) empty(ctx context.Context) error {
 	e := &emptied{server: s, revisions: map[string]string{}}
-	if err := untilDone(ctx, e.pass); err != nil {
+	if err := untilDone(ctx, e.round); err != nil {
 		return fmt.Errorf("emptying the API server: %w", err)
 	}
 	if err := e.settle(ctx); err != nil {
@@ -48,8 +48,8 @@ type emptied struct {
 	revisions map[string]string // of etcd, in which a key was deleted or restored
 }
 
-// pass is done when it found nothing to do: a request of the test may have been under way.
-func (e *emptied) pass(ctx context.Context) (done bool, err error) {
+// round is done when it found nothing to do: a request of the test may have been under way.
+func (e *emptied) round(ctx context.Context) (done bool, err error) {
 	now, err := e.records(ctx, false)
 	if err != nil {
 		return false, err

@@ -67,7 +67,7 @@ func Start(tb testing.TB, opts ...Option) *Cluster {
 	}
 	tb.Cleanup(func() {
 		lent.close()
-		if err := s.giveBack(tb.Failed()); err != nil {
+		if err := s.release(tb.Failed()); err != nil {
 			tb.Logf("the API server of this test is not one for others: %v", err)
 		}
 	})
@@ -161,9 +161,9 @@ func (s *server) lend(lent *gate) (*Cluster, error) {
 	return c, nil
 }
 
-// giveBack empties a server for the next test. It stops one that cannot be emptied, or whose test has failed, and says
+// release empties a server for the next test. It stops one that cannot be emptied, or whose test has failed, and says
 // why.
-func (s *server) giveBack(failed bool) error {
+func (s *server) release(failed bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), emptyingTime)
 	defer cancel()
 	err := errors.New("the test has failed")

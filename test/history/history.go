@@ -24,8 +24,8 @@ type History struct {
 type Event struct {
 	Kind string
 	Dice uint64
-	// Passes is how many reconciles follow before the next event.
-	Passes int
+	// Reconciles is how many reconciles follow before the next event.
+	Reconciles int
 }
 
 // Random is the chance of an event.
@@ -38,7 +38,7 @@ func Of(seed uint64, kinds []string) History {
 
 func events(random *rand.Rand, kinds []string) (of []Event) {
 	for range 2 + random.IntN(9) {
-		of = append(of, Event{Kind: kinds[random.IntN(len(kinds))], Dice: random.Uint64(), Passes: random.IntN(14)})
+		of = append(of, Event{Kind: kinds[random.IntN(len(kinds))], Dice: random.Uint64(), Reconciles: random.IntN(14)})
 	}
 	return of
 }
@@ -60,7 +60,7 @@ func (h History) WithLate(late []string) History {
 func (h History) String() string {
 	var parts []string
 	for _, e := range h.Events {
-		parts = append(parts, fmt.Sprintf("%s/%x+%d", e.Kind, e.Dice, e.Passes))
+		parts = append(parts, fmt.Sprintf("%s/%x+%d", e.Kind, e.Dice, e.Reconciles))
 	}
 	return fmt.Sprintf("%d:%s", h.Seed, strings.Join(parts, ","))
 }
@@ -77,7 +77,7 @@ func Parse(text string, kinds []string) (h History, err error) {
 		}
 		var e Event
 		kind, rest, _ := strings.Cut(part, "/")
-		if _, err = fmt.Sscanf(rest, "%x+%d", &e.Dice, &e.Passes); err != nil {
+		if _, err = fmt.Sscanf(rest, "%x+%d", &e.Dice, &e.Reconciles); err != nil {
 			return h, fmt.Errorf("event %q: %w", part, err)
 		}
 		if e.Kind = kind; !slices.Contains(kinds, kind) {
@@ -103,7 +103,7 @@ func Shrink(h History, broken string, play func(History) string) History {
 	}
 	for i := range h.Events {
 		o := History{Seed: h.Seed, Events: slices.Clone(h.Events)}
-		if o.Events[i].Passes = 0; h.Events[i].Passes > 0 && breaks(o) {
+		if o.Events[i].Reconciles = 0; h.Events[i].Reconciles > 0 && breaks(o) {
 			h = o
 		}
 	}

@@ -58,7 +58,7 @@ func Broken(before, now cluster.Snapshot, evicted ...string) []string {
 	return broken
 }
 
-// left is what was taken from a node and not given back.
+// left is what was taken from a node and not restored.
 func left(n cluster.Node) []string {
 	var broken []string
 	if slices.ContainsFunc(n.Taints, ours) {

@@ -67,7 +67,7 @@ func LabelForGPUCluster(labels map[string]string) (swept []string) {
 // Run reconciles until the context ends.
 func (o *GPUCluster) Run(ctx context.Context, interval time.Duration) {
 	for ctx.Err() == nil {
-		_ = o.Pass(ctx) // the next one tries again
+		_ = o.Reconcile(ctx) // the next one tries again
 		select {
 		case <-ctx.Done():
 		case <-time.After(interval):
@@ -82,8 +82,8 @@ func (o *GPUCluster) Swept() map[string]int {
 	return maps.Clone(o.swept)
 }
 
-// Pass reconciles once. Beside a ClusterPolicy it refuses the GPUCluster and deploys nothing.
-func (o *GPUCluster) Pass(ctx context.Context) error {
+// Reconcile reconciles once. Beside a ClusterPolicy it refuses the GPUCluster and deploys nothing.
+func (o *GPUCluster) Reconcile(ctx context.Context) error {
 	const exporter = "nvidia-dcgm-exporter-dra"
 	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
 	if err != nil {

@@ -111,7 +111,7 @@ type machine struct {
 	endpoints map[string]*endpoint // of device plugins, by resource
 }
 
-// New is a node that is not registered yet; the first Pass does that.
+// New is a node that is not registered yet; the first Reconcile does that.
 func New(o Options) *Node {
 	withDefault(&o.StatusPeriod, 10*time.Second)
 	withDefault(&o.ProjectionDelay, 60*time.Second)
@@ -136,14 +136,14 @@ func withDefault(d *time.Duration, kubelets time.Duration) {
 	}
 }
 
-// Run passes until the context ends, and then stops the programs of the node. Errors of a pass are told and tried
-// again.
+// Run reconciles until the context ends, and then stops the programs of the node. Errors of a reconcile are told and
+// tried again.
 func (n *Node) Run(ctx context.Context, interval time.Duration) {
 	ticker := n.Clock.NewTicker(interval)
 	defer ticker.Stop()
 	defer n.stopPrograms()
 	for {
-		if err := n.Pass(ctx); err != nil && ctx.Err() == nil {
+		if err := n.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			n.Tell("kubelet: %v", err)
 		}
 		select {
@@ -154,8 +154,8 @@ func (n *Node) Run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// Pass lets everything on the node do what is due. It is idempotent, and never waits.
-func (n *Node) Pass(ctx context.Context) error {
+// Reconcile lets everything on the node do what is due. It is idempotent, and never waits.
+func (n *Node) Reconcile(ctx context.Context) error {
 	node, err := n.register(ctx)
 	if err != nil {
 		return err

@@ -54,15 +54,15 @@ func newWorld(t *testing.T, cluster *env.Cluster, name string, models ...sim.Mod
 		Name: name, Client: w.c, Clock: w.clock, Inventory: w.hardware.Observe, Tell: t.Logf, StatusPeriod: time.Second,
 	})
 	w.operator = &nodesim.GPUOperator{Client: w.c, Namespace: namespace, Clock: w.clock, Tell: t.Logf}
-	w.pass()
+	w.reconcile()
 	return w
 }
 
-// pass lets everybody do what is due, and what follows from it.
-func (w *world) pass() {
+// reconcile lets everybody do what is due, and what follows from it.
+func (w *world) reconcile() {
 	for range 4 {
-		w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
-		w.Expect(w.node.Pass(w.ctx)).To(Succeed())
+		w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
+		w.Expect(w.node.Reconcile(w.ctx)).To(Succeed())
 		w.clock.Step(time.Second)
 	}
 }
@@ -144,12 +144,12 @@ func TestNode(t *testing.T) {
 		w.Expect(w.pod("nvidia-mig-manager")).To(BeNil(), "its GPUs cannot be split")
 
 		w.label("nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
-		w.pass()
+		w.reconcile()
 		w.Expect(w.pod(plugin)).To(BeNil(), "its label pauses it")
 		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 0}))
 
 		w.label("nvidia.com/gpu.deploy.device-plugin", "true")
-		w.pass()
+		w.reconcile()
 		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 	})
 
@@ -158,21 +158,21 @@ func TestNode(t *testing.T) {
 	g.Expect(unstructured.SetNestedField(policy.Object, "shared", "spec", "devicePlugin", "config", "name")).To(Succeed())
 	unstructured.RemoveNestedField(policy.Object, "spec", "mig", "strategy")
 	g.Expect(c.Patch(t.Context(), policy, client.MergeFrom(base))).To(Succeed())
-	w.pass()
+	w.reconcile()
 	g.Expect(w.pod(plugin).Status.Phase).To(Equal(corev1.PodPending), "the ConfigMap that it mounts does not exist")
 	w.configMap(map[string]string{"three": slicing(3)})
-	w.pass()
+	w.reconcile()
 	g.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(1)), "no key is selected")
 
 	t.Run("shows what its label selects", func(*testing.T) {
 		w.label("nvidia.com/device-plugin.config", "three")
-		w.pass()
+		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)))
 	})
 	t.Run("keeps what it had while the key is not visible, until a sync is triggered", func(*testing.T) {
 		w.configMap(map[string]string{"three": slicing(3), "five": slicing(5)})
 		w.label("nvidia.com/device-plugin.config", "five")
-		w.pass()
+		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)))
 		pod := w.pod(plugin)
 		w.Expect(pod.Status.ContainerStatuses[0].RestartCount).To(BeNumerically(">", 0), "the config-manager crashes")
@@ -180,22 +180,22 @@ func TestNode(t *testing.T) {
 		base := pod.DeepCopy()
 		pod.Annotations = map[string]string{"any": "change"}
 		w.Expect(c.Patch(w.ctx, pod, client.MergeFrom(base))).To(Succeed())
-		w.pass()
+		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
 	})
 	t.Run("does not read the same key again", func(*testing.T) {
 		w.configMap(map[string]string{"five": slicing(7)})
 		w.clock.Step(time.Hour)
-		w.pass()
+		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
 	})
 	t.Run("allocates replicas, tells who holds them, and refuses two at once", func(t *testing.T) { allocates(t, w) })
 	t.Run("loses its GPUs to a configuration that the plugin refuses", func(*testing.T) {
 		w.configMap(map[string]string{"bad": "version: v1\nflags: {migStrategy: double}"})
 		w.clock.Step(time.Hour)
-		w.pass()
+		w.reconcile()
 		w.label("nvidia.com/device-plugin.config", "bad")
-		w.pass()
+		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(0)))
 		w.Expect(w.pod(plugin).Status.ContainerStatuses[0].State.Waiting.Message).To(ContainSubstring("unknown MIG strategy: double"))
 	})
@@ -206,23 +206,23 @@ func reports(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstructur
 	t.Helper()
 	w := &world{WithT: NewWithT(t), ctx: t.Context(), c: cluster.Client, clock: clocktesting.NewFakeClock(time.Now())}
 	w.operator = &nodesim.GPUOperator{Client: w.c, Namespace: namespace, Clock: w.clock, Tell: t.Logf}
-	pass := func() (state, version string) {
-		w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+	reconcileOnce := func() (state, version string) {
+		w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
 		w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
 		state, _, _ = unstructured.NestedString(policy.Object, "status", "state")
 		return state, policy.GetResourceVersion()
 	}
 	for range 2 {
-		state, first := pass()
+		state, first := reconcileOnce()
 		w.Expect(state).To(Equal("notReady"))
-		state, second := pass()
+		state, second := reconcileOnce()
 		w.Expect(state).To(Equal("ready"))
 		w.Expect(second).NotTo(Equal(first))
-		_, third := pass()
+		_, third := reconcileOnce()
 		w.Expect(third).To(Equal(second), "and then no more")
 
 		w.Expect(w.c.Delete(w.ctx, policy)).To(Succeed())
-		w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+		w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: plugin}}
 		w.Expect(client.IgnoreNotFound(w.c.Get(w.ctx, client.ObjectKeyFromObject(set), set))).To(Succeed())
 		w.Expect(set.UID).To(BeEmpty(), "NVIDIA's DaemonSets go with it")
@@ -254,7 +254,7 @@ func followsOne(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstruc
 	for first, follows := range map[string][]string{"": {"ready", "ignored"}, "a-second": {"ignored", "ready"}} {
 		w.operator.First = first
 		for range 3 {
-			w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+			w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
 		}
 		w.Expect([]string{state(policy), state(second)}).To(Equal(follows), first)
 	}
@@ -266,7 +266,7 @@ func followsOne(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstruc
 	w.Expect(w.c.Create(w.ctx, both)).To(Succeed())
 	defer func() { w.Expect(w.c.Delete(w.ctx, both)).To(Succeed()) }()
 	dra := &nodesim.GPUCluster{Client: w.c, Namespace: namespace}
-	w.Expect(dra.Pass(w.ctx)).To(Succeed())
+	w.Expect(dra.Reconcile(w.ctx)).To(Succeed())
 	w.Expect(state(both)).To(Equal("notReady"))
 	w.Expect(both.Object["status"]).To(HaveKeyWithValue("conditions", ContainElement(HaveKeyWithValue("reason", "PrerequisiteNotMet"))))
 	set := &appsv1.DaemonSet{}
@@ -275,7 +275,7 @@ func followsOne(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstruc
 	before := set.ResourceVersion
 	w.Expect(unstructured.SetNestedField(second.Object, "mixed", "spec", "mig", "strategy")).To(Succeed())
 	w.Expect(w.c.Update(w.ctx, second)).To(Succeed())
-	w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+	w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
 	w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(set), set)).To(Succeed())
 	w.Expect(set.ResourceVersion).To(Equal(before), "no ClusterPolicy is followed any more")
 }
@@ -285,17 +285,17 @@ func followsOne(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstruc
 func labelsByEvents(t *testing.T, w *world) {
 	t.Helper()
 	const deploy = "nvidia.com/gpu.deploy.device-plugin"
-	w.pass()
+	w.reconcile()
 	w.Expect(w.labels()).To(HaveKeyWithValue(deploy, "true"))
 	w.label(deploy, "")
-	w.pass()
+	w.reconcile()
 	w.Expect(w.labels()).NotTo(HaveKey(deploy))
 	w.label("nvidia.com/gpu.deploy.operands", "false")
 	w.label("nvidia.com/gpu.deploy.client", "true")
-	w.pass()
+	w.reconcile()
 	w.Expect(w.labels()).NotTo(HaveKey("nvidia.com/gpu.deploy.client"))
 	w.label("nvidia.com/gpu.deploy.operands", "")
-	w.pass()
+	w.reconcile()
 	w.Expect(w.labels()).To(And(HaveKeyWithValue(deploy, "true"), HaveKeyWithValue("nvidia.com/gpu.deploy.client", "true")))
 }
 
@@ -314,7 +314,7 @@ func allocates(t *testing.T, w *world) {
 	for _, p := range []*corev1.Pod{workload("one", 1), workload("two", 2)} {
 		w.Expect(w.c.Create(w.ctx, p)).To(Succeed())
 	}
-	w.pass()
+	w.reconcile()
 	refused := &corev1.Pod{}
 	w.Expect(w.c.Get(w.ctx, client.ObjectKey{Namespace: "default", Name: "two"}, refused)).To(Succeed())
 	w.Expect(refused.Status.Reason).To(Equal("UnexpectedAdmissionError"))
@@ -343,6 +343,6 @@ func allocates(t *testing.T, w *world) {
 
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one"}}
 	w.Expect(w.c.Delete(w.ctx, pod)).To(Succeed())
-	w.pass()
+	w.reconcile()
 	w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(pod), pod)).NotTo(Succeed(), "the kubelet lets go of a deleted pod")
 }

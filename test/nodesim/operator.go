@@ -55,12 +55,12 @@ func operands() []operand {
 	}
 }
 
-// Run passes until the context ends.
+// Run reconciles until the context ends.
 func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 	ticker := o.Clock.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		if err := o.Pass(ctx); err != nil && ctx.Err() == nil {
+		if err := o.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			o.Tell("GPU Operator: %v", err)
 		}
 		select {
@@ -71,10 +71,10 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// Pass renders the DaemonSets of the ClusterPolicy that counts. Others it ignores. With the last one the DaemonSets go,
-// which it owns. Beside a GPUCluster it follows no ClusterPolicy, and what it has rendered stays (v26.7.0,
-// controllers/clusterpolicy_controller.go).
-func (o *GPUOperator) Pass(ctx context.Context) error {
+// Reconcile renders the DaemonSets of the ClusterPolicy that counts. Others it ignores. With the last one the
+// DaemonSets go, which it owns. Beside a GPUCluster it follows no ClusterPolicy, and what it has rendered stays
+// (v26.7.0, controllers/clusterpolicy_controller.go).
+func (o *GPUOperator) Reconcile(ctx context.Context) error {
 	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
 	if err != nil {
 		return err

@@ -177,7 +177,7 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 
 	_, err = u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(u.daemonSet(t, "gpu-sharing-agent").ResourceVersion).To(Equal(agent.ResourceVersion), "a second pass changes nothing")
+	g.Expect(u.daemonSet(t, "gpu-sharing-agent").ResourceVersion).To(Equal(agent.ResourceVersion), "a second reconcile changes nothing")
 	g.Expect(u.daemonSet(t, "gpu-sharing-mps").ResourceVersion).To(Equal(mps.ResourceVersion))
 
 	edited := agent.DeepCopy()

@@ -94,10 +94,10 @@ func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
 	}
 }
 
-func TestFenceNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
-	h, fence := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-fence"
+func TestWriteGuardNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
+	h, guard := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-fence"
 	configMaps := func(values ...string) any {
-		policy := as[admissionregistrationv1.ValidatingAdmissionPolicy](t, find(t, h.render(t, values...), fence))
+		policy := as[admissionregistrationv1.ValidatingAdmissionPolicy](t, find(t, h.render(t, values...), guard))
 		for _, v := range policy.Spec.Variables {
 			if v.Name == "configMaps" {
 				return v.Expression

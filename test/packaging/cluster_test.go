@@ -52,7 +52,7 @@ func TestAPIServerTakesTheChart(t *testing.T) {
 	}
 }
 
-// Kubernetes' own PodSecurity admission is the judge.
+// Kubernetes' own PodSecurity admission decides.
 func TestPodSecurity(t *testing.T) {
 	cluster := env.Start(t)
 	restricted := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
@@ -61,7 +61,7 @@ func TestPodSecurity(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(cluster.Client.Create(t.Context(), restricted)).To(Succeed())
 	objects := newHelm(t).render(t, everything()...)
-	judge := func(spec corev1.PodSpec) error {
+	evaluate := func(spec corev1.PodSpec) error {
 		spec.ServiceAccountName = ""
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: restricted.Name, Name: "pod"}, Spec: spec}
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: restricted.Name, Name: "default"}}
@@ -72,10 +72,10 @@ func TestPodSecurity(t *testing.T) {
 	}
 
 	controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller"))
-	g.Expect(judge(controller.Spec.Template.Spec)).To(Succeed(), "the controller keeps to the restricted profile")
-	g.Expect(judge(as[corev1.Pod](t, find(t, objects, "Pod "+checkName)).Spec)).To(Succeed(), "the check keeps to the restricted profile")
+	g.Expect(evaluate(controller.Spec.Template.Spec)).To(Succeed(), "the controller keeps to the restricted profile")
+	g.Expect(evaluate(as[corev1.Pod](t, find(t, objects, "Pod "+checkName)).Spec)).To(Succeed(), "the check keeps to the restricted profile")
 	for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra", "DaemonSet gpu-sharing-mps"} {
-		err := judge(as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec)
+		err := evaluate(as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec)
 		g.Expect(err).To(MatchError(SatisfyAll(
 			ContainSubstring("host namespaces (hostPID=true)"), ContainSubstring("privileged (container"),
 			ContainSubstring(`use restricted volume type "hostPath"`),

@@ -30,7 +30,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// refereeEnv, set to all, lets the referee judge every configuration, which takes minutes.
+// refereeEnv, set to all, lets the referee check every configuration, which takes minutes.
 const refereeEnv = "REFEREE"
 
 // NVIDIA's mig-parted, unmodified, applies and asserts what it has built in: the balanced configuration for one GPU of

@@ -60,12 +60,12 @@ type tree struct {
 
 // locate decides where the driver is: where asked says, else where NVIDIA's validator says, else, on a node that has no
 // validator, in the driver container's folder or on the host.
-func locate(asked string, m marks, look func(root string) tree) (Roots, error) {
+func locate(requested string, m marks, look func(root string) tree) (Roots, error) {
 	if m.tegra {
 		return Roots{}, missing(Unsupported, "Tegra (/etc/nv_tegra_release) is not supported: its driver has no NVML device list")
 	}
-	if asked != Auto {
-		return complete(Roots{Driver: asked}, NotFound, "--driver-root", look)
+	if requested != Auto {
+		return complete(Roots{Driver: requested}, NotFound, "--driver-root", look)
 	}
 	if m.ready == nil && m.operator {
 		return Roots{}, missing(NotReady, "Waiting for NVIDIA's driver: %s is absent, so the GPU Operator installs or replaces the driver. "+

@@ -17,12 +17,12 @@ func TestWhereTheDriverIs(t *testing.T) {
 	onHost := "IS_HOST_DRIVER=true\nNVIDIA_DRIVER_ROOT=/\nDRIVER_ROOT_CTR_PATH=/host\nNVIDIA_DEV_ROOT=/\nDEV_ROOT_CTR_PATH=/host\n"
 	whole, plain := tree{library: true, dev: true}, tree{dev: true}
 	tests := map[string]struct {
-		asked string
-		marks marks
-		trees map[string]tree
-		roots Roots
-		state State
-		says  string // of the error; empty: the roots are found
+		requested string
+		marks     marks
+		trees     map[string]tree
+		roots     Roots
+		state     State
+		says      string // of the error; empty: the roots are found
 	}{
 		"driver container": {
 			marks: mark(container), trees: map[string]tree{"/run/nvidia/driver": whole, "/": plain},
@@ -70,11 +70,11 @@ func TestWhereTheDriverIs(t *testing.T) {
 			says: "No NVIDIA driver on this node: no libnvidia-ml.so.1 below /run/nvidia/driver (driver container) or / (driver on the host)",
 		},
 		"a root that was asked for, whatever the mark says": {
-			asked: "/opt/nvidia", marks: mark(container), trees: map[string]tree{"/opt/nvidia": whole, "/run/nvidia/driver": whole},
+			requested: "/opt/nvidia", marks: mark(container), trees: map[string]tree{"/opt/nvidia": whole, "/run/nvidia/driver": whole},
 			roots: Roots{Driver: "/opt/nvidia", Dev: "/opt/nvidia"},
 		},
 		"a root that was asked for and has no driver": {
-			asked: "/opt/nvidia", trees: map[string]tree{"/": whole}, state: NotFound,
+			requested: "/opt/nvidia", trees: map[string]tree{"/": whole}, state: NotFound,
 			says: "No libnvidia-ml.so.1 below /opt/nvidia, which --driver-root names as the driver root",
 		},
 		"Windows Subsystem for Linux": {
@@ -88,11 +88,11 @@ func TestWhereTheDriverIs(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			asked := tc.asked
-			if asked == "" {
-				asked = Auto
+			requested := tc.requested
+			if requested == "" {
+				requested = Auto
 			}
-			roots, err := locate(asked, tc.marks, func(root string) tree { return tc.trees[root] })
+			roots, err := locate(requested, tc.marks, func(root string) tree { return tc.trees[root] })
 			if tc.says == "" {
 				g.Expect(roots, err).To(Equal(tc.roots))
 				return

@@ -86,7 +86,7 @@ func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was 
 			return err
 		}
 	}
-	return k.reconcileAsked(ctx, desired, was, daemonState{percentage: percentage, answers: answers, recorded: recorded})
+	return k.reconcileState(ctx, desired, was, daemonState{percentage: percentage, answers: answers, recorded: recorded})
 }
 
 // usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are
@@ -103,8 +103,8 @@ type daemonState struct {
 	answers, recorded bool
 }
 
-// reconcileAsked makes a daemon as desired that was asked.
-func (k *daemonManager) reconcileAsked(ctx context.Context, desired plan.Daemon, was record, is daemonState) error {
+// reconcileState makes a daemon as desired that was asked.
+func (k *daemonManager) reconcileState(ctx context.Context, desired plan.Daemon, was record, is daemonState) error {
 	switch {
 	case is.answers && !is.recorded:
 		return errExternal

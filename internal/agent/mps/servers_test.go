@@ -292,7 +292,7 @@ const idleAndFound = 10*time.Second + 2*5*time.Second
 
 // NVIDIA's driver manager takes the mark of the driver away, evicts pods, and unloads the module at once when the last
 // is gone.
-func TestADaemonYieldsAtOnceWhenTheDriverLeaves(t *testing.T) {
+func TestADaemonStopsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	tests := map[string]struct {
 		pods   bool // another pod has the pipe directory, and is no client
 		later  int  // looks between the moment when the driver begins to leave and the end of the last client

@@ -14,9 +14,9 @@ import (
 var errSharedMemory = errors.New("another program replaced the shared memory of MPS, as NVIDIA's MPS DaemonSet does when it starts, " +
 	"so that new clients cannot reach the daemons")
 
-// giveUp ends all daemons, if no client is connected to any. Their records stay, so that the next process starts them
+// endAll ends all daemons, if no client is connected to any. Their records stay, so that the next process starts them
 // again. A daemon that does not answer names no clients: it counts as used while a pod has its pipe directory.
-func (h *Host) giveUp(ctx context.Context) error {
+func (h *Host) endAll(ctx context.Context) error {
 	resources, err := h.files.resources(recordName)
 	if err != nil {
 		return err

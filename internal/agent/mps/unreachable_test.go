@@ -22,7 +22,7 @@ func (n *node) programsAreAway() {
 	n.runner.Fail(func(host.Command) error { return errors.New("no libnvidia-ml.so.1 below /run/nvidia/driver") })
 }
 
-func TestADaemonThatCannotBeAskedEndsByItsProcess(t *testing.T) {
+func TestADaemonThatDoesNotAnswerEndsByItsProcess(t *testing.T) {
 	t.Run("where it is not desired any more", func(t *testing.T) {
 		g, n := gomega.NewWithT(t), newNode(t)
 		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
@@ -44,7 +44,7 @@ func TestADaemonThatCannotBeAskedEndsByItsProcess(t *testing.T) {
 	})
 }
 
-func TestADaemonThatCannotBeAskedStaysWhilePodsUseIt(t *testing.T) {
+func TestADaemonThatDoesNotAnswerStaysWhilePodsUseIt(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 	pid, _ := n.client(t, "pod-a", 1000)
@@ -95,7 +95,7 @@ func TestADaemonThatHangsIsNotStopped(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
 }
 
-func TestADaemonThatCannotBeAskedIsNotStartedTwice(t *testing.T) {
+func TestADaemonThatDoesNotAnswerIsNotStartedTwice(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 	n.runner.Fail(func(c host.Command) error { // it hangs

@@ -76,7 +76,7 @@ func TestTheServerOfAnotherUserEndsAsSoonAsItsLastPod(t *testing.T) {
 }
 
 // A client that asks a daemon that hangs waits for three seconds each time.
-func TestADaemonThatHangsHoldsUpNothingWhileTheDriversContainerEnds(t *testing.T) {
+func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T) {
 	hangs := func(t *testing.T) (*node, string) {
 		g, n := gomega.NewWithT(t), newNode(t)
 		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())

@@ -69,8 +69,8 @@ func (g *gate) others() (changed <-chan struct{}, more bool) {
 	return g.changed, g.calls > 1
 }
 
-// pass is an operation that the gate has let in.
-type pass struct {
+// operation is one that the gate has let in.
+type operation struct {
 	*gate
 
 	uuids           []string
@@ -80,7 +80,7 @@ type pass struct {
 // enter lets an operation in. One that looks at the whole node waits for those that were abandoned, of whose work it
 // would see half. One that will reset comes in beside others that wait to. One whose caller has gone does not begin:
 // nobody would close what it opens.
-func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*pass, error) {
+func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*operation, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -99,75 +99,75 @@ func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*pass, 
 	if err != nil {
 		return nil, fmt.Errorf("waiting for an earlier NVML operation to return: %w", err)
 	}
-	return &pass{gate: g, uuids: uuids}, nil
+	return &operation{gate: g, uuids: uuids}, nil
 }
 
 // leave ends the operation, and reports whether its caller had gone.
-func (p *pass) leave() (abandoned bool) {
-	p.now(func() {
-		p.over = true
-		p.calls--
-		for _, uuid := range p.uuids {
-			delete(p.busy, uuid)
+func (o *operation) leave() (abandoned bool) {
+	o.now(func() {
+		o.over = true
+		o.calls--
+		for _, uuid := range o.uuids {
+			delete(o.busy, uuid)
 		}
-		if abandoned = p.abandoned; abandoned {
-			p.gate.abandoned--
+		if abandoned = o.abandoned; abandoned {
+			o.gate.abandoned--
 		}
 	})
 	return abandoned
 }
 
 // abandon notes that the caller has gone.
-func (p *pass) abandon() {
-	p.now(func() {
-		if !p.over {
-			p.abandoned = true
-			p.gate.abandoned++
+func (o *operation) abandon() {
+	o.now(func() {
+		if !o.over {
+			o.abandoned = true
+			o.gate.abandoned++
 		}
 	})
 }
 
 // reset makes a reset of the operation, whose handles must not be used any more.
-func (p *pass) reset(ctx context.Context) error {
-	p.now(func() { p.calls, p.waiting = p.calls-1, p.waiting+1 })
-	err := p.when(ctx, func() bool { return p.calls == 0 && !p.gate.alone }, func() {
-		p.waiting, p.resets = p.waiting-1, p.resets+1
-		p.crowd = max(p.crowd, p.resets)
+func (o *operation) reset(ctx context.Context) error {
+	o.now(func() { o.calls, o.waiting = o.calls-1, o.waiting+1 })
+	err := o.when(ctx, func() bool { return o.calls == 0 && !o.gate.alone }, func() {
+		o.waiting, o.resets = o.waiting-1, o.resets+1
+		o.crowd = max(o.crowd, o.resets)
 	})
 	if err != nil {
-		p.now(func() { p.waiting, p.calls = p.waiting-1, p.calls+1 })
+		o.now(func() { o.waiting, o.calls = o.waiting-1, o.calls+1 })
 		return fmt.Errorf("waiting for NVML operations on other GPUs to return: %w", err)
 	}
 	return nil
 }
 
 // met says whether another reset has run beside this one.
-func (p *pass) met() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.crowd > 1
+func (o *operation) met() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.crowd > 1
 }
 
 // single makes the reset the only one.
-func (p *pass) single(ctx context.Context) error {
-	p.now(func() { p.resets, p.waiting = p.resets-1, p.waiting+1 })
-	may := func() bool { return p.calls == 0 && p.resets == 0 }
-	err := p.when(ctx, may, func() { p.waiting, p.resets, p.gate.alone = p.waiting-1, 1, true })
+func (o *operation) single(ctx context.Context) error {
+	o.now(func() { o.resets, o.waiting = o.resets-1, o.waiting+1 })
+	may := func() bool { return o.calls == 0 && o.resets == 0 }
+	err := o.when(ctx, may, func() { o.waiting, o.resets, o.gate.alone = o.waiting-1, 1, true })
 	if err != nil {
-		p.now(func() { p.waiting, p.resets = p.waiting-1, p.resets+1 })
+		o.now(func() { o.waiting, o.resets = o.waiting-1, o.resets+1 })
 	}
 	return err
 }
 
 // call makes an operation of the reset again, which may open handles, once no other reset is left.
-func (p *pass) call(ctx context.Context) {
-	p.now(func() {
-		if p.resets--; p.resets == 0 {
-			p.crowd, p.gate.alone = 0, false
+func (o *operation) call(ctx context.Context) {
+	o.now(func() {
+		if o.resets--; o.resets == 0 {
+			o.crowd, o.gate.alone = 0, false
 		}
 	})
-	none := func() bool { return p.resets == 0 }
-	_ = p.when(context.WithoutCancel(ctx), none, func() { p.calls++ }) // resets end by their own deadlines
+	none := func() bool { return o.resets == 0 }
+	_ = o.when(context.WithoutCancel(ctx), none, func() { o.calls++ }) // resets end by their own deadlines
 }
 
 // shut closes the gate for a caller that closes the library; false if it is in use.

@@ -45,19 +45,19 @@ func (l *library) close() error {
 
 // do runs one operation on the open library and returns at its end, or at the end of ctx if that is earlier.
 func (l *library) do(ctx context.Context, uuid, what string, operation func() error) error {
-	p, err := l.gate.enter(ctx, false, uuid)
+	o, err := l.gate.enter(ctx, false, uuid)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return l.carryOut(ctx, p, what, operation)
+	return l.carryOut(ctx, o, what, operation)
 }
 
 // carryOut runs an operation that the gate has let in.
-func (l *library) carryOut(ctx context.Context, p *pass, what string, operation func() error) error {
+func (l *library) carryOut(ctx context.Context, o *operation, what string, do func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		err := l.opened(ctx, operation)
-		if p.leave() { // before the caller is told, who may close
+		err := l.opened(ctx, do)
+		if o.leave() { // before the caller is told, who may close
 			_ = l.close() // the caller could not, and nobody else may for long; an operation that goes on has a caller of its own
 		}
 		done <- err
@@ -69,7 +69,7 @@ func (l *library) carryOut(ctx context.Context, p *pass, what string, operation 
 		}
 		return nil
 	case <-ctx.Done():
-		p.abandon()
+		o.abandon()
 		return fmt.Errorf("%s: NVML has not returned: %w", what, ctx.Err())
 	}
 }

@@ -28,7 +28,7 @@ const patience = 70 * time.Second
 type resetting struct {
 	*Hardware
 
-	pass       *pass
+	operation  *operation
 	uuids      []string
 	pci        []string // their PCI addresses
 	persistent []string // UUIDs of those in persistence mode
@@ -39,15 +39,15 @@ type resetting struct {
 // gives them back to it. Resets of several GPUs run side by side.
 func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
 	what := "resetting GPU " + strings.Join(uuids, ", ")
-	p, err := h.gate.enter(ctx, true, uuids...)
+	o, err := h.gate.enter(ctx, true, uuids...)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return h.carryOut(ctx, p, what, func() error {
+	return h.carryOut(ctx, o, what, func() error {
 		if h.options.SMI == nil {
 			return fmt.Errorf("%w: %w", gpu.ErrNotSupported, errNoReset)
 		}
-		r := &resetting{Hardware: h, pass: p, uuids: uuids}
+		r := &resetting{Hardware: h, operation: o, uuids: uuids}
 		if err := r.look(); err != nil {
 			return err
 		}
@@ -91,12 +91,12 @@ func (r *resetting) closed(ctx context.Context) error {
 	gathering, cancel := context.WithTimeout(ctx, r.options.Gather)
 	defer cancel()
 	<-gathering.Done()
-	if err := r.pass.reset(ctx); err != nil {
+	if err := r.operation.reset(ctx); err != nil {
 		return err
 	}
-	defer r.pass.call(ctx)
+	defer r.operation.call(ctx)
 	err := r.once(ctx)
-	if errors.Is(err, gpu.ErrBusy) && r.pass.met() && r.pass.single(ctx) == nil {
+	if errors.Is(err, gpu.ErrBusy) && r.operation.met() && r.operation.single(ctx) == nil {
 		err = r.once(ctx)
 	}
 	return r.patiently(ctx, err)

@@ -127,7 +127,7 @@ func TestAResetLetsTheDriversProgramDealWithPersistenced(t *testing.T) {
 	g.Eventually(func() bool { return r.driver.Persistent(r.uuids[0]) }).Should(BeTrue())
 }
 
-func TestAResetTurnsPersistenceModeOffIfPersistencedDoesNotLetGo(t *testing.T) {
+func TestAResetTurnsPersistenceModeOffIfPersistencedKeepsTheGPUs(t *testing.T) {
 	g := NewWithT(t)
 	r := newResets(t, sim.A100, sim.A100)
 	r.persistenced(t)

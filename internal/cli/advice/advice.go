@@ -212,7 +212,7 @@ func (f *Fleet) add(n Node, seen time.Duration, c Cluster) {
 	}
 }
 
-// advise judges each option by the rules.
+// advise compares each option with the rules.
 func (f Fleet) advise() Advice {
 	a := Advice{Fleet: f}
 	if len(f.Containers) == 0 {
@@ -223,7 +223,7 @@ func (f Fleet) advise() Advice {
 	for i := range a.Options {
 		o := &a.Options[i]
 		for _, r := range Rules() {
-			if why := r.Judge(f, *o); why == "" {
+			if why := r.Against(f, *o); why == "" {
 				continue
 			} else if r.Note {
 				o.Notes = append(o.Notes, why)

@@ -159,16 +159,16 @@ func TestRules(t *testing.T) {
 			g := NewWithT(t)
 			tc, tested := tests[r.Name]
 			g.Expect(tested).To(BeTrue(), "each rule has a test")
-			judged := adviseOne(t, tc.applies.cluster)
-			o := option(t, judged, tc.applies.option)
-			g.Expect(r.Judge(judged.Fleet, o)).To(ContainSubstring(tc.says))
+			advised := adviseOne(t, tc.applies.cluster)
+			o := option(t, advised, tc.applies.option)
+			g.Expect(r.Against(advised.Fleet, o)).To(ContainSubstring(tc.says))
 			printed := o.Against
 			if r.Note {
 				printed = o.Notes
 			}
 			g.Expect(printed).To(ContainElement(ContainSubstring(tc.says)))
-			judged = adviseOne(t, tc.not.cluster)
-			g.Expect(r.Judge(judged.Fleet, option(t, judged, tc.not.option))).To(BeEmpty())
+			advised = adviseOne(t, tc.not.cluster)
+			g.Expect(r.Against(advised.Fleet, option(t, advised, tc.not.option))).To(BeEmpty())
 			g.Expect(string(docs)).To(ContainSubstring("| `"+r.Name+"` |"), "a reason is in docs/choosing.md")
 		})
 	}

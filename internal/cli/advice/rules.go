@@ -27,24 +27,24 @@ type Rule struct {
 	Name string
 	// Note says that the rule rules nothing out.
 	Note bool
-	// Judge returns what the rule has against an option, or to note about it; empty: nothing.
-	Judge func(Fleet, Option) string
+	// Against returns what the rule has against an option, or to note about it; empty: nothing.
+	Against func(Fleet, Option) string
 }
 
 // Rules are all rules, in the order in which their reasons are printed.
 func Rules() []Rule {
 	return []Rule{
-		{Name: "EnoughRoom", Judge: enoughRoom},
-		{Name: "SeveralGPUs", Judge: severalGPUs},
-		{Name: "MemoryKnown", Judge: memoryKnown},
-		{Name: "MemoryFits", Judge: memoryFits},
-		{Name: "MemoryTogether", Judge: memoryTogether},
-		{Name: "ComputeFits", Judge: computeFits},
-		{Name: "TakesTurns", Judge: takesTurns},
-		{Name: "OneTenant", Judge: oneTenant},
-		{Name: "Isolates", Note: true, Judge: isolates},
-		{Name: "ComputeKnown", Note: true, Judge: computeKnown},
-		{Name: "UsersUnknown", Note: true, Judge: usersUnknown},
+		{Name: "EnoughRoom", Against: enoughRoom},
+		{Name: "SeveralGPUs", Against: severalGPUs},
+		{Name: "MemoryKnown", Against: memoryKnown},
+		{Name: "MemoryFits", Against: memoryFits},
+		{Name: "MemoryTogether", Against: memoryTogether},
+		{Name: "ComputeFits", Against: computeFits},
+		{Name: "TakesTurns", Against: takesTurns},
+		{Name: "OneTenant", Against: oneTenant},
+		{Name: "Isolates", Note: true, Against: isolates},
+		{Name: "ComputeKnown", Note: true, Against: computeKnown},
+		{Name: "UsersUnknown", Note: true, Against: usersUnknown},
 	}
 }
 

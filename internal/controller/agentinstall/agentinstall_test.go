@@ -67,7 +67,7 @@ func TestWhatCannotBeInstalledIsSaid(t *testing.T) {
 	}
 }
 
-func TestOneThatFailsDoesNotHoldUpTheOthers(t *testing.T) {
+func TestOneThatFailsDoesNotBlockTheOthers(t *testing.T) {
 	g := NewWithT(t)
 	var applied int
 	c := interceptor.NewClient(fake.NewFakeClient(), interceptor.Funcs{

@@ -30,8 +30,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// Pass is the one request that the controller knows: look at everything.
-type Pass struct{}
+// Request is the one request that the controller knows: look at everything.
+type Request struct{}
 
 // Options are what a controller needs beside a client.
 type Options struct {
@@ -80,11 +80,11 @@ func CacheOptions() cache.Options {
 func (*Controller) Name() string { return "autoscaling" }
 
 const (
-	passTimeout = time.Minute
-	minBackoff  = 500 * time.Millisecond
-	maxBackoff  = time.Minute
-	syncAgain   = 500 * time.Millisecond
-	// kindsAgain is how soon a pass looks again that cannot tell whether policies are gone.
+	reconcileTimeout = time.Minute
+	minBackoff       = 500 * time.Millisecond
+	maxBackoff       = time.Minute
+	syncAgain        = 500 * time.Millisecond
+	// kindsAgain is how soon a reconcile looks again that cannot tell whether policies are gone.
 	kindsAgain = 2 * time.Second
 	// unreadDeadline is how long the objects of autoscalers may be unreadable before the policies report that.
 	unreadDeadline = time.Minute
@@ -97,29 +97,29 @@ const (
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile makes the objects of autoscalers what the policies ask for, and reports.
-func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
-	w, err := c.gather(ctx)
+func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
+	s, err := c.gather(ctx)
 	if errors.Is(err, pluginconfig.ErrNotSynced) {
 		return reconcile.Result{RequeueAfter: syncAgain}, c.cannotRead(ctx, err)
 	}
 	if err != nil {
 		return reconcile.Result{}, errors.Join(fmt.Errorf("gathering node groups: %w", err), c.cannotRead(ctx, err))
 	}
-	if c.stale(w) {
+	if c.stale(s) {
 		return reconcile.Result{RequeueAfter: staleAgain}, nil
 	}
-	advice := w.Advise()
+	advice := s.Advise()
 	if len(advice.Writes) > 0 { // what no policy asks for is undone, and the policies may have gone with their kind
-		if _, err := c.kinds.pluginConfig.OwnPolicies(ctx, w.Policies); err != nil {
+		if _, err := c.kinds.pluginConfig.OwnPolicies(ctx, s.Policies); err != nil {
 			return reconcile.Result{RequeueAfter: kindsAgain}, c.cannotRead(ctx, err)
 		}
 	}
 	c.unread = time.Time{}
-	after := c.write(ctx, w, advice.Writes)
+	after := c.write(ctx, s, advice.Writes)
 	if advice.After > 0 && (after == 0 || advice.After < after) {
 		after = advice.After
 	}
-	return reconcile.Result{RequeueAfter: after}, c.report(ctx, w, advice)
+	return reconcile.Result{RequeueAfter: after}, c.report(ctx, s, advice)
 }
 
 // gather reads the cluster. What it returns is shared with the caches and must not be changed.
@@ -128,15 +128,15 @@ func (c *Controller) gather(ctx context.Context) (*autoscaling.Snapshot, error) 
 	if err := c.client.List(ctx, policies); err != nil {
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
-	w := &autoscaling.Snapshot{Now: c.clock.Now(), Policies: policies.Items, Refused: map[string]autoscaling.Refusal{}}
+	s := &autoscaling.Snapshot{Now: c.clock.Now(), Policies: policies.Items, Refused: map[string]autoscaling.Refusal{}}
 	for target, r := range c.refused {
-		w.Refused[target] = r.Refusal
+		s.Refused[target] = r.Refusal
 	}
-	return w, errors.Join(c.gatherNodes(ctx, w), c.gatherGroups(ctx, w))
+	return s, errors.Join(c.gatherNodes(ctx, s), c.gatherGroups(ctx, s))
 }
 
-func (c *Controller) gatherNodes(ctx context.Context, w *autoscaling.Snapshot) error {
-	if len(w.Policies) == 0 {
+func (c *Controller) gatherNodes(ctx context.Context, s *autoscaling.Snapshot) error {
+	if len(s.Policies) == 0 {
 		return nil
 	}
 	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
@@ -152,13 +152,13 @@ func (c *Controller) gatherNodes(ctx context.Context, w *autoscaling.Snapshot) e
 	}
 	for i := range nodes.Items {
 		if gpuNode, has := of[nodes.Items[i].Name]; has {
-			w.Nodes = append(w.Nodes, autoscaling.NodeOf(&nodes.Items[i], gpuNode))
+			s.Nodes = append(s.Nodes, autoscaling.NodeOf(&nodes.Items[i], gpuNode))
 		}
 	}
 	return nil
 }
 
-func (c *Controller) gatherGroups(ctx context.Context, w *autoscaling.Snapshot) (err error) {
+func (c *Controller) gatherGroups(ctx context.Context, s *autoscaling.Snapshot) (err error) {
 	var errs []error
 	each := func(of kind, visit func(*unstructured.Unstructured)) string {
 		all, version, err := c.kinds.list(ctx, of)
@@ -168,13 +168,13 @@ func (c *Controller) gatherGroups(ctx context.Context, w *autoscaling.Snapshot) 
 		}
 		return version.GroupVersion().String()
 	}
-	each(nodePools, func(o *unstructured.Unstructured) { w.Pools = append(w.Pools, autoscaling.PoolOf(o)) })
-	w.OverlayVersion = each(overlays, func(o *unstructured.Unstructured) { w.Overlays = append(w.Overlays, autoscaling.OverlayOf(o)) })
+	each(nodePools, func(o *unstructured.Unstructured) { s.Pools = append(s.Pools, autoscaling.PoolOf(o)) })
+	s.OverlayVersion = each(overlays, func(o *unstructured.Unstructured) { s.Overlays = append(s.Overlays, autoscaling.OverlayOf(o)) })
 	for _, of := range []kind{deployments, sets, openShifts} {
-		each(of, func(o *unstructured.Unstructured) { w.Scalables = append(w.Scalables, autoscaling.ScalableOf(o)) })
+		each(of, func(o *unstructured.Unstructured) { s.Scalables = append(s.Scalables, autoscaling.ScalableOf(o)) })
 	}
-	each(versionKinds, func(o *unstructured.Unstructured) { w.OpenShift = openShiftVersion(o) })
-	w.MachineSets, err = c.kinds.owners(ctx)
+	each(versionKinds, func(o *unstructured.Unstructured) { s.OpenShift = openShiftVersion(o) })
+	s.MachineSets, err = c.kinds.owners(ctx)
 	return errors.Join(append(errs, err)...)
 }
 
@@ -191,6 +191,6 @@ func (c *Controller) cannotRead(ctx context.Context, why error) error {
 	return c.reportUnread(ctx, fmt.Sprintf("The controller has decided nothing about node groups since %s: %v", c.unread.UTC().Format(time.RFC3339), why))
 }
 
-func queueOptions() workqueue.TypedRateLimiter[Pass] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff)
+func queueOptions() workqueue.TypedRateLimiter[Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[Request](minBackoff, maxBackoff)
 }

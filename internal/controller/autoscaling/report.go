@@ -23,13 +23,13 @@ import (
 
 // report applies what each policy reports of its node groups: status.nodeGroups and the condition
 // AutoscalingConfigured, and nothing else of the status.
-func (c *Controller) report(ctx context.Context, w *autoscaling.Snapshot, advice autoscaling.Advice) error {
+func (c *Controller) report(ctx context.Context, s *autoscaling.Snapshot, advice autoscaling.Advice) error {
 	var errs []error
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		groups := advice.Groups[p.Name]
-		is, asked := autoscaling.Condition(groups)
-		errs = append(errs, c.reportPolicy(ctx, p, autoscaling.Listed(groups), is, asked))
+		is, requested := autoscaling.Condition(groups)
+		errs = append(errs, c.reportPolicy(ctx, p, autoscaling.Listed(groups), is, requested))
 	}
 	return errors.Join(errs...)
 }
@@ -53,20 +53,20 @@ func (c *Controller) reportUnread(ctx context.Context, message string) error {
 }
 
 func (c *Controller) reportPolicy(
-	ctx context.Context, p *v1alpha1.GPUSharingPolicy, groups []v1alpha1.NodeGroupStatus, is metav1.Condition, asked bool,
+	ctx context.Context, p *v1alpha1.GPUSharingPolicy, groups []v1alpha1.NodeGroupStatus, is metav1.Condition, requested bool,
 ) error {
 	was, reported := condition.Find(p.Status.Conditions, is.Type)
-	if !asked {
+	if !requested {
 		was, reported = condition.Find(p.Status.Conditions, v1alpha1.ConditionAutoscalingConfigured)
 	}
 	own := v1alpha1.GPUSharingPolicyStatus{NodeGroups: groups}
-	if asked {
+	if requested {
 		is.ObservedGeneration = p.Generation
 		own.Conditions = condition.Set(p.Status.Conditions, is, c.clock.Now())
 		is, _ = condition.Find(own.Conditions, is.Type)
 		own.Conditions = []metav1.Condition{is}
 	}
-	if reported == asked && equality.Semantic.DeepEqual(was, is) && equality.Semantic.DeepEqual(p.Status.NodeGroups, groups) {
+	if reported == requested && equality.Semantic.DeepEqual(was, is) && equality.Semantic.DeepEqual(p.Status.NodeGroups, groups) {
 		return nil
 	}
 	configuration, err := ssa.Configuration[applyv1alpha1.GPUSharingPolicyStatusApplyConfiguration](own)
@@ -81,7 +81,7 @@ func (c *Controller) reportPolicy(
 	if err != nil {
 		return fmt.Errorf("reporting on policy %s: %w", p.Name, err)
 	}
-	if wrote && asked && was.Reason != is.Reason {
+	if wrote && requested && was.Reason != is.Reason {
 		kind := corev1.EventTypeNormal
 		if is.Status == metav1.ConditionFalse && is.Reason != v1alpha1.ReasonAdviceOnly {
 			kind = corev1.EventTypeWarning

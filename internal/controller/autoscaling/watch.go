@@ -26,8 +26,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
-// gathering is how long events are collected before a pass. A pass goes over all nodes, and autoscalers look every ten
-// seconds.
+// gathering is how long events are collected before a reconcile. A reconcile goes over all nodes, and autoscalers look
+// every ten seconds.
 const gathering = time.Second
 
 // Register makes the controller, and the cache that it reads the objects of autoscalers from, run in a manager.
@@ -35,25 +35,25 @@ func (c *Controller) Register(mgr manager.Manager) error {
 	if err := mgr.Add(c.kinds.cache); err != nil {
 		return fmt.Errorf("adding the cache for the objects of autoscalers: %w", err)
 	}
-	return builder.TypedControllerManagedBy[Pass](mgr).
+	return builder.TypedControllerManagedBy[Request](mgr).
 		Named(c.Name()).
-		WithOptions(controller.TypedOptions[Pass]{MaxConcurrentReconciles: 1, ReconciliationTimeout: passTimeout, RateLimiter: queueOptions()}).
+		WithOptions(controller.TypedOptions[Request]{MaxConcurrentReconciles: 1, ReconciliationTimeout: reconcileTimeout, RateLimiter: queueOptions()}).
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(updates(sameGPUs))).
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(updates(sameNode))).
 		Watches(pluginconfig.Definitions(), wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
-		WatchesRawSource(source.TypedFunc[Pass](func(_ context.Context, queue workqueue.TypedRateLimitingInterface[Pass]) error {
-			c.kinds.wake = func() { queue.AddAfter(Pass{}, gathering) }
+		WatchesRawSource(source.TypedFunc[Request](func(_ context.Context, queue workqueue.TypedRateLimitingInterface[Request]) error {
+			c.kinds.wake = func() { queue.AddAfter(Request{}, gathering) }
 			return nil
 		})).
 		Complete(c)
 }
 
 // wake puts the one request into the queue, once for all that happens within a short time.
-func wake() handler.TypedEventHandler[client.Object, Pass] {
-	type queue = workqueue.TypedRateLimitingInterface[Pass]
-	add := func(q queue) { q.AddAfter(Pass{}, gathering) }
-	return handler.TypedFuncs[client.Object, Pass]{
+func wake() handler.TypedEventHandler[client.Object, Request] {
+	type queue = workqueue.TypedRateLimitingInterface[Request]
+	add := func(q queue) { q.AddAfter(Request{}, gathering) }
+	return handler.TypedFuncs[client.Object, Request]{
 		CreateFunc:  func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
 		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
 		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },

@@ -30,10 +30,10 @@ const (
 )
 
 // stale reports whether the cache lacks one of the last writes, so that what it shows may be what was there before.
-func (c *Controller) stale(w *autoscaling.Snapshot) bool {
+func (c *Controller) stale(s *autoscaling.Snapshot) bool {
 	shown := map[string]string{}
-	for i := range w.Scalables {
-		s := &w.Scalables[i]
+	for i := range s.Scalables {
+		s := &s.Scalables[i]
 		shown[autoscaling.Write{Annotate: &autoscaling.Annotate{Ref: s.Ref}}.Target()] = s.ResourceVersion
 	}
 	for target, before := range c.wrote {
@@ -46,20 +46,20 @@ func (c *Controller) stale(w *autoscaling.Snapshot) bool {
 }
 
 // write writes what is wanted; after is when to try again what was refused.
-func (c *Controller) write(ctx context.Context, w *autoscaling.Snapshot, writes []autoscaling.Write) (after time.Duration) {
+func (c *Controller) write(ctx context.Context, s *autoscaling.Snapshot, writes []autoscaling.Write) (after time.Duration) {
 	for target, r := range c.refused {
 		if !slices.ContainsFunc(writes, func(write autoscaling.Write) bool { return write.Target() == target }) {
 			delete(c.refused, target) // nobody wants it any more, or it is there
 			continue
 		}
-		if age := w.Now.Sub(r.at); age < refusedAgain {
+		if age := s.Now.Sub(r.at); age < refusedAgain {
 			after = timing.Sooner(after, refusedAgain-age)
 		}
 	}
 	for _, write := range writes {
 		target := write.Target()
 		content := contentOf(write)
-		if r, is := c.refused[target]; is && w.Now.Sub(r.at) < refusedAgain && reflect.DeepEqual(r.content, content) {
+		if r, is := c.refused[target]; is && s.Now.Sub(r.at) < refusedAgain && reflect.DeepEqual(r.content, content) {
 			continue
 		}
 		err := c.writeOne(ctx, write)
@@ -68,10 +68,10 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.Snapshot, writes 
 			log.FromContext(ctx).Info("Wrote for the autoscaler", "object", target)
 			delete(c.refused, target)
 		case isOutdated(err):
-			after = timing.Sooner(after, staleAgain) // the object changed or went: the next pass decides anew
+			after = timing.Sooner(after, staleAgain) // the object changed or went: the next reconcile decides anew
 		default:
 			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", target)
-			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, w.Now}
+			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, s.Now}
 			after = timing.Sooner(after, staleAgain) // to report it
 		}
 	}

@@ -30,31 +30,31 @@ import (
 
 var gpuPresent = map[string]string{"nvidia.com/gpu.present": "true"}
 
-// pass is one reconciliation of a node, with the number of writes it made.
-type pass struct {
+// reconciliation is one of a node, with the number of writes it made.
+type reconciliation struct {
 	client client.WithWatch
 	writes int
 	now    time.Time
 }
 
-func (p *pass) clock() clock.PassiveClock { return clocktesting.NewFakePassiveClock(p.now) }
+func (r *reconciliation) clock() clock.PassiveClock { return clocktesting.NewFakePassiveClock(r.now) }
 
-func (p *pass) reconcile(t *testing.T, name string) {
+func (r *reconciliation) reconcile(t *testing.T, name string) {
 	t.Helper()
 	selector, err := labels.Parse(gpunode.DefaultSelector)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	p.writes = 0
-	counting := interceptor.NewClient(p.client, interceptor.Funcs{
+	r.writes = 0
+	counting := interceptor.NewClient(r.client, interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			p.writes++
+			r.writes++
 			return c.Apply(ctx, o, opts...)
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			p.writes++
+			r.writes++
 			return c.Delete(ctx, o, opts...)
 		},
 	})
-	_, err = gpunode.New(counting, p.client, selector, p.clock()).Reconcile(t.Context(), request(name))
+	_, err = gpunode.New(counting, r.client, selector, r.clock()).Reconcile(t.Context(), request(name))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 }
 
@@ -87,106 +87,106 @@ func TestGPUNode(t *testing.T) {
 	c := env.Start(t).Client
 
 	t.Run("is created for a node with GPUs, and then left alone", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		node := newNode(t, c, "a100", gpuPresent)
-		p.reconcile(t, node.Name)
-		g.Expect(p.writes).To(Equal(1))
+		r.reconcile(t, node.Name)
+		g.Expect(r.writes).To(Equal(1))
 		g.Expect(get(t, c, node.Name).OwnerReferences).To(BeEmpty(), "the garbage collector must not take the baseline with the node")
-		p.reconcile(t, node.Name)
-		g.Expect(p.writes).To(BeZero())
+		r.reconcile(t, node.Name)
+		g.Expect(r.writes).To(BeZero())
 	})
 
 	t.Run("is not created for a node without GPUs, nor for one that does not exist", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		newNode(t, c, "plain", nil)
-		p.reconcile(t, "plain")
-		p.reconcile(t, "missing")
+		r.reconcile(t, "plain")
+		r.reconcile(t, "missing")
 		g.Expect(exists(t, c, "plain")).To(BeFalse())
 		g.Expect(exists(t, c, "missing")).To(BeFalse())
 	})
 
 	t.Run("keeps the spec that the rollout applied, also when its annotation is restored", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		newNode(t, c, "h100", gpuPresent)
-		p.reconcile(t, "h100")
+		r.reconcile(t, "h100")
 		spec := applyv1alpha1.GPUNode("h100").WithSpec(applyv1alpha1.GPUNodeSpec().WithPolicyName("research"))
 		g.Expect(c.Apply(t.Context(), spec, client.FieldOwner("gpusharing-controller"))).To(Succeed())
 		none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
 		g.Expect(c.Patch(t.Context(), get(t, c, "h100"), none)).To(Succeed())
 
-		p.reconcile(t, "h100")
+		r.reconcile(t, "h100")
 		g.Expect(get(t, c, "h100").Spec.PolicyName).To(Equal("research"))
 		g.Expect(get(t, c, "h100").Annotations).To(HaveKey(v1alpha1.AnnotationMachine))
 	})
 
 	t.Run("stays when the node loses the label, for it records how to put the node back", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		node := newNode(t, c, "relabelled", gpuPresent)
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"nvidia.com/gpu.present":"false"}}}`))
 		g.Expect(c.Patch(t.Context(), node, patch)).To(Succeed())
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		g.Expect(exists(t, c, node.Name)).To(BeTrue())
 	})
 
 	t.Run("of another machine of that name is replaced, with all that it recorded", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		first := newMachine(t, c, "reused", "one")
-		p.reconcile(t, first.Name)
+		r.reconcile(t, first.Name)
 		changed(t, c, "reused")
 		old := get(t, c, "reused")
 		g.Expect(c.Delete(t.Context(), first)).To(Succeed())
 		newMachine(t, c, "reused", "two")
 
-		p.reconcile(t, "reused")
+		r.reconcile(t, "reused")
 		g.Expect(exists(t, c, "reused")).To(BeFalse())
-		p.reconcile(t, "reused")
+		r.reconcile(t, "reused")
 		g.Expect(get(t, c, "reused").UID).NotTo(Equal(old.UID))
 		g.Expect(get(t, c, "reused").Spec.Baseline).To(BeNil())
 	})
 
 	t.Run("stays while its machine registers again, for a day", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c, now: time.Now()}
+		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
 		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
 			Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
 		}}
 		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
 		node := newMachine(t, c, "reborn", "three")
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		changed(t, c, "reborn")
 		old := get(t, c, "reborn")
 		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
-		p.reconcile(t, "reborn")
-		p.now = p.now.Add(23 * time.Hour)
-		p.reconcile(t, "reborn")
+		r.reconcile(t, "reborn")
+		r.now = r.now.Add(23 * time.Hour)
+		r.reconcile(t, "reborn")
 		g.Expect(exists(t, c, "reborn")).To(BeTrue())
 
 		node = newMachine(t, c, "reborn", "three")
-		p.reconcile(t, "reborn")
+		r.reconcile(t, "reborn")
 		g.Expect(get(t, c, "reborn").UID).To(Equal(old.UID))
 		g.Expect(get(t, c, "reborn").Spec).To(Equal(old.Spec))
 		g.Expect(get(t, c, "reborn").Annotations).NotTo(HaveKey(v1alpha1.AnnotationOrphaned))
 
 		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
-		p.reconcile(t, "reborn")
-		p.now = p.now.Add(24 * time.Hour)
-		p.reconcile(t, "reborn")
+		r.reconcile(t, "reborn")
+		r.now = r.now.Add(24 * time.Hour)
+		r.reconcile(t, "reborn")
 		g.Expect(exists(t, c, "reborn")).To(BeFalse())
 
 		node = newMachine(t, c, "reborn", "three")
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		changed(t, c, "reborn")
 		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
-		p.reconcile(t, "reborn")
+		r.reconcile(t, "reborn")
 		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
-		p.reconcile(t, "reborn")
+		r.reconcile(t, "reborn")
 		g.Expect(exists(t, c, "reborn")).To(BeFalse(), "no policy is left, and removing the operator must not wait for a machine that is gone")
 	})
 
 	t.Run("of a node that is gone stays while the policies may have gone with their kind", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		node := newMachine(t, c, "kept", "five")
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		changed(t, c, node.Name)
 		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
 		terminating := interceptor.NewClient(c, interceptor.Funcs{
@@ -196,28 +196,28 @@ func TestGPUNode(t *testing.T) {
 				return err
 			},
 		})
-		_, err := gpunode.New(c, terminating, labels.Everything(), p.clock()).Reconcile(t.Context(), request(node.Name))
+		_, err := gpunode.New(c, terminating, labels.Everything(), r.clock()).Reconcile(t.Context(), request(node.Name))
 		g.Expect(err).To(MatchError(pluginconfig.ErrKindsGone))
 		g.Expect(exists(t, c, node.Name)).To(BeTrue())
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		g.Expect(exists(t, c, node.Name)).To(BeFalse())
 	})
 
 	t.Run("is created again for a node that lost its label, if the node has the copy of a baseline", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		node := newNode(t, c, "unselected", nil)
 		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"gpusharing.io/baseline":"{}"}}}`))
 		g.Expect(c.Patch(t.Context(), node, patch)).To(Succeed())
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		g.Expect(exists(t, c, node.Name)).To(BeTrue())
 	})
 
 	t.Run("goes with its node if there is nothing to restore", func(t *testing.T) {
-		g, p := NewWithT(t), &pass{client: c}
+		g, r := NewWithT(t), &reconciliation{client: c}
 		node := newMachine(t, c, "untouched", "four")
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
-		p.reconcile(t, node.Name)
+		r.reconcile(t, node.Name)
 		g.Expect(exists(t, c, node.Name)).To(BeFalse())
 	})
 }

@@ -98,7 +98,7 @@ func slimNode(object any) (any, error) {
 func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	own := corev1.ResourceList{}
 	for name, quantity := range all {
-		if strings.HasPrefix(string(name), nvidiaDomain) || cluster.IsSlicerResource(string(name)) {
+		if strings.HasPrefix(string(name), nvidiaDomain) || cluster.IsOtherPartitionerResource(string(name)) {
 			own[name] = quantity
 		}
 	}

@@ -207,7 +207,7 @@ func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		got, _ := nodeView(slim.(*corev1.Node))
 		g.Expect(got.Annotations).To(HaveKeyWithValue(name, "gpu-1"))
-		g.Expect(got).NotTo(Equal(without), "that the annotation comes triggers a pass")
+		g.Expect(got).NotTo(Equal(without), "that the annotation comes triggers a reconcile")
 	}
 }
 

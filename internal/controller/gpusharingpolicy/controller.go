@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package gpusharingpolicy moves the cluster towards what the policies ask. There is one budget and so one place that
-// decides: a single request wakes the controller for whatever changed, and each pass is
+// decides: a single request wakes the controller for whatever changed, and each reconcile is
 //
 //	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
 //
@@ -11,10 +11,10 @@
 //
 // It begins only once the cache shows what was written before (cacheBarrier).
 //
-// A pass is over all nodes, and what it costs is for those that have changed: see nodeStore and rollout.Memory.
+// A reconcile is over all nodes, and what it costs is for those that have changed: see nodeStore and rollout.Memory.
 //
-// The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next
-// one decides from what is there.
+// The package knows how to read and write, and nothing of what should be done when. A reconcile may end anywhere: the
+// next one decides from what is there.
 package gpusharingpolicy
 
 import (
@@ -41,8 +41,8 @@ import (
 // fieldManager owns GPUNode.spec and the status of policies.
 const fieldManager = "gpusharing-controller"
 
-// Pass is the one request that the controller knows: look at everything.
-type Pass struct{}
+// Request is the one request that the controller knows: look at everything.
+type Request struct{}
 
 // Options are what a controller needs beside a client.
 type Options struct {
@@ -53,7 +53,7 @@ type Options struct {
 	PluginConfig *pluginconfig.Configurer
 	// Namespace is the controller's own, where the agents run too.
 	Namespace string
-	// Writers is to how many nodes a pass may write at the same time; 0: one after the other.
+	// Writers is to how many nodes a reconcile may write at the same time; 0: one after the other.
 	Writers int
 	// ReadinessTaint is cluster.Snapshot.ReadinessTaint.
 	ReadinessTaint bool
@@ -64,8 +64,8 @@ type Controller struct {
 	client           client.Client
 	metrics          *metrics
 	barrier          *cacheBarrier
-	changes          changes                  // since the last pass
-	store            nodeStore                // of the nodes, from the last pass
+	changes          changes                  // since the last reconcile
+	store            nodeStore                // of the nodes, from the last reconcile
 	memory           rollout.Memory           // likewise
 	repeats          action.Repeats           // what was written in the last hour
 	otherControllers cluster.OtherControllers // of other controllers that are not recorded on their Nodes
@@ -73,13 +73,13 @@ type Controller struct {
 	claims           watchedKind              // claimKind
 	classes          watchedKind              // classKind
 	rules            watchedKind              // ruleKind
-	pools            map[string]knownPool     // what is published of each node, from the last pass
+	pools            map[string]knownPool     // what is published of each node, from the last reconcile
 	nodePools        watchedKind              // nodePoolKind
 	refusals         refusals
 	publishers       publishers
 	deleted          map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	deletedRules     map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
-	// undecided is when the first of the passes began that could not decide; zero if the last one did.
+	// undecided is when the first of the reconciles began that could not decide; zero if the last one did.
 	undecided time.Time
 	gone      kindsGone
 	Options
@@ -99,19 +99,19 @@ func New(c client.Client, o Options) *Controller {
 // Name of the controller.
 func (*Controller) Name() string { return "rollout" }
 
-// The limits of a pass and of the time between two passes after an error. An event ends the wait at once.
+// The limits of a reconcile and of the time between two reconciles after an error. An event ends the wait at once.
 const (
-	passTimeout = 5 * time.Minute
-	minBackoff  = 100 * time.Millisecond
-	maxBackoff  = 30 * time.Second
-	syncAgain   = 500 * time.Millisecond
+	reconcileTimeout = 5 * time.Minute
+	minBackoff       = 100 * time.Millisecond
+	maxBackoff       = 30 * time.Second
+	syncAgain        = 500 * time.Millisecond
 )
 
-func options() controller.TypedOptions[Pass] {
-	return controller.TypedOptions[Pass]{
+func options() controller.TypedOptions[Request] {
+	return controller.TypedOptions[Request]{
 		MaxConcurrentReconciles: 1,
-		ReconciliationTimeout:   passTimeout,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff),
+		ReconciliationTimeout:   reconcileTimeout,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[Request](minBackoff, maxBackoff),
 	}
 }
 
@@ -124,8 +124,8 @@ func options() controller.TypedOptions[Pass] {
 // +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-// Reconcile moves the cluster one safe pass towards what the policies ask.
-func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+// Reconcile moves the cluster one safe step towards what the policies ask.
+func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
 	if err := pluginconfig.OwnKinds(ctx, c.client); err != nil { // the cache may lag behind: see confirm
 		return c.vanished(ctx, err)
 	}
@@ -151,9 +151,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 			debug.Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
 		}
 	}
-	p := newPass(c, seen)
-	if p.changes(decision) || c.Ready(nil) != nil {
-		if err := p.confirm(ctx); err != nil {
+	r := newReconciliation(c, seen)
+	if r.changes(decision) || c.Ready(nil) != nil {
+		if err := r.confirm(ctx); err != nil {
 			return c.vanished(ctx, err)
 		}
 		if c.gone.set(nil) {
@@ -161,6 +161,6 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		}
 	}
 	c.undecided = time.Time{}
-	err = errors.Join(p.execute(ctx, decision), p.writer.disown(ctx), p.report(ctx, decision))
-	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
+	err = errors.Join(r.execute(ctx, decision), r.writer.disown(ctx), r.report(ctx, decision))
+	return reconcile.Result{RequeueAfter: r.again(decision.After)}, err
 }

@@ -154,10 +154,10 @@ func (s *scenario) footprint() map[string]any {
 func testOutdated(s *scenario) {
 	s.machine("t4", sim.T4)
 	s.policy("research", timeSlicing(4))
-	_, err := s.pass()
+	_, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.others()
-	// The policy changes after the pass has read it.
+	// The policy changes after the reconcile has read it.
 	s.uncached = interceptor.NewClient(s.client, interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			if list.GetObjectKind().GroupVersionKind().Kind == "GPUSharingPolicyList" {
@@ -166,11 +166,11 @@ func testOutdated(s *scenario) {
 			return c.List(ctx, list, opts...)
 		},
 	})
-	written, err := s.pass()
+	written, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(without(written, "status")).To(BeEmpty())
 	s.uncached = s.client
-	written, err = s.pass()
+	written, err = s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(written).To(ContainElement("apply GPUNode t4"))
 }
@@ -187,7 +187,7 @@ func testTaintsOfOthers(s *scenario) {
 	}
 	controller := s.controller()
 	for s.node("a100").Spec.Taints == nil {
-		result, err := controller.Reconcile(s.ctx(), pass())
+		result, err := controller.Reconcile(s.ctx(), reconciliation())
 		s.Expect(err).NotTo(HaveOccurred(), "that is no failure")
 		if s.node("a100").Spec.Taints != nil {
 			s.Expect(result.RequeueAfter).To(BeNumerically("<=", time.Second), "and nothing to wait for")
@@ -195,9 +195,9 @@ func testTaintsOfOthers(s *scenario) {
 		s.others()
 	}
 	s.Expect(s.node("a100").Spec.Taints).To(ConsistOf(HaveField("Key", "theirs")))
-	_, err := controller.Reconcile(s.ctx(), pass())
+	_, err := controller.Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
-	s.Expect(s.node("a100").Spec.Taints).To(HaveLen(2), "the next pass decides anew")
+	s.Expect(s.node("a100").Spec.Taints).To(HaveLen(2), "the next reconcile decides anew")
 	s.fail = nil
 	s.settle()
 	s.expectReady("research")
@@ -226,7 +226,7 @@ func testEviction(s *scenario) {
 
 	s.Eventually(s.evictions, "20s", "1ms").Should(ContainElement("eviction Pod holder"))
 	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked pod default/holder is not evicted: Cannot evict")))
-	result, err := s.controller().Reconcile(s.ctx(), pass())
+	result, err := s.controller().Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(BeNumerically("~", 10e9, 1e9), "nothing tells when a budget allows it")
 	s.Expect(s.node("a100").Spec.Taints).To(ConsistOf(HaveField("Key", v1alpha1.TaintChanging)))
@@ -276,13 +276,13 @@ func testEmptied(s *scenario) {
 		To(ContainSubstring("pod default/web (the node, which must be rebooted)"))
 	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked pod default/web is not evicted: Cannot evict")))
 	s.Expect(s.gpuNode("a100").Spec.Reboot).To(BeNil())
-	s.Expect(rebooter.Asked()).To(BeZero())
+	s.Expect(rebooter.Requested()).To(BeZero())
 
 	s.Expect(s.client.Delete(s.ctx(), budget)).To(Succeed())
 	s.evictions()
 	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(web), web)).To(Satisfy(isGoing(web)))
 	s.Expect(client.IgnoreNotFound(s.client.Delete(s.ctx(), web, client.GracePeriodSeconds(0)))).To(Succeed())
-	s.Eventually(func() int { s.evictions(); return rebooter.Asked() }, "20s", "1ms").Should(Equal(1))
+	s.Eventually(func() int { s.evictions(); return rebooter.Requested() }, "20s", "1ms").Should(Equal(1))
 	agent := &corev1.Pod{}
 	s.Expect(s.client.Get(s.ctx(), types.NamespacedName{Namespace: ownNamespace, Name: "a100-agent"}, agent)).To(Succeed())
 	s.Expect(agent.DeletionTimestamp).To(BeNil())
@@ -318,9 +318,9 @@ func isGoing(pod *corev1.Pod) func(error) bool {
 	return func(err error) bool { return err != nil || pod.DeletionTimestamp != nil }
 }
 
-// evictions is one pass, and what it wrote.
+// evictions is one reconcile, and what it wrote.
 func (s *scenario) evictions() []string {
-	written, err := s.pass()
+	written, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.others()
 	return written
@@ -361,7 +361,7 @@ func testUnsupported(s *scenario) {
 func testGone(s *scenario) {
 	s.machine("t4", sim.T4)
 	s.policy("research", timeSlicing(4))
-	_, err := s.pass()
+	_, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.others()
 	s.fail = func(write string) error { // as the node's deletion would
@@ -370,7 +370,7 @@ func testGone(s *scenario) {
 		}
 		return nil
 	}
-	written, err := s.pass()
+	written, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(written).To(ContainElement("apply GPUNode t4"))
 	left := &v1alpha1.GPUNodeList{}
@@ -453,7 +453,7 @@ func testOverridden(s *scenario) {
 	s.clock.SetTime(time.Now()) // by which the API server says when a field was written
 	back()
 	s.policy("research", timeSlicing(6))
-	result, err := s.controller().Reconcile(s.ctx(), pass())
+	result, err := s.controller().Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(And(BeNumerically(">", 0), BeNumerically("<=", time.Hour)))
 	s.Expect(without(s.writes, "status")).NotTo(ContainElement(HavePrefix("patch")))
@@ -475,7 +475,7 @@ func testPolicyTaints(s *scenario) {
 	s.Expect(s.expectCondition("research", v1alpha1.ConditionTainted, metav1.ConditionTrue, v1alpha1.ReasonTaintsPresent)).
 		To(Equal("the nodes of the policy have its taints: example.com/shared=yes:NoSchedule"))
 	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(shared))
-	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "wired and tolerated at once")
+	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "configured and tolerated at once")
 	s.Expect(s.announced()).To(ContainElement("Normal PolicyTaintsChanged keep on node t4 the taints example.com/shared=yes:NoSchedule"))
 	s.Expect(s.allocatable("t4")).To(HaveKeyWithValue("nvidia.com/gpu", int64(4)))
 

@@ -87,22 +87,22 @@ type seenDRA struct {
 
 // nodeDRA is what they tell of one node.
 type nodeDRA struct {
-	sign       string
-	dynamicMIG bool // by the feature gates of the DaemonSet
-	published  *dra.Pool
-	claims     []dra.Claim
-	ruled      time.Time
-	ruleTaken  bool
+	sign             string
+	dynamicMIG       bool // by the feature gates of the DaemonSet
+	published        *dra.Pool
+	claims           []dra.Claim
+	devicesTaintedAt time.Time
+	ruleTaken        bool
 }
 
 // draOf is what they told of a node last.
 func draOf(n *cluster.Node) nodeDRA {
-	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, ruled: n.DevicesTaintedAt, ruleTaken: n.RuleTaken}
+	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, devicesTaintedAt: n.DevicesTaintedAt, ruleTaken: n.RuleTaken}
 }
 
 // addTo adds what they tell to the node.
 func (d nodeDRA) addTo(n *cluster.Node) {
-	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.ruled, d.ruleTaken
+	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.devicesTaintedAt, d.ruleTaken
 }
 
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the
@@ -257,7 +257,7 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 			continue
 		}
 		if !ours {
-			if named, is := dra.RuledNode(rules[i].GetName()); is {
+			if named, is := dra.TaintRuleNode(rules[i].GetName()); is {
 				of := d.nodes[named]
 				of.ruleTaken = true
 				d.nodes[named] = of
@@ -268,13 +268,13 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 			continue
 		}
 		d.rules[node] = uid
-		d.cluster.Ruled = append(d.cluster.Ruled, node)
+		d.cluster.DevicesTaintedOn = append(d.cluster.DevicesTaintedOn, node)
 		of := d.nodes[node]
-		of.ruled = since
+		of.devicesTaintedAt = since
 		d.nodes[node] = of
 	}
 	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
-	slices.Sort(d.cluster.Ruled)
+	slices.Sort(d.cluster.DevicesTaintedOn)
 	slices.Sort(d.cluster.Edited)
 	return nil
 }
@@ -309,12 +309,12 @@ func asMap(value any) map[string]any {
 
 // watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Only
 // nodes of NVIDIA's DRA driver wait for that.
-func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Pass] {
+func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Request] {
 	kind.awaited.Store(true)
-	return source.TypedFunc[Pass](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Pass]) error {
+	return source.TypedFunc[Request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Request]) error {
 		go func() {
 			_ = wait.PollUntilContextCancel(ctx, serveAgain, true, func(ctx context.Context) (bool, error) {
-				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Pass{}, gathering) })
+				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Request{}, gathering) })
 				if meta.IsNoMatchError(err) {
 					kind.awaited.Store(false)
 				} else if err != nil {

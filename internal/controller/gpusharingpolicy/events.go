@@ -57,7 +57,7 @@ var (
 // maxNote is the longest note of an Event in bytes, from the API server's validation.
 const maxNote = 1024
 
-// eventRecorder reports what a pass does, as Events on policies and nodes.
+// eventRecorder reports what a reconcile does, as Events on policies and nodes.
 type eventRecorder struct {
 	*seen
 
@@ -126,8 +126,8 @@ func (an *eventRecorder) announceForgotten(a action.SetSpec) {
 	}
 }
 
-// likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event
-// for each of thousands of nodes would cost as many writes as the change itself.
+// likewise is what a reconcile does to nodes of a policy for the same reason. It is announced once for all of them: an
+// Event for each of thousands of nodes would cost as many writes as the change itself.
 type likewise struct {
 	announcement
 	policy, why string

@@ -18,22 +18,22 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// pass carries out one decision: it takes the actions in their order, the writer writes what each of them says, and the
-// eventRecorder reports it in Events. The status of each policy comes last.
-type pass struct {
+// reconciliation carries out one decision: it takes the actions in their order, the writer writes what each of them
+// says, and the eventRecorder reports it in Events. The status of each policy comes last.
+type reconciliation struct {
 	*Controller
 	*seen
 
 	writer   *writer
 	recorder *eventRecorder
 	left     bool // the time was up before all was done
-	// current are the policies as the API server had them when the pass began to write.
+	// current are the policies as the API server had them when the reconcile began to write.
 	current map[action.PolicyRef]bool
 }
 
-func newPass(c *Controller, s *seen) *pass {
+func newReconciliation(c *Controller, s *seen) *reconciliation {
 	a := &eventRecorder{seen: s, recorder: c.Events, done: map[likewise][]action.Action{}}
-	return &pass{
+	return &reconciliation{
 		Controller: c, seen: s, writer: &writer{Controller: c, seen: s, recorder: a}, recorder: a, current: map[action.PolicyRef]bool{},
 	}
 }
@@ -42,56 +42,56 @@ func newPass(c *Controller, s *seen) *pass {
 const askAgain = 10 * time.Second
 
 // again is when to look again: at the deadline of the decision, or at one of the carrying out.
-func (p *pass) again(after time.Duration) time.Duration {
-	if p.writer.blocked {
+func (r *reconciliation) again(after time.Duration) time.Duration {
+	if r.writer.blocked {
 		after = timing.Sooner(after, askAgain)
 	}
-	after = timing.Sooner(after, p.refusals.left(p.snapshot.Now)) // the status names them until then
-	if p.left || p.writer.outdated {
+	after = timing.Sooner(after, r.refusals.left(r.snapshot.Now)) // the status names them until then
+	if r.left || r.writer.outdated {
 		after = lookAgain
 	}
-	if o := p.plugin.Overridden; o != nil {
-		after = timing.Sooner(after, max(o.Until.Sub(p.snapshot.Now), time.Second))
+	if o := r.plugin.Overridden; o != nil {
+		after = timing.Sooner(after, max(o.Until.Sub(r.snapshot.Now), time.Second))
 	}
 	return after
 }
 
 // execute carries out the actions: first the keys, then what makes the device plugin read them, then the nodes. The
 // failure of one does not hold up another.
-func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
+func (r *reconciliation) execute(ctx context.Context, d rollout.Decision) error {
 	var errs []error
 	for _, a := range d.Actions {
 		if _, isKeys := a.(action.WriteConfigs); isKeys && d.ConfigurePlugin {
-			errs = append(errs, p.carryOut(ctx, a))
+			errs = append(errs, r.carryOut(ctx, a))
 		}
 	}
 	if len(errs) == 0 || errs[0] == nil {
-		errs = append(errs, p.wire(ctx, d), p.configureMIG(ctx, d))
+		errs = append(errs, r.configurePlugin(ctx, d), r.configureMIG(ctx, d))
 	}
-	return errors.Join(append(errs, p.executeOnNodes(ctx, d.Actions))...)
+	return errors.Join(append(errs, r.executeOnNodes(ctx, d.Actions))...)
 }
 
 // carryOut does one thing, unless the policy that asked for it has changed meanwhile.
-func (p *pass) carryOut(ctx context.Context, a action.Action) error {
-	if !p.policyUnchanged(a.For()) {
+func (r *reconciliation) carryOut(ctx context.Context, a action.Action) error {
+	if !r.policyUnchanged(a.For()) {
 		return nil
 	}
-	wrote, err := p.writer.do(ctx, a)
+	wrote, err := r.writer.do(ctx, a)
 	if _, taints := a.(action.TaintDevices); taints && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
-		p.repeats.Note(a, p.snapshot.Now) // so that a node that is refused its rule each time takes no turn of others
+		r.repeats.Note(a, r.snapshot.Now) // so that a node that is refused its rule each time takes no turn of others
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", a, err)
 	}
 	if wrote {
-		p.repeats.Note(a, p.snapshot.Now)
+		r.repeats.Note(a, r.snapshot.Now)
 		logger := log.FromContext(ctx)
 		if _, reports := a.(action.Report); reports {
 			logger = logger.V(1) // there may be one for each of thousands of nodes that wait
 		}
 		logger.Info(a.String(), about(a)...)
-		p.recorder.announce(a)
-		p.metrics.did(a, p.failedOf(a.Target()))
+		r.recorder.announce(a)
+		r.metrics.did(a, r.failedOf(a.Target()))
 	}
 	return nil
 }
@@ -109,51 +109,53 @@ func about(a action.Action) []any {
 }
 
 // policyUnchanged reports whether a policy is still as it was decided upon.
-func (p *pass) policyUnchanged(ref action.PolicyRef) bool { return ref.Name == "" || p.current[ref] }
+func (r *reconciliation) policyUnchanged(ref action.PolicyRef) bool {
+	return ref.Name == "" || r.current[ref]
+}
 
 // changes reports whether a decision asks for more than reports.
-func (p *pass) changes(d rollout.Decision) bool {
+func (r *reconciliation) changes(d rollout.Decision) bool {
 	acts := func(a action.Action) bool {
 		_, reports := a.(action.Report)
 		return !reports
 	}
-	return slices.ContainsFunc(d.Actions, acts) || p.plugin.Restores(d.ConfigurePlugin, d.ConfigureMIGManager, d.Tolerations)
+	return slices.ContainsFunc(d.Actions, acts) || r.plugin.Restores(d.ConfigurePlugin, d.ConfigureMIGManager, d.Tolerations)
 }
 
-// confirm asks the API server, once before a pass writes, which policies there are, so that none is taken for released
-// that the cache lacks for another reason.
-func (p *pass) confirm(ctx context.Context) error {
-	policies, err := p.PluginConfig.OwnPolicies(ctx, p.snapshot.Policies)
+// confirm asks the API server, once before a reconcile writes, which policies there are, so that none is taken for
+// released that the cache lacks for another reason.
+func (r *reconciliation) confirm(ctx context.Context) error {
+	policies, err := r.PluginConfig.OwnPolicies(ctx, r.snapshot.Policies)
 	for name, policy := range policies {
-		p.current[action.PolicyRef{Name: name, Generation: policy.Generation}] = policy.DeletionTimestamp == nil
+		r.current[action.PolicyRef{Name: name, Generation: policy.Generation}] = policy.DeletionTimestamp == nil
 	}
 	return err
 }
 
-// wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to
-// tolerate.
-func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
-	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
+// configurePlugin configures the device plugin to read our ConfigMap, or restores it, with what NVIDIA's programs have
+// to tolerate.
+func (r *reconciliation) configurePlugin(ctx context.Context, d rollout.Decision) error {
+	r.plugin.Held, r.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.ConfigurePlugin {
-		changed, err := p.PluginConfig.Restore(ctx, p.plugin, p.mounted(), d.Tolerations)
-		p.recorder.announceConfiguration(ctx, changed, eventRestored)
+		changed, err := r.PluginConfig.Restore(ctx, r.plugin, r.mounted(), d.Tolerations)
+		r.recorder.announceConfiguration(ctx, changed, eventRestored)
 		return err
 	}
-	changed, err := p.PluginConfig.Configure(ctx, p.plugin, d.Tolerations)
-	p.recorder.announceConfiguration(ctx, changed, eventConfigured)
-	return errors.Join(err, p.PluginConfig.KeepCopy(ctx, p.plugin))
+	changed, err := r.PluginConfig.Configure(ctx, r.plugin, d.Tolerations)
+	r.recorder.announceConfiguration(ctx, changed, eventConfigured)
+	return errors.Join(err, r.PluginConfig.KeepCopy(ctx, r.plugin))
 }
 
 // configureMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.
-func (p *pass) configureMIG(ctx context.Context, d rollout.Decision) error {
+func (r *reconciliation) configureMIG(ctx context.Context, d rollout.Decision) error {
 	if !d.ConfigurePlugin {
 		return nil // everything was restored
 	}
-	change := p.PluginConfig.RestoreMIG
+	change := r.PluginConfig.RestoreMIG
 	if d.ConfigureMIGManager {
-		change = p.PluginConfig.ConfigureMIG
+		change = r.PluginConfig.ConfigureMIG
 	}
-	changed, err := change(ctx, p.plugin)
+	changed, err := change(ctx, r.plugin)
 	if changed {
 		log.FromContext(ctx).Info("Changed which configurations NVIDIA's mig-manager reads", "ours", d.ConfigureMIGManager)
 	}

@@ -43,8 +43,8 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	t.Run("every controller is killed after its first write", func(t *testing.T) {
-		newScenario(t, cluster).live(func(_ string, inPass int) error {
-			if inPass > 1 {
+		newScenario(t, cluster).live(func(_ string, inReconcile int) error {
+			if inReconcile > 1 {
 				return errKilled
 			}
 			return nil
@@ -53,20 +53,20 @@ func TestFaults(t *testing.T) {
 }
 
 // live is the life of a policy on a node, from an untouched cluster to one that is as before.
-func (s *scenario) live(fault func(write string, inPass int) error) {
+func (s *scenario) live(fault func(write string, inReconcile int) error) {
 	s.t.Helper()
 	s.machine("a100", sim.A100)
 	s.others()
 	s.others()
-	before, inPass := s.footprint(), 0
+	before, inReconcile := s.footprint(), 0
 	s.fail = func(write string) error {
-		inPass++
-		return fault(write, inPass)
+		inReconcile++
+		return fault(write, inReconcile)
 	}
 	through := func() {
 		for range 120 {
-			inPass = 0
-			if written, err := s.pass(); err == nil && len(written) == 0 && s.quiet() {
+			inReconcile = 0
+			if written, err := s.reconcile(); err == nil && len(written) == 0 && s.quiet() {
 				return
 			}
 			s.others()
@@ -86,7 +86,7 @@ func (s *scenario) live(fault func(write string, inPass int) error) {
 func (s *scenario) quiet() bool {
 	for range 3 {
 		s.others()
-		if written, err := s.pass(); err != nil || len(written) > 0 {
+		if written, err := s.reconcile(); err != nil || len(written) > 0 {
 			return false
 		}
 	}

@@ -26,7 +26,7 @@ const (
 	nodeNameField = "spec.nodeName"
 )
 
-// seen is the cluster as one pass read it: the snapshot to decide on, and the objects to write to.
+// seen is the cluster as one reconcile read it: the snapshot to decide on, and the objects to write to.
 type seen struct {
 	snapshot cluster.Snapshot
 	plugin   *pluginconfig.Observed
@@ -116,7 +116,7 @@ func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
 	return pod.Namespace == c.Namespace && cluster.IsReadyAgent(pod)
 }
 
-// specOf is the spec of a GPUNode before this pass.
+// specOf is the spec of a GPUNode before this reconcile.
 func (s *seen) specOf(node string) v1alpha1.GPUNodeSpec {
 	if have, found := s.gpuNodes[node]; found {
 		return have.Spec
@@ -124,7 +124,7 @@ func (s *seen) specOf(node string) v1alpha1.GPUNodeSpec {
 	return v1alpha1.GPUNodeSpec{}
 }
 
-// failedOf is the desired state that failed on a node, as recorded before this pass; nil if none is.
+// failedOf is the desired state that failed on a node, as recorded before this reconcile; nil if none is.
 func (s *seen) failedOf(node string) *v1alpha1.FailedChange {
 	if have, found := s.gpuNodes[node]; found {
 		return have.Status.Rollout.Failed

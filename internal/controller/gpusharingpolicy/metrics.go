@@ -188,15 +188,15 @@ func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1
 		to <- gauge(m.advertised, float64(r.Advertised), policy, r.Name)
 		to <- gauge(m.oversubscription, float64(max(r.Oversubscription, 1)), policy, r.Name)
 	}
-	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue && !asAsked(c.Reason, s.Nodes) {
+	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue && !isIntended(c.Reason, s.Nodes) {
 		to <- gauge(m.started, float64(c.LastTransitionTime.Unix()), policy)
 	}
 }
 
-// asAsked reports whether a policy is not ready with that reason because its user wants it so, for as long as he wants.
-// Its reason is Paused as soon as one of its nodes waits for that, but a node that is blocked, such as one that no
-// longer advertises what it did, waits for something else.
-func asAsked(reason string, nodes v1alpha1.NodeCounts) bool {
+// isIntended reports whether a policy is not ready with that reason because its user wants it so, for as long as he
+// wants. Its reason is Paused as soon as one of its nodes waits for that, but a node that is blocked, such as one that
+// no longer advertises what it did, waits for something else.
+func isIntended(reason string, nodes v1alpha1.NodeCounts) bool {
 	return nodes.Blocked == 0 && node.ClassOf(reason).Is(node.Chosen)
 }
 

@@ -127,9 +127,9 @@ func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(BeZero())
 }
 
-// TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue: GPUSharingPolicyNotReady goes by this series. A paused policy, or one
-// with a weekly window, is not ready for as long as its user wants.
-func TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue(t *testing.T) {
+// TestAPolicyThatWaitsAsItsUserIntendsIsNotOverdue: GPUSharingPolicyNotReady goes by this series. A paused policy, or
+// one with a weekly window, is not ready for as long as its user wants.
+func TestAPolicyThatWaitsAsItsUserIntendsIsNotOverdue(t *testing.T) {
 	for reason, series := range map[string]int{v1alpha1.ReasonOutsideWindow: 0, v1alpha1.ReasonPaused: 0, v1alpha1.ReasonInvalidWindow: 1, v1alpha1.ReasonGPUInUse: 1} {
 		t.Run(reason, func(t *testing.T) {
 			g := NewWithT(t)

@@ -329,11 +329,11 @@ func blocksAnew(e event.TypedUpdateEvent[client.Object]) bool {
 }
 
 // watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.
-func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[client.Object, Pass] {
+func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[client.Object, Request] {
 	c.watched = true
-	type queue = workqueue.TypedRateLimitingInterface[Pass]
+	type queue = workqueue.TypedRateLimitingInterface[Request]
 	next := wake()
-	return handler.TypedFuncs[client.Object, Pass]{
+	return handler.TypedFuncs[client.Object, Request]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[client.Object], q queue) {
 			wakes := c.rebootPending(e.Object, false)
 			if c.note(e.Object, true); wakes || matters.Create(e) {

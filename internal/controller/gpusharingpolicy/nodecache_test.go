@@ -125,7 +125,7 @@ func (r *reading) change(name string, change func(*corev1.Node)) (before, after 
 
 // report lets the watch report a change.
 func (r *reading) report(before, after client.Object) {
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Pass]())
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Request]())
 	defer queue.ShutDown()
 	r.changes.watch(differs(nodeView)).Update(context.Background(), event.TypedUpdateEvent[client.Object]{ObjectOld: before, ObjectNew: after}, queue)
 }
@@ -188,9 +188,9 @@ func TestAHeartbeatIsNoOtherVersionOfTheNode(t *testing.T) {
 // written.
 func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
 	r := newReading(t)
-	p := newPass(r.Controller, &seen{nodes: r.store.nodes})
+	executing := newReconciliation(r.Controller, &seen{nodes: r.store.nodes})
 	value := "config"
-	wrote, err := p.writer.patchNode(t.Context(), action.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
+	wrote, err := executing.writer.patchNode(t.Context(), action.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
 	r.Expect(err).NotTo(HaveOccurred())
 	r.Expect(wrote).To(BeTrue())
 	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, "config"))
@@ -383,14 +383,14 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 	now := r.Clock.Now()
 	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
 	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
-	p := newPass(r.Controller, &seen{snapshot: cluster.Snapshot{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
-	r.Expect(p.again(0)).To(Equal(40 * time.Second))
+	executing := newReconciliation(r.Controller, &seen{snapshot: cluster.Snapshot{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
+	r.Expect(executing.again(0)).To(Equal(40 * time.Second))
 	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
 	s := &seen{plugin: &pluginconfig.Observed{}, snapshot: cluster.Snapshot{Now: r.Clock.Now()}}
 	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
 	r.Expect(s.snapshot.Nodes[1].Pods[0].Refused).To(BeEmpty())
-	p.snapshot.Now = r.Clock.Now()
-	r.Expect(p.again(0)).To(BeZero())
+	executing.snapshot.Now = r.Clock.Now()
+	r.Expect(executing.again(0)).To(BeZero())
 }
 
 // NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.
@@ -435,7 +435,7 @@ func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 func TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController(t *testing.T) {
 	g, ctx := NewWithT(t), t.Context()
 	c := New(nil, Options{PluginConfig: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Pass]())
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Request]())
 	defer queue.ShutDown()
 	wakes := 0
 	counting := wakeCounter{TypedRateLimitingInterface: queue, wakes: &wakes}
@@ -474,8 +474,8 @@ func TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController(t *testing.T) {
 
 // wakeCounter counts how often the controller is woken.
 type wakeCounter struct {
-	workqueue.TypedRateLimitingInterface[Pass]
+	workqueue.TypedRateLimitingInterface[Request]
 	wakes *int
 }
 
-func (w wakeCounter) AddAfter(Pass, time.Duration) { *w.wakes++ }
+func (w wakeCounter) AddAfter(Request, time.Duration) { *w.wakes++ }

@@ -94,7 +94,7 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 	}
 	err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
 	if meta.IsNoMatchError(err) {
-		return false, nil // the kind has gone since, and the next pass sees that
+		return false, nil // the kind has gone since, and the next reconcile sees that
 	}
 	return ignoreGone(err)
 }

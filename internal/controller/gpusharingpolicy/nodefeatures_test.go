@@ -55,7 +55,7 @@ func testNodeFeature(s *scenario) {
 	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(cluster.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
 	feature := s.nodeFeature("t4")
 	s.Expect(feature.GetOwnerReferences()).To(BeEmpty(), "it outlives the GPUNode, which may go with its kind")
-	s.Expect(cluster.AsksMPSCapable(feature)).To(Equal("false"))
+	s.Expect(cluster.RequestedMPSCapable(feature)).To(Equal("false"))
 
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
 	s.settle()
@@ -87,7 +87,7 @@ func testNodeFeatureIgnored(s *scenario) {
 	s.policy("research", byMPS)
 	made := s.clock.Now()
 	for range 40 { // until the deadline
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
 		if feature := s.nodeFeature("t4"); feature != nil {
@@ -110,11 +110,11 @@ func testNodeFeatureAhead(s *scenario) {
 	s.policy("research", byMPS)
 	for s.nodeFeature("t4") == nil {
 		s.others()
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 	}
 	for range 3 {
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 	}
 	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonDisablingNVIDIAMPS)))

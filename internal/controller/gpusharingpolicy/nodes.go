@@ -12,37 +12,37 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 )
 
-// writeFor is after how long a pass begins with no further node. What it leaves the next pass decides anew, from what
-// has become of the nodes and policies meanwhile.
+// writeFor is after how long a reconcile begins with no further node. What it leaves the next reconcile decides anew,
+// from what has become of the nodes and policies meanwhile.
 const writeFor = 5 * time.Second
 
 // executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time.
 // It takes the nodes in the order of the actions.
-func (p *pass) executeOnNodes(ctx context.Context, actions []action.Action) error {
+func (r *reconciliation) executeOnNodes(ctx context.Context, actions []action.Action) error {
 	nodes := byNode(actions)
 	next := make(chan []action.Action)
-	errs := make([]error, max(p.Writers, 1))
+	errs := make([]error, max(r.Writers, 1))
 	var writers sync.WaitGroup
 	for i := range errs {
 		writers.Go(func() {
 			for todo := range next {
 				for _, a := range todo {
-					errs[i] = errors.Join(errs[i], p.carryOut(ctx, a))
+					errs[i] = errors.Join(errs[i], r.carryOut(ctx, a))
 				}
 			}
 		})
 	}
-	begun := p.Clock.Now()
+	begun := r.Clock.Now()
 	for _, todo := range nodes {
-		if p.Clock.Since(begun) > writeFor {
-			p.left = true
+		if r.Clock.Since(begun) > writeFor {
+			r.left = true
 			break
 		}
 		next <- todo
 	}
 	close(next)
 	writers.Wait()
-	p.recorder.announceTogether()
+	r.recorder.announceTogether()
 	return errors.Join(errs...)
 }
 

@@ -26,9 +26,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 )
 
-// writing is a pass over ten nodes with three patches each, and what was patched.
+// writing is a reconcile over ten nodes with three patches each, and what was patched.
 type writing struct {
-	*pass
+	*reconciliation
 
 	clock   *clocktesting.FakeClock
 	actions []action.Action
@@ -64,7 +64,7 @@ func newWriting(writers int) *writing {
 			return nil
 		},
 	})
-	w.pass = newPass(New(c, Options{Clock: w.clock, Events: events.NewFakeRecorder(100), Writers: writers}), s)
+	w.reconciliation = newReconciliation(New(c, Options{Clock: w.clock, Events: events.NewFakeRecorder(100), Writers: writers}), s)
 	return w
 }
 
@@ -86,9 +86,9 @@ func TestNodesAreWrittenSideBySide(t *testing.T) {
 	g.Expect(w.again(time.Minute)).To(Equal(time.Minute), "nothing is left")
 }
 
-// TestNodesOfAPassAreAnnouncedTogether where the same is done to them for the same reason. What differs has an Event of
-// its own.
-func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
+// TestNodesOfAReconcileAreAnnouncedTogether where the same is done to them for the same reason. What differs has an
+// Event of its own.
+func TestNodesOfAReconcileAreAnnouncedTogether(t *testing.T) {
 	g := NewWithT(t)
 	w := newWriting(4)
 	recorder := events.NewFakeRecorder(100)
@@ -117,8 +117,8 @@ func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
 	))
 }
 
-// TestAPassEndsInTime: what could not be written within its time is decided anew, at once.
-func TestAPassEndsInTime(t *testing.T) {
+// TestAReconcileEndsInTime: what could not be written within its time is decided anew, at once.
+func TestAReconcileEndsInTime(t *testing.T) {
 	g := NewWithT(t)
 	w := newWriting(1)
 	w.fails = func(string, string) error {

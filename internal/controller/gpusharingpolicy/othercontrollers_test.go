@@ -37,9 +37,9 @@ func testTwoBudgets(s *scenario) {
 	})
 	s.policy("research", migPolicy("Evict"))
 	controller := s.controller()
-	pass := func() string {
+	reconcileOnce := func() string {
 		s.t.Helper()
-		_, err := controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
+		_, err := controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), reconciliation())
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
 		return s.getPolicy("research").Status.Pending[0].Message
@@ -48,12 +48,12 @@ func testTwoBudgets(s *scenario) {
 		"does not support. Leave one of its PodDisruptionBudgets"
 	message := ""
 	for range 10 {
-		message = pass()
+		message = reconcileOnce()
 	}
 	s.Expect(message).To(HaveSuffix(refused))
 	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).To(HaveSuffix(refused))
 	s.clock.Step(time.Hour)
-	s.Expect(pass()).To(And(HavePrefix("not idle within"), Not(ContainSubstring("more than one"))), "not asked for an hour")
+	s.Expect(reconcileOnce()).To(And(HavePrefix("not idle within"), Not(ContainSubstring("more than one"))), "not asked for an hour")
 	s.Expect(s.announced()).To(ContainElement(And(
 		HavePrefix("Warning "+v1alpha1.EventEvictionBlocked+" "), ContainSubstring("more than one PodDisruptionBudget"),
 		ContainSubstring("Leave one of its PodDisruptionBudgets"))))

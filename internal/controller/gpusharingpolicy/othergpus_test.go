@@ -45,11 +45,11 @@ func TestAVirtualMachineThatGetsOtherGPUsEachDay(t *testing.T) {
 	s.Expect(s.gpuNode("vm").Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
 
-// withoutRefusal lets so many passes follow one another, of which the API server refuses nothing.
-func (s *scenario) withoutRefusal(passes int) {
+// withoutRefusal lets so many reconciles follow one another, of which the API server refuses nothing.
+func (s *scenario) withoutRefusal(reconciles int) {
 	s.t.Helper()
-	for range passes {
-		_, err := s.pass()
+	for range reconciles {
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
 	}

@@ -85,8 +85,8 @@ const (
 	mayNotPublish = time.Minute
 )
 
-// mostQuestions is how many accounts are asked about in one pass: every user of a namespace can make DaemonSets that
-// look like the driver's.
+// mostQuestions is how many accounts are asked about in one reconcile: every user of a namespace can make DaemonSets
+// that look like the driver's.
 const mostQuestions = 20
 
 // isDue reports whether the answer counts no more.

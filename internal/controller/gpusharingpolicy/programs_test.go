@@ -43,8 +43,8 @@ func (r *reading) driver(namespace, account string) *appsv1.DaemonSet {
 	return slim
 }
 
-// pass gathers after a time, and reports which nodes and how many pods NVIDIA's DRA driver has.
-func (r *reading) pass(after time.Duration) (nodes, pods int) {
+// gatherAfter gathers after a time, and reports which nodes and how many pods NVIDIA's DRA driver has.
+func (r *reading) gatherAfter(after time.Duration) (nodes, pods int) {
 	r.Clock = clocktesting.NewFakePassiveClock(r.Clock.Now().Add(after))
 	for _, n := range r.nodes() {
 		if n.DRA != "" {
@@ -64,16 +64,16 @@ func TestADRADriverIsKnownByTheRightsOfItsAccount(t *testing.T) {
 	r := newReading(t)
 	r.publisher = "system:serviceaccount:nvidia:plugin"
 	r.driver("tenant", "plugin")
-	nodes, pods := r.pass(0)
+	nodes, pods := r.gatherAfter(0)
 	r.Expect([]int{nodes, pods}).To(Equal([]int{0, 0}))
 
 	r.driver("nvidia", "plugin")
-	nodes, pods = r.pass(0)
+	nodes, pods = r.gatherAfter(0)
 	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}))
 	r.Expect(r.asked).To(Equal(2))
-	r.pass(mayNotPublish - time.Second)
-	r.Expect(r.asked).To(Equal(2), "the API server is not asked in each pass")
-	r.pass(time.Second)
+	r.gatherAfter(mayNotPublish - time.Second)
+	r.Expect(r.asked).To(Equal(2), "the API server is not asked in each reconcile")
+	r.gatherAfter(time.Second)
 	r.Expect(r.asked).To(Equal(3), "about the tenant's")
 }
 
@@ -81,10 +81,10 @@ func TestADRADriverIsKnownByTheRightsOfItsAccount(t *testing.T) {
 func TestADRADriverCountsOnceItsAccountMayPublish(t *testing.T) {
 	r := newReading(t)
 	r.driver("nvidia", "")
-	nodes, _ := r.pass(0)
+	nodes, _ := r.gatherAfter(0)
 	r.Expect(nodes).To(BeZero())
 	r.publisher = "system:serviceaccount:nvidia:default"
-	nodes, pods := r.pass(mayNotPublish)
+	nodes, pods := r.gatherAfter(mayNotPublish)
 	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}), "its pods are read again")
 }
 
@@ -97,16 +97,16 @@ func TestWithoutAnAnswerTheLastOneAboutADRADriverCounts(t *testing.T) {
 	_, err := r.try()
 	r.Expect(err).To(MatchError(ContainSubstring("nvidia/plugin")), "nothing is decided")
 	r.unanswered = nil
-	nodes, _ := r.pass(0)
+	nodes, _ := r.gatherAfter(0)
 	r.Expect(nodes).To(Equal(3))
 	r.unanswered = errors.New("etcdserver: leader changed")
-	nodes, pods := r.pass(mayPublish)
+	nodes, pods := r.gatherAfter(mayPublish)
 	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}))
 }
 
 // A tenant can make any number of DaemonSets that look like the driver's, each with an account of its own, which need
 // not exist.
-func TestATenantsDaemonSetsDelayNoPass(t *testing.T) {
+func TestATenantsDaemonSetsDelayNoReconcile(t *testing.T) {
 	r := newReading(t)
 	r.publisher = "system:serviceaccount:nvidia:plugin"
 	first := r.driver("a-tenant", "first")
@@ -119,21 +119,21 @@ func TestATenantsDaemonSetsDelayNoPass(t *testing.T) {
 		sets = append(sets, set)
 	}
 	r.driver("nvidia", "plugin")
-	nodes, _ := r.pass(0)
+	nodes, _ := r.gatherAfter(0)
 	r.Expect(r.asked).To(Equal(mostQuestions))
 	r.Expect(nodes).To(Equal(3), "the tenant's accounts wait for one another, and the driver's for none of them")
 	for range 5 {
-		r.pass(0)
+		r.gatherAfter(0)
 	}
 	r.Expect(r.asked).To(Equal(len(sets) + 1))
 	for range 24 * 60 {
-		r.pass(time.Minute)
+		r.gatherAfter(time.Minute)
 	}
 	r.Expect(r.asked).To(BeNumerically("<", len(sets)*(24*6+8)), "about an account that may not at most every ten minutes")
 	for _, set := range sets {
 		r.Expect(r.client.Delete(t.Context(), set)).To(Succeed())
 	}
-	r.pass(0)
+	r.gatherAfter(0)
 	r.Expect(r.publishers).To(HaveLen(1), "the accounts that no DaemonSet has are forgotten")
 }
 

@@ -82,13 +82,13 @@ type machine struct {
 	agent    *agent.Controller
 }
 
-// newScenario is a scenario in which the controller has the rights that it is installed with, inside the fence around
-// it.
+// newScenario is a scenario in which the controller has the rights that it is installed with, inside the write guard
+// around it.
 func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := newOpenScenario(t, cluster)
-	s.acts = s.fenced(cluster)
-	t.Cleanup(func() { s.Expect(cluster.Denied(context.Background(), env.Fence)).To(BeZero()) })
+	s.acts = s.guarded(cluster)
+	t.Cleanup(func() { s.Expect(cluster.Denied(context.Background(), env.WriteGuard)).To(BeZero()) })
 	return s
 }
 
@@ -110,8 +110,8 @@ func newOpenScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	return s
 }
 
-// fenced is a client with the rights that the controller is installed with, inside the fence around it.
-func (s *scenario) fenced(cluster *env.Cluster) client.WithWatch {
+// guarded is a client with the rights that the controller is installed with, inside the write guard around it.
+func (s *scenario) guarded(cluster *env.Cluster) client.WithWatch {
 	s.Expect(cluster.Apply(s.ctx(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
 	const account = "gpu-sharing-controller"
 	reads := metav1.ObjectMeta{Name: account + "-without-a-cache"} // which lists with a field selector
@@ -164,7 +164,7 @@ func (s *scenario) machine(name string, models ...sim.Model) *machine {
 		StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second,
 	})
 	s.nodes = append(s.nodes, m)
-	s.Expect(m.node.Pass(s.ctx())).To(Succeed())
+	s.Expect(m.node.Reconcile(s.ctx())).To(Succeed())
 	s.pod(ownNamespace, name+"-agent", name, func(p *corev1.Pod) {
 		p.Labels, p.Spec.ServiceAccountName = map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"}, "gpu-sharing-agent"
 	})
@@ -210,11 +210,11 @@ func (s *scenario) others() {
 	s.t.Helper()
 	selector, err := labels.Parse(gpunode.DefaultSelector)
 	s.Expect(err).NotTo(HaveOccurred())
-	s.Expect(s.operator.Pass(s.ctx())).To(Succeed())
+	s.Expect(s.operator.Reconcile(s.ctx())).To(Succeed())
 	for _, m := range s.nodes {
 		_, err := gpunode.New(s.acts, s.client, selector, s.clock).Reconcile(s.ctx(), reconcile.Request{NamespacedName: types.NamespacedName{Name: m.name}})
 		s.Expect(err).NotTo(HaveOccurred())
-		s.Expect(m.node.Pass(s.ctx())).To(Succeed())
+		s.Expect(m.node.Reconcile(s.ctx())).To(Succeed())
 		gpuNode := s.gpuNode(m.name)
 		_, err = m.agent.Reconcile(s.ctx(), gpuNode)
 		s.Expect(err == nil || s.noMPS).To(BeTrue(), "%v", err)
@@ -228,10 +228,10 @@ func (s *scenario) stepFrom(written time.Time, d time.Duration) {
 	s.clock.Step(max(0, written.Sub(s.clock.Now())) + d)
 }
 
-// pass is one pass of the rollout, of a controller that was started just now. It returns what was written.
-func (s *scenario) pass() ([]string, error) {
+// reconcile is one of the rollout, by a controller that was started just now. It returns what was written.
+func (s *scenario) reconcile() ([]string, error) {
 	s.writes = nil
-	_, err := s.controller().Reconcile(log.IntoContext(s.ctx(), logr.Discard()), gpusharingpolicy.Pass{})
+	_, err := s.controller().Reconcile(log.IntoContext(s.ctx(), logr.Discard()), gpusharingpolicy.Request{})
 	return s.writes, err
 }
 
@@ -243,7 +243,7 @@ func (s *scenario) controller() *gpusharingpolicy.Controller {
 	})
 }
 
-// settle passes until nothing is written and nothing changes any more, and returns all that was written.
+// settle reconciles until nothing is written and nothing changes any more, and returns all that was written.
 func (s *scenario) settle() []string {
 	s.t.Helper()
 	var all []string
@@ -251,7 +251,7 @@ func (s *scenario) settle() []string {
 		if len(all) > 200 {
 			s.t.Fatalf("does not settle; the last writes were %v", all[len(all)-20:])
 		}
-		written, err := s.pass()
+		written, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 		all = append(all, written...)
 		if quiet++; len(written) > 0 {
@@ -432,4 +432,4 @@ func (s *scenario) delete(object string) {
 	s.Expect(s.client.Delete(s.ctx(), o)).To(Succeed())
 }
 
-func pass() gpusharingpolicy.Pass { return gpusharingpolicy.Pass{} }
+func reconciliation() gpusharingpolicy.Request { return gpusharingpolicy.Request{} }

@@ -21,29 +21,29 @@ import (
 )
 
 // report applies the status of each policy, also when actions failed, and announces what is new about it.
-func (p *pass) report(ctx context.Context, d rollout.Decision) error {
+func (r *reconciliation) report(ctx context.Context, d rollout.Decision) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(d.Policies)) {
-		if policy, found := p.policies[name]; found {
-			errs = append(errs, p.reportPolicy(ctx, policy, d.Policies[name], d.Nodes))
+		if policy, found := r.policies[name]; found {
+			errs = append(errs, r.reportPolicy(ctx, policy, d.Policies[name], d.Nodes))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // reportPolicy applies the status of a policy. The nodes are the states of all nodes.
-func (p *pass) reportPolicy(
+func (r *reconciliation) reportPolicy(
 	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []rollout.NodeState,
 ) error {
 	if equality.Semantic.DeepEqual(ownStatus(policy), status) {
-		return nil // what an apply compares costs much more, for each policy in each pass
+		return nil // what an apply compares costs much more, for each policy in each reconcile
 	}
 	configuration, err := ssa.Configuration[applyv1alpha1.GPUSharingPolicyStatusApplyConfiguration](status)
 	if err != nil {
 		return err
 	}
 	want := applyv1alpha1.GPUSharingPolicy(policy.Name).WithStatus(configuration)
-	owner := ssa.Owner{Client: p.client, Name: fieldManager}
+	owner := ssa.Owner{Client: r.client, Name: fieldManager}
 	wrote, err := ssa.ApplyStatus(ctx, owner, policy, want, applyv1alpha1.ExtractGPUSharingPolicyStatus)
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -52,8 +52,8 @@ func (p *pass) reportPolicy(
 		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
 	}
 	if wrote {
-		p.recorder.announceReasons(policy, status.Conditions)
-		p.recorder.announceNodes(policy, status.Pending, nodes)
+		r.recorder.announceReasons(policy, status.Conditions)
+		r.recorder.announceNodes(policy, status.Pending, nodes)
 	}
 	return nil
 }

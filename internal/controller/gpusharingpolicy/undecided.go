@@ -19,9 +19,9 @@ import (
 // What it waits for usually comes within seconds.
 const undecidedDeadline = time.Minute
 
-// wait ends a pass that cannot decide, because of an error or because it waits for something that comes by itself: the
-// cache to show the last write, or the objects of a kind that was installed just now. Either is reported once it takes
-// too long.
+// wait ends a reconcile that cannot decide, because of an error or because it waits for something that comes by itself:
+// the cache to show the last write, or the objects of a kind that was installed just now. Either is reported once it
+// takes too long.
 func (c *Controller) wait(ctx context.Context, reason error, again time.Duration) (reconcile.Result, error) {
 	now := c.Clock.Now()
 	if c.undecided.IsZero() {
@@ -44,5 +44,5 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 		return err
 	}
 	message := fmt.Sprintf("The controller has decided nothing about any node since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
-	return newPass(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.snapshot.Policies, message, now)})
+	return newReconciliation(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.snapshot.Policies, message, now)})
 }

@@ -33,20 +33,20 @@ func TestUndecided(t *testing.T) {
 	s.Expect(cluster.Serve(s.ctx(), definition)).To(Succeed())
 	s.policy("fresh", "{nodeSelector: {matchLabels: {no: such}}, sharing: {strategy: Exclusive}}")
 	c := s.controller()
-	pass := func() time.Duration {
+	reconcileOnce := func() time.Duration {
 		s.t.Helper()
-		result, err := c.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
+		result, err := c.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), reconciliation())
 		s.Expect(err).NotTo(HaveOccurred())
 		return result.RequeueAfter
 	}
 	s.announced()
-	s.Expect(pass()).To(BeNumerically(">", 0), "it looks again by itself")
+	s.Expect(reconcileOnce()).To(BeNumerically(">", 0), "it looks again by itself")
 	s.clock.Step(59 * time.Second)
-	s.Expect(pass()).To(BeNumerically(">", 0))
+	s.Expect(reconcileOnce()).To(BeNumerically(">", 0))
 	s.Expect(s.getPolicy("research").Status).To(Equal(observed), "what usually passes within seconds is not reported")
 	since := s.clock.Now().Add(-59 * time.Second).UTC().Format(time.RFC3339)
 	s.clock.Step(time.Second)
-	s.Expect(pass()).To(BeNumerically(">", 0))
+	s.Expect(reconcileOnce()).To(BeNumerically(">", 0))
 	for _, name := range []string{"research", "fresh"} {
 		message := s.expectCondition(name, v1alpha1.ConditionReady, metav1.ConditionUnknown, v1alpha1.ReasonClusterNotRead)
 		s.Expect(message).To(Equal("The controller has decided nothing about any node since " + since + ": " +
@@ -59,14 +59,14 @@ func TestUndecided(t *testing.T) {
 
 	s.writes = nil
 	s.clock.Step(time.Hour)
-	pass()
+	reconcileOnce()
 	s.Expect(s.writes).To(BeEmpty(), "reported once")
 	s.Expect(cluster.Serve(s.ctx(), definition, "v1beta1")).To(Succeed())
-	s.Eventually(func() []string { pass(); return s.writes }, "20s", "100ms").ShouldNot(BeEmpty())
+	s.Eventually(func() []string { reconcileOnce(); return s.writes }, "20s", "100ms").ShouldNot(BeEmpty())
 	s.expectReady("research")
 
 	s.Expect(cluster.Serve(s.ctx(), definition)).To(Succeed())
 	s.clock.Step(time.Hour)
-	pass()
-	s.expectReady("research") // the time counts from the first pass that could not decide
+	reconcileOnce()
+	s.expectReady("research") // the time counts from the first reconcile that could not decide
 }

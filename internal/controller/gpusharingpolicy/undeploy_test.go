@@ -103,7 +103,7 @@ func TestRestoreEndsWhenEverythingIsAsBefore(t *testing.T) {
 		}
 		onTheWay++
 		i.Expect(onTheWay).To(BeNumerically("<", 200), "%v", left)
-		_, err = i.pass()
+		_, err = i.reconcile()
 		i.Expect(err).NotTo(HaveOccurred())
 		i.others()
 	}
@@ -227,7 +227,7 @@ func (i *installation) target(args ...string) (string, error) {
 		}
 		i.finalize()
 		if !i.idle && i.established() {
-			_, err := i.pass()
+			_, err := i.reconcile()
 			i.Expect(err).NotTo(HaveOccurred())
 			i.others()
 		}

@@ -42,8 +42,8 @@ func (c *Controller) Ready(*http.Request) error {
 	return c.gone.why
 }
 
-// vanished ends a pass that changes nothing, because the operator's own kinds are gone, the cache lacks one of their
-// objects, or neither can be told.
+// vanished ends a reconcile that changes nothing, because the operator's own kinds are gone, the cache lacks one of
+// their objects, or neither can be told.
 func (c *Controller) vanished(ctx context.Context, why error) (reconcile.Result, error) {
 	switch {
 	case errors.Is(why, pluginconfig.ErrNotSynced):
@@ -55,7 +55,7 @@ func (c *Controller) vanished(ctx context.Context, why error) (reconcile.Result,
 		log.FromContext(ctx).Info("Waiting for the definitions of the operator", "reason", why.Error())
 		definition := pluginconfig.Definitions()
 		definition.SetName(pluginconfig.PolicyDefinition)
-		newPass(c, &seen{}).recorder.emit(eventKindsGone, definition, nil, why.Error())
+		newReconciliation(c, &seen{}).recorder.emit(eventKindsGone, definition, nil, why.Error())
 	}
 	return c.wait(ctx, why, kindsAgain)
 }

@@ -74,7 +74,7 @@ func testDefinitionGone(s *scenario) {
 			s.announced()
 			s.writes = nil
 			controller := s.controller()
-			_, err := controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
+			_, err := controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), reconciliation())
 			s.Expect(s.writes).To(BeEmpty(), "%s %s", name, says)
 			s.Expect(s.footprint()).To(Equal(after))
 			if says == "forbidden" {
@@ -87,7 +87,7 @@ func testDefinitionGone(s *scenario) {
 
 			gone = false
 			s.fail = func(string) error { return errors.New("not yet") } // the next of these finds the cluster as this one did
-			_, _ = controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
+			_, _ = controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), reconciliation())
 			s.fail = nil
 			s.Expect(controller.Ready(nil)).To(Succeed(), "the definitions are back")
 		}
@@ -108,7 +108,7 @@ func testPolicyNotCached(s *scenario) {
 			return c.List(ctx, list, opts...)
 		},
 	})
-	written, err := s.pass()
+	written, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(written).To(BeEmpty())
 	s.acts = server
@@ -122,7 +122,7 @@ func testGPUNodeGone(s *scenario) {
 	plugin := s.clusterSpec()
 	s.Expect(s.client.Delete(s.ctx(), s.gpuNode("t4"))).To(Succeed())
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
-	written, err := s.pass()
+	written, err := s.reconcile()
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(written).To(BeEmpty())
 	s.Expect(s.clusterSpec()).To(Equal(plugin))

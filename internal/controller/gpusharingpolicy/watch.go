@@ -27,7 +27,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// gathering is how long events are collected before a pass. While many nodes change, one pass answers many events.
+// gathering is how long events are collected before a reconcile. While many nodes change, one reconcile answers many
+// events.
 const gathering = 100 * time.Millisecond
 
 // Register makes the controller run in a manager.
@@ -40,7 +41,7 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		return err
 	}
 	c.metrics = told
-	return builder.TypedControllerManagedBy[Pass](mgr).
+	return builder.TypedControllerManagedBy[Request](mgr).
 		Named(c.Name()).
 		WithOptions(options()).
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
@@ -54,7 +55,7 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		WatchesRawSource(c.watchKind(&c.classes, mgr)).
 		WatchesRawSource(c.watchKind(&c.rules, mgr)).
 		WatchesRawSource(c.watchKind(&c.nodePools, mgr)).
-		WatchesRawSource(pluginconfig.Source(c.PluginConfig, mgr.GetCache(), Pass{})).
+		WatchesRawSource(pluginconfig.Source(c.PluginConfig, mgr.GetCache(), Request{})).
 		Complete(c)
 }
 
@@ -74,10 +75,10 @@ func nodeName(o client.Object) []string {
 }
 
 // wake puts the one request into the queue, once for all that happens within a short time.
-func wake() handler.TypedEventHandler[client.Object, Pass] {
-	add := func(q workqueue.TypedRateLimitingInterface[Pass]) { q.AddAfter(Pass{}, gathering) }
-	type queue = workqueue.TypedRateLimitingInterface[Pass]
-	return handler.TypedFuncs[client.Object, Pass]{
+func wake() handler.TypedEventHandler[client.Object, Request] {
+	add := func(q workqueue.TypedRateLimitingInterface[Request]) { q.AddAfter(Request{}, gathering) }
+	type queue = workqueue.TypedRateLimitingInterface[Request]
+	return handler.TypedFuncs[client.Object, Request]{
 		CreateFunc:  func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
 		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
 		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },

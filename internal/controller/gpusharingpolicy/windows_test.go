@@ -31,7 +31,7 @@ func TestAMaintenanceWindowWakesTheController(t *testing.T) {
 	s.Expect(status.Pending[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 	s.Expect(s.node("a100").Spec.Taints).To(BeEmpty())
 
-	result, err := s.controller().Reconcile(s.ctx(), pass())
+	result, err := s.controller().Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(Equal(opens.Sub(s.clock.Now())))
 	s.clock.Step(result.RequeueAfter)

@@ -25,7 +25,7 @@ import (
 
 // writer writes what actions say: of Nodes in writenode.go, of GPUNodes in writegpunode.go, of NodeFeatures in
 // nodefeatures.go, of resource.k8s.io in writedra.go, the rest here. What is gone, or was replaced, is no error: the
-// next pass looks at what is there.
+// next reconcile looks at what is there.
 type writer struct {
 	*Controller
 	*seen
@@ -34,7 +34,7 @@ type writer struct {
 
 	mu       sync.Mutex // guards what follows, and Controller.deleted
 	blocked  bool       // an eviction was refused for now
-	outdated bool       // a Node has changed since it was read: the next pass waits until the cache shows it, and decides anew
+	outdated bool       // a Node has changed since it was read: the next reconcile waits until the cache shows it, and decides anew
 }
 
 // do writes, and says whether it did.
@@ -137,7 +137,7 @@ func ignoreGone(err error) (bool, error) {
 }
 
 // ignoreReplaced takes it for no error either that another pod has taken the place of the one that was meant: the next
-// pass looks at that one.
+// reconcile looks at that one.
 func ignoreReplaced(err error) (bool, error) {
 	if refusedForUID(err) {
 		return false, nil

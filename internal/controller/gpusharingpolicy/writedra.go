@@ -32,8 +32,8 @@ func (w *writer) doDRA(ctx context.Context, next action.Action) (bool, error) {
 	}
 }
 
-// taintDevices applies the operator's DeviceTaintRule for a node. The next pass waits until the cache shows it: a node
-// that has one counts in the budget.
+// taintDevices applies the operator's DeviceTaintRule for a node. The next reconcile waits until the cache shows it: a
+// node that has one counts in the budget.
 func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool, error) {
 	if w.dra.nodes[a.Node].ruleTaken {
 		return false, fmt.Errorf("DeviceTaintRule %s exists and is not the operator's; delete it", dra.RuleName(a.Node))
@@ -94,7 +94,7 @@ func (w *writer) deleteClass(ctx context.Context, a action.DeleteClass) (bool, e
 func (w *writer) applyDRA(ctx context.Context, want *unstructured.Unstructured) (bool, error) {
 	err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
 	if meta.IsNoMatchError(err) {
-		return false, nil // the kind has gone since, and the next pass sees that
+		return false, nil // the kind has gone since, and the next reconcile sees that
 	}
 	return ignoreGone(err)
 }

@@ -87,7 +87,7 @@ func (w *writer) keepTaints(ctx context.Context, a action.KeepTaints) (bool, err
 }
 
 // writeNode patches a node as it was read, and none that took its place under the same name. It keeps what the node is
-// then, for a further write in this pass.
+// then, for a further write in this reconcile.
 func (w *writer) writeNode(ctx context.Context, have *corev1.Node, metadata, spec map[string]any) (bool, error) {
 	metadata["uid"] = have.UID
 	body := map[string]any{"metadata": metadata}

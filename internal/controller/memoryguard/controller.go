@@ -4,7 +4,7 @@
 // Package memoryguard reports, for policies with a memory guard, the containers that agents find over their share on
 // GPUs that are almost full, and evicts their pods where the policy says so. Its one request goes over all nodes:
 //
-//	GPUNode.status.memoryPressure → memoryguard.Judge (pure) → record, evict → Events, metrics, the condition MemoryPressure
+//	GPUNode.status.memoryPressure → memoryguard.Decide (pure) → record, evict → Events, metrics, the condition MemoryPressure
 //
 // The record in GPUNode.status.memoryEvictions comes before the eviction, so that no restart and no lost answer makes
 // the controller evict more than the rates allow. An eviction that a PodDisruptionBudget refuses leaves no record.
@@ -49,8 +49,8 @@ const pressureAgain = 2 * time.Minute
 // silentFor is how long an agent may take to report that it measures: it reports a new spec within seconds.
 const silentFor = 2 * time.Minute
 
-// Pass is the one request that the controller knows: look at everything.
-type Pass struct{}
+// Request is the one request that the controller knows: look at everything.
+type Request struct{}
 
 // Options are what a controller needs beside a client.
 type Options struct {
@@ -105,8 +105,8 @@ func (*Controller) Name() string { return "memoryguard" }
 // +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-// pass is one look at everything.
-type pass struct {
+// reconciliation is one look at everything.
+type reconciliation struct {
 	*Controller
 
 	now   time.Time
@@ -117,10 +117,10 @@ type pass struct {
 }
 
 // finding is a report that counts, with what becomes of its pod.
-type finding struct{ text, fate string }
+type finding struct{ text, outcome string }
 
-// Reconcile judges what agents report, evicts, and reports on the policies.
-func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+// Reconcile decides on what agents report, evicts, and reports on the policies.
+func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
 	policies, nodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.client.List(ctx, policies); err != nil {
 		return reconcile.Result{}, fmt.Errorf("reading policies: %w", err)
@@ -129,7 +129,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		return reconcile.Result{}, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	slices.SortFunc(nodes.Items, func(a, b v1alpha1.GPUNode) int { return cmp.Compare(a.Name, b.Name) })
-	p := &pass{Controller: c, now: c.clock.Now(), nodes: nodes.Items, lasts: map[key]bool{}, quiet: map[string]bool{}}
+	r := &reconciliation{Controller: c, now: c.clock.Now(), nodes: nodes.Items, lasts: map[key]bool{}, quiet: map[string]bool{}}
 	var errs []error
 	found := map[string]int{}
 	for i := range policies.Items {
@@ -139,20 +139,20 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		if guard := guardOf(policy); guard != nil {
 			for j := range nodes.Items {
 				if nodes.Items[j].Spec.PolicyName == policy.Name {
-					more, err := p.node(ctx, policy, *guard, &nodes.Items[j])
+					more, err := r.node(ctx, policy, *guard, &nodes.Items[j])
 					findings, errs = append(findings, more...), append(errs, err)
-					if p.unmeasured(&nodes.Items[j]) {
+					if r.unmeasured(&nodes.Items[j]) {
 						unmeasured = append(unmeasured, nodes.Items[j].Name)
 					}
 				}
 			}
 			found[policy.Name] = len(findings)
 		}
-		errs = append(errs, p.report(ctx, policy, findings, unmeasured))
+		errs = append(errs, r.report(ctx, policy, findings, unmeasured))
 	}
 	c.metrics.found(found)
-	p.forget()
-	return reconcile.Result{RequeueAfter: p.after}, errors.Join(errs...)
+	r.forget()
+	return reconcile.Result{RequeueAfter: r.after}, errors.Join(errs...)
 }
 
 func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
@@ -163,23 +163,23 @@ func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
 }
 
 // unmeasured reports whether the agent of a node has not reported for silentFor that it measures for the guard.
-func (p *pass) unmeasured(node *v1alpha1.GPUNode) bool {
+func (r *reconciliation) unmeasured(node *v1alpha1.GPUNode) bool {
 	if measured(node) {
 		return false
 	}
-	p.quiet[node.Name] = true
-	since, known := p.silent[node.Name]
+	r.quiet[node.Name] = true
+	since, known := r.silent[node.Name]
 	if !known {
-		since = p.now
-		p.silent[node.Name] = since
+		since = r.now
+		r.silent[node.Name] = since
 	}
-	left := since.Add(silentFor).Sub(p.now)
-	p.lookAgain(left)
+	left := since.Add(silentFor).Sub(r.now)
+	r.lookAgain(left)
 	return left <= 0
 }
 
 // node goes over what the agent of a node reports.
-func (p *pass) node(
+func (r *reconciliation) node(
 	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, guard v1alpha1.MemoryGuard, node *v1alpha1.GPUNode,
 ) ([]finding, error) {
 	var findings []finding
@@ -189,7 +189,7 @@ func (p *pass) node(
 			continue // of a former guard: the agent reports anew
 		}
 		of := incident{policy: policy, guard: guard, node: node, pressure: pressure, key: keyOf(node.Name, pressure)}
-		pod, err := p.pod(ctx, p.client, pressure)
+		pod, err := r.pod(ctx, r.client, pressure)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -198,10 +198,10 @@ func (p *pass) node(
 			continue // it has gone, or the agent is not to be believed
 		}
 		of.pod = pod
-		p.lookAgain(pressureAgain)
-		fate, err := p.handle(ctx, of)
+		r.lookAgain(pressureAgain)
+		outcome, err := r.handle(ctx, of)
 		errs = append(errs, err)
-		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), fate})
+		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), outcome})
 	}
 	return findings, errors.Join(errs...)
 }
@@ -222,38 +222,38 @@ func keyOf(node string, p v1alpha1.MemoryPressure) key {
 }
 
 // handle announces a report that is new, and evicts the pod if it is time. It returns what becomes of the pod.
-func (p *pass) handle(ctx context.Context, of incident) (fate string, err error) {
-	p.lasts[of.key] = true
-	if !p.announced[of.key] {
-		p.announced[of.key] = true
-		p.announce(of, corev1.EventTypeWarning, v1alpha1.EventMemoryPressure, "Report", memoryguard.Describe(of.node.Name, of.pressure))
+func (r *reconciliation) handle(ctx context.Context, of incident) (outcome string, err error) {
+	r.lasts[of.key] = true
+	if !r.announced[of.key] {
+		r.announced[of.key] = true
+		r.announce(of, corev1.EventTypeWarning, v1alpha1.EventMemoryPressure, "Report", memoryguard.Describe(of.node.Name, of.pressure))
 	}
-	judgement := memoryguard.Judge(p.caseOf(of))
-	if !judgement.Evict {
-		p.lookAgain(judgement.After)
-		return judgement.Why, nil
+	decision := memoryguard.Decide(r.caseOf(of))
+	if !decision.Evict {
+		r.lookAgain(decision.After)
+		return decision.Why, nil
 	}
-	if r, refused := p.refused[of.key]; refused && p.now.Before(r.until) {
-		p.lookAgain(r.until.Sub(p.now))
-		return r.message, nil
+	if report, refused := r.refused[of.key]; refused && r.now.Before(report.until) {
+		r.lookAgain(report.until.Sub(r.now))
+		return report.message, nil
 	}
-	return p.evict(ctx, of)
+	return r.evict(ctx, of)
 }
 
-func (p *pass) caseOf(of incident) memoryguard.Case {
+func (r *reconciliation) caseOf(of incident) memoryguard.Case {
 	return memoryguard.Case{
 		Guard: of.guard, Replicas: of.policy.Spec.Sharing.TimeSlicing.Replicas, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod),
-		Evicted: of.node.Status.MemoryEvictions, Elsewhere: p.elsewhere(of), Now: p.now,
+		Evicted: of.node.Status.MemoryEvictions, Elsewhere: r.elsewhere(of), Now: r.now,
 	}
 }
 
 // elsewhere are the evictions of the pod from other nodes: one of a StatefulSet starts again with its name, on any
 // node.
-func (p *pass) elsewhere(of incident) []v1alpha1.MemoryEviction {
+func (r *reconciliation) elsewhere(of incident) []v1alpha1.MemoryEviction {
 	var found []v1alpha1.MemoryEviction
-	for i := range p.nodes {
-		for _, e := range p.nodes[i].Status.MemoryEvictions {
-			if p.nodes[i].Name != of.node.Name && e.Namespace == of.namespace && e.PodName == of.key.pod {
+	for i := range r.nodes {
+		for _, e := range r.nodes[i].Status.MemoryEvictions {
+			if r.nodes[i].Name != of.node.Name && e.Namespace == of.namespace && e.PodName == of.key.pod {
 				found = append(found, e)
 			}
 		}
@@ -261,61 +261,61 @@ func (p *pass) elsewhere(of incident) []v1alpha1.MemoryEviction {
 	return found
 }
 
-// evict judges once more by what the API server has, records the eviction, and asks for it.
-func (p *pass) evict(ctx context.Context, of incident) (fate string, err error) {
-	live, err := p.live(ctx, of)
+// evict decides once more by what the API server has, records the eviction, and asks for it.
+func (r *reconciliation) evict(ctx context.Context, of incident) (outcome string, err error) {
+	live, err := r.live(ctx, of)
 	if err != nil || live.node == nil {
 		return "", err
 	}
-	judgement := memoryguard.Judge(p.caseOf(live))
-	if !judgement.Evict {
-		p.lookAgain(judgement.After)
-		return judgement.Why, nil
+	decision := memoryguard.Decide(r.caseOf(live))
+	if !decision.Evict {
+		r.lookAgain(decision.After)
+		return decision.Why, nil
 	}
-	before := memoryguard.Counting(live.node.Status.MemoryEvictions, p.now)
-	err = p.record(ctx, live.node, memoryguard.Recorded(before, live.pressure, p.now), live.node.ResourceVersion)
+	before := memoryguard.Counting(live.node.Status.MemoryEvictions, r.now)
+	err = r.record(ctx, live.node, memoryguard.Recorded(before, live.pressure, r.now), live.node.ResourceVersion)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		p.lookAgain(time.Second)
+		r.lookAgain(time.Second)
 		return "the GPUNode has changed meanwhile", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	result, err := drain.Evict(ctx, p.client, client.ObjectKeyFromObject(live.pod), live.pod.UID)
+	result, err := drain.Evict(ctx, r.client, client.ObjectKeyFromObject(live.pod), live.pod.UID)
 	text := memoryguard.Describe(of.node.Name, live.pressure)
 	switch {
 	case apierrors.IsForbidden(err):
 		result.Message = err.Error()
-		p.refuse(live, result.Message)
+		r.refuse(live, result.Message)
 	case err != nil:
 		return "", err // it may have been carried out, so the record stays
 	case result.Outcome == drain.Evicting:
-		delete(p.refused, of.key)
-		p.metrics.evicted(of.policy.Name)
+		delete(r.refused, of.key)
+		r.metrics.evicted(of.policy.Name)
 		log.FromContext(ctx).Info("Evicting a pod for the memory guard", "node", of.node.Name, "policy", of.policy.Name,
 			"namespace", live.pod.Namespace, "pod", live.pod.Name, "gpu", of.gpu)
-		p.announce(live, corev1.EventTypeWarning, v1alpha1.EventEvicting, "Evict", "Evicting the pod. "+text)
+		r.announce(live, corev1.EventTypeWarning, v1alpha1.EventEvicting, "Evict", "Evicting the pod. "+text)
 		return "evicting the pod", nil
 	case result.Outcome == drain.Blocked:
-		p.refuse(live, result.Message)
+		r.refuse(live, result.Message)
 	}
-	return result.Message, client.IgnoreNotFound(p.record(ctx, live.node, before, ""))
+	return result.Message, client.IgnoreNotFound(r.record(ctx, live.node, before, ""))
 }
 
 // refuse notes an eviction that the API server refused for now, and announces it if it is news.
-func (p *pass) refuse(of incident, message string) {
-	p.metrics.refused(of.policy.Name)
-	if p.refused[of.key].message != message {
-		p.announce(of, corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict", message)
+func (r *reconciliation) refuse(of incident, message string) {
+	r.metrics.refused(of.policy.Name)
+	if r.refused[of.key].message != message {
+		r.announce(of, corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict", message)
 	}
-	p.refused[of.key] = refusal{message: message, until: p.now.Add(refusedAgain)}
-	p.lookAgain(refusedAgain)
+	r.refused[of.key] = refusal{message: message, until: r.now.Add(refusedAgain)}
+	r.lookAgain(refusedAgain)
 }
 
 // live is an incident as the API server has it. Its node is nil if the agent reports it no more.
-func (p *pass) live(ctx context.Context, of incident) (incident, error) {
+func (r *reconciliation) live(ctx context.Context, of incident) (incident, error) {
 	node := &v1alpha1.GPUNode{}
-	err := p.reader.Get(ctx, client.ObjectKey{Name: of.node.Name}, node)
+	err := r.reader.Get(ctx, client.ObjectKey{Name: of.node.Name}, node)
 	if apierrors.IsNotFound(err) {
 		return incident{}, nil
 	}
@@ -327,12 +327,12 @@ func (p *pass) live(ctx context.Context, of incident) (incident, error) {
 		return incident{}, nil
 	}
 	of.node, of.pressure = node, node.Status.MemoryPressure[i]
-	of.pod, err = p.pod(ctx, p.reader, of.pressure)
+	of.pod, err = r.pod(ctx, r.reader, of.pressure)
 	return of, err
 }
 
 // pod reads the pod of a report; nil if there is none.
-func (p *pass) pod(ctx context.Context, from client.Reader, of v1alpha1.MemoryPressure) (*corev1.Pod, error) {
+func (r *reconciliation) pod(ctx context.Context, from client.Reader, of v1alpha1.MemoryPressure) (*corev1.Pod, error) {
 	name := types.NamespacedName{Namespace: of.Container.Namespace, Name: of.Container.PodName}
 	pod := &corev1.Pod{}
 	switch err := from.Get(ctx, name, pod); {
@@ -356,7 +356,7 @@ func facts(pod *corev1.Pod) memoryguard.Pod {
 }
 
 // record writes the evictions that count. With a version it is refused if the GPUNode has changed since.
-func (p *pass) record(ctx context.Context, node *v1alpha1.GPUNode, evictions []v1alpha1.MemoryEviction, version string) error {
+func (r *reconciliation) record(ctx context.Context, node *v1alpha1.GPUNode, evictions []v1alpha1.MemoryEviction, version string) error {
 	want := ac.GPUNode(node.Name).WithUID(node.UID)
 	if version != "" {
 		want.WithResourceVersion(version)
@@ -368,34 +368,34 @@ func (p *pass) record(ctx context.Context, node *v1alpha1.GPUNode, evictions []v
 		}
 		want.WithStatus(status)
 	}
-	err := p.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership)
+	err := r.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership)
 	if err != nil {
 		return fmt.Errorf("recording evictions on GPUNode %s: %w", node.Name, err)
 	}
 	return nil
 }
 
-func (p *pass) lookAgain(after time.Duration) {
-	if after > 0 && (p.after == 0 || after < p.after) {
-		p.after = after
+func (r *reconciliation) lookAgain(after time.Duration) {
+	if after > 0 && (r.after == 0 || after < r.after) {
+		r.after = after
 	}
 }
 
 // forget drops what was remembered of reports that are no more.
-func (p *pass) forget() {
-	for k := range p.announced {
-		if !p.lasts[k] {
-			delete(p.announced, k)
+func (r *reconciliation) forget() {
+	for k := range r.announced {
+		if !r.lasts[k] {
+			delete(r.announced, k)
 		}
 	}
-	for k := range p.refused {
-		if !p.lasts[k] {
-			delete(p.refused, k)
+	for k := range r.refused {
+		if !r.lasts[k] {
+			delete(r.refused, k)
 		}
 	}
-	for node := range p.silent {
-		if !p.quiet[node] {
-			delete(p.silent, node)
+	for node := range r.silent {
+		if !r.quiet[node] {
+			delete(r.silent, node)
 		}
 	}
 }

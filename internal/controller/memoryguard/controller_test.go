@@ -34,7 +34,8 @@ import (
 
 const gib = int64(1 << 30)
 
-// site is a cluster with one policy, one node and the controller with the rights and the fence that it ships with.
+// site is a cluster with one policy, one node and the controller with the rights and the write guard that it ships
+// with.
 type site struct {
 	*WithT
 	t          *testing.T
@@ -202,13 +203,13 @@ func (s *site) report(node string, pressure []v1alpha1.MemoryPressure) {
 
 func (s *site) reconcile() reconcile.Result {
 	s.t.Helper()
-	result, err := s.controller.Reconcile(s.t.Context(), memoryguard.Pass{})
+	result, err := s.controller.Reconcile(s.t.Context(), memoryguard.Request{})
 	s.Expect(err).NotTo(HaveOccurred())
 	return result
 }
 
-// pass lets time pass.
-func (s *site) pass(d time.Duration) { s.clock.SetTime(s.clock.Now().Add(d)) }
+// advance lets time pass.
+func (s *site) advance(d time.Duration) { s.clock.SetTime(s.clock.Now().Add(d)) }
 
 // condition is the message of the policy's condition; empty: it is not true.
 func (s *site) condition() string {
@@ -259,7 +260,7 @@ func reports(s *site) {
 	s.Expect(s.condition()).To(Equal(greedy))
 	s.Expect(s.announced()).To(Equal([]string{"Warning MemoryPressure " + greedy, "Warning MemoryPressure " + greedy}), "on the pod and on the policy")
 	writes := s.writes
-	s.pass(time.Hour)
+	s.advance(time.Hour)
 	s.reconcile()
 	s.Expect(s.writes).To(Equal(writes))
 	s.Expect(s.announced()).To(BeEmpty())
@@ -296,13 +297,13 @@ func onceAMinute(s *site) {
 	s.reconcile()
 	s.restart()
 	s.over("GPU-1/second", "GPU-2/elsewhere")
-	s.pass(10 * time.Second)
+	s.advance(10 * time.Second)
 	again := s.reconcile().RequeueAfter
 	s.Expect(s.stays("second")).To(BeTrue())
 	s.Expect(s.stays("elsewhere")).To(BeFalse(), "on another GPU")
 	s.Expect(s.condition()).To(ContainSubstring("less than a minute ago"))
 	s.Expect(again).To(BeNumerically("~", 50*time.Second, time.Second))
-	s.pass(again)
+	s.advance(again)
 	s.reconcile()
 	s.Expect(s.stays("second")).To(BeFalse())
 }
@@ -315,12 +316,12 @@ func notTwice(s *site) {
 	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
 	s.pod("greedy", nil) // of a StatefulSet, which gives the name again
 	s.restart()
-	s.pass(9 * time.Minute)
+	s.advance(9 * time.Minute)
 	s.over("GPU-2/greedy")
 	again := s.reconcile().RequeueAfter
 	s.Expect(s.stays("greedy")).To(BeTrue())
 	s.Expect(again).To(BeNumerically("~", time.Minute, time.Second))
-	s.pass(again)
+	s.advance(again)
 	s.reconcile()
 	s.Expect(s.stays("greedy")).To(BeFalse())
 }
@@ -337,12 +338,12 @@ func notTwiceElsewhere(s *site) {
 	})).To(Succeed())
 	s.pod("greedy", func(p *corev1.Pod) { p.Spec.NodeName = "n2" })
 	s.restart()
-	s.pass(9 * time.Minute)
+	s.advance(9 * time.Minute)
 	s.overOn("n2", "GPU-2/greedy")
 	again := s.reconcile().RequeueAfter
 	s.Expect(s.stays("greedy")).To(BeTrue())
 	s.Expect(again).To(BeNumerically("~", time.Minute, time.Second))
-	s.pass(again)
+	s.advance(again)
 	s.reconcile()
 	s.Expect(s.stays("greedy")).To(BeFalse())
 }
@@ -366,12 +367,12 @@ func budgetHolds(s *site) {
 	s.Expect(s.condition()).To(ContainSubstring("violate the pod's disruption budget"))
 	s.Expect(s.announced()).To(ContainElement(ContainSubstring("EvictionBlocked")))
 	s.Expect(s.records()).To(BeEmpty(), "it was not evicted")
-	s.pass(10 * time.Second)
+	s.advance(10 * time.Second)
 	s.Expect(s.reconcile().RequeueAfter).To(Equal(20 * time.Second))
 	s.Expect(s.evictions).To(Equal(1), "it is not asked for again so soon")
 
 	s.Expect(s.cluster.Client.Delete(s.t.Context(), b)).To(Succeed())
-	s.pass(20 * time.Second)
+	s.advance(20 * time.Second)
 	s.reconcile()
 	s.Expect(s.stays("greedy")).To(BeFalse())
 	s.Expect(s.records()).To(Equal([]string{"GPU-1/greedy"}))
@@ -431,7 +432,7 @@ func goneIsNoPressure(s *site) {
 	s.Expect(again).To(Equal(2*time.Minute), "nothing else makes it look again")
 	s.Expect(s.condition()).NotTo(BeEmpty())
 	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
-	s.pass(again)
+	s.advance(again)
 	s.reconcile()
 	s.Expect(s.condition()).To(BeEmpty())
 }
@@ -452,7 +453,7 @@ func denied(s *site) {
 	s.pod("greedy", nil)
 	s.over("GPU-1/greedy")
 	s.denied = true
-	result, err := s.controller.Reconcile(s.t.Context(), memoryguard.Pass{})
+	result, err := s.controller.Reconcile(s.t.Context(), memoryguard.Request{})
 	s.Expect(s.records()).To(BeEmpty(), "it was not carried out")
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(Equal(30 * time.Second))
@@ -464,7 +465,7 @@ func lostAnswer(s *site) {
 	s.pod("greedy", nil)
 	s.over("GPU-1/greedy")
 	s.lost = true
-	_, err := s.controller.Reconcile(s.t.Context(), memoryguard.Pass{})
+	_, err := s.controller.Reconcile(s.t.Context(), memoryguard.Request{})
 	s.Expect(err).To(MatchError(ContainSubstring("the connection was lost")))
 	s.Expect(s.records()).To(Equal([]string{"GPU-1/greedy"}), "it may have been carried out")
 	s.lost = false
@@ -527,11 +528,11 @@ func olderAgent(s *site) {
 	s.guard(60)
 	s.Expect(s.reconcile().RequeueAfter).To(BeNumerically("~", 2*time.Minute, time.Second), "an agent takes a moment")
 	s.Expect(s.condition()).To(BeEmpty())
-	s.pass(2 * time.Minute)
+	s.advance(2 * time.Minute)
 	s.reconcile()
 	s.Expect(s.condition()).To(SatisfyAll(ContainSubstring("The agents of 1 nodes (n1) have not reported"), ContainSubstring("wait for the update of their DaemonSet")))
 	writes := s.writes
-	s.pass(time.Hour)
+	s.advance(time.Hour)
 	s.reconcile()
 	s.Expect(s.writes).To(Equal(writes), "it is said once")
 	s.measures()

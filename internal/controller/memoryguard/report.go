@@ -28,7 +28,7 @@ const (
 
 // report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not
 // measured, and nothing else of its status.
-func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, findings []finding, unmeasured []string) error {
+func (r *reconciliation) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, findings []finding, unmeasured []string) error {
 	is := metav1.Condition{Type: v1alpha1.ConditionMemoryPressure, ObservedGeneration: policy.Generation}
 	var was, own []metav1.Condition
 	if c, reported := condition.Find(policy.Status.Conditions, is.Type); reported {
@@ -37,10 +37,10 @@ func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, fi
 	switch {
 	case len(findings) > 0:
 		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonContainerOverShare, messageOf(findings)
-		own = condition.Set(was, is, p.now)
+		own = condition.Set(was, is, r.now)
 	case len(unmeasured) > 0:
 		is.Status, is.Reason, is.Message = metav1.ConditionUnknown, v1alpha1.ReasonNotMeasured, unmeasuredMessage(unmeasured)
-		own = condition.Set(was, is, p.now)
+		own = condition.Set(was, is, r.now)
 	}
 	if equality.Semantic.DeepEqual(was, own) {
 		return nil
@@ -53,7 +53,7 @@ func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, fi
 		}
 		want.WithStatus(status)
 	}
-	_, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: p.client, Name: FieldManager}, policy, want, ac.ExtractGPUSharingPolicyStatus)
+	_, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: r.client, Name: FieldManager}, policy, want, ac.ExtractGPUSharingPolicyStatus)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
 	}
@@ -73,8 +73,8 @@ func messageOf(findings []finding) string {
 	lines := make([]string, 0, maxNamed+1)
 	for _, f := range findings[:min(len(findings), maxNamed)] {
 		text := f.text
-		if f.fate != "" {
-			text += " (" + f.fate + ")"
+		if f.outcome != "" {
+			text += " (" + f.outcome + ")"
 		}
 		lines = append(lines, text)
 	}
@@ -85,10 +85,10 @@ func messageOf(findings []finding) string {
 }
 
 // announce tells of an incident on the pod and on the policy.
-func (p *pass) announce(of incident, kind, reason, action, note string) {
+func (r *reconciliation) announce(of incident, kind, reason, action, note string) {
 	note = format.CutBytes(note, maxNote)
 	if of.pod != nil {
-		p.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", note)
+		r.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", note)
 	}
-	p.events.Eventf(of.policy, of.node, kind, reason, action, "%s", note)
+	r.events.Eventf(of.policy, of.node, kind, reason, action, "%s", note)
 }

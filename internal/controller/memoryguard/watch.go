@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// gathering is how long events are collected before a pass, which goes over all GPUNodes.
-	gathering   = time.Second
-	passTimeout = time.Minute
-	minBackoff  = 500 * time.Millisecond
-	maxBackoff  = time.Minute
+	// gathering is how long events are collected before a reconcile, which goes over all GPUNodes.
+	gathering        = time.Second
+	reconcileTimeout = time.Minute
+	minBackoff       = 500 * time.Millisecond
+	maxBackoff       = time.Minute
 )
 
 // Register makes the controller run in a manager.
@@ -37,18 +37,18 @@ func (c *Controller) Register(mgr manager.Manager) error {
 		return err
 	}
 	c.metrics = shared
-	return builder.TypedControllerManagedBy[Pass](mgr).
+	return builder.TypedControllerManagedBy[Request](mgr).
 		Named(c.Name()).
-		WithOptions(controller.TypedOptions[Pass]{
-			MaxConcurrentReconciles: 1, ReconciliationTimeout: passTimeout,
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff),
+		WithOptions(controller.TypedOptions[Request]{
+			MaxConcurrentReconciles: 1, ReconciliationTimeout: reconcileTimeout,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[Request](minBackoff, maxBackoff),
 		}).
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(predicate.Funcs{UpdateFunc: differs})).
 		Complete(c)
 }
 
-// differs reports whether what a pass reads of a GPUNode has changed.
+// differs reports whether what a reconcile reads of a GPUNode has changed.
 func differs(e event.UpdateEvent) bool {
 	was, areNodes := e.ObjectOld.(*v1alpha1.GPUNode)
 	is, all := e.ObjectNew.(*v1alpha1.GPUNode)
@@ -62,10 +62,10 @@ func measured(n *v1alpha1.GPUNode) bool {
 }
 
 // wake puts the one request into the queue, once for all that happens within a short time.
-func wake() handler.TypedEventHandler[client.Object, Pass] {
-	type queue = workqueue.TypedRateLimitingInterface[Pass]
-	add := func(q queue) { q.AddAfter(Pass{}, gathering) }
-	return handler.TypedFuncs[client.Object, Pass]{
+func wake() handler.TypedEventHandler[client.Object, Request] {
+	type queue = workqueue.TypedRateLimitingInterface[Request]
+	add := func(q queue) { q.AddAfter(Request{}, gathering) }
+	return handler.TypedFuncs[client.Object, Request]{
 		CreateFunc:  func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
 		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
 		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },

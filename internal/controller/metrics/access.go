@@ -49,7 +49,7 @@ type guard struct {
 }
 
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	status, err := g.judge(r)
+	status, err := g.authorize(r)
 	if err != nil {
 		g.log.Error(err, "deciding who may read the metrics")
 	}
@@ -60,8 +60,8 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.next.ServeHTTP(w, r)
 }
 
-// judge is the status with which a request is refused, or 200.
-func (g *guard) judge(r *http.Request) (int, error) {
+// authorize is the status with which a request is refused, or 200.
+func (g *guard) authorize(r *http.Request) (int, error) {
 	token, isBearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !isBearer || token == "" {
 		return http.StatusUnauthorized, nil

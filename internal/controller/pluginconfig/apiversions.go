@@ -26,7 +26,7 @@ import (
 // text says what to look at.
 var ErrNotSynced = errors.New("not read yet")
 
-// readTimeout is how long a pass waits for the cache to hold the objects of a kind. The cache follows within
+// readTimeout is how long a reconcile waits for the cache to hold the objects of a kind. The cache follows within
 // milliseconds.
 const readTimeout = 5 * time.Second
 
@@ -51,24 +51,24 @@ type servedAt struct {
 // served returns the version in which the API server serves a kind: the one that we know if it is among them, otherwise
 // the one that is stored, otherwise the highest. It returns the zero value if the kind has no definition, and
 // ErrNotSynced with the zero value if its definition serves no version.
-func (w *Configurer) served(ctx context.Context, k kind) (version, error) {
+func (c *Configurer) served(ctx context.Context, k kind) (version, error) {
 	definition := Definitions()
-	if err := w.client.Get(ctx, client.ObjectKey{Name: k.crd}, definition); err != nil {
+	if err := c.client.Get(ctx, client.ObjectKey{Name: k.crd}, definition); err != nil {
 		return version{}, client.IgnoreNotFound(err)
 	}
-	w.versions.mu.Lock()
-	defer w.versions.mu.Unlock()
-	known, found := w.versions.of[k.crd]
+	c.versions.mu.Lock()
+	defer c.versions.mu.Unlock()
+	known, found := c.versions.of[k.crd]
 	if !found || known.resourceVersion != definition.ResourceVersion {
 		whole := object(customResourceDefinition)
-		if err := w.reader.Get(ctx, client.ObjectKey{Name: k.crd}, whole); err != nil {
+		if err := c.reader.Get(ctx, client.ObjectKey{Name: k.crd}, whole); err != nil {
 			return version{}, client.IgnoreNotFound(err)
 		}
 		known = servedAt{resourceVersion: definition.ResourceVersion, version: choose(k.Version, whole)}
-		if w.versions.of == nil {
-			w.versions.of = map[string]servedAt{}
+		if c.versions.of == nil {
+			c.versions.of = map[string]servedAt{}
 		}
-		w.versions.of[k.crd] = known
+		c.versions.of[k.crd] = known
 	}
 	if known.version == "" {
 		return version{}, fmt.Errorf("CustomResourceDefinition %s serves no version, so the objects of kind %s are %w; "+
@@ -104,17 +104,17 @@ func choose(preferred string, definition *unstructured.Unstructured) string {
 }
 
 // list reads all objects of a kind that may not be served in this cluster.
-func (w *Configurer) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
-	all, _, err := w.listServed(ctx, k)
+func (c *Configurer) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
+	all, _, err := c.listServed(ctx, k)
 	return all, err
 }
 
 // listServed reads all objects of a kind in the version that is served; the version is empty if the kind has no
 // definition.
-func (w *Configurer) listServed(
+func (c *Configurer) listServed(
 	ctx context.Context, k kind, opts ...client.ListOption,
 ) ([]unstructured.Unstructured, schema.GroupVersionKind, error) {
-	v, err := w.served(ctx, k)
+	v, err := c.served(ctx, k)
 	if err != nil || v == (version{}) {
 		return nil, schema.GroupVersionKind{}, err
 	}
@@ -122,7 +122,7 @@ func (w *Configurer) listServed(
 	all.SetGroupVersionKind(v.GroupVersion().WithKind(v.Kind + "List"))
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	err = w.client.List(ctx, all, opts...)
+	err = c.client.List(ctx, all, opts...)
 	if meta.IsNoMatchError(err) || isNotCached(err) || apierrors.IsTimeout(err) || apierrors.IsNotFound(err) {
 		plural := strings.TrimSuffix(k.crd, "."+k.Group)
 		return nil, schema.GroupVersionKind{}, fmt.Errorf("CustomResourceDefinition %s serves version %s, and the objects of kind %s are %w; "+
@@ -137,7 +137,7 @@ func (w *Configurer) listServed(
 // Served returns the version in which the API server serves a kind: the preferred one if it is among them, otherwise
 // the one that is stored, otherwise the highest. definition is the name of its CustomResourceDefinition. It returns the
 // zero value if the kind has no definition, and ErrNotSynced if its definition serves no version.
-func (w *Configurer) Served(ctx context.Context, preferred schema.GroupVersionKind, definition string) (schema.GroupVersionKind, error) {
-	v, err := w.served(ctx, kind{preferred, definition})
+func (c *Configurer) Served(ctx context.Context, preferred schema.GroupVersionKind, definition string) (schema.GroupVersionKind, error) {
+	v, err := c.served(ctx, kind{preferred, definition})
 	return v.GroupVersionKind, err
 }

@@ -29,7 +29,7 @@ func TestServedVersions(t *testing.T) {
 	policy := f.policy("cluster-policy", installed)
 	f.Expect(cluster.Serve(t.Context(), policies, "v2")).To(Succeed())
 	f.Expect(cluster.Serve(t.Context(), clusters, "v1beta1", "v1beta2")).To(Succeed())
-	f.Eventually(func() error { return f.tryWire(research) }, "20s", "100ms").Should(Succeed())
+	f.Eventually(func() error { return f.tryConfigure(research) }, "20s", "100ms").Should(Succeed())
 	now := f.inVersion("v2", policy)
 	f.Expect(now.Object).To(HaveKeyWithValue("spec", HaveKeyWithValue("devicePlugin", HaveKeyWithValue("config",
 		HaveKeyWithValue("name", pluginconfig.ConfigMapName)))), "read and written in the version that is served")
@@ -39,15 +39,15 @@ func TestServedVersions(t *testing.T) {
 	f.Expect(f.client.Create(t.Context(), dra)).To(Succeed())
 	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonDRAStackActive))
 
-	w := f.configurer() // one that runs while versions change
+	c := f.configurer() // one that runs while versions change
 	f.Expect(cluster.Serve(t.Context(), clusters)).To(Succeed())
-	_, err := w.Observe(t.Context())
+	_, err := c.Observe(t.Context())
 	f.Expect(err).To(MatchError(pluginconfig.ErrNotSynced), "objects that cannot be read are not absent")
 	f.Expect(err).To(MatchError(Equal("CustomResourceDefinition gpuclusters.nvidia.com serves no version, so the objects of kind " +
 		"GPUCluster are not read yet; set served of one of its spec.versions, or delete the definition")))
 	f.Expect(cluster.Serve(t.Context(), clusters, "v1beta2", "v1alpha1")).To(Succeed())
 	f.Eventually(func() (string, error) {
-		o, err := w.Observe(t.Context())
+		o, err := c.Observe(t.Context())
 		if err != nil {
 			return "", err
 		}
@@ -56,12 +56,12 @@ func TestServedVersions(t *testing.T) {
 
 	f.Expect(cluster.Serve(t.Context(), features, "v1")).To(Succeed())
 	f.Eventually(func() (string, error) {
-		_, served, err := w.NodeFeatures(t.Context())
+		_, served, err := c.NodeFeatures(t.Context())
 		return served.String(), err
 	}, "20s", "100ms").Should(Equal("nfd.k8s-sigs.io/v1, Kind=NodeFeature"))
 	f.Expect(cluster.Serve(t.Context(), features, "v1", "v1alpha1")).To(Succeed())
 	f.Eventually(func() (string, error) {
-		_, served, err := w.NodeFeatures(t.Context())
+		_, served, err := c.NodeFeatures(t.Context())
 		return served.Version, err
 	}, "20s", "100ms").Should(Equal("v1alpha1"), "the version that we know, if it is served")
 }

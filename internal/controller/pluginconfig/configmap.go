@@ -23,7 +23,7 @@ const (
 
 // WriteKeys makes exactly these keys ours in our ConfigMap, and creates it if there is none. Keys of others stay. It
 // says whether it wrote.
-func (w *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
+func (c *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
 	if o.Reason != "" {
 		return false, nil
 	}
@@ -37,7 +37,7 @@ func (w *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string
 		want.WithLabels(map[string]string{managedBy: operator})
 		want.WithAnnotations(map[string]string{v1alpha1.AnnotationBaseline: record})
 	}
-	owner := ssa.Owner{Client: w.client, Name: fieldManager}
+	owner := ssa.Owner{Client: c.client, Name: fieldManager}
 	wrote, err := ssa.Apply(ctx, owner, o.configMap, want, corev1ac.ExtractConfigMap)
 	if err != nil {
 		return false, fmt.Errorf("writing ConfigMap %s: %w", o.ConfigMap, err)
@@ -66,9 +66,9 @@ func (o *Observed) theirs() map[string]string {
 	return theirs
 }
 
-func (w *Configurer) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
+func (c *Configurer) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
 	precondition := client.Preconditions{UID: &configMap.UID, ResourceVersion: &configMap.ResourceVersion}
-	err := client.IgnoreNotFound(w.client.Delete(ctx, configMap, precondition))
+	err := client.IgnoreNotFound(c.client.Delete(ctx, configMap, precondition))
 	if err != nil {
 		return fmt.Errorf("removing ConfigMap %s: %w", client.ObjectKeyFromObject(configMap), err)
 	}

@@ -17,17 +17,17 @@ import (
 // KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own
 // namespace. A config that only a node without a policy names could not be rendered again if a user deleted our
 // ConfigMap, or the namespace of the GPU Operator. It comes after WriteKeys.
-func (w *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
-	if w.own == "" || o.ConfigMap.Name == "" || o.ConfigMap.Name == ConfigMapName && o.ConfigMap.Namespace == w.own || len(o.Applied) == 0 {
+func (c *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
+	if c.own == "" || o.ConfigMap.Name == "" || o.ConfigMap.Name == ConfigMapName && o.ConfigMap.Namespace == c.own || len(o.Applied) == 0 {
 		return nil
 	}
-	want := corev1ac.ConfigMap(ConfigMapName, w.own).WithData(o.Applied).WithLabels(map[string]string{managedBy: operator})
+	want := corev1ac.ConfigMap(ConfigMapName, c.own).WithData(o.Applied).WithLabels(map[string]string{managedBy: operator})
 	if o.record != "" {
 		want.WithAnnotations(map[string]string{v1alpha1.AnnotationBaseline: o.record})
 	}
-	owner := ssa.Owner{Client: w.client, Name: fieldManager}
+	owner := ssa.Owner{Client: c.client, Name: fieldManager}
 	if _, err := ssa.Apply(ctx, owner, o.copied, want, corev1ac.ExtractConfigMap); err != nil {
-		return fmt.Errorf("copying ConfigMap %s to namespace %s: %w", o.ConfigMap, w.own, err)
+		return fmt.Errorf("copying ConfigMap %s to namespace %s: %w", o.ConfigMap, c.own, err)
 	}
 	return nil
 }

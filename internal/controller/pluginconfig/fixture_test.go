@@ -93,14 +93,14 @@ func (f *fixture) observe() *pluginconfig.Observed {
 	return o
 }
 
-// configure is one pass that needs the device plugin to read these keys beside those of the Configurer itself.
+// configure is one reconcile that needs the device plugin to read these keys beside those of the Configurer itself.
 func (f *fixture) configure(keys map[string]string) []string {
 	f.t.Helper()
-	f.Expect(f.tryWire(keys)).To(Succeed())
+	f.Expect(f.tryConfigure(keys)).To(Succeed())
 	return f.writes
 }
 
-func (f *fixture) tryWire(keys map[string]string) error {
+func (f *fixture) tryConfigure(keys map[string]string) error {
 	f.writes = nil
 	o, err := f.configurer().Observe(f.ctx())
 	if err != nil {

@@ -57,13 +57,13 @@ const tryAgain = time.Second
 
 // Source puts a request into the queue when an object of NVIDIA's changes. A kind is watched in the version that is
 // served, as long as one is: a watch on a kind that does not exist would keep the controller from starting.
-func Source[R comparable](w *Configurer, c cache.Cache, request R) source.TypedSource[R] {
+func Source[R comparable](configurer *Configurer, c cache.Cache, request R) source.TypedSource[R] {
 	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
 		informer, err := c.GetInformer(ctx, Definitions())
 		if err != nil {
 			return fmt.Errorf("watching custom resource definitions: %w", err)
 		}
-		watch := &watcher{wiring: w, cache: c, wake: func() { queue.Add(request) }, changed: map[string]chan struct{}{}}
+		watch := &watcher{configurer: configurer, cache: c, wake: func() { queue.Add(request) }, changed: map[string]chan struct{}{}}
 		for _, k := range []kind{clusterPolicy, gpuCluster, nodeFeature} {
 			watch.changed[k.crd] = make(chan struct{}, 1)
 			go watch.follow(ctx, k)
@@ -75,10 +75,10 @@ func Source[R comparable](w *Configurer, c cache.Cache, request R) source.TypedS
 
 // watcher watches NVIDIA's kinds while they are served.
 type watcher struct {
-	wiring  *Configurer
-	cache   cache.Cache
-	wake    func()
-	changed map[string]chan struct{} // by name of the definition: it was added, changed or deleted
+	configurer *Configurer
+	cache      cache.Cache
+	wake       func()
+	changed    map[string]chan struct{} // by name of the definition: it was added, changed or deleted
 }
 
 // definitions handles what happens to custom resource definitions.
@@ -121,7 +121,7 @@ func (w *watcher) follow(ctx context.Context, k kind) {
 
 // adjust ends the watch on a version that is no longer served, and begins that on the one which is.
 func (w *watcher) adjust(ctx context.Context, k kind, watched *version) error {
-	served, err := w.wiring.served(ctx, k)
+	served, err := w.configurer.served(ctx, k)
 	if err != nil && !errors.Is(err, ErrNotSynced) {
 		return err
 	}
@@ -168,7 +168,7 @@ func matters(old, updated any) bool {
 		return true
 	}
 	if b.GroupVersionKind().GroupKind() == nodeFeature.GroupKind() {
-		return asksAnew(a, b)
+		return requestChanged(a, b)
 	}
 	ignored := func(o *unstructured.Unstructured) bool { return stringAt(o, "status", "state") == "ignored" }
 	return a.GetGeneration() != b.GetGeneration() || namespaceOf(a) != namespaceOf(b) || ignored(a) != ignored(b)

@@ -47,25 +47,25 @@ func noManager(policy *unstructured.Unstructured, keys map[string]string) string
 
 // ConfigureMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It
 // comes after Configure, and says whether it changed the ClusterPolicy.
-func (w *Configurer) ConfigureMIG(ctx context.Context, o *Observed) (bool, error) {
+func (c *Configurer) ConfigureMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
-	return w.retry(ctx, o, func() (bool, error) { return w.configureMIG(ctx, o) })
+	return c.retry(ctx, o, func() (bool, error) { return c.configureMIG(ctx, o) })
 }
 
-func (w *Configurer) configureMIG(ctx context.Context, o *Observed) (bool, error) {
+func (c *Configurer) configureMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.NoMIGManager != "" || o.MIGReady || !o.Ready {
 		return false, nil
 	}
 	if _, filed := o.Applied[migmanager.FileKey]; !filed {
-		file, err := w.fileBefore(ctx, o)
+		file, err := c.fileBefore(ctx, o)
 		if err != nil {
 			return false, err
 		}
 		keys := maps.Clone(o.Applied)
 		keys[migmanager.FileKey] = file
-		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
+		if _, err := c.WriteKeys(ctx, o, keys); err != nil {
 			return false, err
 		}
 	}
@@ -73,18 +73,18 @@ func (w *Configurer) configureMIG(ctx context.Context, o *Observed) (bool, error
 	if err := unstructured.SetNestedField(want.Object, ConfigMapName, managerNamePath()...); err != nil {
 		return false, fmt.Errorf("pointing mig-manager at ConfigMap %s: %w", o.ConfigMap, err)
 	}
-	return w.patch(ctx, o.clusterPolicy, want)
+	return c.patch(ctx, o.clusterPolicy, want)
 }
 
 // RestoreMIG lets mig-manager read again what it read before us. It says whether it changed the ClusterPolicy.
-func (w *Configurer) RestoreMIG(ctx context.Context, o *Observed) (bool, error) {
+func (c *Configurer) RestoreMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
-	return w.retry(ctx, o, func() (bool, error) { return w.restoreMIG(ctx, o) })
+	return c.retry(ctx, o, func() (bool, error) { return c.restoreMIG(ctx, o) })
 }
 
-func (w *Configurer) restoreMIG(ctx context.Context, o *Observed) (bool, error) {
+func (c *Configurer) restoreMIG(ctx context.Context, o *Observed) (bool, error) {
 	if !readsOurs(o.clusterPolicy) {
 		return false, nil
 	}
@@ -92,7 +92,7 @@ func (w *Configurer) restoreMIG(ctx context.Context, o *Observed) (bool, error) 
 	if err := restoreManager(want, o.baseline); err != nil {
 		return false, fmt.Errorf("putting spec.migManager.config of ClusterPolicy %s back: %w", want.GetName(), err)
 	}
-	return w.patch(ctx, o.clusterPolicy, want)
+	return c.patch(ctx, o.clusterPolicy, want)
 }
 
 // restoreManager restores spec.migManager.config, unless another client has changed it since.
@@ -112,13 +112,13 @@ func restoreManager(policy *unstructured.Unstructured, b baseline) error {
 }
 
 // fileBefore is the file that mig-manager read before; one without configurations if there was none.
-func (w *Configurer) fileBefore(ctx context.Context, o *Observed) (string, error) {
+func (c *Configurer) fileBefore(ctx context.Context, o *Observed) (string, error) {
 	name := builtIn
 	if b := o.baseline.MIGManager; b != nil && b.Name != nil {
 		name = cmp.Or(*b.Name, builtIn)
 	}
 	before, key := &corev1.ConfigMap{}, types.NamespacedName{Namespace: o.ConfigMap.Namespace, Name: name}
-	if err := w.reader.Get(ctx, key, before); client.IgnoreNotFound(err) != nil {
+	if err := c.reader.Get(ctx, key, before); client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("reading ConfigMap %s, which NVIDIA's mig-manager reads: %w", key, err)
 	}
 	configs, err := migmanager.Parse(before.Data[migmanager.FileKey])

@@ -17,7 +17,7 @@ mig-configs:
     mig-enabled: false
 `
 
-// configureMIG is one pass that needs mig-manager.
+// configureMIG is one reconcile that needs mig-manager.
 func (f *fixture) configureMIG() []string {
 	f.t.Helper()
 	f.writes = nil

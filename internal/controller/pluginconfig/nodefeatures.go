@@ -25,8 +25,8 @@ var nodeFeature = kind{
 // NodeFeatures reads all NodeFeatures from the cache, in the form of SlimNodeFeature. They are shared with the cache
 // and must not be changed. The result served is the version in which the API server serves them; empty where the
 // cluster has no such kind. Errors: ErrNotSynced.
-func (w *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
-	return w.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
+func (c *Configurer) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
+	return c.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
 }
 
 // NewNodeFeature returns a NodeFeature without content, in a version that NodeFeatures returned.
@@ -52,7 +52,7 @@ func SlimNodeFeature(cached any) (any, error) {
 	if at, stamped := feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable]; stamped {
 		slim.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: at})
 	}
-	if value := cluster.AsksMPSCapable(feature); value != "" {
+	if value := cluster.RequestedMPSCapable(feature); value != "" {
 		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", cluster.LabelMPSCapable); err != nil {
 			return nil, fmt.Errorf("reading NodeFeature %s/%s: %w", feature.GetNamespace(), feature.GetName(), err)
 		}
@@ -60,7 +60,7 @@ func SlimNodeFeature(cached any) (any, error) {
 	return slim, nil
 }
 
-// asksAnew reports whether an update of a NodeFeature changes what it asks for.
-func asksAnew(old, updated *unstructured.Unstructured) bool {
-	return cluster.AsksMPSCapable(old) != cluster.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[cluster.LabelNodeName] != updated.GetLabels()[cluster.LabelNodeName]
+// requestChanged reports whether an update of a NodeFeature changes what it asks for.
+func requestChanged(old, updated *unstructured.Unstructured) bool {
+	return cluster.RequestedMPSCapable(old) != cluster.RequestedMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[cluster.LabelNodeName] != updated.GetLabels()[cluster.LabelNodeName]
 }

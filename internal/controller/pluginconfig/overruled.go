@@ -49,13 +49,13 @@ func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
 		return "", time.Time{}, false
 	}
 	manager, at = lastWriter(o.clusterPolicy)
-	return manager, at, o.wiredBefore(at)
+	return manager, at, o.configuredBefore(at)
 }
 
-// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same
+// configuredBefore reports whether we had configured the ClusterPolicy: its copy of the baseline is written in the same
 // patch. A client that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of
 // this very ClusterPolicy, and the last write is later than both: who created it has reverted nothing.
-func (o *Observed) wiredBefore(lastWrite time.Time) bool {
+func (o *Observed) configuredBefore(lastWrite time.Time) bool {
 	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {
 		return true
 	}
@@ -131,7 +131,7 @@ func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time
 	for _, entry := range policy.GetManagedFields() {
 		switch {
 		case entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil:
-		case ownsWiring(entry):
+		case ownsConfiguration(entry):
 			owners = append(owners, entry)
 		default:
 			others = append(others, entry)
@@ -148,7 +148,7 @@ func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time
 	return manager, at
 }
 
-func ownsWiring(entry metav1.ManagedFieldsEntry) bool {
+func ownsConfiguration(entry metav1.ManagedFieldsEntry) bool {
 	if entry.FieldsV1 == nil {
 		return false
 	}

@@ -59,7 +59,7 @@ func testMeetsStatusWrites(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.meets(3, f.reports(policy))
 	f.Expect(f.configure(research)).To(ContainElement("patch ClusterPolicy"))
-	f.Expect(f.observe().Ready).To(BeTrue(), "in the same pass")
+	f.Expect(f.observe().Ready).To(BeTrue(), "in the same reconcile")
 
 	policy = f.again(policy)
 	f.meets(3, f.reports(policy))
@@ -101,7 +101,7 @@ func testMeetsTooManyWrites(f *fixture) {
 	policy = f.again(policy)
 	for range 2 {
 		f.meets(100, f.reports(policy))
-		f.Expect(apierrors.IsConflict(f.tryWire(research))).To(BeTrue())
+		f.Expect(apierrors.IsConflict(f.tryConfigure(research))).To(BeTrue())
 		patches := slices.DeleteFunc(slices.Clone(f.writes), func(w string) bool { return w != "patch ClusterPolicy" })
 		f.Expect(patches).To(HaveLen(5), "at once, and not without end")
 		f.fail = nil
@@ -130,13 +130,13 @@ func testMeetsDeletion(f *fixture) {
 		f.Expect(f.client.Delete(f.ctx(), f.get(policy))).To(Succeed())
 		f.policy("cluster-policy", "spec: {devicePlugin: {enabled: false}}")
 	})
-	f.Expect(apierrors.IsConflict(f.tryWire(research))).To(BeTrue())
+	f.Expect(apierrors.IsConflict(f.tryConfigure(research))).To(BeTrue())
 	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: false}}"))
 
 	f.meets(0, nil)
 	f.patch(policy, "helm", `{"spec":{"devicePlugin":{"enabled":true}}}`)
 	f.meets(1, func() { f.patch(policy, "helm", `{"spec":{"devicePlugin":{"enabled":false}}}`) })
-	f.Expect(apierrors.IsConflict(f.tryWire(research))).To(BeTrue())
+	f.Expect(apierrors.IsConflict(f.tryConfigure(research))).To(BeTrue())
 	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: false}}"))
 }
 

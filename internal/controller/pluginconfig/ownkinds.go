@@ -51,15 +51,15 @@ func OwnKinds(ctx context.Context, reader client.Reader) error {
 // OwnPolicies returns the policies as the API server has them. It is asked before anything is changed because a
 // policy is absent, and is an error if that may have another cause than its deletion: OwnKinds, or that known, which
 // the cache shows, lacks one, since a watch on a kind whose definition was made anew begins again only after a while.
-func (w *Configurer) OwnPolicies(
+func (c *Configurer) OwnPolicies(
 	ctx context.Context, known []v1alpha1.GPUSharingPolicy,
 ) (map[string]metav1.PartialObjectMetadata, error) {
-	if err := OwnKinds(ctx, w.reader); err != nil {
+	if err := OwnKinds(ctx, c.reader); err != nil {
 		return nil, err
 	}
 	all := &metav1.PartialObjectMetadataList{}
 	all.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicyList"))
-	if err := w.reader.List(ctx, all); err != nil {
+	if err := c.reader.List(ctx, all); err != nil {
 		return nil, fmt.Errorf("reading policies past the cache: %w", err)
 	}
 	shown := make(map[types.UID]bool, len(known))

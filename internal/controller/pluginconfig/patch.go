@@ -22,19 +22,19 @@ import (
 // Configure points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes
 // need and the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces
 // NVIDIA's pods. It says whether it changed the ClusterPolicy.
-func (w *Configurer) Configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+func (c *Configurer) Configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason != "" || o.clusterPolicy == nil {
 		return false, nil
 	}
-	return w.retry(ctx, o, func() (bool, error) { return w.configure(ctx, o, tolerations) })
+	return c.retry(ctx, o, func() (bool, error) { return c.configure(ctx, o, tolerations) })
 }
 
-func (w *Configurer) configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+func (c *Configurer) configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	want, record := o.clusterPolicy, o.baseline
 	o.keepStrategy()
 	if !o.Ready && o.Overridden == nil && (o.Held == "" || !o.repoints()) {
-		record = o.overruled(w.clock.Now())
-		pointed, err := w.point(ctx, o, record)
+		record = o.overruled(c.clock.Now())
+		pointed, err := c.point(ctx, o, record)
 		if err != nil {
 			return false, err
 		}
@@ -47,25 +47,25 @@ func (w *Configurer) configure(ctx context.Context, o *Observed, tolerations []c
 		}
 		want = tolerated
 	}
-	changed, err := w.patch(ctx, o.clusterPolicy, want)
+	changed, err := c.patch(ctx, o.clusterPolicy, want)
 	if !changed || record.Revision == o.baseline.Revision {
 		return changed, err
 	}
 	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a client may replace the whole
 	// ClusterPolicy.
 	o.baseline = record
-	_, err = w.WriteKeys(ctx, o, o.Applied)
+	_, err = c.WriteKeys(ctx, o, o.Applied)
 	return true, err
 }
 
 // point is the ClusterPolicy as it has to be, once all that it will name is written, with a record of what was there
 // before.
-func (w *Configurer) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
+func (c *Configurer) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
 	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
 		keys := maps.Clone(o.Configs)
 		maps.Copy(keys, o.Applied)
 		maps.Copy(keys, o.Configs)
-		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
+		if _, err := c.WriteKeys(ctx, o, keys); err != nil {
 			return nil, err
 		}
 	}
@@ -102,14 +102,14 @@ func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Tol
 // Restore puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
 // removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It says whether it changed the
 // ClusterPolicy.
-func (w *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
+func (c *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false, nil
 	}
 	if o.Waits() != "" {
 		return false, nil
 	}
-	changed, err := w.retry(ctx, o, func() (bool, error) { return w.restore(ctx, o, tolerations) })
+	changed, err := c.retry(ctx, o, func() (bool, error) { return c.restore(ctx, o, tolerations) })
 	if err != nil {
 		return false, err
 	}
@@ -121,7 +121,7 @@ func (w *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tol
 	case o.clusterPolicy != nil && exists(o.configMap):
 		remove = append(remove, *o.configMap)
 	case o.ConfigMap.Name != "" && o.Applied != nil:
-		if _, err := w.WriteKeys(ctx, o, o.keysToStay()); err != nil {
+		if _, err := c.WriteKeys(ctx, o, o.keysToStay()); err != nil {
 			return changed, err
 		}
 	}
@@ -130,14 +130,14 @@ func (w *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tol
 		return changed, nil
 	}
 	for i := range remove {
-		if err := w.remove(ctx, &remove[i]); err != nil {
+		if err := c.remove(ctx, &remove[i]); err != nil {
 			return changed, err
 		}
 	}
 	return changed, nil
 }
 
-func (w *Configurer) restore(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+func (c *Configurer) restore(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
@@ -152,7 +152,7 @@ func (w *Configurer) restore(ctx context.Context, o *Observed, tolerations []cor
 	if want, err = o.tolerate(want, tolerations); err != nil {
 		return false, err
 	}
-	return w.patch(ctx, o.clusterPolicy, want)
+	return c.patch(ctx, o.clusterPolicy, want)
 }
 
 // tries is how often a write of the ClusterPolicy is tried that meets one of another client. NVIDIA's operator writes
@@ -161,15 +161,15 @@ const tries = 5
 
 // retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what
 // that client wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next
-// pass.
-func (w *Configurer) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
+// reconcile.
+func (c *Configurer) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
 	for try := 1; ; try++ {
 		changed, err := write()
 		if !apierrors.IsConflict(err) || try == tries {
 			return changed, err
 		}
 		now := object(o.clusterPolicy.GroupVersionKind())
-		if err := w.reader.Get(ctx, client.ObjectKeyFromObject(o.clusterPolicy), now); err != nil {
+		if err := c.reader.Get(ctx, client.ObjectKeyFromObject(o.clusterPolicy), now); err != nil {
 			return false, fmt.Errorf("reading ClusterPolicy %s again: %w", o.clusterPolicy.GetName(), err)
 		}
 		if now.GetUID() != o.clusterPolicy.GetUID() || !clusterpolicy.RunsPlugin(now) || namespaceOf(now) != namespaceOf(o.clusterPolicy) {
@@ -177,7 +177,7 @@ func (w *Configurer) retry(ctx context.Context, o *Observed, write func() (bool,
 		}
 		operands := clusterpolicy.OperandsOf(now)
 		o.clusterPolicy, o.Operands, o.did = now, &operands, nil
-		if err := w.observeClusterPolicy(ctx, o); err != nil {
+		if err := c.observeClusterPolicy(ctx, o); err != nil {
 			return false, err
 		}
 	}
@@ -185,7 +185,7 @@ func (w *Configurer) retry(ctx context.Context, o *Observed, write func() (bool,
 
 // patch changes an object from have to want by one merge patch, unless they are the same. It fails if another client
 // changed the object meanwhile, for what they changed may be what is to be recorded.
-func (w *Configurer) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
+func (c *Configurer) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
 	diff, err := client.MergeFrom(have).Data(want)
 	if err != nil {
 		return false, fmt.Errorf("comparing %s %s: %w", have.GetKind(), have.GetName(), err)
@@ -194,7 +194,7 @@ func (w *Configurer) patch(ctx context.Context, have, want *unstructured.Unstruc
 		return false, nil
 	}
 	patch := client.MergeFromWithOptions(have, client.MergeFromWithOptimisticLock{})
-	if err := w.client.Patch(ctx, want, patch, client.FieldOwner(fieldManager)); err != nil {
+	if err := c.client.Patch(ctx, want, patch, client.FieldOwner(fieldManager)); err != nil {
 		return false, fmt.Errorf("patching %s %s: %w", have.GetKind(), have.GetName(), err)
 	}
 	return true, nil

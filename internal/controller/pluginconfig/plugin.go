@@ -12,11 +12,11 @@ import (
 )
 
 // ConfigMapNames are the names that our ConfigMap can have.
-func (w *Configurer) ConfigMapNames() []string {
-	if w.standAlone.ConfigMap == "" {
+func (c *Configurer) ConfigMapNames() []string {
+	if c.standAlone.ConfigMap == "" {
 		return []string{ConfigMapName}
 	}
-	return []string{ConfigMapName, w.standAlone.ConfigMap}
+	return []string{ConfigMapName, c.standAlone.ConfigMap}
 }
 
 // Subject is what an event about the configuration of the device plugin is about: the ClusterPolicy or, without one,

@@ -59,9 +59,9 @@ type Configurer struct {
 }
 
 // CopyTo makes the Configurer keep a copy of our ConfigMap in the operator's own namespace.
-func (w *Configurer) CopyTo(namespace string) *Configurer {
-	w.own = namespace
-	return w
+func (c *Configurer) CopyTo(namespace string) *Configurer {
+	c.own = namespace
+	return c
 }
 
 // New returns a Configurer. The reader is not cached.
@@ -107,13 +107,13 @@ type Observed struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=gpu-sharing-device-plugin,verbs=list;watch;patch;delete
 
 // Observe reads from the cache how the device plugin is installed and what of ours is there. Errors: ErrNotSynced.
-func (w *Configurer) Observe(ctx context.Context) (*Observed, error) {
+func (c *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	o := &Observed{}
-	clusters, err := w.list(ctx, gpuCluster)
+	clusters, err := c.list(ctx, gpuCluster)
 	if err != nil {
 		return nil, err
 	}
-	policies, err := w.list(ctx, clusterPolicy)
+	policies, err := c.list(ctx, clusterPolicy)
 	if err != nil {
 		return nil, err
 	}
@@ -122,8 +122,8 @@ func (w *Configurer) Observe(ctx context.Context) (*Observed, error) {
 		o.Reason, o.Message = draStackActive(clusters, clusterpolicy.Active(policies))
 		return o, nil
 	}
-	w.locate(o, clusterpolicy.Active(policies))
-	if err := w.observeConfigMaps(ctx, o); err != nil {
+	c.locate(o, clusterpolicy.Active(policies))
+	if err := c.observeConfigMaps(ctx, o); err != nil {
 		return nil, err
 	}
 	if o.Reason != "" {
@@ -134,16 +134,16 @@ func (w *Configurer) Observe(ctx context.Context) (*Observed, error) {
 		o.Ready = exists(o.configMap)
 		return o, nil
 	}
-	return o, w.observeClusterPolicy(ctx, o)
+	return o, c.observeClusterPolicy(ctx, o)
 }
 
 // observeClusterPolicy compares the ClusterPolicy with what it has to say, and remembers what it said before.
-func (w *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) error {
+func (c *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	policy := o.clusterPolicy
 	b := recorded(policy, o.record, policy.GetAnnotations()[v1alpha1.AnnotationBaseline], o.copied.Annotations[v1alpha1.AnnotationBaseline])
 	before := b.String()
 	o.baseline = b.remember(policy)
-	found, err := w.keysBefore(ctx, o)
+	found, err := c.keysBefore(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (w *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 	if o.baseline.String() != before {
 		o.baseline.Revision++
 	}
-	unlabelled, err := w.unlabelled(ctx, policy, o.baseline)
+	unlabelled, err := c.unlabelled(ctx, policy, o.baseline)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (w *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
 	o.Ready = configured(policy, o.defaultKey) && contains(o.Applied, o.Configs)
-	o.Overridden, o.Overruled = o.overridden(w.clock.Now()), o.baseline.last(w.clock.Now())
+	o.Overridden, o.Overruled = o.overridden(c.clock.Now()), o.baseline.last(c.clock.Now())
 	if o.Overridden != nil {
 		o.Message = o.Overridden.Message
 	}
@@ -169,7 +169,7 @@ func (w *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 
 // keysBefore is the content of the ConfigMap that the device plugin read before: as copied to ours or, if it was not
 // copied yet, as it is.
-func (w *Configurer) keysBefore(ctx context.Context, o *Observed) (map[string]string, error) {
+func (c *Configurer) keysBefore(ctx context.Context, o *Observed) (map[string]string, error) {
 	if o.baseline.Adopted {
 		for _, keys := range []map[string]string{o.Applied, o.Copied} {
 			if adopted := selectKeys(keys, o.baseline.Keys); len(adopted) == len(o.baseline.Keys) {
@@ -183,7 +183,7 @@ func (w *Configurer) keysBefore(ctx context.Context, o *Observed) (map[string]st
 	}
 	before := &corev1.ConfigMap{}
 	key := types.NamespacedName{Namespace: o.ConfigMap.Namespace, Name: name}
-	err := w.reader.Get(ctx, key, before)
+	err := c.reader.Get(ctx, key, before)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("reading ConfigMap %s, which the device plugin reads: %w", key, err)
 	}
@@ -191,11 +191,11 @@ func (w *Configurer) keysBefore(ctx context.Context, o *Observed) (map[string]st
 }
 
 // locate says where our ConfigMap belongs, or why nowhere.
-func (w *Configurer) locate(o *Observed, policy *unstructured.Unstructured) {
+func (c *Configurer) locate(o *Observed, policy *unstructured.Unstructured) {
 	if clusterpolicy.RunsPlugin(policy) {
 		o.ConfigMap = types.NamespacedName{Namespace: namespaceOf(policy), Name: ConfigMapName}
 		if o.ConfigMap.Namespace == "" {
-			o.ConfigMap.Namespace = w.standAlone.Namespace
+			o.ConfigMap.Namespace = c.standAlone.Namespace
 		}
 		if o.ConfigMap.Namespace == "" {
 			o.Reason, o.Message = v1alpha1.ReasonNoDevicePlugin, fmt.Sprintf("ClusterPolicy %s does not say in its "+
@@ -207,25 +207,25 @@ func (w *Configurer) locate(o *Observed, policy *unstructured.Unstructured) {
 		o.ClusterPolicy, o.clusterPolicy, o.Operands = true, policy, &operands
 		return
 	}
-	if w.standAlone.Namespace != "" && w.standAlone.ConfigMap != "" {
-		o.ConfigMap = types.NamespacedName{Namespace: w.standAlone.Namespace, Name: w.standAlone.ConfigMap}
+	if c.standAlone.Namespace != "" && c.standAlone.ConfigMap != "" {
+		o.ConfigMap = types.NamespacedName{Namespace: c.standAlone.Namespace, Name: c.standAlone.ConfigMap}
 		return
 	}
 	o.Reason, o.Message = v1alpha1.ReasonNoDevicePlugin, noDevicePlugin(policy)
 }
 
 // observeConfigMaps finds our ConfigMap, and those of ours that were left where the device plugin was before.
-func (w *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
+func (c *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
 	o.configMap, o.copied = &corev1.ConfigMap{}, &corev1.ConfigMap{}
 	all := &corev1.ConfigMapList{}
-	if err := w.client.List(ctx, all); err != nil {
+	if err := c.client.List(ctx, all); err != nil {
 		return fmt.Errorf("reading our ConfigMap: %w", err)
 	}
 	for i := range all.Items {
 		switch found := &all.Items[i]; {
 		case client.ObjectKeyFromObject(found) == o.ConfigMap:
 			o.configMap = found
-		case found.Name == ConfigMapName && found.Namespace == w.own:
+		case found.Name == ConfigMapName && found.Namespace == c.own:
 			o.copied, o.Copied = found, found.Data
 		case found.Name == ConfigMapName && found.Labels[managedBy] == operator:
 			o.leftovers = append(o.leftovers, *found)
@@ -244,14 +244,14 @@ func (w *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
 // gets what the ClusterPolicy asked for. To change the key restarts NVIDIA's programs on every node, so once the
 // ClusterPolicy names our ConfigMap it stays, and changes at most once more: when a node with MIG joins that no policy
 // governs (KeepStrategy).
-func (w *Configurer) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
+func (c *Configurer) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
 	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
 		if configured(policy, deviceplugin.Default(strategy).Key) {
 			return strategy, nil
 		}
 	}
 	nodes := &v1alpha1.GPUNodeList{}
-	if err := w.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("listing GPUNodes: %w", err)
 	}
 	for i := range nodes.Items {

@@ -42,7 +42,7 @@ func TestWithoutNVIDIA(t *testing.T) {
 	f.Expect(f.restore(false)).To(BeEmpty())
 }
 
-func TestWiring(t *testing.T) {
+func TestConfigurer(t *testing.T) {
 	c := env.Start(t, env.WithNVIDIA()).Client
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	NewWithT(t).Expect(c.Create(t.Context(), ns)).To(Succeed())
@@ -60,7 +60,7 @@ func TestWiring(t *testing.T) {
 		"keeps the keys of the ConfigMap that was there":                      testAdopts,
 		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
 		"leaves tolerations alone that a user has written since":              testTolerationsTaken,
-		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
+		"puts the ClusterPolicy back, then removes the ConfigMap":             testRestore,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
 		"overrules a field manager once and then leaves it alone for a while": testFight,
 		"does the same where the whole ClusterPolicy is replaced":             testFightByReplacing,
@@ -311,8 +311,8 @@ func testKilled(f *fixture) {
 		}
 		return nil
 	}
-	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("writing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
-	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("patching ClusterPolicy cluster-policy")))
+	f.Expect(f.tryConfigure(research)).To(MatchError(ContainSubstring("writing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
+	f.Expect(f.tryConfigure(research)).To(MatchError(ContainSubstring("patching ClusterPolicy cluster-policy")))
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: single"))
 	f.Expect(f.configure(research)).To(Equal([]string{"patch ClusterPolicy"}))
 	f.Expect(f.observe().Ready).To(BeTrue())
@@ -349,7 +349,7 @@ mig: {strategy: mixed}
 `))
 }
 
-func testUnwire(top *fixture) {
+func testRestore(top *fixture) {
 	for name, spec := range map[string]string{
 		"with neither config nor strategy": `{devicePlugin: {enabled: true}, daemonsets: {updateStrategy: RollingUpdate}}`,
 		"with empty ones":                  `{devicePlugin: {config: {name: "", default: ""}}, mig: {}, daemonsets: {updateStrategy: RollingUpdate}}`,
@@ -445,7 +445,7 @@ func testStale(f *fixture) {
 }
 
 func testReplaced(f *fixture) {
-	f.wireAndDelete(installed)
+	f.configureAndDelete(installed)
 	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
 	policy := f.policy("cluster-policy", "spec: {devicePlugin: {}, mig: {strategy: mixed}}")
 	f.configure(research)
@@ -453,12 +453,12 @@ func testReplaced(f *fixture) {
 	f.restore(false)
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
 
-	f.wireAndDelete(installed)
+	f.configureAndDelete(installed)
 	f.Expect(f.restore(true)).To(BeEmpty())
 	f.Expect(f.restore(false)).To(Equal([]string{"delete ConfigMap"}), "found though no ClusterPolicy tells the namespace")
 }
 
-func (f *fixture) wireAndDelete(spec string) {
+func (f *fixture) configureAndDelete(spec string) {
 	f.t.Helper()
 	f.Expect(f.client.DeleteAllOf(f.ctx(), nvidia("ClusterPolicy", ""))).To(Succeed())
 	policy := f.policy("cluster-policy", spec)

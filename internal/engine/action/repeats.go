@@ -19,8 +19,8 @@ import (
 )
 
 // mostRepeats is how often the same is written within an hour (timing.Patience) while no policy changes. A change and
-// its way back write the same twice at most. What restores scheduling (GivesBack) is written twice as often, so that a
-// fight does not leave a node tainted.
+// its way back write the same twice at most. What restores scheduling (RestoresScheduling) is written twice as often,
+// so that a fight does not leave a node tainted.
 const mostRepeats = 8
 
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written
@@ -83,7 +83,7 @@ func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	most := mostRepeats
-	if GivesBack(a) {
+	if RestoresScheduling(a) {
 		most *= 2 // what was taken before the taking had to wait is restored
 	}
 	var left time.Duration
@@ -96,8 +96,8 @@ func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	return left
 }
 
-// GivesBack reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
-func GivesBack(a Action) bool {
+// RestoresScheduling reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
+func RestoresScheduling(a Action) bool {
 	patch, patches := a.(PatchNode)
 	record, is := patch.Annotations[v1alpha1.AnnotationPaused]
 	return Frees(a) || patches && is && record == nil

@@ -39,7 +39,7 @@ type Group struct {
 
 // entry is a group as one policy reports it: with one shape of its nodes.
 type entry struct {
-	w         *Snapshot
+	s         *Snapshot
 	g         *group
 	by        *v1alpha1.GPUSharingPolicy
 	shape     shape
@@ -58,18 +58,18 @@ func (e *entry) find(reason, format string, args ...any) {
 }
 
 // Advise decides what autoscalers must be told.
-func (w *Snapshot) Advise() Advice {
-	ranking, known := policy.Rank(w.Policies), hardwareOf(w.Nodes)
+func (s *Snapshot) Advise() Advice {
+	ranking, known := policy.Rank(s.Policies), hardwareOf(s.Nodes)
 	advice := Advice{Groups: map[string][]Group{}}
 	var wanted wants
 	var entries []*entry
-	groups := w.groups()
+	groups := s.groups()
 	of := make(map[*group][]*entry, len(groups))
 	for _, g := range groups {
-		of[g] = w.entries(g, ranking, known)
+		of[g] = s.entries(g, ranking, known)
 		entries = append(entries, of[g]...)
 	}
-	entries = append(entries, w.missing(groups, of)...)
+	entries = append(entries, s.missing(groups, of)...)
 	for _, e := range entries {
 		if len(e.findings) == 0 {
 			e.announce(&wanted)
@@ -79,19 +79,19 @@ func (w *Snapshot) Advise() Advice {
 		}
 		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], Group{NodeGroupStatus: e.status(), Paste: e.paste})
 	}
-	advice.Writes = w.writes(wanted)
+	advice.Writes = s.writes(wanted)
 	return advice
 }
 
 // entries are what policies report of a group: one for each shape of its nodes.
-func (w *Snapshot) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
-	shapes, ambiguous := w.shapes(g, known)
+func (s *Snapshot) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
+	shapes, ambiguous := s.shapes(g, known)
 	if len(shapes) == 0 {
 		by := selects(ranking, g, ambiguous != "")
 		if by == nil {
 			return nil
 		}
-		e := &entry{w: w, g: g, by: by, shape: shape{nodes: len(g.nodes)}}
+		e := &entry{s: s, g: g, by: by, shape: shape{nodes: len(g.nodes)}}
 		if ambiguous != "" {
 			e.find(v1alpha1.ReasonAmbiguousShape, "%s, and the autoscaler takes them for alike. Give each kind of node a group of its own", ambiguous)
 		} else {
@@ -100,8 +100,8 @@ func (w *Snapshot) entries(g *group, ranking policy.Ranking, known hardware) []*
 		return []*entry{e}
 	}
 	var all []*entry
-	for _, s := range shapes {
-		e := &entry{w: w, g: g, shape: s}
+	for _, found := range shapes {
+		e := &entry{s: s, g: g, shape: found}
 		e.govern(ranking, known)
 		if e.by != nil {
 			all = append(all, e)
@@ -168,7 +168,7 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 	}
 	e.by = ranking.Govern(node).By
 	if e.by == nil && e.shape.nodes == 0 && (!e.shape.declared || isCloud(e.g.Kind)) {
-		if by := e.w.policy(e.shape.by); by != nil && mayGovern(by, node) {
+		if by := e.s.policy(e.shape.by); by != nil && mayGovern(by, node) {
 			e.by = by // the labels of the nodes that it governed are not known any more, or never were
 		}
 	}
@@ -182,7 +182,7 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 			return
 		}
 	}
-	want, err := policy.Ask(e.by, node)
+	want, err := policy.DesiredState(e.by, node)
 	if err != nil {
 		reason := v1alpha1.ReasonUnknownShape
 		if problem, is := errors.AsType[*plan.Problem](err); is {
@@ -218,9 +218,9 @@ func mayGovern(p *v1alpha1.GPUSharingPolicy, n policy.Node) bool {
 	return policy.Rank([]v1alpha1.GPUSharingPolicy{*p}).Govern(n).By != nil
 }
 
-func (w *Snapshot) policy(name string) *v1alpha1.GPUSharingPolicy {
-	for i := range w.Policies {
-		if p := &w.Policies[i]; p.Name == name && p.DeletionTimestamp.IsZero() {
+func (s *Snapshot) policy(name string) *v1alpha1.GPUSharingPolicy {
+	for i := range s.Policies {
+		if p := &s.Policies[i]; p.Name == name && p.DeletionTimestamp.IsZero() {
 			return p
 		}
 	}
@@ -229,16 +229,16 @@ func (w *Snapshot) policy(name string) *v1alpha1.GPUSharingPolicy {
 
 // missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern.
 // of are the entries of each group.
-func (w *Snapshot) missing(groups []*group, of map[*group][]*entry) []*entry {
+func (s *Snapshot) missing(groups []*group, of map[*group][]*entry) []*entry {
 	var all []*entry
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		if !p.DeletionTimestamp.IsZero() {
 			continue
 		}
-		for _, s := range p.Spec.Autoscaling.NodeShapes {
-			for _, r := range s.NodeGroups {
-				if e := w.declaredGroup(p, r, groups, of); e != nil {
+		for _, declared := range p.Spec.Autoscaling.NodeShapes {
+			for _, r := range declared.NodeGroups {
+				if e := s.declaredGroup(p, r, groups, of); e != nil {
 					all = append(all, e)
 				}
 			}
@@ -248,16 +248,16 @@ func (w *Snapshot) missing(groups []*group, of map[*group][]*entry) []*entry {
 }
 
 // declaredGroup is what is wrong with the name of a group in nodeShapes; nil if nothing is.
-func (w *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, of map[*group][]*entry) *entry {
+func (s *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, of map[*group][]*entry) *entry {
 	at := slices.IndexFunc(groups, func(g *group) bool { return g.is(r.Kind, r.Namespace, r.Name) })
 	ref := Ref{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 	if r.Kind == v1alpha1.NodeGroupNodePool {
 		ref.Group = GroupKarpenter
 	}
-	e := &entry{w: w, g: &group{Ref: ref}, by: p}
+	e := &entry{s: s, g: &group{Ref: ref}, by: p}
 	if at < 0 {
-		if owned := slices.IndexFunc(w.Scalables, func(s Scalable) bool { return s.is(r.Kind, r.Namespace, r.Name) && s.Owner != nil }); owned >= 0 {
-			e.find(v1alpha1.ReasonNodeGroupNotFound, "%s belongs to %s. Name that in spec.autoscaling.nodeShapes", ref, w.Scalables[owned].Owner)
+		if owned := slices.IndexFunc(s.Scalables, func(s Scalable) bool { return s.is(r.Kind, r.Namespace, r.Name) && s.Owner != nil }); owned >= 0 {
+			e.find(v1alpha1.ReasonNodeGroupNotFound, "%s belongs to %s. Name that in spec.autoscaling.nodeShapes", ref, s.Scalables[owned].Owner)
 			return e
 		}
 		e.find(v1alpha1.ReasonNodeGroupNotFound, "The cluster has no %s, which spec.autoscaling.nodeShapes names. Correct the name, or remove it", ref)
@@ -381,8 +381,8 @@ func Listed(groups []Group) []v1alpha1.NodeGroupStatus {
 	return list[:v1alpha1.MostNodeGroups]
 }
 
-// Condition sums up the node groups of a policy; asked is false if there are none.
-func Condition(groups []Group) (c metav1.Condition, asked bool) {
+// Condition sums up the node groups of a policy; requested is false if there are none.
+func Condition(groups []Group) (c metav1.Condition, requested bool) {
 	if len(groups) == 0 {
 		return c, false
 	}

@@ -72,9 +72,9 @@ func TestShapes(t *testing.T) {
 	}{
 		"nothing is known of a NodePool that is selected": {func(t *testing.T) snapshot {
 			t.Helper()
-			w := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}")
-			w.Pools[0].Labels["team"] = "a"
-			return w
+			s := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}")
+			s.Pools[0].Labels["team"] = "a"
+			return s
 		}, v1alpha1.ReasonUnknownShape, "nodeShapes: {product: PRODUCT, gpusPerNode: N, instanceTypes: [TYPE], nodeGroups: [{kind: NodePool, name: gpu}]}"},
 		"the nodes of a MachineSet differ": {func(t *testing.T) snapshot {
 			t.Helper()
@@ -88,61 +88,61 @@ func TestShapes(t *testing.T) {
 		}, v1alpha1.ReasonAmbiguousShape, "NVIDIA-A100-SXM4-40GB"},
 		"a product that nobody knows cannot be partitioned": {func(t *testing.T) snapshot {
 			t.Helper()
-			w := two(t)
-			w.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
-			w.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = "NVIDIA-A100-SXM4-39GB"
-			return w
+			s := two(t)
+			s.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
+			s.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = "NVIDIA-A100-SXM4-39GB"
+			return s
 		}, v1alpha1.ReasonUnknownShape, "NVIDIA-A100-SXM4-39GB"},
 		"a GPU without MIG": {func(t *testing.T) snapshot {
 			t.Helper()
-			w := two(t)
-			w.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
-			w.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = t4
-			return w
+			s := two(t)
+			s.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
+			s.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = t4
+			return s
 		}, v1alpha1.ReasonMIGNotSupported, "has no MIG"},
 		"a layout that does not fit": {func(t *testing.T) snapshot {
 			t.Helper()
-			w := two(t)
-			w.Policies[0].Spec.Sharing = policy(t, "x", "sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g.20gb, count: 2}]}]}}").Spec.Sharing
-			return w
+			s := two(t)
+			s.Policies[0].Spec.Sharing = policy(t, "x", "sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g.20gb, count: 2}]}]}}").Spec.Sharing
+			return s
 		}, v1alpha1.ReasonLayoutDoesNotFit, "NodePool gpu"},
 		"a group that does not exist": {func(t *testing.T) snapshot {
 			t.Helper()
-			w := two(t)
-			w.Pools = nil
-			return w
+			s := two(t)
+			s.Pools = nil
+			return s
 		}, v1alpha1.ReasonNodeGroupNotFound, "no NodePool gpu"},
 		"a group that the policy does not select": {func(t *testing.T) snapshot {
 			t.Helper()
-			w := two(t)
-			w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"team": "a"}}
-			return w
+			s := two(t)
+			s.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"team": "a"}}
+			return s
 		}, v1alpha1.ReasonNodeGroupNotSelected, "labels"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, w := NewWithT(t), c.snapshot(t)
-			group := only(t, w)
+			g, s := NewWithT(t), c.snapshot(t)
+			group := only(t, s)
 			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
 			g.Expect(group.Message).To(ContainSubstring(c.says))
 			g.Expect(group.Resources).To(BeEmpty(), "no value")
-			g.Expect(w.Advise().Writes).To(BeEmpty())
+			g.Expect(s.Advise().Writes).To(BeEmpty())
 		})
 	}
 }
 
 func TestAShapeIsRememberedWhenTheNodesAreGone(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
-	w.Nodes[0].Advertised = map[string]int64{shared: 40}
-	before := only(t, w)
+	s := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
+	s.Nodes[0].Advertised = map[string]int64{shared: 40}
+	before := only(t, s)
 	g.Expect(before.Nodes).To(BeEquivalentTo(1))
-	wrote := w.Advise().Writes[0].Overlay
+	wrote := s.Advise().Writes[0].Overlay
 
-	w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{before.NodeGroupStatus}
-	after := only(t, w)
+	s.Nodes, s.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{before.NodeGroupStatus}
+	after := only(t, s)
 	g.Expect(after.Nodes).To(BeZero())
 	g.Expect(offers(after)).To(Equal(map[string]int64{shared: 40}))
-	g.Expect(w.Advise().Writes[0].Overlay).To(Equal(wrote), "a NodeOverlay that changes makes Karpenter think about all nodes again")
+	g.Expect(s.Advise().Writes[0].Overlay).To(Equal(wrote), "a NodeOverlay that changes makes Karpenter think about all nodes again")
 }
 
 // GPUs die. A new node has all of them.
@@ -155,8 +155,8 @@ func TestANodeThatLostAGPUIsNoOtherShape(t *testing.T) {
 
 func TestANodePoolHasANodeOverlayForEachShape(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 1, inPool("t4.one")), node("b", t4, 4, inPool("t4.four")), node("c", t4, 1, inPool("t4.big")))
-	advice := w.Advise()
+	s := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 1, inPool("t4.one")), node("b", t4, 4, inPool("t4.four")), node("c", t4, 1, inPool("t4.big")))
+	advice := s.Advise()
 	g.Expect(advice.Groups["research"]).To(HaveLen(2))
 	g.Expect(advice.Writes).To(HaveLen(2))
 	var types [][]any
@@ -172,23 +172,23 @@ func TestANodePoolHasANodeOverlayForEachShape(t *testing.T) {
 
 func TestInstanceTypesOfANodePool(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	w.Policies[0].Spec.Autoscaling.NodeShapes[0].InstanceTypes = nil
-	group := only(t, w)
+	s := karpenter(t, renamed+declared)
+	s.Policies[0].Spec.Autoscaling.NodeShapes[0].InstanceTypes = nil
+	group := only(t, s)
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonUnknownShape))
 	g.Expect(group.Message).To(ContainSubstring("nodeShapes[].instanceTypes"))
-	g.Expect(w.Advise().Writes).To(BeEmpty(), "a NodeOverlay would be for nodes without GPUs too")
-	w.Pools[0].InstanceTypes = []string{"gpu.two", "gpu.deux"}
-	g.Expect(only(t, w).InstanceTypes).To(Equal([]string{"gpu.deux", "gpu.two"}))
-	g.Expect(w.Advise().Writes).To(HaveLen(1), "the NodePool names them")
+	g.Expect(s.Advise().Writes).To(BeEmpty(), "a NodeOverlay would be for nodes without GPUs too")
+	s.Pools[0].InstanceTypes = []string{"gpu.two", "gpu.deux"}
+	g.Expect(only(t, s).InstanceTypes).To(Equal([]string{"gpu.deux", "gpu.two"}))
+	g.Expect(s.Advise().Writes).To(HaveLen(1), "the NodePool names them")
 }
 
 func TestOnAWSAGPUIsSelectedByNameAndCount(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	w.Policies[0].Spec.Autoscaling.NodeShapes[0].InstanceTypes = nil
-	w.Pools[0].NodeClassGroup = "karpenter.k8s.aws"
-	requirements := asMap(w.Advise().Writes[0].Overlay.Object["spec"])["requirements"]
+	s := karpenter(t, renamed+declared)
+	s.Policies[0].Spec.Autoscaling.NodeShapes[0].InstanceTypes = nil
+	s.Pools[0].NodeClassGroup = "karpenter.k8s.aws"
+	requirements := asMap(s.Advise().Writes[0].Overlay.Object["spec"])["requirements"]
 	text, err := yaml.Marshal(requirements)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(text)).To(MatchYAML(`
@@ -200,10 +200,10 @@ func TestOnAWSAGPUIsSelectedByNameAndCount(t *testing.T) {
 }
 
 // made is the NodeOverlay that the operator writes, as the cluster has it.
-func made(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
+func made(t *testing.T, s autoscaling.Snapshot) autoscaling.Overlay {
 	t.Helper()
-	NewWithT(t).Expect(w.Advise().Writes).To(HaveLen(1))
-	applied := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	NewWithT(t).Expect(s.Advise().Writes).To(HaveLen(1))
+	applied := unstructuredOf(s.Advise().Writes[0].Overlay.Object)
 	applied.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
 	o := autoscaling.OverlayOf(applied)
 	o.UID, o.Created = "1", now.Add(-time.Minute)
@@ -212,7 +212,7 @@ func made(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
 
 func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(w *autoscaling.Snapshot, o *autoscaling.Overlay)
+		change func(s *autoscaling.Snapshot, o *autoscaling.Overlay)
 		reason string
 		says   string
 	}{
@@ -222,13 +222,13 @@ func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
 		"finds a conflict": {func(_ *autoscaling.Snapshot, o *autoscaling.Overlay) {
 			o.Observed, o.NotReady = true, "Conflict: conflict with another overlay"
 		}, v1alpha1.ReasonOverlayConflict, "conflict with another overlay"},
-		"prefers one of a higher weight": {func(w *autoscaling.Snapshot, o *autoscaling.Overlay) {
+		"prefers one of a higher weight": {func(s *autoscaling.Snapshot, o *autoscaling.Overlay) {
 			o.Observed = true
-			w.Overlays = append(w.Overlays, autoscaling.Overlay{Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"}})
+			s.Overlays = append(s.Overlays, autoscaling.Overlay{Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"}})
 		}, v1alpha1.ReasonOverlayConflict, "NodeOverlay theirs has weight 9000"},
-		"prefers one for other nodes": {func(w *autoscaling.Snapshot, o *autoscaling.Overlay) {
+		"prefers one for other nodes": {func(s *autoscaling.Snapshot, o *autoscaling.Overlay) {
 			o.Observed = true
-			w.Overlays = append(w.Overlays, autoscaling.Overlay{
+			s.Overlays = append(s.Overlays, autoscaling.Overlay{
 				Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"},
 				Requirements: []autoscaling.Requirement{{Key: "karpenter.sh/nodepool", Operator: "In", Values: []string{"cpu"}}},
 			})
@@ -236,44 +236,44 @@ func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
 		"has one of that name of another": {func(_ *autoscaling.Snapshot, o *autoscaling.Overlay) { o.Policy, o.Weight = "", 1 }, v1alpha1.ReasonOwnedByOther, "Delete it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, w := NewWithT(t), karpenter(t, renamed+declared)
-			o := made(t, w)
-			c.change(&w, &o)
-			w.Overlays = append(w.Overlays, o)
-			group := only(t, w)
+			g, s := NewWithT(t), karpenter(t, renamed+declared)
+			o := made(t, s)
+			c.change(&s, &o)
+			s.Overlays = append(s.Overlays, o)
+			group := only(t, s)
 			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
 			g.Expect(group.Message).To(ContainSubstring(c.says))
-			g.Expect(w.Advise().Writes).To(BeEmpty(), "it is as the operator wants it, or not the operator's")
+			g.Expect(s.Advise().Writes).To(BeEmpty(), "it is as the operator wants it, or not the operator's")
 		})
 	}
 }
 
 func TestANodeOverlayGoesWhenNobodyWantsIt(t *testing.T) {
-	w := karpenter(t, renamed+declared)
-	w.Overlays = []autoscaling.Overlay{made(t, w), {Name: "theirs", UID: "2"}}
-	for name, change := range map[string]func(w *autoscaling.Snapshot){
-		"the policy is deleted":      func(w *autoscaling.Snapshot) { w.Policies = nil },
-		"the policy ends":            func(w *autoscaling.Snapshot) { w.Policies[0].DeletionTimestamp = &metav1.Time{Time: now} },
-		"the operator only advises":  func(w *autoscaling.Snapshot) { w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise },
-		"the NodePool is gone":       func(w *autoscaling.Snapshot) { w.Pools = nil },
-		"the nodes offer whole GPUs": func(w *autoscaling.Snapshot) { w.Policies[0].Spec.Sharing = policy(t, "x", exclusive).Spec.Sharing },
+	s := karpenter(t, renamed+declared)
+	s.Overlays = []autoscaling.Overlay{made(t, s), {Name: "theirs", UID: "2"}}
+	for name, change := range map[string]func(s *autoscaling.Snapshot){
+		"the policy is deleted":      func(s *autoscaling.Snapshot) { s.Policies = nil },
+		"the policy ends":            func(s *autoscaling.Snapshot) { s.Policies[0].DeletionTimestamp = &metav1.Time{Time: now} },
+		"the operator only advises":  func(s *autoscaling.Snapshot) { s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise },
+		"the NodePool is gone":       func(s *autoscaling.Snapshot) { s.Pools = nil },
+		"the nodes offer whole GPUs": func(s *autoscaling.Snapshot) { s.Policies[0].Spec.Sharing = policy(t, "x", exclusive).Spec.Sharing },
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, w := NewWithT(t), w
-			w.Policies = append([]v1alpha1.GPUSharingPolicy{}, w.Policies...)
-			change(&w)
-			writes := w.Advise().Writes
+			g, s := NewWithT(t), s
+			s.Policies = append([]v1alpha1.GPUSharingPolicy{}, s.Policies...)
+			change(&s)
+			writes := s.Advise().Writes
 			g.Expect(writes).To(HaveLen(1))
-			g.Expect(writes[0].Delete).To(HaveValue(Equal(autoscaling.DeleteOverlay{Name: w.Overlays[0].Name, UID: "1"})))
+			g.Expect(writes[0].Delete).To(HaveValue(Equal(autoscaling.DeleteOverlay{Name: s.Overlays[0].Name, UID: "1"})))
 		})
 	}
 }
 
 func TestAdviseWritesNothing(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, strings.Replace(renamed+declared, "Manage", "Advise", 1))
-	group := only(t, w)
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	s := karpenter(t, strings.Replace(renamed+declared, "Manage", "Advise", 1))
+	group := only(t, s)
+	g.Expect(s.Advise().Writes).To(BeEmpty())
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonAdviceOnly))
 	g.Expect(group.Paste).To(HaveLen(1))
 	pasted := &unstructured.Unstructured{}
@@ -282,21 +282,21 @@ func TestAdviseWritesNothing(t *testing.T) {
 	g.Expect(pasted.UnmarshalJSON(text)).To(Succeed())
 	o := autoscaling.OverlayOf(pasted)
 	o.Observed = true
-	w.Overlays = []autoscaling.Overlay{o}
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfigured), "a user has pasted it")
+	s.Overlays = []autoscaling.Overlay{o}
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonConfigured), "a user has pasted it")
 }
 
 func TestReplicasThatKeepTheNameNeedConsent(t *testing.T) {
 	for _, spec := range []string{unrenamed, single} {
 		g := NewWithT(t)
-		w := karpenter(t, spec+declared)
-		w.Pools[0].Limits["nvidia.com/gpu"] = "16"
-		group := only(t, w)
+		s := karpenter(t, spec+declared)
+		s.Pools[0].Limits["nvidia.com/gpu"] = "16"
+		group := only(t, s)
 		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonGPUCountRises))
 		g.Expect(group.Message).To(And(ContainSubstring("renameByDefault"), ContainSubstring("Multiply it by")))
-		g.Expect(w.Advise().Writes).To(BeEmpty())
-		w.Policies[0].Spec.Autoscaling.UnrenamedReplicas = v1alpha1.UnrenamedReplicasAnnounce
-		capacity := asMap(asMap(w.Advise().Writes[0].Overlay.Object["spec"])["capacity"])
+		g.Expect(s.Advise().Writes).To(BeEmpty())
+		s.Policies[0].Spec.Autoscaling.UnrenamedReplicas = v1alpha1.UnrenamedReplicasAnnounce
+		capacity := asMap(asMap(s.Advise().Writes[0].Overlay.Object["spec"])["capacity"])
 		g.Expect(capacity).To(HaveLen(1))
 		g.Expect(capacity["nvidia.com/gpu"]).To(BeElementOf("16", "14"))
 	}
@@ -304,23 +304,23 @@ func TestReplicasThatKeepTheNameNeedConsent(t *testing.T) {
 
 func TestAnotherVersionOfTheKind(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	w.OverlayVersion = "karpenter.sh/v1beta1"
-	g.Expect(w.Advise().Writes[0].Overlay.Object).To(HaveKeyWithValue("apiVersion", "karpenter.sh/v1beta1"))
-	w.OverlayVersion = ""
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonOverlayNotServed))
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	s := karpenter(t, renamed+declared)
+	s.OverlayVersion = "karpenter.sh/v1beta1"
+	g.Expect(s.Advise().Writes[0].Overlay.Object).To(HaveKeyWithValue("apiVersion", "karpenter.sh/v1beta1"))
+	s.OverlayVersion = ""
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonOverlayNotServed))
+	g.Expect(s.Advise().Writes).To(BeEmpty())
 }
 
 func TestWhatTheAPIServerRefuses(t *testing.T) {
-	w := karpenter(t, renamed+declared)
-	name := made(t, w).Name
+	s := karpenter(t, renamed+declared)
+	name := made(t, s).Name
 	for reason, r := range map[string]autoscaling.Refusal{
 		v1alpha1.ReasonNotPermitted: {Forbidden: true, Message: "no"}, v1alpha1.ReasonOwnedByOther: {Conflict: true, Message: "conflict with kubectl-edit"},
 		v1alpha1.ReasonWriteFailed: {Message: "no"},
 	} {
-		w.Refused = map[string]autoscaling.Refusal{"NodeOverlay/" + name: r}
-		group := only(t, w)
+		s.Refused = map[string]autoscaling.Refusal{"NodeOverlay/" + name: r}
+		group := only(t, s)
 		NewWithT(t).Expect(group.Reason).To(Equal(reason))
 		NewWithT(t).Expect(group.Message).To(And(ContainSubstring(r.Message), ContainSubstring(name)))
 	}
@@ -333,8 +333,8 @@ func TestConditionOfGroups(t *testing.T) {
 		for _, r := range reasons {
 			groups = append(groups, autoscaling.Group{NodeGroupStatus: v1alpha1.NodeGroupStatus{Kind: v1alpha1.NodeGroupNodePool, Name: "n-" + r, Reason: r, Message: "m"}})
 		}
-		c, asked := autoscaling.Condition(groups)
-		g.Expect(asked).To(Equal(len(reasons) > 0))
+		c, requested := autoscaling.Condition(groups)
+		g.Expect(requested).To(Equal(len(reasons) > 0))
 		return c
 	}
 	of()

@@ -18,9 +18,9 @@ import (
 // A new node of a paused policy advertises whole GPUs until the rollout goes on.
 func TestAPausedPolicyAnnouncesNothing(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared+"\nrollout: {paused: true}")
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonPaused))
+	snapshot := karpenter(t, renamed+declared+"\nrollout: {paused: true}")
+	g.Expect(snapshot.Advise().Writes).To(BeEmpty())
+	g.Expect(only(t, snapshot).Reason).To(Equal(v1alpha1.ReasonPaused))
 	s := scalable(t, autoscaling.GroupClusterAPI, renamed+"\nrollout: {paused: true}", nil)
 	g.Expect(s.Advise().Writes).To(BeEmpty())
 }
@@ -28,19 +28,19 @@ func TestAPausedPolicyAnnouncesNothing(t *testing.T) {
 // A policy whose selector was changed away from an empty pool does not govern its new nodes.
 func TestAShapeIsNotRememberedForAPolicyThatNoLongerSelectsTheGroup(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
-	w.Pools[0].Labels["team"], w.Nodes[0].Labels["team"] = "a", "a"
-	w.Nodes[0].Advertised = map[string]int64{shared: 40}
-	group := only(t, w)
-	w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
-	g.Expect(w.Advise().Writes).To(HaveLen(1))
-	w.Policies[0].Spec.NodeSelector.MatchLabels["team"] = "b"
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "team", Operator: "NotIn", Values: []string{"a"}}}}
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	w.Policies[0].Spec.NodeSelector = nil
-	w.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{a100}}
-	g.Expect(w.Advise().Groups["research"]).To(BeEmpty())
+	s := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
+	s.Pools[0].Labels["team"], s.Nodes[0].Labels["team"] = "a", "a"
+	s.Nodes[0].Advertised = map[string]int64{shared: 40}
+	group := only(t, s)
+	s.Nodes, s.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+	g.Expect(s.Advise().Writes).To(HaveLen(1))
+	s.Policies[0].Spec.NodeSelector.MatchLabels["team"] = "b"
+	g.Expect(s.Advise().Writes).To(BeEmpty())
+	s.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "team", Operator: "NotIn", Values: []string{"a"}}}}
+	g.Expect(s.Advise().Writes).To(BeEmpty())
+	s.Policies[0].Spec.NodeSelector = nil
+	s.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{a100}}
+	g.Expect(s.Advise().Groups["research"]).To(BeEmpty())
 }
 
 // A policy without nodeSelector governs nodes whose GPUs are known.
@@ -48,145 +48,145 @@ func TestAmbiguousNodesOfAPolicyWithoutSelector(t *testing.T) {
 	g := NewWithT(t)
 	a, b := node("a", t4, 1, nil), node("b", a100, 1, nil)
 	a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
-	w := autoscaling.Snapshot{
+	s := autoscaling.Snapshot{
 		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+"\nautoscaling: {mode: Manage}")}, OpenShift: "4.19.3",
 		Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
 		Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
 	}
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonAmbiguousShape))
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonAmbiguousShape))
 }
 
 // A controller that removes one annotation and leaves the record is no other than one that removes both.
 func TestAToolThatRemovesOneAnnotationIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
-	s := &w.Scalables[0]
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &snapshot.Scalables[0]
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	writes := 0
-	for range 20 { // passes
-		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+	for range 20 { // reconciles
+		snapshot.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, snapshot).NodeGroupStatus}
 		delete(s.Annotations, autoscaling.AnnotationGPUCount)
 		delete(s.Managers, autoscaling.AnnotationGPUCount)
-		for _, write := range w.Advise().Writes {
+		for _, write := range snapshot.Advise().Writes {
 			apply(t, s, write.Annotate)
 			writes++
 		}
 	}
 	g.Expect(writes).To(BeNumerically("<=", 1))
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
+	g.Expect(only(t, snapshot).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
 }
 
 // Without the record, what is ours goes: it was not there before.
 func TestARecordThatAnotherRemoves(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
-	s := &w.Scalables[0]
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &snapshot.Scalables[0]
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	delete(s.Annotations, v1alpha1.AnnotationAutoscaling)
 	delete(s.Managers, v1alpha1.AnnotationAutoscaling)
-	apply(t, s, w.Advise().Writes[0].Annotate)
-	w.Policies = nil
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
+	snapshot.Policies = nil
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(BeEmpty(), "nothing of the operator is left")
 }
 
 // A user who saves the operator's NodeOverlay as YAML and applies it owns it.
 func TestACopyOfANodeOverlayIsTheUsers(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	s := karpenter(t, renamed+declared)
+	o := unstructuredOf(s.Advise().Writes[0].Overlay.Object)
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
 	ours := autoscaling.OverlayOf(o)
 	copied := &unstructured.Unstructured{Object: o.DeepCopy().Object}
 	copied.SetName("gpu-sharing-of-mine")
 	copied.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "argocd-controller", Operation: metav1.ManagedFieldsOperationUpdate}})
-	w.Overlays = []autoscaling.Overlay{ours, autoscaling.OverlayOf(copied)}
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	s.Overlays = []autoscaling.Overlay{ours, autoscaling.OverlayOf(copied)}
+	g.Expect(s.Advise().Writes).To(BeEmpty())
 }
 
 // Undoing that is refused is reported too.
 func TestAnOverlayThatCannotBeDeletedIsReported(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	s := karpenter(t, renamed+declared)
+	o := unstructuredOf(s.Advise().Writes[0].Overlay.Object)
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
-	w.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
-	g.Expect(w.Advise().Writes[0].Delete).NotTo(BeNil())
-	w.Refused = map[string]autoscaling.Refusal{w.Advise().Writes[0].Target(): {Forbidden: true, Message: "forbidden"}}
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNotPermitted))
+	s.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
+	s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	g.Expect(s.Advise().Writes[0].Delete).NotTo(BeNil())
+	s.Refused = map[string]autoscaling.Refusal{s.Advise().Writes[0].Target(): {Forbidden: true, Message: "forbidden"}}
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonNotPermitted))
 }
 
 // A MachineSet that is deleted and created again under its name was never annotated.
 func TestAMachineSetThatIsCreatedAgainIsAnnotated(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
-	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
-	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
-	g.Expect(w.Policies[0].Status.NodeGroups[0].Written).NotTo(BeEmpty())
-	w.Scalables[0] = machineSet(autoscaling.GroupOpenShift, nil)
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther), "the same object")
-	w.Scalables[0].UID = "set-2"
-	g.Expect(w.Advise().Writes[0].Annotate.UID).To(Equal("set-2"))
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+	s := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	apply(t, &s.Scalables[0], s.Advise().Writes[0].Annotate)
+	s.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, s).NodeGroupStatus}
+	g.Expect(s.Policies[0].Status.NodeGroups[0].Written).NotTo(BeEmpty())
+	s.Scalables[0] = machineSet(autoscaling.GroupOpenShift, nil)
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonRemovedByOther), "the same object")
+	s.Scalables[0].UID = "set-2"
+	g.Expect(s.Advise().Writes[0].Annotate.UID).To(Equal("set-2"))
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonConfiguring))
 }
 
 // A tool that deletes what it does not know, such as argocd with prune, is not fought without end.
 func TestAToolThatDeletesTheNodeOverlayIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
+	s := karpenter(t, renamed+declared)
 	writes := 0
-	for range 20 { // passes
-		for _, write := range w.Advise().Writes {
+	for range 20 { // reconciles
+		for _, write := range s.Advise().Writes {
 			o := unstructuredOf(write.Overlay.Object)
 			o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
-			w.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
+			s.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
 			writes++
 		}
-		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
-		w.Overlays = nil
+		s.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, s).NodeGroupStatus}
+		s.Overlays = nil
 	}
 	g.Expect(writes).To(Equal(1))
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
-	g.Expect(only(t, w).Message).To(ContainSubstring("deleted NodeOverlay gpu-sharing-research-gpu-"))
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
+	g.Expect(only(t, s).Message).To(ContainSubstring("deleted NodeOverlay gpu-sharing-research-gpu-"))
 
 	// The way back: Advise, then Manage.
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
-	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
-	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	s.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, s).NodeGroupStatus}
+	s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
+	g.Expect(s.Advise().Writes).To(HaveLen(1))
 }
 
 // What does not fit into the status is counted, and what the operator has written to stays known.
 func TestMoreNodeGroupsThanTheStatusLists(t *testing.T) {
 	g := NewWithT(t)
-	w := autoscaling.Snapshot{Now: now, OpenShift: "4.19.3", Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+
+	s := autoscaling.Snapshot{Now: now, OpenShift: "4.19.3", Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+
 		"\nnodeSelector: {matchLabels: {pool: gpu}}\nautoscaling: {mode: Manage, nodeShapes: [{product: "+a100+", gpusPerNode: 1, nodeGroups: []}]}")}}
-	shape := &w.Policies[0].Spec.Autoscaling.NodeShapes[0]
+	shape := &s.Policies[0].Spec.Autoscaling.NodeShapes[0]
 	for i := range v1alpha1.MostNodeGroups + 6 {
 		set := machineSet(autoscaling.GroupOpenShift, nil)
 		set.Name, set.UID = fmt.Sprintf("set-%02d", i), fmt.Sprintf("uid-%02d", i)
-		w.Scalables = append(w.Scalables, set)
+		s.Scalables = append(s.Scalables, set)
 		shape.NodeGroups = append(shape.NodeGroups, v1alpha1.NodeGroupReference{Kind: v1alpha1.NodeGroupMachineSet, Namespace: "ns", Name: set.Name})
 	}
-	last := len(w.Scalables) - 1
-	for _, write := range w.Advise().Writes {
-		if write.Annotate.Name == w.Scalables[last].Name {
-			apply(t, &w.Scalables[last], write.Annotate)
+	last := len(s.Scalables) - 1
+	for _, write := range s.Advise().Writes {
+		if write.Annotate.Name == s.Scalables[last].Name {
+			apply(t, &s.Scalables[last], write.Annotate)
 		}
 	}
-	groups := w.Advise().Groups["research"]
+	groups := s.Advise().Groups["research"]
 	listed := autoscaling.Listed(groups)
 	g.Expect(listed).To(HaveLen(v1alpha1.MostNodeGroups))
-	g.Expect(listed[0]).To(And(HaveField("Name", w.Scalables[last].Name), HaveField("Written", Not(BeEmpty()))))
+	g.Expect(listed[0]).To(And(HaveField("Name", s.Scalables[last].Name), HaveField("Written", Not(BeEmpty()))))
 	c, _ := autoscaling.Condition(groups)
 	g.Expect(c.Message).To(HaveSuffix("status.nodeGroups lists 64 of 70 node groups"))
 }
 
 // applied is the NodeOverlay that the policy has written, as the API server returns it.
-func applied(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
+func applied(t *testing.T, s autoscaling.Snapshot) autoscaling.Overlay {
 	t.Helper()
-	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	o := unstructuredOf(s.Advise().Writes[0].Overlay.Object)
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
 	return autoscaling.OverlayOf(o)
 }
@@ -195,43 +195,43 @@ func applied(t *testing.T, w autoscaling.Snapshot) autoscaling.Overlay {
 // deleted one, and the garbage collector deletes it.
 func TestTheNodeOverlayOfAPolicyThatIsCreatedAgain(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	w.Policies[0].UID = "policy-1"
-	w.Overlays = []autoscaling.Overlay{applied(t, w)}
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	w.Policies[0].UID = "policy-2"
-	again := w.Advise()
-	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{again.Groups["research"][0].NodeGroupStatus}
-	w.Overlays = nil // by the garbage collector
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
-	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	s := karpenter(t, renamed+declared)
+	s.Policies[0].UID = "policy-1"
+	s.Overlays = []autoscaling.Overlay{applied(t, s)}
+	g.Expect(s.Advise().Writes).To(BeEmpty())
+	s.Policies[0].UID = "policy-2"
+	again := s.Advise()
+	s.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{again.Groups["research"][0].NodeGroupStatus}
+	s.Overlays = nil // by the garbage collector
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+	g.Expect(s.Advise().Writes).To(HaveLen(1))
 	g.Expect(again.Writes).To(HaveLen(1), "it is given to the new policy before")
 }
 
 // What the operator itself deletes, because the mode is Advise, it creates again once the mode is Manage.
 func TestTheOperatorDoesNotTakeItselfForAnotherClient(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	w.Overlays = []autoscaling.Overlay{applied(t, w)}
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
-	advice := w.Advise()
+	s := karpenter(t, renamed+declared)
+	s.Overlays = []autoscaling.Overlay{applied(t, s)}
+	s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	advice := s.Advise()
 	g.Expect(advice.Writes[0].Delete).NotTo(BeNil())
-	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{advice.Groups["research"][0].NodeGroupStatus}
-	w.Overlays = nil
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+	s.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{advice.Groups["research"][0].NodeGroupStatus}
+	s.Overlays = nil
+	s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonConfiguring))
 }
 
 // A user who keeps the NodeOverlay in a source of their own, as the status advises, is not told to delete it.
 func TestTheNodeOverlayOfAUserInItsDesiredState(t *testing.T) {
 	g := NewWithT(t)
-	w := karpenter(t, renamed+declared)
-	theirs := applied(t, w)
+	s := karpenter(t, renamed+declared)
+	theirs := applied(t, s)
 	theirs.Policy, theirs.Observed = "", true
-	w.Overlays = []autoscaling.Overlay{theirs}
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfigured))
-	g.Expect(only(t, w).Written).To(BeEmpty())
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	w.Overlays[0].Weight++
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
+	s.Overlays = []autoscaling.Overlay{theirs}
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonConfigured))
+	g.Expect(only(t, s).Written).To(BeEmpty())
+	g.Expect(s.Advise().Writes).To(BeEmpty())
+	s.Overlays[0].Weight++
+	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
 }

@@ -126,15 +126,15 @@ func TestAdviceAgainstClusterAutoscaler(t *testing.T) {
 func againstRules(t *testing.T, spec, platform, label string) {
 	t.Helper()
 	g := NewWithT(t)
-	w := scalable(t, platform, spec, nil)
-	s := &w.Scalables[0]
+	snapshot := scalable(t, platform, spec, nil)
+	s := &snapshot.Scalables[0]
 	if label != "" {
 		s.Labels[label] = "a100"
 	}
-	for _, write := range w.Advise().Writes {
+	for _, write := range snapshot.Advise().Writes {
 		apply(t, s, write.Annotate)
 	}
-	empty := only(t, w)
+	empty := only(t, snapshot)
 	announced, hasTemplate := announcedBy(*s)
 	g.Expect(hasTemplate).To(BeTrue())
 	ca := &caGroup{announced: announced}
@@ -162,8 +162,8 @@ func againstRules(t *testing.T, spec, platform, label string) {
 	if platform == autoscaling.GroupClusterAPI {
 		live.Annotations = map[string]string{"cluster.x-k8s.io/owner-kind": "MachineSet", "cluster.x-k8s.io/owner-name": "set", "cluster.x-k8s.io/cluster-namespace": "ns"}
 	}
-	w.MachineSets, w.Nodes = map[string]string{"ns/machine": "ns/set"}, []autoscaling.Node{live}
-	one := only(t, w)
+	snapshot.MachineSets, snapshot.Nodes = map[string]string{"ns/machine": "ns/set"}, []autoscaling.Node{live}
+	one := only(t, snapshot)
 	g.Expect(one.Nodes).To(BeEquivalentTo(1))
 	full := caNode{labels: live.Labels, allocatable: live.Advertised, requested: live.Advertised, readyFor: time.Hour}
 	g.Expect(full.unready()).To(Equal(reports(one, v1alpha1.ReasonAcceleratorLabel)), one.Message)
@@ -175,12 +175,12 @@ func againstRules(t *testing.T, spec, platform, label string) {
 	}
 
 	// The group is empty again, and the policy changes.
-	ca.nodes, w.Nodes = nil, nil
-	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{one.NodeGroupStatus}
-	again := only(t, w)
+	ca.nodes, snapshot.Nodes = nil, nil
+	snapshot.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{one.NodeGroupStatus}
+	again := only(t, snapshot)
 	g.Expect(reports(again, v1alpha1.ReasonStaleTemplate)).To(BeFalse(), again.Message)
-	w.Policies[0].Spec.Sharing = policy(t, "x", "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 3}}").Spec.Sharing
-	changed := only(t, w)
+	snapshot.Policies[0].Spec.Sharing = policy(t, "x", "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 3}}").Spec.Sharing
+	changed := only(t, snapshot)
 	stale := ca.cached != nil && !maps.Equal(ca.template(), offers(changed))
 	g.Expect(reports(changed, v1alpha1.ReasonStaleTemplate)).To(Equal(stale), changed.Message)
 }

@@ -13,7 +13,7 @@ import (
 
 // groups are the node groups of the cluster with their nodes, by kind and name. A group without an object is known by
 // its nodes, or because a policy reported it or declares it.
-func (w *Snapshot) groups() []*group {
+func (s *Snapshot) groups() []*group {
 	all := map[Ref]*group{}
 	of := func(r Ref) *group {
 		if all[r] == nil {
@@ -21,20 +21,20 @@ func (w *Snapshot) groups() []*group {
 		}
 		return all[r]
 	}
-	for i := range w.Pools {
-		of(Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: w.Pools[i].Name}).pool = &w.Pools[i]
+	for i := range s.Pools {
+		of(Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: s.Pools[i].Name}).pool = &s.Pools[i]
 	}
 	owner := map[Ref]*Ref{}
-	for i := range w.Scalables {
-		s := &w.Scalables[i]
+	for i := range s.Scalables {
+		s := &s.Scalables[i]
 		if s.Owner != nil {
 			owner[s.Ref] = s.Owner
 			continue
 		}
 		of(s.Ref).scalable = s
 	}
-	for i := range w.Nodes {
-		r, found := w.groupOf(&w.Nodes[i])
+	for i := range s.Nodes {
+		r, found := s.groupOf(&s.Nodes[i])
 		if !found {
 			continue
 		}
@@ -42,9 +42,9 @@ func (w *Snapshot) groups() []*group {
 			r = *by
 		}
 		g := of(r)
-		g.nodes = append(g.nodes, &w.Nodes[i])
+		g.nodes = append(g.nodes, &s.Nodes[i])
 	}
-	for _, r := range w.clouds() {
+	for _, r := range s.clouds() {
 		of(r)
 	}
 	sorted := make([]*group, 0, len(all))
@@ -58,15 +58,15 @@ func (w *Snapshot) groups() []*group {
 }
 
 // clouds are the groups of clouds that policies reported or declare.
-func (w *Snapshot) clouds() []Ref {
+func (s *Snapshot) clouds() []Ref {
 	var all []Ref
 	add := func(kind v1alpha1.NodeGroupKind, name string) {
 		if isCloud(kind) {
 			all = append(all, Ref{Kind: kind, Name: name})
 		}
 	}
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		for j := range p.Status.NodeGroups {
 			add(p.Status.NodeGroups[j].Kind, p.Status.NodeGroups[j].Name)
 		}
@@ -84,12 +84,12 @@ func isCloud(kind v1alpha1.NodeGroupKind) bool {
 }
 
 // groupOf is the group that a node belongs to.
-func (w *Snapshot) groupOf(n *Node) (Ref, bool) {
+func (s *Snapshot) groupOf(n *Node) (Ref, bool) {
 	if name := n.Labels[labelNodePool]; name != "" {
 		return Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: name}, true
 	}
 	if machine := n.Annotations[annotationOpenShift]; machine != "" {
-		namespace, name, found := strings.Cut(w.MachineSets[machine], "/")
+		namespace, name, found := strings.Cut(s.MachineSets[machine], "/")
 		return Ref{Group: GroupOpenShift, Kind: v1alpha1.NodeGroupMachineSet, Namespace: namespace, Name: name}, found
 	}
 	if name := n.Annotations[annotationCAPIOwner]; name != "" && n.Annotations[annotationCAPIKind] == string(v1alpha1.NodeGroupMachineSet) {

@@ -52,13 +52,13 @@ func (e *entry) karpenter(wanted *wants) {
 		return
 	}
 	want := e.overlay(requirements)
-	if e.w.OverlayVersion == "" {
+	if e.s.OverlayVersion == "" {
 		e.find(v1alpha1.ReasonOverlayNotServed, "The cluster has no kind NodeOverlay of Karpenter (v1.7 or newer), so nodes for shared GPUs start only by hand. "+
 			"Install the CRD nodeoverlays.karpenter.sh, and start Karpenter with --feature-gates=NodeOverlay=true")
 		return
 	}
-	e.paste = append(e.paste, string(want.yaml(e.w.OverlayVersion)))
-	have := e.w.overlay(want.Name)
+	e.paste = append(e.paste, string(want.yaml(e.s.OverlayVersion)))
+	have := e.s.overlay(want.Name)
 	if e.managed() && have == nil && e.wrote(want.Name) {
 		e.written = []string{overlayKind + want.Name}
 		e.find(v1alpha1.ReasonRemovedByOther, "Another client deleted NodeOverlay %s, so the operator does not create it again. Exclude it there, or add what "+
@@ -100,14 +100,14 @@ func (e *entry) compare(have *Overlay, want Overlay) {
 		if have.Policy != "" && e.managed() {
 			e.written = append(e.written, overlayKind+have.Name)
 		}
-		e.judge(have)
+		e.reportState(have)
 	}
 }
 
-// judge reports what Karpenter makes of a NodeOverlay.
-func (e *entry) judge(have *Overlay) {
-	age := e.w.Now.Sub(have.Created)
-	above := e.w.above(have)
+// reportState reports what Karpenter makes of a NodeOverlay.
+func (e *entry) reportState(have *Overlay) {
+	age := e.s.Now.Sub(have.Created)
+	above := e.s.above(have)
 	switch {
 	case !have.Observed && age < gateDeadline:
 		e.find(v1alpha1.ReasonConfiguring, "Karpenter has not looked at NodeOverlay %s yet", have.Name)
@@ -262,10 +262,10 @@ func (o *Overlay) same(want Overlay) bool {
 // under its name.
 func (o *Overlay) of(p *v1alpha1.GPUSharingPolicy) bool { return o.Owner == string(p.UID) }
 
-func (w *Snapshot) overlay(name string) *Overlay {
-	for i := range w.Overlays {
-		if w.Overlays[i].Name == name {
-			return &w.Overlays[i]
+func (s *Snapshot) overlay(name string) *Overlay {
+	for i := range s.Overlays {
+		if s.Overlays[i].Name == name {
+			return &s.Overlays[i]
 		}
 	}
 	return nil
@@ -273,9 +273,9 @@ func (w *Snapshot) overlay(name string) *Overlay {
 
 // above is a NodeOverlay of a higher weight that sets one of the same resources for the same nodes, as far as the
 // requirements tell; nil: there is none.
-func (w *Snapshot) above(o *Overlay) *Overlay {
-	for i := range w.Overlays {
-		other := &w.Overlays[i]
+func (s *Snapshot) above(o *Overlay) *Overlay {
+	for i := range s.Overlays {
+		other := &s.Overlays[i]
 		if other.Weight <= o.Weight || other.NotReady != "" || !overlap(o.Requirements, other.Requirements) {
 			continue
 		}

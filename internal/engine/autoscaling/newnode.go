@@ -119,20 +119,20 @@ func profilesOf(d gpu.Device) []v1alpha1.ProfileStatus {
 // shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that
 // policies declare. A shape is for instance types, and the first source of an instance type counts. ambiguous is why
 // one node group would have nodes that differ, though its autoscaler takes them for alike.
-func (w *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous string) {
+func (s *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous string) {
 	all, ambiguous = live(g.nodes)
 	if ambiguous != "" {
 		return nil, ambiguous
 	}
 	isPool := g.Kind == v1alpha1.NodeGroupNodePool
 	if len(all) == 0 || isPool {
-		all = add(all, w.remembered(g.Ref, known), isPool)
+		all = add(all, s.reportedShapes(g.Ref, known), isPool)
 	}
 	if len(all) == 0 || isPool {
-		all = add(all, w.declared(g, known), isPool)
+		all = add(all, s.declared(g, known), isPool)
 	}
 	for i := range all {
-		if of := w.lastOf(g.Ref, &all[i]); of != nil && all[i].advertised == nil {
+		if of := s.lastOf(g.Ref, &all[i]); of != nil && all[i].advertised == nil {
 			all[i].advertised = countsOf(of.Advertised)
 		}
 	}
@@ -246,11 +246,11 @@ func common(a, b map[string]string) map[string]string {
 	return both
 }
 
-// remembered are the shapes that policies reported of a group.
-func (w *Snapshot) remembered(of Ref, known hardware) []shape {
+// reportedShapes are the shapes that policies reported of a group.
+func (s *Snapshot) reportedShapes(of Ref, known hardware) []shape {
 	var all []shape
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		for j := range p.Status.NodeGroups {
 			s := &p.Status.NodeGroups[j]
 			if of.is(s.Kind, s.Namespace, s.Name) && s.Product != "" && s.GPUsPerNode > 0 && !strings.Contains(s.Product, ",") &&
@@ -267,11 +267,11 @@ func (w *Snapshot) remembered(of Ref, known hardware) []shape {
 }
 
 // lastOf is what a policy reported of a shape of a group last.
-func (w *Snapshot) lastOf(of Ref, s *shape) *v1alpha1.NodeGroupStatus {
-	for i := range w.Policies {
-		all := w.Policies[i].Status.NodeGroups
+func (s *Snapshot) lastOf(of Ref, like *shape) *v1alpha1.NodeGroupStatus {
+	for i := range s.Policies {
+		all := s.Policies[i].Status.NodeGroups
 		for j := range all {
-			if of.is(all[j].Kind, all[j].Namespace, all[j].Name) && all[j].Product == s.product && int(all[j].GPUsPerNode) == s.count {
+			if of.is(all[j].Kind, all[j].Namespace, all[j].Name) && all[j].Product == like.product && int(all[j].GPUsPerNode) == like.count {
 				return &all[j]
 			}
 		}
@@ -280,10 +280,10 @@ func (w *Snapshot) lastOf(of Ref, s *shape) *v1alpha1.NodeGroupStatus {
 }
 
 // declared are the shapes that policies declare for a group.
-func (w *Snapshot) declared(g *group, known hardware) []shape {
+func (s *Snapshot) declared(g *group, known hardware) []shape {
 	var all []shape
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		for _, d := range p.Spec.Autoscaling.NodeShapes {
 			if !slices.ContainsFunc(d.NodeGroups, func(r v1alpha1.NodeGroupReference) bool { return g.is(r.Kind, r.Namespace, r.Name) }) {
 				continue

@@ -110,10 +110,10 @@ func (e *entry) openShift(wanted *wants) {
 	}
 	want := map[string]string{AnnotationGPUCount: strconv.FormatInt(count, 10)}
 	command := fmt.Sprintf("oc annotate --overwrite -n %s machineset.%s %s %s=%d", e.g.Namespace, GroupOpenShift, e.g.Name, AnnotationGPUCount, count)
-	if major, minor := version(e.w.OpenShift); major < countsFromMajor || major == countsFromMajor && minor < countsFromMinor {
+	if major, minor := version(e.s.OpenShift); major < countsFromMajor || major == countsFromMajor && minor < countsFromMinor {
 		has := "The version of OpenShift is not known"
-		if e.w.OpenShift != "" {
-			has = "OpenShift is " + e.w.OpenShift
+		if e.s.OpenShift != "" {
+			has = "OpenShift is " + e.s.OpenShift
 		}
 		e.find(v1alpha1.ReasonResourceNotSupported, "%s, and its autoscaler reads an annotation that OpenShift overwrites before 4.19. Set minReplicas: 1 in the "+
 			"MachineAutoscaler of %s. From 4.19 on: %s", has, e.g.Ref, command)

@@ -83,29 +83,29 @@ func apply(t *testing.T, s *autoscaling.Scalable, a *autoscaling.Annotate) {
 
 func TestAnnotationsOfClusterAPI(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
-	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
-	g.Expect(w.Scalables[0].Annotations).To(And(
+	s := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	apply(t, &s.Scalables[0], s.Advise().Writes[0].Annotate)
+	g.Expect(s.Scalables[0].Annotations).To(And(
 		HaveKeyWithValue(autoscaling.AnnotationGPUType, shared), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "10"), HaveLen(3)))
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	group := only(t, w)
+	g.Expect(s.Advise().Writes).To(BeEmpty())
+	group := only(t, s)
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonScaleDownCandidate))
 	g.Expect(group.Written).To(Equal([]string{autoscaling.AnnotationGPUCount + "=10", autoscaling.AnnotationGPUType + "=" + shared}))
 
-	w.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
-	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
-	g.Expect(w.Scalables[0].Annotations).To(HaveKeyWithValue(autoscaling.AnnotationGPUCount, "4"))
-	w.Policies = nil
-	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
-	g.Expect(w.Scalables[0].Annotations).To(BeEmpty(), "there was nothing before")
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	s.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
+	apply(t, &s.Scalables[0], s.Advise().Writes[0].Annotate)
+	g.Expect(s.Scalables[0].Annotations).To(HaveKeyWithValue(autoscaling.AnnotationGPUCount, "4"))
+	s.Policies = nil
+	apply(t, &s.Scalables[0], s.Advise().Writes[0].Annotate)
+	g.Expect(s.Scalables[0].Annotations).To(BeEmpty(), "there was nothing before")
+	g.Expect(s.Advise().Writes).To(BeEmpty())
 }
 
 func TestAMixedLayoutAnnouncesOneProfile(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupClusterAPI, layout, nil)
-	group := only(t, w)
-	g.Expect(w.Advise().Writes[0].Annotate.Annotations).To(And(
+	s := scalable(t, autoscaling.GroupClusterAPI, layout, nil)
+	group := only(t, s)
+	g.Expect(s.Advise().Writes[0].Annotate.Annotations).To(And(
 		HaveKeyWithValue(autoscaling.AnnotationGPUType, "nvidia.com/mig-1g.5gb"), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "2")))
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonMultipleResources))
 	g.Expect(group.Message).To(And(ContainSubstring("which is nvidia.com/mig-1g.5gb"), ContainSubstring("nvidia.com/mig-3g.20gb starts"), ContainSubstring("minimum size 1")))
@@ -128,16 +128,16 @@ func TestOpenShiftKnowsOneResource(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			w := scalable(t, autoscaling.GroupOpenShift, c.spec, nil)
-			w.OpenShift = c.version
-			group := only(t, w)
+			s := scalable(t, autoscaling.GroupOpenShift, c.spec, nil)
+			s.OpenShift = c.version
+			group := only(t, s)
 			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
 			g.Expect(group.Message).To(ContainSubstring(c.says))
 			if c.count == "" {
-				g.Expect(w.Advise().Writes).To(BeEmpty())
+				g.Expect(s.Advise().Writes).To(BeEmpty())
 				return
 			}
-			g.Expect(w.Advise().Writes[0].Annotate.Annotations).To(And(HaveKeyWithValue(autoscaling.AnnotationGPUCount, c.count), Not(HaveKey(autoscaling.AnnotationGPUType))))
+			g.Expect(s.Advise().Writes[0].Annotate.Annotations).To(And(HaveKeyWithValue(autoscaling.AnnotationGPUCount, c.count), Not(HaveKey(autoscaling.AnnotationGPUType))))
 			g.Expect(group.Paste[0]).To(And(ContainSubstring("resourceLimits.gpus"), ContainSubstring("delayAfterAdd")))
 		})
 	}
@@ -146,87 +146,87 @@ func TestOpenShiftKnowsOneResource(t *testing.T) {
 // Values of another are reported. Defaults of cluster-autoscaler-operator are taken over, and restored.
 func TestValuesOfOthers(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{autoscaling.AnnotationGPUCount: "1"})
-	group := only(t, w)
+	snapshot := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{autoscaling.AnnotationGPUCount: "1"})
+	group := only(t, snapshot)
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
 	g.Expect(group.Message).To(ContainSubstring("kubectl-edit"))
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	g.Expect(snapshot.Advise().Writes).To(BeEmpty())
 
-	s := &w.Scalables[0]
+	s := &snapshot.Scalables[0]
 	s.Managers[autoscaling.AnnotationGPUCount] = []string{"cluster-autoscaler-operator"}
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(HaveKeyWithValue(autoscaling.AnnotationGPUCount, "8"))
-	g.Expect(w.Advise().Writes).To(BeEmpty())
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(snapshot.Advise().Writes).To(BeEmpty())
+	snapshot.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "1"}), "nobody fills a default in again")
-	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
-	apply(t, s, w.Advise().Writes[0].Annotate)
-	w.Policies = nil
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
+	snapshot.Policies = nil
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "1"}), "also the second time")
 }
 
 func TestAValueThatAnotherHasTakenOverStays(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
-	s := &w.Scalables[0]
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &snapshot.Scalables[0]
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	s.Annotations[autoscaling.AnnotationGPUCount], s.Managers[autoscaling.AnnotationGPUCount] = "3", []string{"argocd-controller"}
-	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
-	w.Policies = nil
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(only(t, snapshot).Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
+	snapshot.Policies = nil
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "3"}))
 }
 
 func TestAValueThatAnotherAppliesTooStays(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{autoscaling.AnnotationGPUCount: "1"})
-	s := &w.Scalables[0]
+	snapshot := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{autoscaling.AnnotationGPUCount: "1"})
+	s := &snapshot.Scalables[0]
 	s.Managers[autoscaling.AnnotationGPUCount] = []string{"cluster-autoscaler-operator"}
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	s.Managers[autoscaling.AnnotationGPUCount] = append(s.Managers[autoscaling.AnnotationGPUCount], "argocd-controller") // with the value of the operator
-	w.Policies = nil
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot.Policies = nil
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "8"}))
 }
 
 func TestAToolThatRemovesTheAnnotationsIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
-	s := &w.Scalables[0]
-	apply(t, s, w.Advise().Writes[0].Annotate)
-	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+	snapshot := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &snapshot.Scalables[0]
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
+	snapshot.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, snapshot).NodeGroupStatus}
 	s.Annotations, s.Managers, s.LastManager = map[string]string{}, map[string][]string{}, "argocd-controller"
 	for range 2 { // it stays so
-		group := only(t, w)
+		group := only(t, snapshot)
 		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonRemovedByOther), group.Message)
 		g.Expect(group.Message).To(ContainSubstring("argocd-controller"))
-		g.Expect(w.Advise().Writes).To(BeEmpty())
-		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+		g.Expect(snapshot.Advise().Writes).To(BeEmpty())
+		snapshot.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
 	}
-	w.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
-	g.Expect(w.Advise().Writes).To(HaveLen(1), "another policy is another matter")
+	snapshot.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
+	g.Expect(snapshot.Advise().Writes).To(HaveLen(1), "another policy is another matter")
 }
 
 func TestAnAnnotationThatIsNoNumber(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupClusterAPI, renamed, map[string]string{autoscaling.AnnotationGPUCount: "ten"})
-	group := only(t, w)
+	s := scalable(t, autoscaling.GroupClusterAPI, renamed, map[string]string{autoscaling.AnnotationGPUCount: "ten"})
+	group := only(t, s)
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonInvalidValue))
 	g.Expect(group.Message).To(And(ContainSubstring(`"ten"`), ContainSubstring("kubectl-edit"), ContainSubstring("MachineSet ns/set")))
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	g.Expect(s.Advise().Writes).To(BeEmpty())
 }
 
 // The record is all that tells what was there before; without it, what is ours goes.
 func TestARecordThatCannotBeRead(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
-	s := &w.Scalables[0]
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	s := &snapshot.Scalables[0]
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	s.Annotations[v1alpha1.AnnotationAutoscaling] = "{"
-	w.Policies = nil
-	apply(t, s, w.Advise().Writes[0].Annotate)
+	snapshot.Policies = nil
+	apply(t, s, snapshot.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(BeEmpty())
 }
 
@@ -247,43 +247,43 @@ func TestCloudsGetTags(t *testing.T) {
 		g := NewWithT(t)
 		n := node("a", a100, 1, map[string]string{label: "gpu"})
 		n.Advertised = map[string]int64{shared: 1}
-		w := autoscaling.Snapshot{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []autoscaling.Node{n}}
-		group := only(t, w)
+		s := autoscaling.Snapshot{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []autoscaling.Node{n}}
+		group := only(t, s)
 		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonAdviceOnly))
 		g.Expect(group.Paste).To(Equal(c.want))
-		g.Expect(w.Advise().Writes).To(BeEmpty())
-		w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
-		g.Expect(only(t, w).Paste).To(Equal(c.want), "at zero nodes, which the cloud does not show")
+		g.Expect(s.Advise().Writes).To(BeEmpty())
+		s.Nodes, s.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+		g.Expect(only(t, s).Paste).To(Equal(c.want), "at zero nodes, which the cloud does not show")
 	}
 }
 
 func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	s := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
 	deployment := machineSet(autoscaling.GroupClusterAPI, nil)
 	deployment.Kind, deployment.Name = v1alpha1.NodeGroupMachineDeployment, "deployment"
-	w.Scalables[0].Owner = &deployment.Ref
-	w.Scalables = append(w.Scalables, deployment)
+	s.Scalables[0].Owner = &deployment.Ref
+	s.Scalables = append(s.Scalables, deployment)
 	n := node("a", a100, 1, nil)
 	n.Annotations = map[string]string{"cluster.x-k8s.io/owner-kind": "MachineSet", "cluster.x-k8s.io/owner-name": "set", "cluster.x-k8s.io/cluster-namespace": "ns"}
 	n.Labels["pool"] = "gpu"
-	w.Nodes = []autoscaling.Node{n}
-	groups := w.Advise().Groups["research"]
+	s.Nodes = []autoscaling.Node{n}
+	groups := s.Advise().Groups["research"]
 	g.Expect(groups).To(HaveLen(2))
 	g.Expect(groups[0].Name).To(Equal("deployment"))
 	g.Expect(groups[0].Nodes).To(BeEquivalentTo(1))
 	g.Expect(groups[1].Reason).To(Equal(v1alpha1.ReasonNodeGroupNotFound))
 	g.Expect(groups[1].Message).To(ContainSubstring("belongs to MachineDeployment ns/deployment"))
-	g.Expect(w.Advise().Writes[0].Annotate.Ref).To(Equal(deployment.Ref))
+	g.Expect(s.Advise().Writes[0].Annotate.Ref).To(Equal(deployment.Ref))
 }
 
 // Cluster API copies the annotations of a MachineDeployment to its MachineSets, and users copy MachineSets of
 // OpenShift.
 func TestAnnotationsOnACopyAreNotTheOperators(t *testing.T) {
 	g := NewWithT(t)
-	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{
+	s := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{
 		autoscaling.AnnotationGPUCount: "8", v1alpha1.AnnotationAutoscaling: `{"policy":"research","previous":{"` + autoscaling.AnnotationGPUCount + `":"1"}}`,
 	})
-	w.Policies = nil
-	g.Expect(w.Advise().Writes).To(BeEmpty())
+	s.Policies = nil
+	g.Expect(s.Advise().Writes).To(BeEmpty())
 }

@@ -82,9 +82,9 @@ const declared = `
 autoscaling: {mode: Manage, nodeShapes: [{product: NVIDIA-A100-SXM4-40GB, gpusPerNode: 2, instanceTypes: [gpu.two], nodeGroups: [{kind: NodePool, name: gpu}]}]}`
 
 // only is the only group of policy research.
-func only(t *testing.T, w autoscaling.Snapshot) autoscaling.Group {
+func only(t *testing.T, s autoscaling.Snapshot) autoscaling.Group {
 	t.Helper()
-	groups := w.Advise().Groups["research"]
+	groups := s.Advise().Groups["research"]
 	NewWithT(t).Expect(groups).To(HaveLen(1))
 	return groups[0]
 }

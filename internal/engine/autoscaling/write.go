@@ -71,7 +71,7 @@ func targetOf(r Ref) string { return string(r.Kind) + "." + r.Group + "/" + r.Na
 
 // refused reports that the API server refused the last write to an object, which is still wanted.
 func (e *entry) refused(target string) bool {
-	r, is := e.w.Refused[target]
+	r, is := e.s.Refused[target]
 	switch {
 	case !is:
 		return false
@@ -86,22 +86,22 @@ func (e *entry) refused(target string) bool {
 }
 
 // writes brings what is there to what is wanted: what nobody wants any more is undone.
-func (w *Snapshot) writes(wanted wants) []Write {
+func (s *Snapshot) writes(wanted wants) []Write {
 	var all []Write
 	for _, want := range wanted.overlays {
-		have := w.overlay(want.Name)
+		have := s.overlay(want.Name)
 		if have == nil || have.Policy != "" && (!have.same(want.Overlay) || !have.of(want.by)) {
-			all = append(all, Write{Overlay: &WriteOverlay{Name: want.Name, Object: want.Object(w.OverlayVersion, string(want.by.UID))}})
+			all = append(all, Write{Overlay: &WriteOverlay{Name: want.Name, Object: want.Object(s.OverlayVersion, string(want.by.UID))}})
 		}
 	}
-	for i := range w.Overlays {
-		o := &w.Overlays[i]
+	for i := range s.Overlays {
+		o := &s.Overlays[i]
 		if o.Policy != "" && !slices.ContainsFunc(wanted.overlays, func(want overlayWant) bool { return want.Name == o.Name }) {
 			all = append(all, Write{Delete: &DeleteOverlay{Name: o.Name, UID: o.UID}})
 		}
 	}
-	for i := range w.Scalables {
-		s := &w.Scalables[i]
+	for i := range s.Scalables {
+		s := &s.Scalables[i]
 		at := slices.IndexFunc(wanted.annotations, func(want annotationWant) bool { return want.scalable == s })
 		switch {
 		case at >= 0:

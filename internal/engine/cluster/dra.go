@@ -25,13 +25,13 @@ type DRA struct {
 	ServesRules bool
 	// Named are the DeviceClasses that some ResourceClaim names.
 	Named []string
-	// Ruled are the nodes for which the operator has a DeviceTaintRule, also those that are gone.
-	Ruled []string
+	// DevicesTaintedOn are the nodes for which the operator has a DeviceTaintRule, also those that are gone.
+	DevicesTaintedOn []string
 	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all
 	// devices.
 	Edited []string
-	// Asked is how many shares policies need of the GPUs on nodes of the driver. rollout.Decide finds them.
-	Asked dra.Asked
+	// RequestedShares is how many shares policies need of the GPUs on nodes of the driver. rollout.Decide finds them.
+	RequestedShares dra.RequestedShares
 }
 
 // Has reports whether a ResourceClaim is reserved for the pod.
@@ -39,20 +39,20 @@ func (p *Pod) Has(c dra.Claim) bool { return c.ReservedFor(p.Namespace, p.UID, p
 
 // Signature differs if something of the cluster differs on which the view of a node of the driver depends.
 func (d *DRA) Signature() string {
-	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesRules, d.Asked)
+	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesRules, d.RequestedShares)
 }
 
 // StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is
 // true, or paused, tells that the device plugin is to come.
-func (w *Snapshot) StackOf(n *Node) dra.Stack {
+func (s *Snapshot) StackOf(n *Node) dra.Stack {
 	reason, _ := shownByDRA(n)
 	f := dra.Facts{Driver: reason != ""}
 	if !f.Driver {
 		return dra.StackOf(f)
 	}
 	deploy := n.Labels[DeployLabels()[0]]
-	f.Plugin = w.Plugin.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(p Pod) bool {
-		return p.KeptBy(DeployLabels()[0]) || !w.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == daemonSet
+	f.Plugin = s.Plugin.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(p Pod) bool {
+		return p.KeptBy(DeployLabels()[0]) || !s.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == daemonSet
 	})
 	for name, count := range n.Allocatable {
 		f.Allocatable = f.Allocatable || count > 0 && IsGPUResource(name)
@@ -78,20 +78,20 @@ type DRAObjects struct {
 
 // AddTo adds to a snapshot what they tell of the cluster, of each node and of its pods. A program that keeps a cache
 // reads them one by one.
-func (o DRAObjects) AddTo(w *Snapshot) {
-	w.DRA.ServesClasses, w.DRA.ServesRules = o.ServesClasses, o.ServesRules
+func (o DRAObjects) AddTo(s *Snapshot) {
+	s.DRA.ServesClasses, s.DRA.ServesRules = o.ServesClasses, o.ServesRules
 	for i := range o.Classes {
-		w.DRA.Classes = append(w.DRA.Classes, dra.ClassOf(&o.Classes[i]))
+		s.DRA.Classes = append(s.DRA.Classes, dra.ClassOf(&o.Classes[i]))
 	}
-	slices.SortFunc(w.DRA.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
-	published, claimed, ruled, taken := o.read(w)
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
+	slices.SortFunc(s.DRA.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
+	published, claimed, withRuleAt, taken := o.read(s)
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
 		if found := published[n.Name]; found != nil {
 			n.Published = new(dra.PoolOf(found))
 			n.DRA = cmp.Or(n.DRA, "ResourceSlices")
 		}
-		n.Claims, n.DevicesTaintedAt, n.RuleTaken = claimed[n.Name], ruled[n.Name], taken[n.Name]
+		n.Claims, n.DevicesTaintedAt, n.RuleTaken = claimed[n.Name], withRuleAt[n.Name], taken[n.Name]
 		for p := range n.Pods {
 			for _, c := range n.Claims {
 				if len(c.Of(n.Name)) > 0 && n.Pods[p].Has(c) {
@@ -103,8 +103,8 @@ func (o DRAObjects) AddTo(w *Snapshot) {
 }
 
 // read reads the slices, claims and rules of each node.
-func (o DRAObjects) read(w *Snapshot) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, ruled map[string]time.Time, taken map[string]bool) {
-	published, claimed, ruled, taken = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}, map[string]bool{}
+func (o DRAObjects) read(s *Snapshot) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, withRuleAt map[string]time.Time, taken map[string]bool) {
+	published, claimed, withRuleAt, taken = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}, map[string]bool{}
 	for i := range o.Slices {
 		driver, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "driver")
 		node, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "nodeName")
@@ -117,24 +117,24 @@ func (o DRAObjects) read(w *Snapshot) (published map[string][]dra.Slice, claimed
 		if !counts {
 			continue
 		}
-		w.DRA.Named = append(w.DRA.Named, claim.Classes...)
+		s.DRA.Named = append(s.DRA.Named, claim.Classes...)
 		for _, pool := range claim.Pools() {
 			claimed[pool] = append(claimed[pool], claim)
 		}
 	}
 	for i := range o.Rules {
 		if node, since, ours := dra.RuleOf(&o.Rules[i]); ours {
-			ruled[node] = since
-			w.DRA.Ruled = append(w.DRA.Ruled, node)
-		} else if named, is := dra.RuledNode(o.Rules[i].GetName()); is {
+			withRuleAt[node] = since
+			s.DRA.DevicesTaintedOn = append(s.DRA.DevicesTaintedOn, node)
+		} else if named, is := dra.TaintRuleNode(o.Rules[i].GetName()); is {
 			taken[named] = true
 		}
 		if node, edited := dra.EditedRule(&o.Rules[i]); edited {
-			w.DRA.Edited = append(w.DRA.Edited, node)
+			s.DRA.Edited = append(s.DRA.Edited, node)
 		}
 	}
-	slices.Sort(w.DRA.Named)
-	w.DRA.Named = slices.Compact(w.DRA.Named)
-	slices.Sort(w.DRA.Ruled)
-	return published, claimed, ruled, taken
+	slices.Sort(s.DRA.Named)
+	s.DRA.Named = slices.Compact(s.DRA.Named)
+	slices.Sort(s.DRA.DevicesTaintedOn)
+	return published, claimed, withRuleAt, taken
 }

@@ -53,7 +53,7 @@ func (f NodeFeatures) With(feature *unstructured.Unstructured, namespace string)
 		f.OverriddenSince = appliedAt(feature)
 		return f
 	}
-	value := AsksMPSCapable(feature)
+	value := RequestedMPSCapable(feature)
 	if value == "" {
 		return f
 	}
@@ -77,9 +77,9 @@ func appliedAt(feature *unstructured.Unstructured) time.Time {
 	return created
 }
 
-// AsksMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does not
-// name it.
-func AsksMPSCapable(feature *unstructured.Unstructured) string {
+// RequestedMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does
+// not name it.
+func RequestedMPSCapable(feature *unstructured.Unstructured) string {
 	value, _, err := unstructured.NestedString(feature.Object, "spec", "labels", LabelMPSCapable)
 	if err != nil {
 		return "" // the value of a label has no other type

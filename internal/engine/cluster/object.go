@@ -25,7 +25,7 @@ func gpuRequestsOf(spec *corev1.PodSpec) map[string]int64 {
 	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
 	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
 		for name, quantity := range r.Limits {
-			if resource := dra.AskedBy(string(name)); quantity.Value() != 0 && IsGPUResource(resource) {
+			if resource := dra.ResourceRequestedBy(string(name)); quantity.Value() != 0 && IsGPUResource(resource) {
 				do(resource, quantity.Value())
 			}
 		}
@@ -105,10 +105,10 @@ func NodeAlone(node *corev1.Node) Node {
 		if strings.HasPrefix(string(name), NvidiaDomain) {
 			n.Allocatable[string(name)] = quantity.Value()
 		}
-		if IsSlicerResource(string(name)) {
-			kind, capacity := &n.SlicerLeft, node.Status.Capacity[name]
+		if IsOtherPartitionerResource(string(name)) {
+			kind, capacity := &n.OtherPartitionerLeft, node.Status.Capacity[name]
 			if quantity.Sign() > 0 || capacity.Sign() > 0 { // unhealthy devices count: its plugin is there
-				kind = &n.Slicer
+				kind = &n.OtherPartitioner
 			}
 			if *kind == "" || string(name) < *kind {
 				*kind = string(name)
@@ -156,7 +156,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 	p.Serves = p.Serves || p.MountsConfig
 	addDRA(&p, pod)
 	if p.GPU {
-		p.Asks, p.Workload = gpuRequestsOf(&pod.Spec), workloadOf(pod)
+		p.Requests, p.Workload = gpuRequestsOf(&pod.Spec), workloadOf(pod)
 		p.InitHolds = HoldsByInit(pod)
 	}
 	p.Tolerates = Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
@@ -301,7 +301,7 @@ func GPURequests(spec *corev1.PodSpec) map[string]int64 { return gpuRequestsOf(s
 func hasGPU(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
 		for name := range list {
-			if IsGPUResource(dra.AskedBy(string(name))) {
+			if IsGPUResource(dra.ResourceRequestedBy(string(name))) {
 				return true
 			}
 		}

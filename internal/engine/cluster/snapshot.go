@@ -84,12 +84,12 @@ type Node struct {
 	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another
 	// than the operator; empty: not known.
 	ConfigWriter string
-	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node; empty: none
-	// does.
-	Slicer string
-	// SlicerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin that
-	// restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
-	SlicerLeft string
+	// OtherPartitioner is an extended resource by which another operator that partitions GPUs shows on the node; empty:
+	// none does.
+	OtherPartitioner string
+	// OtherPartitionerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin
+	// that restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
+	OtherPartitionerLeft string
 	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
 	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
 	DRA string
@@ -124,8 +124,8 @@ type Pod struct {
 	EndsBy time.Time
 	// GPU reports that one of its containers requests GPUs or MIG instances.
 	GPU bool
-	// Asks are the resources of GPUs and instances that it asks for; nil for none.
-	Asks map[string]int64
+	// Requests are the resources of GPUs and instances that it requests; nil for none.
+	Requests map[string]int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
 	Workload string
 	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which
@@ -217,10 +217,10 @@ func (p *DevicePlugin) Workload() string {
 }
 
 // Users lists the pods that hold GPUs.
-func (w *Snapshot) Users() []string {
+func (s *Snapshot) Users() []string {
 	var users []string
-	for i := range w.Nodes {
-		users = append(users, UsersOn(&w.Nodes[i])...)
+	for i := range s.Nodes {
+		users = append(users, UsersOn(&s.Nodes[i])...)
 	}
 	return users
 }

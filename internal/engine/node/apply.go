@@ -12,61 +12,61 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// setGently changes the spec of a node on which nothing has to be idle.
-func setGently(v *View) Result {
-	j := Result{
+// setNonDisruptively changes the spec of a node on which nothing has to be idle.
+func setNonDisruptively(v *View) Result {
+	r := Result{
 		State: PendingNonDisruptive, Reason: underwayReason(v),
 		Message: "the node is not in the desired state yet; the change disturbs nothing that runs",
 	}
-	if fence, pending := disableMIGManager(v); pending {
-		if _, step := SplitStep(fence.Next); len(step.Start) > 0 {
-			fence.State = j.State
+	if disabling, pending := disableMIGManager(v); pending {
+		if _, step := SplitStep(disabling.Next); len(step.Start) > 0 {
+			disabling.State = r.State
 		}
-		return fence
+		return disabling
 	}
-	if g, pending := prepareForMPS(v, j.State); pending {
-		return g
+	if r, pending := prepareForMPS(v, r.State); pending {
+		return r
 	}
 	if patch, unsaved := baselineUnsaved(v); unsaved {
-		j.Next = withSlot(v, patch)
-		return j
+		r.Next = withSlot(v, patch)
+		return r
 	}
-	j.Next = withSlot(v, requestTarget(v))
-	return j
+	r.Next = withSlot(v, requestTarget(v))
+	return r
 }
 
 // applying waits for the agent.
 func applying(v *View) Result {
-	j := Result{State: Applying, Reason: v1alpha1.ReasonApplying, Message: agentMessage(v, "the agent is changing the GPUs")}
+	r := Result{State: Applying, Reason: v1alpha1.ReasonApplying, Message: agentMessage(v, "the agent is changing the GPUs")}
 	if reason, message, is := v.Stalled(); is {
-		return failChange(v, j, reason, message)
+		return failChange(v, r, reason, message)
 	}
 	if patch, found := recordFoundIntervals(v); found {
-		j.Next = withSlot(v, patch)
-		return j
+		r.Next = withSlot(v, patch)
+		return r
 	}
 	if v.Node.BaselineLost {
-		j.Next = withSlot(v, recordBaseline(v))
-		return j
+		r.Next = withSlot(v, recordBaseline(v))
+		return r
 	}
 	late := v1alpha1.ReasonApplyTimedOut
 	help, waits := waitsForReboot(v)
 	switch {
 	case waits:
-		j.Reason, late = v1alpha1.ReasonRebootRequired, v1alpha1.ReasonRebootRequired
-		j.Message += help
+		r.Reason, late = v1alpha1.ReasonRebootRequired, v1alpha1.ReasonRebootRequired
+		r.Message += help
 	case rebootPermitted(v):
-		j.Reason = v1alpha1.ReasonRebooting
+		r.Reason = v1alpha1.ReasonRebooting
 	}
 	left, timeout, limited := timeLeft(v)
 	if !limited {
-		return j
+		return r
 	}
 	if left <= 0 {
-		return failChange(v, j, late, agentMessage(v, fmt.Sprintf("the GPUs did not match the desired state within %s", timeout))+help)
+		return failChange(v, r, late, agentMessage(v, fmt.Sprintf("the GPUs did not match the desired state within %s", timeout))+help)
 	}
-	j.Next, j.After = atOnce(syncAhead(v)...), left
-	return j
+	r.Next, r.After = atOnce(syncAhead(v)...), left
+	return r
 }
 
 // timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is
@@ -87,9 +87,10 @@ func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 	return since.Add(timeout).Sub(v.Snapshot.Now), timeout, true
 }
 
-// gaveUp reports whether the release of the node failed, and its scheduling was restored. There is no other state to go
-// back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and again.
-func gaveUp(v *View) bool {
+// releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
+// state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
+// again.
+func releaseFailed(v *View) bool {
 	if v.Policy != nil || v.Taint() != nil || !v.Disruptive() {
 		return false
 	}
@@ -103,37 +104,37 @@ func gaveUp(v *View) bool {
 
 // resting leaves a node to its users for a while, because a change with nothing to fall back to did not end in time.
 func resting(v *View, t Timeout) Result {
-	j := Result{State: Failed, Reason: t.Reason}
-	j.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
-	j.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
+	r := Result{State: Failed, Reason: t.Reason}
+	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
+	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
 		format.Clock(t.At))
 	if pods := podsNotEnding(v); len(pods) > 0 {
-		j.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
+		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
 	}
-	j.Message = agentMessage(v, j.Message)
+	r.Message = agentMessage(v, r.Message)
 	if _, reboot := waitsForReboot(v); reboot {
-		j.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
-		return j
+		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
+		return r
 	}
 	left := t.Until().Sub(v.Snapshot.Now)
-	if j.After = max(left, 0); left <= 0 {
-		j.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
-		return j
+	if r.After = max(left, 0); left <= 0 {
+		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
+		return r
 	}
-	j.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
+	r.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
 	if v.Policy == nil {
-		j.Message += " if nobody uses the GPUs then"
+		r.Message += " if nobody uses the GPUs then"
 	}
-	return j
+	return r
 }
 
 // rebooting lets the agent reboot a node that nobody uses, then waits for it.
-func rebooting(v *View, j Result) Result {
+func rebooting(v *View, r Result) Result {
 	if rebootPermitted(v) {
 		return applying(v)
 	}
-	j.State, j.Reason = Idle, v1alpha1.ReasonRebooting
-	j.Message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
-	j.Next = withSlot(v, permitReboot(v))
-	return j
+	r.State, r.Reason = Idle, v1alpha1.ReasonRebooting
+	r.Message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
+	r.Next = withSlot(v, permitReboot(v))
+	return r
 }

@@ -24,7 +24,7 @@ import (
 func describeBlockers(v *View) string {
 	var names []string
 	for _, b := range v.Blockers {
-		names = append(names, fmt.Sprintf("%s (%s)", blockerName(v, b), blockerPlace(v, b)))
+		names = append(names, fmt.Sprintf("%s (%s)", blockerName(v, b), blockerUse(v, b)))
 	}
 	slices.Sort(names)
 	return format.List(slices.Compact(names))
@@ -44,7 +44,7 @@ func blockerName(v *View, b plan.Blocker) string {
 	return fmt.Sprintf("process %d (%s), which runs outside pods and has to be ended there", b.Process.PID, b.Process.Name)
 }
 
-func blockerPlace(v *View, b plan.Blocker) string {
+func blockerUse(v *View, b plan.Blocker) string {
 	at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == b.UUID })
 	if at < 0 {
 		switch p := v.PodOf(b); {
@@ -79,15 +79,15 @@ type Blocker struct {
 	Name string
 	// Uses says what of the node: "GPU 1", "GPU 0, instance 2g.10gb at 2:2", "the node, which must be rebooted".
 	Uses string
-	// Fate says what becomes of it: "is evicted".
-	Fate string
+	// Handling says what becomes of it: "is evicted".
+	Handling string
 }
 
 // BlockersOf are the pods and processes that block the plan, each with what becomes of it.
 func BlockersOf(v *View) []Blocker {
 	users := make([]Blocker, 0, len(v.Blockers))
 	for _, b := range v.Blockers {
-		users = append(users, Blocker{Name: blockerUser(v, b), Uses: blockerPlace(v, b), Fate: FateOf(v, b)})
+		users = append(users, Blocker{Name: blockerUser(v, b), Uses: blockerUse(v, b), Handling: HandlingOf(v, b)})
 	}
 	slices.SortFunc(users, func(a, b Blocker) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Uses, b.Uses))
@@ -103,12 +103,12 @@ func blockerUser(v *View, b plan.Blocker) string {
 	return blockerName(v, b)
 }
 
-// FateOf says what becomes of a blocker. It follows chooseEvictions.
-func FateOf(v *View, b plan.Blocker) string {
+// HandlingOf says what becomes of a blocker. It follows chooseEvictions.
+func HandlingOf(v *View, b plan.Blocker) string {
 	p := v.PodOf(b)
 	switch {
 	case b.Claim != "":
-		return fateOfClaim(v, b.Claim)
+		return claimHandling(v, b.Claim)
 	case p == nil && b.Holder == nil && b.Process.PodUID == "":
 		return "is waited for; it runs outside pods, so end it on the node"
 	case p != nil && p.Terminating:
@@ -124,11 +124,11 @@ func FateOf(v *View, b plan.Blocker) string {
 	case p == nil:
 		return "is gone already and is waited for"
 	}
-	return fateOfPod(v, b, p)
+	return podHandling(v, b, p)
 }
 
-// fateOfClaim says what becomes of a ResourceClaim for which no pod of the node is known.
-func fateOfClaim(v *View, name string) string {
+// claimHandling says what becomes of a ResourceClaim for which no pod of the node is known.
+func claimHandling(v *View, name string) string {
 	for _, c := range v.Node.Claims {
 		if c.Name == name && len(c.Others) > 0 {
 			others := make([]string, 0, len(c.Others))
@@ -141,8 +141,8 @@ func fateOfClaim(v *View, name string) string {
 	return "is waited for; no pod of the node uses it, so delete it unless one is to come"
 }
 
-// fateOfPod says what becomes of a pod where the policy says Evict.
-func fateOfPod(v *View, b plan.Blocker, p *cluster.Pod) string {
+// podHandling says what becomes of a pod where the policy says Evict.
+func podHandling(v *View, b plan.Blocker, p *cluster.Pod) string {
 	switch {
 	case p.ReturnsAtOnce():
 		return "is not evicted, since it would come back at once; end it yourself"
@@ -166,7 +166,7 @@ func drainIsOver(v *View) bool {
 }
 
 // String tells who uses what, and what becomes of it.
-func (u Blocker) String() string { return fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate) }
+func (u Blocker) String() string { return fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Handling) }
 
 // addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with
 // the node.

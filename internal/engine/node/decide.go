@@ -26,11 +26,11 @@ import (
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
-	j := decideNode(v)
+	r := decideNode(v)
 	if m, is := UnderMaintenance(v); is {
-		return underMaintenanceResult(v, m, j)
+		return underMaintenanceResult(v, m, r)
 	}
-	return continueInterrupted(v, j)
+	return continueInterrupted(v, r)
 }
 
 // decideNode decides on a node by itself: first what rules out a change, then the change (progress), then what became
@@ -51,17 +51,17 @@ func decideNode(v *View) Result {
 	if v.Unsupported != nil && v.Unsupported.Reason == v1alpha1.ReasonNodeOptedOut { // the agent leaves with NVIDIA's programs
 		return unsupported(v)
 	}
-	if j, is := AgentNotReporting(v); is {
-		return j
+	if r, is := AgentNotReporting(v); is {
+		return r
 	}
 	if v.Unsupported != nil {
 		return unsupported(v)
 	}
-	j := progress(v)
-	if f := failedChange(v); f != nil && (v.FallsBack || j.State == PendingDisruptive) {
-		return failedBefore(v, *f, j)
+	r := progress(v)
+	if f := failedChange(v); f != nil && (v.FallsBack || r.State == PendingDisruptive) {
+		return failedBefore(v, *f, r)
 	}
-	return j
+	return r
 }
 
 // unsupported is the result of a node where the policy cannot be honoured.
@@ -73,22 +73,22 @@ func unsupported(v *View) Result {
 }
 
 // failedBefore reports why the change failed, while the node is on its way back, or waits to become idle after all.
-func failedBefore(v *View, f v1alpha1.FailedChange, j Result) Result {
-	j.Rollback = j.State
+func failedBefore(v *View, f v1alpha1.FailedChange, r Result) Result {
+	r.Rollback = r.State
 	switch {
 	case !v.FallsBack && len(v.Blockers) == 0:
-		return j // it did not become idle in time, but now it is
+		return r // it did not become idle in time, but now it is
 	case !v.FallsBack:
-		j.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		j.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
-	case j.State == UpToDate:
-		j.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
+		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
+		r.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
+	case r.State == UpToDate:
+		r.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
 			"GPUNode: " + retryAdvice(v)
 	default:
-		j.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, j.State, j.Message)
+		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, r.Message)
 	}
-	j.State, j.Reason = Failed, f.Reason
-	return j
+	r.State, r.Reason = Failed, f.Reason
+	return r
 }
 
 // retryAdvice is the command that has a failed node tried again.
@@ -99,8 +99,8 @@ func retryAdvice(v *View) string {
 // progress is the state of a node on its way to its target.
 func progress(v *View) Result {
 	requested := v.SpecMatchesTarget()
-	if j, pending := byManager(v, requested); pending {
-		return j
+	if r, pending := byManager(v, requested); pending {
+		return r
 	}
 	timeout, rests := restsAfterTimeout(v)
 	switch {
@@ -112,18 +112,18 @@ func progress(v *View) Result {
 		return afterApplying(v)
 	case rests:
 		return resting(v, timeout)
-	case requested && gaveUp(v):
+	case requested && releaseFailed(v):
 		return applying(v)
 	case disrupts(v, requested):
 		return disrupt(v, requested)
 	case !requested:
-		return setGently(v)
+		return setNonDisruptively(v)
 	}
 	if v.Applied() {
 		return afterApplying(v)
 	}
-	if j, over := verifyManager(v); over && v.Partitions() {
-		return j
+	if r, over := verifyManager(v); over && v.Partitions() {
+		return r
 	}
 	return applying(v)
 }
@@ -141,8 +141,8 @@ func afterApplying(v *View) Result {
 		gates = []gateFunc{selecting, publishing}
 	}
 	for _, gate := range gates {
-		if j, pending := gate(v); pending {
-			return j
+		if r, pending := gate(v); pending {
+			return r
 		}
 	}
 	return changeDone(v)
@@ -163,26 +163,26 @@ func byManager(v *View, requested bool) (Result, bool) {
 // deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is
 // no pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users'
 // pods that come meanwhile. The new pod applies what the label names.
-func managerReturns(v *View, j Result) Result {
-	if act, step := SplitStep(j.Next); len(act)+len(step.Start) > 0 || j.State == Failed {
-		return j
+func managerReturns(v *View, r Result) Result {
+	if act, step := SplitStep(r.Next); len(act)+len(step.Start) > 0 || r.State == Failed {
+		return r
 	}
 	switch gone := len(managerPods(v)) == 0; {
 	case !gone && !v.Tainted() && !MustStayUntainted(v):
-		j.Next = withSlot(v, taintNode(v)...)
+		r.Next = withSlot(v, taintNode(v)...)
 	case gone && v.Tainted():
-		j.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
+		r.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
 			v.Node.GPU.Spec.MIGConfigName
 		patch, pauses := pausePatch(v)
 		plugins := clientPods(v, cluster.DeployLabels()[0])
 		switch {
 		case pauses:
-			j.Next = atOnce(patch)
+			r.Next = atOnce(patch)
 		case len(plugins) > 0:
-			j.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)
+			r.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)
 		default:
-			j.Next = atOnce(removeTaints(v)...)
+			r.Next = atOnce(removeTaints(v)...)
 		}
 	}
-	return j
+	return r
 }

@@ -170,7 +170,7 @@ const pluginRereads = "it does not advertise what the configuration that the nod
 // meanwhile. Pods that run keep what they hold.
 func pluginEnumerating(v *View) (Result, bool) {
 	seen, leaving := enumeratedInstances(v)
-	j := Result{
+	r := Result{
 		State: Selecting, Reason: v1alpha1.ReasonSelecting,
 		Message: "starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen",
 	}
@@ -179,14 +179,14 @@ func pluginEnumerating(v *View) (Result, bool) {
 		if len(plugins) == 0 { // it may have come, and looked, without our knowing yet
 			return Result{}, false
 		}
-		patch := v.Patch(j.Message)
+		patch := v.Patch(r.Message)
 		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(append(plugins, monitorPods(v)...), ","))
-		j.Next = atOnce(patch)
-		return j, true
+		r.Next = atOnce(patch)
+		return r, true
 	}
 	why := unseenInstances
 	if hashOfInstances(v) == "" {
-		why, j.Message = pluginRereads, "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+		why, r.Message = pluginRereads, "starting NVIDIA's device plugin anew, since it does not advertise what it must"
 	}
 	waits, plugin := false, false
 	var deletions []action.Action
@@ -200,10 +200,10 @@ func pluginEnumerating(v *View) (Result, bool) {
 		}
 	}
 	if !plugin {
-		j.Message = "restarting NVIDIA's DCGM, which does not notice new MIG instances"
+		r.Message = "restarting NVIDIA's DCGM, which does not notice new MIG instances"
 	}
-	j.Next = atOnce(deletions...)
-	return j, waits
+	r.Next = atOnce(deletions...)
+	return r, waits
 }
 
 // stampInstances notes in a patch that makes the device plugin look which instances it will see.

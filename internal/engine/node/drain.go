@@ -18,7 +18,7 @@ import (
 
 // disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
 func disrupt(v *View, requested bool) Result {
-	j := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
+	r := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
 	pod, age := justBoundPod(v)
@@ -26,20 +26,20 @@ func disrupt(v *View, requested bool) Result {
 	case mustRemoveNVIDIAMPS(v) && v.Reached() && mpsLabelLeft(v) > 0:
 		return leaveToNVIDIAMPS(v)
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
-		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
-		j.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, requested)...)...)
-		return j
+		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
+		r.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, requested)...)...)
+		return r
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
-		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
-		return j
+		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
+		return r
 	case pod != "" && !tainted && v.DrainMode() == v1alpha1.DrainModeNever: // the taint would go again as soon as the agent reports the pod
-		return justBound(j, pod, age)
+		return justBound(r, pod, age)
 	case !tainted:
-		return tainting(v, j)
+		return tainting(v, r)
 	case blocked:
-		return draining(v, j)
+		return draining(v, r)
 	}
-	return drained(v, j, requested)
+	return drained(v, r, requested)
 }
 
 // keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
@@ -48,44 +48,44 @@ func keepsPodsOff(v *View, blocked bool) bool {
 }
 
 // drained goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
-func drained(v *View, j Result, requested bool) Result {
-	if g, waits := settlingClaims(v, j); waits {
-		return g
+func drained(v *View, r Result, requested bool) Result {
+	if r, waits := settlingClaims(v, r); waits {
+		return r
 	}
 	if pod, age := justBoundPod(v); pod != "" {
-		j.State = Draining
-		return justBound(j, pod, age)
+		r.State = Draining
+		return justBound(r, pod, age)
 	}
-	return pauseClients(v, j, requested)
+	return pauseClients(v, r, requested)
 }
 
 // justBound waits for the agent to report what a pod holds that was bound to the node so long ago.
-func justBound(j Result, pod string, age time.Duration) Result {
-	j.Reason, j.After = v1alpha1.ReasonGPUInUse, timing.ReportAfter-age
-	j.Message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
-	return j
+func justBound(r Result, pod string, age time.Duration) Result {
+	r.Reason, r.After = v1alpha1.ReasonGPUInUse, timing.ReportAfter-age
+	r.Message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
+	return r
 }
 
 // tainting begins a change: nothing new may come to the node.
-func tainting(v *View, j Result) Result {
-	if g, pending := prepareForMPS(v, j.State); pending {
-		return g
+func tainting(v *View, r Result) Result {
+	if r, pending := prepareForMPS(v, r.State); pending {
+		return r
 	}
 	if problem := noTaintRule(v); problem != nil && v.ByDriver() {
-		j.Reason, j.Message = problem.Reason, problem.Message // the node holds no slot meanwhile
-		return j
+		r.Reason, r.Message = problem.Reason, problem.Message // the node holds no slot meanwhile
+		return r
 	}
-	j.Message = "the change needs GPUs or instances idle"
+	r.Message = "the change needs GPUs or instances idle"
 	if len(v.Blockers) > 0 {
-		j.Message += "; in use now: " + describeBlockers(v)
+		r.Message += "; in use now: " + describeBlockers(v)
 	}
-	j.Next = withSlot(v, taintNode(v)...)
-	return j
+	r.Next = withSlot(v, taintNode(v)...)
+	return r
 }
 
 // settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just
 // before, and the claim that tells so follows.
-func settlingClaims(v *View, j Result) (Result, bool) {
+func settlingClaims(v *View, r Result) (Result, bool) {
 	if !v.ByDriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
 	}
@@ -93,9 +93,9 @@ func settlingClaims(v *View, j Result) (Result, bool) {
 	if left <= 0 {
 		return Result{}, false
 	}
-	j.State, j.Reason, j.After = Draining, v1alpha1.ReasonGPUInUse, left
-	j.Message = "the devices of the node were tainted just now; waiting for the claims of pods that were allocated one before"
-	return j, true
+	r.State, r.Reason, r.After = Draining, v1alpha1.ReasonGPUInUse, left
+	r.Message = "the devices of the node were tainted just now; waiting for the claims of pods that were allocated one before"
+	return r, true
 }
 
 // interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once
@@ -110,8 +110,8 @@ func interruptedByUsers(v *View, requested bool) []action.Action {
 }
 
 // draining waits for the node to become idle, and evicts where the policy says so.
-func draining(v *View, j Result) Result {
-	j.State, j.Reason = Draining, v1alpha1.ReasonGPUInUse
+func draining(v *View, r Result) Result {
+	r.State, r.Reason = Draining, v1alpha1.ReasonGPUInUse
 	left := DrainLeft(v)
 	evictions, stay := chooseEvictions(v)
 	why := ""
@@ -125,17 +125,17 @@ func draining(v *View, j Result) Result {
 		message := fmt.Sprintf("not idle within %s: %s%s", v.DrainTimeout(), describeBlockers(v), why)
 		if !v.FallsBack {
 			record := recordFailure(v, v1alpha1.ReasonDrainTimedOut, message)
-			j.Next = withSlot(v, append(RestoreScheduling(v, "it did not become idle in time"), record...)...)
-			j.Message = message
-			return j
+			r.Next = withSlot(v, append(RestoreScheduling(v, "it did not become idle in time"), record...)...)
+			r.Message = message
+			return r
 		}
-		j.Reason, j.Next = v1alpha1.ReasonDrainTimedOut, atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		j.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
-		return j
+		r.Reason, r.Next = v1alpha1.ReasonDrainTimedOut, atOnce(RestoreScheduling(v, "it did not become idle in time")...)
+		r.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
+		return r
 	}
-	j.Next, j.After = withSlot(v, evictions...), max(left, 0)
-	j.Message = "waiting for what must be freed: " + describeBlockers(v) + why
-	return j
+	r.Next, r.After = withSlot(v, evictions...), max(left, 0)
+	r.Message = "waiting for what must be freed: " + describeBlockers(v) + why
+	return r
 }
 
 // taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still

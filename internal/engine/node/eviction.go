@@ -74,9 +74,9 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 // evictionReason is the reason of an eviction.
 func evictionReason(v *View, b plan.Blocker) string {
 	if onlyOnNode(v, b) {
-		return "it runs on " + blockerPlace(v, b)
+		return "it runs on " + blockerUse(v, b)
 	}
-	return "it holds " + blockerPlace(v, b)
+	return "it holds " + blockerUse(v, b)
 }
 
 // needsAllIdle reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in

@@ -137,11 +137,11 @@ func interruptionOverdue(v *View) bool {
 
 // underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What
 // has is interrupted, and its deadlines begin anew afterwards.
-func underMaintenanceResult(v *View, m Maintenance, j Result) Result {
-	act, step := SplitStep(j.Next)
+func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
+	act, step := SplitStep(r.Next)
 	actions := slices.DeleteFunc(slices.Concat(act, step.OnDenied), action.SetsSpec)
-	if again, waits := RequestAgain(v); waits && m.Validates && j.State != Unknown {
-		j = again
+	if again, waits := RequestAgain(v); waits && m.Validates && r.State != Unknown {
+		r = again
 		actions, _ = SplitStep(again.Next)
 	}
 	if _, recorded := InterruptedAt(v); !recorded && (v.InFlight() || m.Unloads && agentMakesInstances(v)) {
@@ -157,30 +157,30 @@ func underMaintenanceResult(v *View, m Maintenance, j Result) Result {
 		if left <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}
-		j.After = timing.Sooner(j.After, left)
+		r.After = timing.Sooner(r.After, left)
 	}
-	j.Next = atOnce(actions...)
-	return explainMaintenance(v, m, j)
+	r.Next = atOnce(actions...)
+	return explainMaintenance(v, m, r)
 }
 
 // explainMaintenance adds to a result that maintenance is the reason.
-func explainMaintenance(v *View, m Maintenance, j Result) Result {
+func explainMaintenance(v *View, m Maintenance, r Result) Result {
 	switch {
-	case j.State == UpToDate && !v.Target.Final: // one that goes back is not forgotten meanwhile
-		return j
-	case j.State == Failed || j.State == Unsupported:
-		j.Message += ". " + m.Message
-		return j
-	case j.State == Unknown && !v.Node.AgentReady:
-		j.Message = agentAwayMessage(m.Message)
+	case r.State == UpToDate && !v.Target.Final: // one that goes back is not forgotten meanwhile
+		return r
+	case r.State == Failed || r.State == Unsupported:
+		r.Message += ". " + m.Message
+		return r
+	case r.State == Unknown && !v.Node.AgentReady:
+		r.Message = agentAwayMessage(m.Message)
 	default:
-		j.Message = strings.TrimSuffix(m.Message+"; "+j.Message, "; ")
+		r.Message = strings.TrimSuffix(m.Message+"; "+r.Message, "; ")
 	}
-	j.Reason = m.Reason
+	r.Reason = m.Reason
 	if interruptionOverdue(v) {
-		j.Message += fmt.Sprintf(". It takes no slot in the budget any more, because that lasts for more than %s", timing.MaintenanceTimeout)
+		r.Message += fmt.Sprintf(". It takes no slot in the budget any more, because that lasts for more than %s", timing.MaintenanceTimeout)
 	}
-	return untilOverdue(v, j)
+	return untilOverdue(v, r)
 }
 
 // keepPluginAwayFromDriver keeps the device plugin away while the driver is replaced under MIG instances that our agent
@@ -197,7 +197,7 @@ func keepPluginAwayFromDriver(v *View, m Maintenance) (patch action.PatchNode, p
 // RequestAgain asks the agent anew after an interruption, and waits for its answer: the MIG instances of its last
 // report may be gone with the driver's module, and an agent that has not left the node looks at the GPUs only once in a
 // minute. Without an answer in time the deadlines of the change count again.
-func RequestAgain(v *View) (j Result, waits bool) {
+func RequestAgain(v *View) (r Result, waits bool) {
 	at, was := InterruptedAt(v)
 	why := "continuing after the maintenance of the node"
 	if lost, is := AgentLostAt(v); is {
@@ -209,36 +209,36 @@ func RequestAgain(v *View) (j Result, waits bool) {
 	if !was || !v.InFlight() && !agentMakesInstances(v) {
 		return Result{}, false
 	}
-	j = Result{
+	r = Result{
 		State: Applying, Reason: v1alpha1.ReasonApplying, Message: "Waiting for the agent to report what is on the node now",
 	}
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	if !spec.ChangeTime.After(at) {
 		spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
-		j.Next = atOnce(action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
-		j.After = time.Second // an interruption of less than that
-		return j, true
+		r.Next = atOnce(action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
+		r.After = time.Second // an interruption of less than that
+		return r, true
 	}
 	left := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
 	c, reported := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	j.After = left
-	return j, left > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
+	r.After = left
+	return r, left > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
 // continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
 // After maintenance NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without
 // an upgrade controller nothing tells of the upgrade before that. They are paused no more once the slot has expired,
 // because the agent may never return.
-func continueInterrupted(v *View, j Result) Result {
+func continueInterrupted(v *View, r Result) Result {
 	if !WasInterrupted(v) {
-		return j
+		return r
 	}
-	if _, used := interruptedByUsersAt(v); used && j.State == PendingDisruptive && len(v.Blockers) > 0 {
-		return j
+	if _, used := interruptedByUsersAt(v); used && r.State == PendingDisruptive && len(v.Blockers) > 0 {
+		return r
 	}
 	again, waits := RequestAgain(v)
-	if j.State == Unknown {
-		again, waits = j, true
+	if r.State == Unknown {
+		again, waits = r, true
 	}
 	_, maintained := InterruptedAt(v)
 	if patch, pauses := keepPluginAway(v); waits && maintained && pauses && !interruptionOverdue(v) {
@@ -253,5 +253,5 @@ func continueInterrupted(v *View, j Result) Result {
 	if _, has := v.Node.Annotations[v1alpha1.AnnotationSelected]; has && v.Target.Config != "" {
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
-	return Result{State: j.State, Reason: j.Reason, Message: j.Message, Next: atOnce(patch)}
+	return Result{State: r.State, Reason: r.Reason, Message: r.Message, Next: atOnce(patch)}
 }

@@ -82,33 +82,33 @@ func MIGConfigs(v *View) map[string]string {
 
 // UsesMIGConfigs reports whether mig-manager has to read our file for the node's sake.
 func UsesMIGConfigs(v *View) bool {
-	return managerMayAnswer(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
+	return managerMayFinish(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
 // prepareManager is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
 // configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
 func prepareManager(v *View) (Result, bool) {
-	j := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
+	r := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
 	name := migConfig(v).Name
 	file, err := migmanager.Parse(v.Snapshot.Configs[migmanager.FileKey])
 	_, written := file[name]
 	switch {
 	case !v.Snapshot.Plugin.MIGReady:
-		j.Message = "NVIDIA's mig-manager is being pointed at the operator's ConfigMap"
+		r.Message = "NVIDIA's mig-manager is being configured to use the operator's ConfigMap"
 	case err != nil || !written:
-		j.Message = fmt.Sprintf("writing the configuration %s for NVIDIA's mig-manager into the ConfigMap", name)
+		r.Message = fmt.Sprintf("writing the configuration %s for NVIDIA's mig-manager into the ConfigMap", name)
 	case v.Node.Labels[v1alpha1.LabelMIGManager] == "false":
-		j.Message = "letting NVIDIA's mig-manager come back to the node"
-		j.Next = withSlot(v, enableMIGManager(v))
+		r.Message = "letting NVIDIA's mig-manager come back to the node"
+		r.Next = withSlot(v, enableMIGManager(v))
 	case !managerReads(v):
-		j.Message = "waiting until NVIDIA's mig-manager runs on the node with the operator's ConfigMap; look at the pods with " +
+		r.Message = "waiting until NVIDIA's mig-manager runs on the node with the operator's ConfigMap; look at the pods with " +
 			"app=nvidia-mig-manager there"
 	case managerBusy(v):
-		j.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
+		r.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
 	default:
 		return Result{}, false
 	}
-	return j, true
+	return r, true
 }
 
 // enableMIGManager lets mig-manager come back. It applies what the label names when it starts, so that is what is
@@ -131,15 +131,15 @@ func managerReads(v *View) bool {
 // managerBusy says whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever: what
 // it was asked for here, and has not done in its time, it does no more.
 func managerBusy(v *View) bool {
-	since, asked := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
-	if asked && v.Snapshot.Now.Sub(since) >= timing.RebootTimeout {
+	since, requested := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
+	if requested && v.Snapshot.Now.Sub(since) >= timing.RebootTimeout {
 		return false
 	}
 	switch v.Node.Labels[v1alpha1.LabelMIGConfigState] {
 	case cluster.ManagerRebooting:
 		return true
 	case cluster.ManagerPending:
-		return !asked || v.Snapshot.Now.Sub(since) < timing.ManagerTimeout
+		return !requested || v.Snapshot.Now.Sub(since) < timing.ManagerTimeout
 	}
 	return false
 }
@@ -159,25 +159,25 @@ func unpauseManagersClients(v *View, labels map[string]*string) {
 
 // driveManager lets mig-manager do what the spec says, and waits for it.
 func driveManager(v *View) Result {
-	j := Result{State: Applying, Reason: v1alpha1.ReasonMIGManagerPartitioning}
+	r := Result{State: Applying, Reason: v1alpha1.ReasonMIGManagerPartitioning}
 	name := v.Node.GPU.Spec.MIGConfigName
-	since, asked := ManagerRequestedSince(v, name)
+	since, requested := ManagerRequestedSince(v, name)
 	switch {
-	case asked:
-		return mirrorManager(v, j, name, since)
+	case requested:
+		return mirrorManager(v, r, name, since)
 	case !agentClosedDriver(v):
-		j.Message = "waiting until the agent has closed the driver for NVIDIA's mig-manager"
+		r.Message = "waiting until the agent has closed the driver for NVIDIA's mig-manager"
 	case managerBusy(v):
-		j.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
+		r.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
 	default:
-		requestManager(v, &j, name)
+		requestManager(v, &r, name)
 	}
 	left := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
 	if left <= 0 {
-		return giveUpOnManager(v, j, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, j.Message))
+		return failManager(v, r, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, r.Message))
 	}
-	j.After = timing.Sooner(j.After, left)
-	return j
+	r.After = timing.Sooner(r.After, left)
+	return r
 }
 
 // agentClosedDriver says whether the agent has closed the driver.
@@ -188,8 +188,8 @@ func agentClosedDriver(v *View) bool {
 
 // requestManager makes the configuration visible in mig-manager's pod and then names it in the node's label.
 // mig-manager notices another value only, so one that is there already is taken away first.
-func requestManager(v *View, j *Result, name string) {
-	j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's mig-manager", name)
+func requestManager(v *View, r *Result, name string) {
+	r.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's mig-manager", name)
 	var syncs []action.Action
 	for _, p := range managerPods(v) {
 		at, synced := timing.Stamped(p.SyncTriggered, name)
@@ -197,75 +197,75 @@ func requestManager(v *View, j *Result, name string) {
 			syncs = append(syncs, action.TriggerSync{
 				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(name, v.Snapshot.Now),
 			})
-			j.After = timing.VisibleAfter
+			r.After = timing.VisibleAfter
 			continue
 		}
-		j.After = max(j.After, at.Add(timing.VisibleAfter).Sub(v.Snapshot.Now))
+		r.After = max(r.After, at.Add(timing.VisibleAfter).Sub(v.Snapshot.Now))
 	}
-	if len(syncs) > 0 || j.After > 0 {
-		j.Next = atOnce(syncs...)
+	if len(syncs) > 0 || r.After > 0 {
+		r.Next = atOnce(syncs...)
 		return
 	}
-	j.Message = "asking NVIDIA's mig-manager for the configuration " + name
-	patch := v.Patch(j.Message)
+	r.Message = "asking NVIDIA's mig-manager for the configuration " + name
+	patch := v.Patch(r.Message)
 	patch.Locked = true
 	patch.Labels[v1alpha1.LabelMIGConfig] = nil
 	if v.Node.Labels[v1alpha1.LabelMIGConfig] != name {
 		patch.Labels[v1alpha1.LabelMIGConfig], patch.Labels[v1alpha1.LabelMIGConfigState] = &name, nil
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.Snapshot.Now))
 	}
-	j.Next = atOnce(patch)
+	r.Next = atOnce(patch)
 }
 
 // mirrorManager says what mig-manager says, and gives it the deadline that it does not have.
-func mirrorManager(v *View, j Result, name string, since time.Time) Result {
+func mirrorManager(v *View, r Result, name string, since time.Time) Result {
 	timeout := timing.ManagerTimeout
 	switch state := v.Node.Labels[v1alpha1.LabelMIGConfigState]; {
 	case v.Node.Labels[v1alpha1.LabelMIGConfig] != name:
-		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("another controller has set %s=%s; let only one drive "+
+		return failManager(v, r, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("another controller has set %s=%s; let only one drive "+
 			"NVIDIA's mig-manager", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig]))
 	case state == cluster.ManagerSuccess:
-		j.Message = "NVIDIA's mig-manager is done; the agent looks at the GPUs"
-		j.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager did"))
-		return j
+		r.Message = "NVIDIA's mig-manager is done; the agent looks at the GPUs"
+		r.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager did"))
+		return r
 	case state == cluster.ManagerFailed:
-		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed,
+		return failManager(v, r, v1alpha1.ReasonMIGManagerFailed,
 			fmt.Sprintf("NVIDIA's mig-manager failed to apply %s; its log says why: %s", name, managerLogs(v)))
 	case state == cluster.ManagerRebooting:
 		timeout = timing.RebootTimeout
-		j.Message = "NVIDIA's mig-manager reboots the node"
+		r.Message = "NVIDIA's mig-manager reboots the node"
 	case state == "":
-		j.Message = fmt.Sprintf("waiting for NVIDIA's mig-manager to begin with %s", name)
+		r.Message = fmt.Sprintf("waiting for NVIDIA's mig-manager to begin with %s", name)
 	default:
-		j.Message = fmt.Sprintf("NVIDIA's mig-manager applies %s (%s)", name, managerState(v))
+		r.Message = fmt.Sprintf("NVIDIA's mig-manager applies %s (%s)", name, managerState(v))
 	}
-	j.After = since.Add(timeout).Sub(v.Snapshot.Now)
-	if j.After <= 0 {
-		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("NVIDIA's mig-manager did not apply %s within %s "+
+	r.After = since.Add(timeout).Sub(v.Snapshot.Now)
+	if r.After <= 0 {
+		return failManager(v, r, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("NVIDIA's mig-manager did not apply %s within %s "+
 			"(%s); it may have left NVIDIA's clients paused; its log says more: %s", name, timeout, managerState(v), managerLogs(v)))
 	}
-	return j
+	return r
 }
 
-// giveUpOnManager lets the change fail, and the agent look at what is there.
-func giveUpOnManager(v *View, j Result, reason, message string) Result {
-	j = failChange(v, j, reason, message)
-	if j.Next == nil { // on the way back, which does not fail
-		j.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager left"))
+// failManager lets the change fail, and the agent look at what is there.
+func failManager(v *View, r Result, reason, message string) Result {
+	r = failChange(v, r, reason, message)
+	if r.Next == nil { // on the way back, which does not fail
+		r.Next = atOnce(lookAgain(v, "letting the agent look at what NVIDIA's mig-manager left"))
 	}
-	j.After = 0
-	return j
+	r.After = 0
+	return r
 }
 
 // verifyManager decides on what mig-manager has left, once the agent has looked: its own word does not count.
 func verifyManager(v *View) (Result, bool) {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	if _, asked := ManagerRequestedSince(v, migConfig(v).Name); !asked || !found || c.ObservedGeneration != v.Node.GPU.Generation {
+	if _, requested := ManagerRequestedSince(v, migConfig(v).Name); !requested || !found || c.ObservedGeneration != v.Node.GPU.Generation {
 		return Result{}, false
 	}
 	message := "NVIDIA's mig-manager has not brought the GPUs to what was asked for (" + managerState(v) + ")"
-	j := Result{State: Applying, Reason: v1alpha1.ReasonMIGManagerFailed, Message: agentMessage(v, message)}
-	return failChange(v, j, v1alpha1.ReasonMIGManagerFailed, j.Message), true
+	r := Result{State: Applying, Reason: v1alpha1.ReasonMIGManagerFailed, Message: agentMessage(v, message)}
+	return failChange(v, r, v1alpha1.ReasonMIGManagerFailed, r.Message), true
 }
 
 // ManagerClearing says in one line what mig-manager is going to do.
@@ -284,19 +284,19 @@ func disableMIGManager(v *View) (Result, bool) {
 	if !mustDisableMIGManager(v) {
 		return Result{}, false
 	}
-	j := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
+	r := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
 	if value == "" || value == "false" {
 		remain := clientPods(v, v1alpha1.LabelMIGManager)
-		j.Message = "waiting until NVIDIA's mig-manager is gone: " + format.List(remain)
-		return j, len(remain) > 0
+		r.Message = "waiting until NVIDIA's mig-manager is gone: " + format.List(remain)
+		return r, len(remain) > 0
 	}
 	patch := v.Patch("keeping NVIDIA's mig-manager off the node")
 	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
 	claimMIG(v, patch.Labels)
 	saveBaselineCopy(v, patch)
 	patch.Locked = true // on a Node that was restored from a backup meanwhile, the copy of the baseline would be missing
-	j.Message, j.Next = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", withSlot(v, patch)
-	return j, true
+	r.Message, r.Next = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", withSlot(v, patch)
+	return r, true
 }
 
 // migManagerIsBack reports whether a user or another controller lets NVIDIA's mig-manager back onto a node that was
@@ -358,15 +358,15 @@ func migConfigIgnored(v *View, _ State) Finding {
 	if v.Policy == nil || v.Target.Final || spec.Baseline == nil || !mustDisableMIGManager(v) || partitionedByManager(v) {
 		return Finding{}
 	}
-	was, asked := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.Node.Labels[v1alpha1.LabelMIGConfig]
-	if asked == was || asked == "" || asked == migConfigClaimed || was == "" && asked == migConfigDefault {
+	was, requested := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.Node.Labels[v1alpha1.LabelMIGConfig]
+	if requested == was || requested == "" || requested == migConfigClaimed || was == "" && requested == migConfigDefault {
 		return Finding{}
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGConfigIgnored,
 		Message: fmt.Sprintf("a user or another controller set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
 			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back",
-			v1alpha1.LabelMIGConfig, asked, was, v.Policy.Name),
+			v1alpha1.LabelMIGConfig, requested, was, v.Policy.Name),
 	}
 }
 
@@ -409,7 +409,7 @@ func stampManagerRequest(v *View, patch action.PatchNode) {
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.Snapshot.Now))
 		return
 	}
-	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked && !managerMayAnswer(v) {
+	if _, requested := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; requested && !managerMayFinish(v) {
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
 	}
 }
@@ -449,9 +449,9 @@ func managerFormerSince(v *View) (at time.Time, name string, is bool) {
 	return at, name, is && name != "" && !migmanager.Ours(name)
 }
 
-// managerAnswersBy is until when the answer of mig-manager to its former label is waited for; ok is false if it has
+// managerDoneBy is until when the answer of mig-manager to its former label is waited for; ok is false if it has
 // answered, has no pod on the node that could, or if no change of the ClusterPolicy would replace its pod.
-func managerAnswersBy(v *View) (by time.Time, ok bool) {
+func managerDoneBy(v *View) (by time.Time, ok bool) {
 	at, _, former := managerFormerSince(v)
 	if !former || v.Node.GPU.Spec.Baseline == nil || !v.Snapshot.Plugin.MIGReady {
 		return time.Time{}, false
@@ -470,19 +470,19 @@ func managerAnswersBy(v *View) (by time.Time, ok bool) {
 	return at.Add(timing.ManagerTimeout), runs
 }
 
-// managerMayAnswer reports whether mig-manager still has time to answer.
-func managerMayAnswer(v *View) bool {
-	by, waits := managerAnswersBy(v)
+// managerMayFinish reports whether mig-manager still has time to answer.
+func managerMayFinish(v *View) bool {
+	by, waits := managerDoneBy(v)
 	return waits && by.After(v.Snapshot.Now)
 }
 
-// migManagerAnswering finds that mig-manager is still at work on its label of before under another policy, and forgets
+// migManagerFinishing finds that mig-manager is still at work on its label of before under another policy, and forgets
 // that once it is over: its next pod may begin anew, and is the administrator's.
-func migManagerAnswering(v *View, _ State) Finding {
+func migManagerFinishing(v *View, _ State) Finding {
 	if _, _, former := managerFormerSince(v); !former || managerReleased(v) {
 		return Finding{}
 	}
-	if by, _ := managerAnswersBy(v); managerMayAnswer(v) {
+	if by, _ := managerDoneBy(v); managerMayFinish(v) {
 		return Finding{After: by.Sub(v.Snapshot.Now)}
 	}
 	patch, _ := ForgetManager(v)
@@ -492,7 +492,7 @@ func migManagerAnswering(v *View, _ State) Finding {
 // migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time
 // for that is over.
 func migManagerDone(v *View) (Result, bool) {
-	by, waits := managerAnswersBy(v)
+	by, waits := managerDoneBy(v)
 	left := by.Sub(v.Snapshot.Now)
 	if !waits || left <= 0 {
 		return Result{}, false
@@ -523,9 +523,9 @@ func managerLeft(v *View) (left time.Duration, works bool) {
 	return v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
 }
 
-// ManagerHoldsUpChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
+// ManagerBlocksChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
-func ManagerHoldsUpChange(v *View) bool {
+func ManagerBlocksChange(v *View) bool {
 	left, works := managerLeft(v)
 	return works && (left > 0 || !mustDisableMIGManager(v))
 }

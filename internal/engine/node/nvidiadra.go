@@ -46,29 +46,29 @@ func publishing(v *View) (Result, bool) {
 		return Result{}, false // what it publishes is not what the agent sees
 	}
 	stale := v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)
-	differs := stale
+	differences := stale
 	if !v.Target.Final { // a release does not wait for a GPU that is unhealthy
-		differs = v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
+		differences = v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
 	}
-	differs = append(slices.Clone(differs), unofferedResources(v)...)
-	if len(differs) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
-		differs = append(differs, agentMessage(v, "the GPUs are not shared as asked"))
+	differences = append(slices.Clone(differences), unofferedResources(v)...)
+	if len(differences) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
+		differences = append(differences, agentMessage(v, "the GPUs are not shared as asked"))
 	}
-	if len(differs) == 0 {
+	if len(differences) == 0 {
 		return Result{}, false
 	}
-	j := Result{
+	r := Result{
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
-		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.List(differs),
+		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.List(differences),
 	}
 	if len(stale) > 0 {
-		j.Next, j.After = restartDRAPlugin(v)
+		r.Next, r.After = restartDRAPlugin(v)
 	}
-	if j.Next != nil {
-		j.Message = "restarting NVIDIA's DRA driver on the node, because " + draRestartReason
-		return j, true
+	if r.Next != nil {
+		r.Message = "restarting NVIDIA's DRA driver on the node, because " + draRestartReason
+		return r, true
 	}
-	return publishingOverdue(v, j), true
+	return publishingOverdue(v, r), true
 }
 
 // unofferedResources lists the resources of the target that no DeviceClass offers yet.
@@ -83,19 +83,19 @@ func unofferedResources(v *View) []string {
 }
 
 // publishingOverdue lets a change fail that is not published in time. What was published before is waited for.
-func publishingOverdue(v *View, j Result) Result {
-	message := fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, j.Message)
+func publishingOverdue(v *View, r Result) Result {
+	message := fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, r.Message)
 	if v.Reached() || v.FallsBack {
-		j.State, j.Reason = Degraded, v1alpha1.ReasonNotPublished
-		return j
+		r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
+		return r
 	}
 	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if left <= 0 {
-		return failChange(v, j, v1alpha1.ReasonNotPublished, message)
+		return failChange(v, r, v1alpha1.ReasonNotPublished, message)
 	}
-	j.After = timing.Sooner(j.After, left)
-	return j
+	r.After = timing.Sooner(r.After, left)
+	return r
 }
 
 // restartDRAPlugin has the driver look at the GPUs again: first it is recorded which pods have to go, then these are
@@ -304,20 +304,20 @@ func DeviceClasses(v *View) []dra.Write {
 	if v.Policy == nil {
 		return nil
 	}
-	classes := DeviceClassesOf(v.Target.Devices)
+	deviceClasses := DeviceClassesOf(v.Target.Devices)
 	if v.Target.Expected[plan.ResourceGPU] > 0 {
-		classes = append(classes, dra.ForGPUs())
+		deviceClasses = append(deviceClasses, dra.ForGPUs())
 	}
-	return classes
+	return deviceClasses
 }
 
 // DeviceClassesOf are those of the MIG instances that the GPUs are to have.
 func DeviceClassesOf(devices []v1alpha1.DeviceSpec) []dra.Write {
-	var classes []dra.Write
+	var deviceClasses []dra.Write
 	for _, profile := range profilesOf(devices) {
-		classes = append(classes, dra.ForInstances(profile))
+		deviceClasses = append(deviceClasses, dra.ForInstances(profile))
 	}
-	return classes
+	return deviceClasses
 }
 
 // sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number,
@@ -326,7 +326,7 @@ func sharesDiffer(v *View) *plan.Problem {
 	if v.Target.Expected[plan.ResourceGPU] == 0 || v.Target.Shares == 0 {
 		return nil
 	}
-	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.Snapshot.DRA.Asked)
+	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.Snapshot.DRA.RequestedShares)
 }
 
 // intervalDiffers compares the time slice that the DeviceClass of whole GPUs gives them with what the policy needs.

@@ -64,11 +64,11 @@ func prepareForMPS(v *View, before State) (Result, bool) {
 	if len(v.EndingNVIDIAMPS()) > 0 {
 		return Result{}, false
 	}
-	g, pending := keepNVIDIAMPSOff(v)
-	if g.State != Failed {
-		g.State = before
+	r, pending := keepNVIDIAMPSOff(v)
+	if r.State != Failed {
+		r.State = before
 	}
-	return g, pending
+	return r, pending
 }
 
 // rememberNVIDIAMPS is the gate before NVIDIA's MPS daemon ends: the baseline says that it served the node.
@@ -88,19 +88,19 @@ func keepNVIDIAMPSOff(v *View) (Result, bool) {
 	if !ExcludesNVIDIAMPS(v) || servesMPS(v) {
 		return Result{}, false
 	}
-	j := Result{State: PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
+	r := Result{State: PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
 	switch {
 	case OverriddenByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
-		j.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", action.OverrideName(v.Node.Name))
-		j.Next = withSlot(v, action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()})
+		r.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", action.OverrideName(v.Node.Name))
+		r.Next = withSlot(v, action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()})
 	case nvidiaMPSKeptOff(v):
-		return awaitMPSPods(v, j, nvidiaMPSPods(v))
+		return awaitMPSPods(v, r, nvidiaMPSPods(v))
 	case OverriddenByNodeFeature(v) && !nfdTimedOut(v):
-		return awaitNFD(v, j)
+		return awaitNFD(v, r)
 	default:
-		return setMPSLabel(v, j)
+		return setMPSLabel(v, r)
 	}
-	return j, true
+	return r, true
 }
 
 // nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false
@@ -115,18 +115,18 @@ func nvidiaMPSKeptOff(v *View) bool {
 }
 
 // awaitMPSPods waits until the pods of NVIDIA's MPS DaemonSet are gone, which the label no longer keeps on the node.
-func awaitMPSPods(v *View, j Result, pods []string) (Result, bool) {
+func awaitMPSPods(v *View, r Result, pods []string) (Result, bool) {
 	if len(pods) == 0 {
 		return Result{}, false
 	}
-	j.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
+	r.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
 	if since := mpsOverriddenSince(v); !since.IsZero() {
-		if j.After = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now); j.After <= 0 {
-			return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
+		if r.After = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now); r.After <= 0 {
+			return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
 				"%s: %s. Look at the kubelet and the container runtime of the node", timing.PauseTimeout, format.List(pods)))
 		}
 	}
-	return j, true
+	return r, true
 }
 
 // mpsOverriddenSince is since when the label is overridden; zero if it is not.
@@ -139,13 +139,13 @@ func mpsOverriddenSince(v *View) time.Time {
 }
 
 // awaitNFD waits until NFD has changed the label.
-func awaitNFD(v *View, j Result) (Result, bool) {
-	j.After = v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
-	if j.After <= 0 {
-		return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonNodeFeatureIgnored, nodeFeatureIgnored(v))
+func awaitNFD(v *View, r Result) (Result, bool) {
+	r.After = v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
+	if r.After <= 0 {
+		return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonNodeFeatureIgnored, nodeFeatureIgnored(v))
 	}
-	j.Message = fmt.Sprintf("Waiting until Node Feature Discovery sets %s=false", cluster.LabelMPSCapable)
-	return j, true
+	r.Message = fmt.Sprintf("Waiting until Node Feature Discovery sets %s=false", cluster.LabelMPSCapable)
+	return r, true
 }
 
 // nodeFeatureIgnored is the message that NFD does not do what the operator's NodeFeature says.
@@ -165,22 +165,22 @@ func nfdTimedOut(v *View) bool {
 }
 
 // setMPSLabel sets the label where NFD does not, once in an hour.
-func setMPSLabel(v *View, j Result) (Result, bool) {
+func setMPSLabel(v *View, r Result) (Result, bool) {
 	if left := mpsLabelLeft(v); left > 0 {
-		return failKeepingNVIDIAMPSOff(v, j, v1alpha1.ReasonMPSCapableReset, mpsLabelReset(v))
+		return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonMPSCapableReset, mpsLabelReset(v))
 	}
-	j.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by %s=false", cluster.LabelMPSCapable)
-	j.Next = withSlot(v, patchMPSCapable(v))
-	return j, true
+	r.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by %s=false", cluster.LabelMPSCapable)
+	r.Next = withSlot(v, patchMPSCapable(v))
+	return r, true
 }
 
 // failKeepingNVIDIAMPSOff gives the change up: the node stays as it was.
-func failKeepingNVIDIAMPSOff(v *View, j Result, reason, message string) (Result, bool) {
-	j.After = 0
-	if j.Next = nil; hasFallback(v) {
-		j.Next = atOnce(RestoreScheduling(v, "NVIDIA's MPS DaemonSet cannot be kept off the node")...)
+func failKeepingNVIDIAMPSOff(v *View, r Result, reason, message string) (Result, bool) {
+	r.After = 0
+	if r.Next = nil; hasFallback(v) {
+		r.Next = atOnce(RestoreScheduling(v, "NVIDIA's MPS DaemonSet cannot be kept off the node")...)
 	}
-	return failChange(v, j, reason, message), true
+	return failChange(v, r, reason, message), true
 }
 
 // leaveToNVIDIAMPS leaves a node that was verified to NVIDIA's MPS daemon, because another client let it back within

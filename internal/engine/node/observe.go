@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// takeBackAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
-func takeBackAgent(v *View) []action.Action {
+// returnAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
+func returnAgent(v *View) []action.Action {
 	if !v.Managed() || managerBusy(v) {
 		return nil
 	}
@@ -29,8 +29,8 @@ func takeBackAgent(v *View) []action.Action {
 }
 
 // Observe derives the view of a node.
-func Observe(w *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
-	v := &View{Snapshot: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: w.StackOf(n), Policy: g.By, Losers: g.Over}
+func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
+	v := &View{Snapshot: s, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: s.StackOf(n), Policy: g.By, Losers: g.Over}
 	switch {
 	case g.By != nil:
 		findDesired(v)
@@ -58,7 +58,7 @@ func findDesired(v *View) {
 	if len(v.Devices) == 0 {
 		return // nobody knows yet what to ask
 	}
-	w, err := policy.Ask(v.Policy, v.RequestedNode())
+	w, err := policy.DesiredState(v.Policy, v.RequestedNode())
 	if err != nil {
 		v.Unsupported = asProblem(err)
 		return
@@ -126,26 +126,26 @@ func asProblem(err error) *plan.Problem {
 
 // AgentNotReporting is the result of a node of whose GPUs nothing is known: its agent does not report.
 func AgentNotReporting(v *View) (Result, bool) {
-	j := Result{State: Unknown, Reason: v1alpha1.ReasonAgentNotReporting}
+	r := Result{State: Unknown, Reason: v1alpha1.ReasonAgentNotReporting}
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
 	switch value := v.Node.Labels[cluster.AgentLabel(v.Node)]; {
 	case !v.Node.AgentReady && v.Node.GPU.Spec.MIGConfigName != "" && value == cluster.PausedValue:
-		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
+		return r, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.Node.AgentReady && value == cluster.PausedValue:
-		j.Reason, j.Message = v1alpha1.ReasonMIGManagerBusy, agentAwayMessage("NVIDIA's mig-manager is changing the node")
-		j.Next = atOnce(takeBackAgent(v)...)
+		r.Reason, r.Message = v1alpha1.ReasonMIGManagerBusy, agentAwayMessage("NVIDIA's mig-manager is changing the node")
+		r.Next = atOnce(returnAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
-		j.Reason, j.Message = agentKeptOff(v)
+		r.Reason, r.Message = agentKeptOff(v)
 	case !v.Node.AgentReady:
-		j.Message = "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
+		r.Message = "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	case found && c.Status != "True":
-		j.Message = fmt.Sprintf("the agent could not read the GPUs: %s", c.Message)
+		r.Message = fmt.Sprintf("the agent could not read the GPUs: %s", c.Message)
 	case len(v.Node.GPU.Status.Devices) == 0:
-		j.Message = "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)"
+		r.Message = "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)"
 	default:
-		return j, false
+		return r, false
 	}
-	return j, true
+	return r, true
 }
 
 // agentKeptOff says why the label that runs the agent does not do so, and what to do about it that the GPU Operator does

@@ -34,12 +34,12 @@ func instancesLeftToOthers(v *View) bool {
 // cluster.AbsentFor without any sign the annotation goes, and the node is the policy's.
 
 // The resource of another partitioner with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that
-// there is, absence begins with the reconcile that first sees it so. Afterwards the annotation stays, as slicerGone,
-// until the resource is listed no more.
+// there is, absence begins with the reconcile that first sees it so. Afterwards the annotation stays, as
+// otherPartitionerGone, until the resource is listed no more.
 
-// slicerGone is the annotation of a node that lists a resource of another partitioner with quantity 0,
+// otherPartitionerGone is the annotation of a node that lists a resource of another partitioner with quantity 0,
 // cluster.AbsentFor after its last sign.
-const slicerGone = "SlicerGone"
+const otherPartitionerGone = "SlicerGone"
 
 // signOfOthers is cluster.ShownBy with a message for users in place of the object.
 func signOfOthers(n *cluster.Node) (reason, message string) {
@@ -62,14 +62,14 @@ func rememberedOthers(v *View) (reason string, since time.Time) {
 	note, noted := v.Node.Annotations[v1alpha1.AnnotationOtherController]
 	if key, at, gone := timing.Parse(note); gone {
 		reason, since = key, at
-	} else if note != slicerGone {
+	} else if note != otherPartitionerGone {
 		reason = note
 	}
 	was := v.Snapshot.OtherControllers.Of(v.Node)
 	switch {
 	case was.Reason != "" && (reason == "" || !since.IsZero() && since.Before(was.At)):
 		return was.Reason, was.At
-	case !noted && v.Node.SlicerLeft != "":
+	case !noted && v.Node.OtherPartitionerLeft != "":
 		return v1alpha1.ReasonSlicerActive, time.Time{}
 	}
 	return reason, since
@@ -102,8 +102,8 @@ const ForgetsOthers = "forgetting the controller that offered the GPUs"
 // changes, and when it changes next by itself.
 func NoteOfOthers(v *View) (value, why string, left time.Duration) {
 	note, gone := v.Node.Annotations[v1alpha1.AnnotationOtherController], ""
-	if v.Node.SlicerLeft != "" {
-		gone = slicerGone
+	if v.Node.OtherPartitionerLeft != "" {
+		gone = otherPartitionerGone
 	}
 	reason, _ := signOfOthers(v.Node)
 	was, since := rememberedOthers(v)

@@ -21,17 +21,17 @@ func clientsPaused(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false
 	}
-	j := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
+	r := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
 	for _, name := range cluster.DeployLabels() {
 		value := v.Node.Labels[name]
 		if value != "" && value != "true" && value != "false" && !slices.Contains(OwnPauses(v), name) {
-			j.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
-			return j, true
+			r.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
+			return r, true
 		}
 	}
 	if patch, pauses := pausePatch(v); pauses {
-		j.Message, j.Next = "pausing NVIDIA's GPU clients, which must close their handles", withSlot(v, patch)
-		return j, true
+		r.Message, r.Next = "pausing NVIDIA's GPU clients, which must close their handles", withSlot(v, patch)
+		return r, true
 	}
 	remain := clientPods(v, OwnPauses(v)...)
 	var deletions []action.Action
@@ -45,57 +45,57 @@ func clientsPaused(v *View) (Result, bool) {
 		}
 	}
 	if len(deletions) > 0 {
-		j.Next = atOnce(deletions...)
+		r.Next = atOnce(deletions...)
 	}
-	j.Message = "waiting until NVIDIA's GPU clients are gone: " + format.List(remain)
-	return j, len(remain) > 0
+	r.Message = "waiting until NVIDIA's GPU clients are gone: " + format.List(remain)
+	return r, len(remain) > 0
 }
 
 // pauseClients disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
 // the target.
-func pauseClients(v *View, j Result, requested bool) Result {
+func pauseClients(v *View, r Result, requested bool) Result {
 	gates := []gateFunc{rememberNVIDIAMPS, disableMIGManager, clientsPaused, keepNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {
 		gates = []gateFunc{rememberNVIDIAMPS, disableMIGManager, keepNVIDIAMPSOff, clientsPaused}
 	}
 	for _, gate := range gates {
-		if g, pending := gate(v); pending {
-			return pausing(v, g, requested)
+		if r, pending := gate(v); pending {
+			return pausing(v, r, requested)
 		}
 	}
 	switch {
 	case requested && OnlyRebootLeft(v):
-		return rebooting(v, j)
+		return rebooting(v, r)
 	case requested:
 		return applying(v)
 	}
-	j.State, j.Message = Idle, "nothing blocks the change"
+	r.State, r.Message = Idle, "nothing blocks the change"
 	if patch, unsaved := baselineUnsaved(v); unsaved {
-		j.Next = withSlot(v, patch)
-		return j
+		r.Next = withSlot(v, patch)
+		return r
 	}
-	j.Next = withSlot(v, requestTarget(v))
-	return j
+	r.Next = withSlot(v, requestTarget(v))
+	return r
 }
 
 // pausing gives NVIDIA's programs their time to end.
-func pausing(v *View, j Result, requested bool) Result {
-	if _, step := SplitStep(j.Next); len(step.Start) > 0 || j.State == Failed {
-		return j
+func pausing(v *View, r Result, requested bool) Result {
+	if _, step := SplitStep(r.Next); len(step.Start) > 0 || r.State == Failed {
+		return r
 	}
 	left, timeout := pauseLeft(v, requested)
 	if left > 0 {
-		j.After = timing.Sooner(j.After, left)
-		return j
+		r.After = timing.Sooner(r.After, left)
+		return r
 	}
-	message := fmt.Sprintf("not within %s: %s", timeout, j.Message)
+	message := fmt.Sprintf("not within %s: %s", timeout, r.Message)
 	if len(podsNotEnding(v)) > 0 {
-		j.Reason = v1alpha1.ReasonClientsNotEnding
+		r.Reason = v1alpha1.ReasonClientsNotEnding
 	}
-	if j.Next = nil; hasFallback(v) {
-		j.Next = atOnce(RestoreScheduling(v, "they did not end in time")...)
+	if r.Next = nil; hasFallback(v) {
+		r.Next = atOnce(RestoreScheduling(v, "they did not end in time")...)
 	}
-	return failChange(v, j, j.Reason, message)
+	return failChange(v, r, r.Reason, message)
 }
 
 // pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is

@@ -11,8 +11,8 @@ type Class uint8
 
 // The bits of a Class.
 const (
-	// Passes: the node waits for its turn, or for a step of the rollout that ends by itself.
-	Passes Class = 1 << iota
+	// Transient: the node waits for its turn, or for a step of the rollout that ends by itself.
+	Transient Class = 1 << iota
 	// UnderWay: the node is being changed, as opposed to one that waits for its turn or is blocked.
 	UnderWay
 	// Ends: nothing more happens to the node until the policy or the cluster is changed.
@@ -30,20 +30,20 @@ const (
 const Plain Class = 0
 
 // ClassOf is the class of a reason.
-func ClassOf(reason string) Class { return classes[reason] }
+func ClassOf(reason string) Class { return reasonClasses[reason] }
 
 // Is reports whether a class has a bit.
 func (c Class) Is(bit Class) bool { return c&bit != 0 }
 
-// classes has every reason of the API. States of nodes, conditions, metrics and Events follow from it.
-var classes = map[string]Class{
+// reasonClasses has every reason of the API. States of nodes, conditions, metrics and Events follow from it.
+var reasonClasses = map[string]Class{
 	v1alpha1.ReasonAccepted:                 Plain,
 	v1alpha1.ReasonConflicted:               Plain,
 	v1alpha1.ReasonDRAStackActive:           Plain,
 	v1alpha1.ReasonNoDevicePlugin:           Plain,
 	v1alpha1.ReasonNoMatchingNodes:          Plain,
-	v1alpha1.ReasonPaused:                   Passes | First | Chosen,
-	v1alpha1.ReasonInvalidWindow:            Passes | Ends | First,
+	v1alpha1.ReasonPaused:                   Transient | First | Chosen,
+	v1alpha1.ReasonInvalidWindow:            Transient | Ends | First,
 	v1alpha1.ReasonTaintsPresent:            Plain,
 	v1alpha1.ReasonTolerationsChanging:      Plain,
 	v1alpha1.ReasonTolerationMissing:        Plain,
@@ -79,26 +79,26 @@ var classes = map[string]Class{
 	v1alpha1.ReasonReady:                    Plain,
 	v1alpha1.ReasonAgentNotReporting:        Plain,
 	v1alpha1.ReasonNodeOptedOut:             Plain,
-	v1alpha1.ReasonConfiguringDevicePlugin:  Passes | First,
-	v1alpha1.ReasonOutsideWindow:            Passes | Chosen,
-	v1alpha1.ReasonWaitingForFirst:          Passes,
-	v1alpha1.ReasonWaitingForBudget:         Passes,
-	v1alpha1.ReasonRolloutHalted:            Passes | Ends,
+	v1alpha1.ReasonConfiguringDevicePlugin:  Transient | First,
+	v1alpha1.ReasonOutsideWindow:            Transient | Chosen,
+	v1alpha1.ReasonWaitingForFirst:          Transient,
+	v1alpha1.ReasonWaitingForBudget:         Transient,
+	v1alpha1.ReasonRolloutHalted:            Transient | Ends,
 	v1alpha1.ReasonGPUInUse:                 Plain,
 	v1alpha1.ReasonDrainTimedOut:            Plain,
 	v1alpha1.ReasonDriverUpgrade:            Plain,
 	v1alpha1.ReasonNodeMaintenance:          Plain,
-	v1alpha1.ReasonPausingClients:           Passes | UnderWay,
-	v1alpha1.ReasonDisablingNVIDIAMPS:       Passes | UnderWay,
+	v1alpha1.ReasonPausingClients:           Transient | UnderWay,
+	v1alpha1.ReasonDisablingNVIDIAMPS:       Transient | UnderWay,
 	v1alpha1.ReasonNodeFeatureIgnored:       NeedsAttention,
 	v1alpha1.ReasonMPSCapableReset:          NeedsAttention,
-	v1alpha1.ReasonApplying:                 Passes | UnderWay,
-	v1alpha1.ReasonSelecting:                Passes | UnderWay,
-	v1alpha1.ReasonVerifying:                Passes | UnderWay,
+	v1alpha1.ReasonApplying:                 Transient | UnderWay,
+	v1alpha1.ReasonSelecting:                Transient | UnderWay,
+	v1alpha1.ReasonVerifying:                Transient | UnderWay,
 	v1alpha1.ReasonNotAdvertised:            NeedsAttention,
 	v1alpha1.ReasonRestoring:                UnderWay,
 	v1alpha1.ReasonClusterNotRead:           Plain,
-	v1alpha1.ReasonProgressing:              Passes | UnderWay,
+	v1alpha1.ReasonProgressing:              Transient | UnderWay,
 	v1alpha1.ReasonProfileNotAvailable:      Plain,
 	v1alpha1.ReasonLayoutDoesNotFit:         Plain,
 	v1alpha1.ReasonMIGNotSupported:          Plain,
@@ -162,9 +162,9 @@ var classes = map[string]Class{
 	v1alpha1.ReasonUnknownDevice:            Plain,
 	v1alpha1.ReasonVGPUUnlicensed:           Plain,
 	v1alpha1.ReasonRebootRequired:           Plain,
-	v1alpha1.ReasonMIGManagerPartitioning:   Passes | UnderWay,
+	v1alpha1.ReasonMIGManagerPartitioning:   Transient | UnderWay,
 	v1alpha1.ReasonMIGManagerFailed:         Plain,
-	v1alpha1.ReasonRebooting:                Passes | UnderWay,
+	v1alpha1.ReasonRebooting:                Transient | UnderWay,
 	v1alpha1.ReasonRebootInVain:             Plain,
 	v1alpha1.ReasonAwaitingReport:           Plain,
 }

@@ -40,9 +40,9 @@ func TestEveryReasonHasAClass(t *testing.T) {
 	reasons := declared(t)
 	g.Expect(reasons).NotTo(BeEmpty())
 	for reason, constant := range reasons {
-		g.Expect(classes).To(HaveKey(reason), "%s is missing in reasons.go", constant)
+		g.Expect(reasonClasses).To(HaveKey(reason), "%s is missing in reasons.go", constant)
 	}
-	g.Expect(classes).To(HaveLen(len(reasons)))
+	g.Expect(reasonClasses).To(HaveLen(len(reasons)))
 }
 
 func TestEveryReasonIsGivenSomewhere(t *testing.T) {

@@ -18,8 +18,8 @@ func released(v *View) Result {
 		gates = []gateFunc{selecting, published, awaitUntainted, migManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
 	for _, gate := range gates {
-		if j, pending := gate(v); pending {
-			return j
+		if r, pending := gate(v); pending {
+			return r
 		}
 	}
 	return changeDone(v)
@@ -31,8 +31,8 @@ func published(v *View) (Result, bool) {
 	if !v.ByDriver() {
 		return Result{}, false
 	}
-	j, pending := publishing(v)
-	return j, pending && j.State == Verifying
+	r, pending := publishing(v)
+	return r, pending && r.State == Verifying
 }
 
 // awaitUntainted removes our taint.
@@ -48,7 +48,7 @@ func agentLeftPaused(v *View) (Result, bool) {
 	if v.Node.Labels[v1alpha1.LabelClient] != cluster.PausedValue {
 		return Result{}, false
 	}
-	actions := takeBackAgent(v)
+	actions := returnAgent(v)
 	return Result{
 		State: Releasing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
 		Next: atOnce(actions...),
@@ -57,24 +57,24 @@ func agentLeftPaused(v *View) (Result, bool) {
 
 // changeDone removes our taint and records what was reached.
 func changeDone(v *View) Result {
-	if j, is := awaitUntainted(v); is {
-		return j // what was reached is recorded after that, together with Ready
+	if r, is := awaitUntainted(v); is {
+		return r // what was reached is recorded after that, together with Ready
 	}
-	j := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
+	r := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
 	if v.Target.Final && MPSLabelOverridden(v) {
-		return allowing(v, j)
+		return allowing(v, r)
 	}
-	j.Next = atOnce(recordReached(v)...)
-	return j
+	r.Next = atOnce(recordReached(v)...)
+	return r
 }
 
 // allowing waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is
 // forgotten.
-func allowing(v *View, j Result) Result {
-	j.State, j.Reason = Releasing, underwayReason(v)
-	j.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
+func allowing(v *View, r Result) Result {
+	r.State, r.Reason = Releasing, underwayReason(v)
+	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
 	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue {
-		j.State, j.Reason = Failed, f.Reason
+		r.State, r.Reason = Failed, f.Reason
 	}
-	return j
+	return r
 }

@@ -28,10 +28,10 @@ type findingFunc func(*View, State) Finding
 // AddFindings adds to a result what is left half-done on the node. A finding is the reason of a node that has not
 // failed; repairs wait for no slot in the budget, since they only restore. It returns them after what the result has
 // done at once.
-func AddFindings(v *View, j Result) (Result, []action.Action) {
-	actions, _ := SplitStep(j.Next)
+func AddFindings(v *View, r Result) (Result, []action.Action) {
+	actions, _ := SplitStep(r.Next)
 	checks := []findingFunc{ // the one that matters most comes last
-		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerAnswering,
+		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
 		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, pluginFailing, pluginOutdated, notEnding,
 		migManagerEnabledByOthers, managerStuck, leftPaused,
 	}
@@ -39,19 +39,19 @@ func AddFindings(v *View, j Result) (Result, []action.Action) {
 		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftPaused} // all else follows from the maintenance
 	}
 	for _, find := range checks {
-		f := find(v, j.State)
-		actions, j.After = append(actions, f.Repair...), timing.Sooner(j.After, f.After)
+		f := find(v, r.State)
+		actions, r.After = append(actions, f.Repair...), timing.Sooner(r.After, f.After)
 		if f.Reason == "" {
 			continue
 		}
-		if j.State == Failed || j.State == Unsupported || f.Beside && j.State != UpToDate {
-			j.Message += "; " + f.Message
+		if r.State == Failed || r.State == Unsupported || f.Beside && r.State != UpToDate {
+			r.Message += "; " + f.Message
 			continue
 		}
-		j.Reason = f.Reason
-		j.Message = strings.TrimSuffix(f.Message+"; "+j.Message, "; ")
+		r.Reason = f.Reason
+		r.Message = strings.TrimSuffix(f.Message+"; "+r.Message, "; ")
 	}
-	return j, actions
+	return r, actions
 }
 
 // gpuMissing finds that GPUs are missing which the policy selects by index.

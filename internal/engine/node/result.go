@@ -64,13 +64,13 @@ func underwayReason(v *View) string {
 
 // failChange gives a desired state up: the node falls back. What has been reached before is not given up but waited
 // for.
-func failChange(v *View, j Result, reason, message string) Result {
+func failChange(v *View, r Result, reason, message string) Result {
 	if _, is := UnderMaintenance(v); is || WasInterrupted(v) {
-		j.Message = message
-		return j // it is not the desired state that failed
+		r.Message = message
+		return r // it is not the desired state that failed
 	}
-	j.State, j.Reason, j.Message = Failed, reason, message
-	actions, _ := SplitStep(j.Next)
+	r.State, r.Reason, r.Message = Failed, reason, message
+	actions, _ := SplitStep(r.Next)
 	switch {
 	case hasFallback(v):
 		actions = append(actions, recordFailure(v, reason, message)...)
@@ -78,12 +78,12 @@ func failChange(v *View, j Result, reason, message string) Result {
 		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
 	case v.Desired == nil && !v.Managed():
 		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
-			j.After = again.Sub(v.Snapshot.Now)
-			j.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
+			r.After = again.Sub(v.Snapshot.Now)
+			r.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
 		}
 	}
-	j.Next = atOnce(actions...)
-	return j
+	r.Next = atOnce(actions...)
+	return r
 }
 
 // hasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and
@@ -171,11 +171,11 @@ func agentAwayMessage(why string) string {
 }
 
 // untilOverdue has the node decided on again when its interrupted change is overdue.
-func untilOverdue(v *View, j Result) Result {
+func untilOverdue(v *View, r Result) Result {
 	if at, was := InterruptedAt(v); was {
-		j.After = timing.Sooner(j.After, at.Add(timing.MaintenanceTimeout).Sub(v.Snapshot.Now))
+		r.After = timing.Sooner(r.After, at.Add(timing.MaintenanceTimeout).Sub(v.Snapshot.Now))
 	}
-	return j
+	return r
 }
 
 // NextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one
@@ -211,11 +211,11 @@ func atOnce(actions ...action.Action) NextStep {
 // withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node, or
 // the agent is at work. Without actions the change waits, and is undone all the same if it may not go on.
 func withSlot(v *View, actions ...action.Action) NextStep {
-	giveUp := restoreSchedulingUnlessBusy(v, "the change is held back")
-	if len(actions)+len(giveUp) == 0 {
+	restore := restoreSchedulingUnlessBusy(v, "the change is held back")
+	if len(actions)+len(restore) == 0 {
 		return nil
 	}
-	return PacedStep{Start: actions, OnDenied: giveUp}
+	return PacedStep{Start: actions, OnDenied: restore}
 }
 
 // SplitStep returns what is done at once, and the step that needs a slot. At most one of them has actions.

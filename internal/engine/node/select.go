@@ -39,15 +39,15 @@ func contested(v *View) (Result, bool) {
 	}
 	message := fmt.Sprintf("%s sets %s=%s on the node again, and the operator selects %s. %s", who, v1alpha1.LabelConfig,
 		v.Node.Labels[v1alpha1.LabelConfig], v.Target.Config, where)
-	j := Result{State: Selecting, Reason: v1alpha1.ReasonConfigLabelReset, After: left}
+	r := Result{State: Selecting, Reason: v1alpha1.ReasonConfigLabelReset, After: left}
 	if !v.Reached() {
-		j = failChange(v, j, v1alpha1.ReasonConfigLabelReset, message)
-		j.After = left
-		return j, true
+		r = failChange(v, r, v1alpha1.ReasonConfigLabelReset, message)
+		r.After = left
+		return r, true
 	}
-	j.State = Degraded
-	j.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.Snapshot.Now.Add(left)))
-	return j, true
+	r.State = Degraded
+	r.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.Snapshot.Now.Add(left)))
+	return r, true
 }
 
 // selecting makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients
@@ -57,35 +57,35 @@ func selecting(v *View) (Result, bool) {
 	if complete {
 		return Result{}, false
 	}
-	j := Result{State: Selecting, Reason: v1alpha1.ReasonSelecting}
+	r := Result{State: Selecting, Reason: v1alpha1.ReasonSelecting}
 	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && !v.ByDriver() {
 		if message, wait := hidden(v); wait {
-			j.Message = message
-			return j, true
+			r.Message = message
+			return r, true
 		}
 		if left := pluginUnseen(v); left > 0 {
-			j.Message = "Waiting for the device plugin: the controller does not see the plugin's pod yet, which may not see the configuration"
-			j.After = left
-			return j, true
+			r.Message = "Waiting for the device plugin: the controller does not see the plugin's pod yet, which may not see the configuration"
+			r.After = left
+			return r, true
 		}
 		if syncs, left, unseen := triggerSyncs(v); len(unseen) > 0 {
-			j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.Target.Config, format.List(unseen))
-			j.Next, j.After = atOnce(syncs...), left
-			return j, true
+			r.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.Target.Config, format.List(unseen))
+			r.Next, r.After = atOnce(syncs...), left
+			return r, true
 		}
 	}
-	j.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
+	r.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
 	switch {
 	case v.ByDriver():
-		j.Message = "recording what NVIDIA's DRA driver must publish"
+		r.Message = "recording what NVIDIA's DRA driver must publish"
 	case v.Target.Config == "":
-		j.Message = "taking back the label " + v1alpha1.LabelConfig
+		r.Message = "taking back the label " + v1alpha1.LabelConfig
 	case resume && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
-		j.Message = "resuming NVIDIA's GPU clients"
+		r.Message = "resuming NVIDIA's GPU clients"
 	}
-	selected.Why = j.Message
-	j.Next = atOnce(selected)
-	return j, true
+	selected.Why = r.Message
+	r.Next = atOnce(selected)
+	return r, true
 }
 
 // selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.
@@ -120,7 +120,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 		}
 	}
 	stampSelected(v, patch)
-	if _, timedOut := v.Node.Annotations[v1alpha1.AnnotationTimedOut]; timedOut {
+	if _, isTimedOut := v.Node.Annotations[v1alpha1.AnnotationTimedOut]; isTimedOut {
 		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
 	}
 	stampSeen(v, patch)
@@ -183,7 +183,7 @@ func hidden(v *View) (message string, is bool) {
 		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.Target.Config), true
 	}
 	if !v.Snapshot.Plugin.Ready {
-		return "NVIDIA's device plugin is being pointed at the operator's ConfigMap", true
+		return "NVIDIA's device plugin is being configured to use the operator's ConfigMap", true
 	}
 	if old := pluginsReadingOthers(v); len(old) > 0 {
 		return "waiting until these pods have restarted with the operator's ConfigMap: " + format.List(old), true

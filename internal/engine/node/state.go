@@ -62,7 +62,7 @@ func StandingOf(s State, reason string) Standing {
 		return NodeFailed
 	case s == Unsupported:
 		return NodeUnsupported
-	case ClassOf(reason).Is(Passes):
+	case ClassOf(reason).Is(Transient):
 		return NodeWaiting
 	}
 	return NodeBlocked
@@ -75,7 +75,7 @@ func Updated(s State) bool {
 }
 
 // Worrying reports whether a person should look at a node with that state and reason: its change failed or cannot be
-// made, or something on it is left undone. Others are on their way, or wait for something that passes.
+// made, or something on it is left undone. Others are on their way, or wait for something that ends by itself.
 func Worrying(state, reason string) bool {
 	return state == string(Failed) || state == string(Unsupported) || ClassOf(reason).Is(NeedsAttention)
 }

@@ -113,15 +113,15 @@ func unpartitioned(uuid string) v1alpha1.DeviceSpec {
 func (v *View) SpecMatchesTarget() bool {
 	f := v.Node.GPU.Status.Rollout.Failed
 	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !FailureSuperseded(v, *f)
-	if _, timedOut := timedOut(v); again || timedOut || releasesAgain(v) || !specMatches(v.Node.GPU.Spec, v.Target) {
+	if _, isTimedOut := recordedTimeout(v); again || isTimedOut || releasesAgain(v) || !specMatches(v.Node.GPU.Spec, v.Target) {
 		return false
 	}
 	if !v.Partitions() {
 		return true
 	}
 	name := migConfig(v).Name
-	_, asked := ManagerRequestedSince(v, name)
-	return asked || v.Node.GPU.Spec.MIGConfigName == name
+	_, requested := ManagerRequestedSince(v, name)
+	return requested || v.Node.GPU.Spec.MIGConfigName == name
 }
 
 // InFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.

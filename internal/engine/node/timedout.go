@@ -30,10 +30,10 @@ type Timeout struct {
 // Until is when the operator may begin again.
 func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
-// timedOut returns that record; ok is false if the change of the node has not timed out since the agent was last asked
-// for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again, and a
-// node that needs a reboot needs a person.
-func timedOut(v *View) (t Timeout, ok bool) {
+// recordedTimeout returns that record; ok is false if the change of the node has not timed out since the agent was last
+// asked for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again,
+// and a node that needs a reboot needs a person.
+func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
 	ok = ok && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !stranded(v)
 	return t, ok
@@ -55,9 +55,9 @@ func releasesAgain(v *View) bool {
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody
 // uses what must be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
 func restsAfterTimeout(v *View) (t Timeout, is bool) {
-	t, timedOut := timedOut(v)
+	t, isTimedOut := recordedTimeout(v)
 	_, reboot := waitsForReboot(v)
-	return t, timedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
+	return t, isTimedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
 }
 
 // nextTimeout is the value of v1alpha1.AnnotationTimedOut for a change that times out now.

@@ -20,54 +20,54 @@ import (
 
 // verifying compares what the node advertises with what it must.
 func verifying(v *View) (Result, bool) {
-	differs := differs(v)
-	if len(differs) == 0 {
+	differences := advertisedDifferences(v)
+	if len(differences) == 0 {
 		return Result{}, false
 	}
-	j := Result{
+	r := Result{
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
-		Message: "the node does not advertise yet what it must: " + strings.Join(differs, ", "),
+		Message: "the node does not advertise yet what it must: " + strings.Join(differences, ", "),
 	}
 	if left, is := keepsPluginOff(v); is {
-		if j.After = left; left <= 0 {
-			j.Next = atOnce(removeTaints(v)...)
+		if r.After = left; left <= 0 {
+			r.Next = atOnce(removeTaints(v)...)
 		}
-		return j, true
+		return r, true
 	}
 	// Another attempt may find its config selected since the former one, and after another controller was overruled NVIDIA's
 	// programs start anew.
 	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.Reached() || v.Target.Expected == nil {
-		j.State, j.Reason = Degraded, v1alpha1.ReasonNotAdvertised
-		j.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
+		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
+		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := restartPluginOnce(v)
 		if left <= 0 {
 			actions = append(actions, removeTaints(v)...)
 		} else if v.Taint() != nil {
 			after = timing.Sooner(after, left)
 		}
-		j.Next, j.After = atOnce(actions...), after
-		return j, true
+		r.Next, r.After = atOnce(actions...), after
+		return r, true
 	}
 	if left <= 0 && !v.Snapshot.Plugin.Ready {
 		// What the device plugin reads is not the operator's, so another layout of the GPUs would be offered no better.
-		j.Message += cmp.Or(readsOther(v), "; NVIDIA's device plugin is being pointed at the operator's ConfigMap")
-		j.Next = atOnce(removeTaints(v)...)
-		return j, true
+		r.Message += cmp.Or(readsOther(v), "; NVIDIA's device plugin is being pointed at the operator's ConfigMap")
+		r.Next = atOnce(removeTaints(v)...)
+		return r, true
 	}
 	if left <= 0 {
-		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differs, ", "), cmp.Or(pluginTroubles(v),
+		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differences, ", "), cmp.Or(pluginTroubles(v),
 			strings.TrimPrefix(otherMPSRoot(v), "; "), "look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
 				"lost them, and only its restart helps"))
-		return failChange(v, j, v1alpha1.ReasonNotAdvertised, message), true
+		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
 	}
-	if j.After = left - timing.VerifyTimeout/2; j.After > 0 {
-		return j, true
+	if r.After = left - timing.VerifyTimeout/2; r.After > 0 {
+		return r, true
 	}
 	restarts, after := restartPluginOnce(v) // it may have read what another controller had written into the ConfigMap
-	j.Next, j.After = atOnce(restarts...), timing.Sooner(left, after)
-	return j, true
+	r.Next, r.After = atOnce(restarts...), timing.Sooner(left, after)
+	return r, true
 }
 
 // readsOther adds to a message why NVIDIA's device plugin does not read the operator's ConfigMap; empty if it does, or
@@ -128,9 +128,9 @@ func keepsPluginOff(v *View) (left time.Duration, is bool) {
 	return ConfigSelectedAt(v).Add(timing.PluginAway).Sub(v.Snapshot.Now), true
 }
 
-// differs says how what the node advertises differs from what it must: every resource of NVIDIA's whole GPUs and
-// instances counts, also one that is not expected.
-func differs(v *View) []string {
+// advertisedDifferences lists how what the node advertises differs from what it must: every resource of NVIDIA's whole
+// GPUs and instances counts, also one that is not expected.
+func advertisedDifferences(v *View) []string {
 	if v.Target.Expected == nil {
 		return nil
 	}
@@ -143,14 +143,14 @@ func differs(v *View) []string {
 			names[name] = true
 		}
 	}
-	var differs []string
+	var differences []string
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if want, has := v.Target.Expected[name], v.Node.Allocatable[name]; want != has {
-			differs = append(differs, fmt.Sprintf("%s is %d instead of %d", name, has, want))
+			differences = append(differences, fmt.Sprintf("%s is %d instead of %d", name, has, want))
 		}
 	}
-	if len(differs) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
-		differs = append(differs, agentMessage(v, "the GPUs are not shared as asked"))
+	if len(differences) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
+		differences = append(differences, agentMessage(v, "the GPUs are not shared as asked"))
 	}
-	return differs
+	return differences
 }

@@ -55,14 +55,14 @@ type View struct {
 func (v *View) EndingNVIDIAMPS() []gpu.Device {
 	var leaving []gpu.Device
 	for _, d := range v.Devices {
-		if d.State.MPS != nil && d.State.MPS.External && !keepsNVIDIAMPS(v, d.UUID) {
+		if d.State.MPS != nil && d.State.MPS.External && !needsNVIDIAMPS(v, d.UUID) {
 			leaving = append(leaving, d)
 		}
 	}
 	return leaving
 }
 
-func keepsNVIDIAMPS(v *View, uuid string) bool {
+func needsNVIDIAMPS(v *View, uuid string) bool {
 	for _, d := range v.Target.Devices {
 		if d.UUID == uuid {
 			return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA

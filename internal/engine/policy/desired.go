@@ -54,9 +54,9 @@ const (
 	labelWorkload = "nvidia.com/gpu.workload.config"
 )
 
-// Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured
-// there until the policy or the node changes.
-func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
+// DesiredState is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be
+// honoured there until the policy or the node changes.
+func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if problem := OptedOut(n.Labels, n.Workload); problem != nil {
 		return Desired{}, problem
 	}
@@ -78,7 +78,7 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err != nil {
 		return Desired{}, err
 	}
-	restored := restored(n.Changed, all, selected)
+	restored := restoredGPUs(n.Changed, all, selected)
 	if err := partial(p, n.Stack, after(restored, all), selected, replicas); err != nil {
 		return Desired{}, err
 	}
@@ -102,10 +102,10 @@ func render(p *v1alpha1.GPUSharingPolicy, of Node, n deviceplugin.Node) (devicep
 	return deviceplugin.Render(p.Name, p.Spec.Sharing, n)
 }
 
-// restored lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon,
+// restoredGPUs lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon,
 // which served one of them before, is no part of that: it follows the configuration of the whole node, so it returns
 // when no policy governs the node.
-func restored(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alpha1.DeviceSpec {
+func restoredGPUs(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alpha1.DeviceSpec {
 	restored := slices.DeleteFunc(slices.Clone(changed), func(c v1alpha1.DeviceSpec) bool {
 		is := func(d gpu.Device) bool { return d.UUID == c.UUID }
 		return !slices.ContainsFunc(all, is) || slices.ContainsFunc(selected, is)

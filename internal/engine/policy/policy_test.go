@@ -151,7 +151,7 @@ func layouts(strategy v1alpha1.MIGStrategy, layouts ...v1alpha1.MIGLayout) v1alp
 	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: strategy, Layouts: layouts}}
 }
 
-func TestAsk(t *testing.T) {
+func TestDesiredState(t *testing.T) {
 	for name, c := range map[string]struct {
 		models    []sim.Model
 		with      []func(*v1alpha1.GPUSharingPolicy)
@@ -203,20 +203,20 @@ func TestAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			p, n := named("p", c.with...), nodeWith(t, c.models...)
-			desired, err := policy.Ask(&p, n)
+			desired, err := policy.DesiredState(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(desired.Policy).To(Equal("p"))
 			g.Expect(desired.Config.Resources).To(Equal(c.resources))
-			asked := make([]v1alpha1.DeviceSharing, len(n.Devices))
+			resolved := make([]v1alpha1.DeviceSharing, len(n.Devices))
 			for _, d := range desired.Devices {
 				for i := range n.Devices {
 					if n.Devices[i].UUID == d.UUID {
-						asked[i] = d.Sharing
+						resolved[i] = d.Sharing
 					}
 				}
 			}
-			g.Expect(asked).To(Equal(c.devices))
-			again, err := policy.Ask(&p, n)
+			g.Expect(resolved).To(Equal(c.devices))
+			again, err := policy.DesiredState(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(again.Hash()).To(Equal(desired.Hash()))
 		})
@@ -229,7 +229,7 @@ func wholeShared(s v1alpha1.Sharing) v1alpha1.Sharing {
 	return s
 }
 
-func TestAskRefuses(t *testing.T) {
+func TestDesiredStateRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		models      []sim.Model
 		partitioned []int // the GPUs that have an instance 1g.5gb already
@@ -315,7 +315,7 @@ func TestAskRefuses(t *testing.T) {
 				}
 				n.Devices[i].Instances = []v1alpha1.InstanceStatus{{ID: 1, Profile: "1g.5gb"}}
 			}
-			_, err := policy.Ask(&p, n)
+			_, err := policy.DesiredState(&p, n)
 			var problem *plan.Problem
 			g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)
 			g.Expect(problem.Reason).To(Equal(c.reason), problem.Message)
@@ -409,11 +409,11 @@ func TestBothStacks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			p, n := named("p", sharing(c.sharing)), nodeWith(t, c.models...)
-			plugin, err := policy.Ask(&p, n)
+			plugin, err := policy.DesiredState(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(plugin.Config.Resources).To(Equal(c.resources))
 			n.Stack = dra.Driver
-			driver, err := policy.Ask(&p, n)
+			driver, err := policy.DesiredState(&p, n)
 			if c.refused != "" {
 				var problem *plan.Problem
 				g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)
@@ -436,30 +436,30 @@ func TestBothStacks(t *testing.T) {
 	}
 	t.Run("the published shares count where a policy asks for none", func(t *testing.T) {
 		g := NewWithT(t)
-		ask := func(s v1alpha1.Sharing, published int64) deviceplugin.Config {
+		desiredOf := func(s v1alpha1.Sharing, published int64) deviceplugin.Config {
 			p, n := named("p", sharing(s)), nodeWith(t, sim.A100, sim.T4, sim.T4)
 			n.Stack, n.Shares = dra.Driver, published
-			desired, err := policy.Ask(&p, n)
+			desired, err := policy.DesiredState(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			return desired.Config
 		}
 		some := layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})
 		for published, whole := range map[int64]int64{0: 2, 1: 2, 4: 8} { // 0: not known, or any number
-			is := ask(some, published)
+			is := desiredOf(some, published)
 			g.Expect(is.Resources).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": whole}))
-			g.Expect(is.Key).To(Equal(ask(some, 0).Key), "the number is no part of what is asked of the node")
+			g.Expect(is.Key).To(Equal(desiredOf(some, 0).Key), "the number is no part of what is asked of the node")
 		}
-		g.Expect(ask(some, 4).Replicas).To(Equal(map[string]int32{"nvidia.com/gpu": 4}))
-		g.Expect(ask(some, 1).Replicas).To(BeEmpty())
+		g.Expect(desiredOf(some, 4).Replicas).To(Equal(map[string]int32{"nvidia.com/gpu": 4}))
+		g.Expect(desiredOf(some, 1).Replicas).To(BeEmpty())
 		for _, s := range []v1alpha1.Sharing{slicing, {Strategy: v1alpha1.StrategyExclusive}} {
-			g.Expect(ask(s, 16)).To(Equal(ask(s, 0)), "it asks for a number of its own")
+			g.Expect(desiredOf(s, 16)).To(Equal(desiredOf(s, 0)), "it asks for a number of its own")
 		}
 	})
 	t.Run("a selection of some GPUs is refused on both", func(t *testing.T) {
 		for stack, program := range map[dra.Stack]string{dra.DevicePlugin: "device plugin", dra.Driver: "DRA driver"} {
 			p, n := named("p", sharing(slicing), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}})), nodeWith(t, sim.A100, sim.T4)
 			n.Stack = stack
-			_, err := policy.Ask(&p, n)
+			_, err := policy.DesiredState(&p, n)
 			NewWithT(t).Expect(err).To(MatchError(ContainSubstring("NVIDIA's " + program + " shares all GPUs of a node alike")))
 		}
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// converge is the agent's pass over the spec.
+// converge is the agent's reconcile over the spec.
 func (h *host) converge() {
 	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfigName != "" || h.now.Sub(h.upgrade.returned) < resetTime {
 		return

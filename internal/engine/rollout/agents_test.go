@@ -43,7 +43,7 @@ func TestTheAgentIsAllowed(t *testing.T) {
 				t.Fatal("the case expects nothing")
 			}
 			was := h.Labels[v1alpha1.LabelClient]
-			d := w.pass()
+			d := w.reconcile()
 			if c.sets {
 				g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 				g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationClient))
@@ -67,7 +67,7 @@ func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
 		h.Labels[optOutLabel], h.AgentReady = "false", false
 	}
 	optOut()
-	d := w.pass()
+	d := w.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported), "as before the agent has left")
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeOptedOut))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("remove the label, or leave the node out of nodeSelector"))
@@ -90,13 +90,13 @@ func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	w := newSite()
 	h := w.add("a", sim.A100)
 	delete(h.Labels, v1alpha1.LabelClient)
-	w.pass()
+	w.reconcile()
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 	delete(h.Labels, v1alpha1.LabelClient)
 	w.steps(3)
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient), "it is not fought over")
 	w.Now = w.Now.Add(time.Hour)
-	w.pass()
+	w.reconcile()
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
 }
 
@@ -110,7 +110,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	reasons, away := map[string]bool{}, false
 	for range 90 {
 		paused := h.Labels[v1alpha1.LabelClient] == managerPaused
-		for _, n := range w.pass().Nodes {
+		for _, n := range w.reconcile().Nodes {
 			reasons[n.Reason] = reasons[n.Reason] || paused
 		}
 		w.tick(time.Second)

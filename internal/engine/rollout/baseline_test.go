@@ -60,14 +60,14 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 					c.steps(after)
 					loses(c, h, registered)
 					c.run(300)
-					g.Expect(c.ready()).To(Equal(1), "after %d passes", after)
+					g.Expect(c.ready()).To(Equal(1), "after %d reconciles", after)
 					c.Policies = nil
 					d, _ := c.run(300)
-					g.Expect(d.Nodes).To(BeEmpty(), "after %d passes", after)
-					g.Expect(h.Labels).To(Equal(registered), "after %d passes", after)
+					g.Expect(d.Nodes).To(BeEmpty(), "after %d reconciles", after)
+					g.Expect(h.Labels).To(Equal(registered), "after %d reconciles", after)
 					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationBaseline))
-					g.Expect(h.GPU.Status.Devices[0].Sharing).To(Equal(gpus), "after %d passes", after)
-					g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceMedium), "after %d passes", after)
+					g.Expect(h.GPU.Status.Devices[0].Sharing).To(Equal(gpus), "after %d reconciles", after)
+					g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceMedium), "after %d reconciles", after)
 					g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 					g.Expect(c.crashes).To(BeEmpty())
 				}
@@ -94,25 +94,25 @@ func TestANodeThatIsRestoredUnnoticedKeepsItsBaseline(t *testing.T) {
 			}
 		}
 		c.run(300)
-		g.Expect(c.ready()).To(Equal(1), "after %d passes", after)
+		g.Expect(c.ready()).To(Equal(1), "after %d reconciles", after)
 		c.Policies = nil
 		c.run(300)
-		g.Expect(h.Labels).To(Equal(backup), "after %d passes", after)
-		g.Expect(h.Annotations).To(BeEmpty(), "after %d passes", after)
+		g.Expect(h.Labels).To(Equal(backup), "after %d reconciles", after)
+		g.Expect(h.Annotations).To(BeEmpty(), "after %d reconciles", after)
 	}
 }
 
 // TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange, though the change was announced on the Node before: meanwhile a
 // reboot, an upgrade of the driver or a user may change the GPU. If the change is held back, that may take weeks.
 func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
-	for _, passes := range []int{1, 2} {
+	for _, reconciles := range []int{1, 2} {
 		g := NewWithT(t)
 		c := newSite()
 		h := c.add("a", sim.H100)
 		h.byHand(0, "2g.20gb")
 		c.tick(time.Second)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(2))}
-		c.steps(passes)
+		c.steps(reconciles)
 		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationBaseline))
 		g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 		c.Policies[0].Spec.Rollout.Paused = true
@@ -126,7 +126,7 @@ func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
 		c.Policies = nil
 		d, _ := c.run(200)
 		g.Expect(d.Nodes).To(BeEmpty())
-		g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "after %d passes", passes)
+		g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "after %d reconciles", reconciles)
 		g.Expect(h.Annotations).To(BeEmpty())
 	}
 }

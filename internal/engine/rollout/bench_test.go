@@ -15,26 +15,26 @@ import (
 )
 
 // BenchmarkDecide decides on 1000 nodes of 8 GPUs that are up to date: when nothing is known of them, when nothing has
-// changed since the last pass, and when one node has.
+// changed since the last reconcile, and when one node has.
 func BenchmarkDecide(b *testing.B) {
 	for name, sharing := range map[string]v1alpha1.Sharing{"TimeSlicing": timeSlicing(4), "MIG": mig(count("3g", 1), count("1g", 3))} {
-		w := upToDate(b, sharing, 1000)
+		s := upToDate(b, sharing, 1000)
 		b.Run(name+"/Anew", func(b *testing.B) {
 			for b.Loop() {
-				rollout.Decide(w)
+				rollout.Decide(s)
 			}
 		})
 		var memory rollout.Memory
-		memory.Decide(w)
+		memory.Decide(s)
 		b.Run(name+"/Unchanged", func(b *testing.B) {
 			for b.Loop() {
-				memory.Decide(w)
+				memory.Decide(s)
 			}
 		})
 		b.Run(name+"/One", func(b *testing.B) {
 			for b.Loop() {
-				w.Nodes[500].Version++
-				memory.Decide(w)
+				s.Nodes[500].Version++
+				memory.Decide(s)
 			}
 		})
 	}
@@ -42,13 +42,13 @@ func BenchmarkDecide(b *testing.B) {
 
 // BenchmarkWaiting decides on 1000 nodes of which one at a time may change: all others wait.
 func BenchmarkWaiting(b *testing.B) {
-	w := upToDate(b, timeSlicing(4), 1000)
-	w.Policies[0].Spec.Sharing = mig(count("3g", 1), count("1g", 3))
-	w.Policies[0].Generation++
+	s := upToDate(b, timeSlicing(4), 1000)
+	s.Policies[0].Spec.Sharing = mig(count("3g", 1), count("1g", 3))
+	s.Policies[0].Generation++
 	var memory rollout.Memory
-	memory.Decide(w)
+	memory.Decide(s)
 	for b.Loop() {
-		memory.Decide(w)
+		memory.Decide(s)
 	}
 }
 
@@ -59,51 +59,51 @@ func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) cluster.Snapsho
 	c.add("n0", slices.Repeat([]sim.Model{sim.A100}, 8)...)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 	c.run(60)
-	w := c.world()
-	w.Nodes[0].Version = 1
+	s := c.world()
+	s.Nodes[0].Version = 1
 	for i := 1; i < nodes; i++ {
-		n := w.Nodes[0]
+		n := s.Nodes[0]
 		n.Name = fmt.Sprintf("n%04d", i)
-		w.Nodes = append(w.Nodes, n)
+		s.Nodes = append(s.Nodes, n)
 	}
-	if d := rollout.Decide(w); len(d.Actions) > 0 || d.Policies["research"].Nodes.Ready != int32(nodes) {
+	if d := rollout.Decide(s); len(d.Actions) > 0 || d.Policies["research"].Nodes.Ready != int32(nodes) {
 		b.Fatal(d.Actions, d.Policies)
 	}
-	return w
+	return s
 }
 
 // BenchmarkFleet decides on 5,000 nodes of 8 GPUs that are up to date, while 10,000 pods wait for another pool and 20
-// policies select GPUs of another product: when nothing has changed since the last pass, and when one node has. Of one
-// hundred nodes too, since what one node's change costs must not grow with the others.
+// policies select GPUs of another product: when nothing has changed since the last reconcile, and when one node has. Of
+// one hundred nodes too, since what one node's change costs must not grow with the others.
 func BenchmarkFleet(b *testing.B) {
 	for _, nodes := range []int{100, 5000} {
-		w := upToDate(b, timeSlicing(4), nodes)
-		for i := range w.Nodes {
-			w.Nodes[i].Version = int64(i + 1)
+		s := upToDate(b, timeSlicing(4), nodes)
+		for i := range s.Nodes {
+			s.Nodes[i].Version = int64(i + 1)
 		}
 		for i := range 20 {
-			w.Policies = append(w.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
+			s.Policies = append(s.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
 				p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}}
 			}))
 		}
 		for i := range 10_000 {
-			w.Unscheduled = append(w.Unscheduled, cluster.Pod{
-				Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1},
+			s.Unscheduled = append(s.Unscheduled, cluster.Pod{
+				Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1},
 				Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
 			})
 		}
-		w.UnscheduledVersion = 1
+		s.UnscheduledVersion = 1
 		var memory rollout.Memory
-		memory.Decide(w)
+		memory.Decide(s)
 		b.Run(fmt.Sprintf("%d/Unchanged", nodes), func(b *testing.B) {
 			for b.Loop() {
-				memory.Decide(w)
+				memory.Decide(s)
 			}
 		})
 		b.Run(fmt.Sprintf("%d/One", nodes), func(b *testing.B) {
 			for b.Loop() {
-				w.Nodes[nodes/2].Version += 10_000
-				memory.Decide(w)
+				s.Nodes[nodes/2].Version += 10_000
+				memory.Decide(s)
 			}
 		})
 	}

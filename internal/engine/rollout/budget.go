@@ -24,7 +24,7 @@ import (
 // Nodes are taken in a fixed order, so that a decision over an older snapshot picks the same nodes again.
 
 // paceGroup turns what each node would do next into what it may do now.
-func paceGroup(g *Group, w *cluster.Snapshot) {
+func paceGroup(g *Group, s *cluster.Snapshot) {
 	for _, m := range g.Members {
 		if m.State == node.Failed {
 			g.Failures++
@@ -33,12 +33,12 @@ func paceGroup(g *Group, w *cluster.Snapshot) {
 	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.MaxFailures, 1))
 	b := newBudget(g)
 	for _, m := range changeOrder(g) {
-		step, asks := m.Next.(node.PacedStep)
-		if !asks {
+		step, needsSlot := m.Next.(node.PacedStep)
+		if !needsSlot {
 			continue
 		}
-		reason, message := blockedBy(g, w, m)
-		if withheld := func(a action.Action) bool { return w.Repeats.Left(a, w.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
+		reason, message := blockedBy(g, s, m)
+		if withheld := func(a action.Action) bool { return s.Repeats.Left(a, s.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
 			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
 		}
@@ -77,7 +77,7 @@ func newBudget(g *Group) *budget {
 		}
 	}
 	for _, m := range g.Counted {
-		if disturbs(m) {
+		if isDisturbed(m) {
 			b.disturbed++
 		}
 		if m.Disturbed() && m.Holds {
@@ -89,7 +89,7 @@ func newBudget(g *Group) *budget {
 
 // spend counts a node that holds a slot.
 func (b *budget) spend(m *member) {
-	if disturbs(m) {
+	if isDisturbed(m) {
 		b.disturbed++
 	}
 	if !m.Holds {
@@ -102,11 +102,11 @@ func (b *budget) spend(m *member) {
 	}
 }
 
-// disturbs reports whether a node counts among those that are kept from their users. One whose slot has expired counts
-// until its scheduling is restored: the write that does that may fail, or come after the taint of the node that gets
-// the slot.
-func disturbs(m *member) bool {
-	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.GivesBack))
+// isDisturbed reports whether a node counts among those that are kept from their users. One whose slot has expired
+// counts until its scheduling is restored: the write that does that may fail, or come after the taint of the node that
+// gets the slot.
+func isDisturbed(m *member) bool {
+	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
 }
 
 func (b *budget) count(m *member) {
@@ -206,11 +206,11 @@ func scaled(n *intstr.IntOrString, of int) int {
 	if n == nil {
 		return 1
 	}
-	places, err := intstr.GetScaledValueFromIntOrPercent(n, of, true)
+	slots, err := intstr.GetScaledValueFromIntOrPercent(n, of, true)
 	if err != nil {
 		return 1
 	}
-	return max(places, 1)
+	return max(slots, 1)
 }
 
 func waitsForManager(m *member) (reason, message string) {
@@ -218,9 +218,9 @@ func waitsForManager(m *member) (reason, message string) {
 }
 
 // blockedBy says why no change may start or go on at all on a node, whatever the budget.
-func blockedBy(g *Group, w *cluster.Snapshot, m *member) (reason, message string) {
+func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string) {
 	switch {
-	case m.Policy == nil && node.ManagerHoldsUpChange(m.View):
+	case m.Policy == nil && node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
 	case m.Policy == nil:
 		return "", "" // nothing else holds up the way back
@@ -228,15 +228,15 @@ func blockedBy(g *Group, w *cluster.Snapshot, m *member) (reason, message string
 		return v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
 	case g.By.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
-	case !w.Plugin.Ready && !m.ByDriver() && pluginConfigHeld(w) != "":
-		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(w))
-	case !w.Plugin.Ready && !m.ByDriver():
-		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(w.Plugin.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
-	case node.ManagerHoldsUpChange(m.View):
+	case !s.Plugin.Ready && !m.ByDriver() && pluginConfigHeld(s) != "":
+		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
+	case !s.Plugin.Ready && !m.ByDriver():
+		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(s.Plugin.Message, "NVIDIA's device plugin is being configured to use the operator's ConfigMap")
+	case node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
 	case g.Halted && m.State != node.Failed:
 		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
 			"look at those, then change the policy", g.Failures, max(g.By.Spec.Rollout.MaxFailures, 1))
 	}
-	return outsideWindow(g, w, m)
+	return outsideWindow(g, s, m)
 }

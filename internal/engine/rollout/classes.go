@@ -16,30 +16,30 @@ import (
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes
 // DeviceTaintRules of nodes that are gone, and those that another client edited. A class stays while a node has
 // instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
-func (d *Decision) configureDRA(w *cluster.Snapshot, all []*member) {
+func (d *Decision) configureDRA(s *cluster.Snapshot, all []*member) {
 	var classes []dra.Write
-	nodes := make(map[string]bool, len(w.DRA.Ruled))
+	nodes := make(map[string]bool, len(s.DRA.DevicesTaintedOn))
 	for _, m := range all {
-		if len(w.DRA.Ruled) > 0 {
+		if len(s.DRA.DevicesTaintedOn) > 0 {
 			nodes[m.Node.Name] = true
 		}
 		if m.ByDriver() && !m.Paused() {
-			classes = append(classes, classesOn(w, m)...)
+			classes = append(classes, classesOn(s, m)...)
 		}
 	}
-	write, remove := dra.Classes(w.DRA.Classes, classes, func(c dra.Class) bool { return isNamed(w, c) })
+	write, remove := dra.Classes(s.DRA.Classes, classes, func(c dra.Class) bool { return isNamed(s, c) })
 	for _, class := range write {
-		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.WriteClass{Class: class}, w.Now, d.After)
+		d.Actions, d.After = s.Repeats.Admit(d.Actions, action.WriteClass{Class: class}, s.Now, d.After)
 	}
 	for _, name := range remove {
-		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.DeleteClass{Name: name}, w.Now, d.After)
+		d.Actions, d.After = s.Repeats.Admit(d.Actions, action.DeleteClass{Name: name}, s.Now, d.After)
 	}
-	for _, node := range w.DRA.Edited { // the change that needs it makes another one
-		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.UntaintDevices{Node: node, Edited: true}, w.Now, d.After)
+	for _, name := range s.DRA.Edited { // the change that needs it makes another one
+		d.Actions, d.After = s.Repeats.Admit(d.Actions, action.UntaintDevices{Node: name, Edited: true}, s.Now, d.After)
 	}
-	for _, node := range w.DRA.Ruled {
-		if !nodes[node] {
-			d.Actions = append(d.Actions, action.UntaintDevices{Node: node})
+	for _, name := range s.DRA.DevicesTaintedOn {
+		if !nodes[name] {
+			d.Actions = append(d.Actions, action.UntaintDevices{Node: name})
 		}
 	}
 }
@@ -47,10 +47,10 @@ func (d *Decision) configureDRA(w *cluster.Snapshot, all []*member) {
 // classesOn are the classes of what the operator offers on a node, or is to offer. Those that lost their resource are
 // written again where the node waits for it: another client may have taken the resource, or the API server drops it as
 // yet.
-func classesOn(w *cluster.Snapshot, m *member) []dra.Write {
+func classesOn(s *cluster.Snapshot, m *member) []dra.Write {
 	if m.Unsupported != nil && m.Node.GPU.Spec.Baseline == nil {
 		return slices.DeleteFunc(node.DeviceClasses(m.View), func(class dra.Write) bool {
-			lost := dra.ClassProblem(w.DRA.Classes, class)
+			lost := dra.ClassProblem(s.DRA.Classes, class)
 			return lost == nil || lost.Reason != v1alpha1.ReasonDRAUnavailable
 		})
 	}
@@ -59,19 +59,19 @@ func classesOn(w *cluster.Snapshot, m *member) []dra.Write {
 
 // isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its
 // instances: an autoscaler that has none left starts one for a pod only where the class is there.
-func isNamed(w *cluster.Snapshot, c dra.Class) bool {
-	for i := range w.Policies {
-		if w.Policies[i].DeletionTimestamp.IsZero() && sharingNames(w.Policies[i].Spec.Sharing, c.Name) {
+func isNamed(s *cluster.Snapshot, c dra.Class) bool {
+	for i := range s.Policies {
+		if s.Policies[i].DeletionTimestamp.IsZero() && sharingNames(s.Policies[i].Spec.Sharing, c.Name) {
 			return true
 		}
 	}
-	asks := func(p cluster.Pod) bool { return c.Resource != "" && p.Asks[c.Resource] > 0 }
-	nodes := w.Nodes
+	requests := func(p cluster.Pod) bool { return c.Resource != "" && p.Requests[c.Resource] > 0 }
+	nodes := s.Nodes
 	if c.Name == dra.ForGPUs().Name { // pods request its resource of the device plugin too
-		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return w.StackOf(&n) == dra.DevicePlugin })
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return s.StackOf(&n) == dra.DevicePlugin })
 	}
-	return slices.Contains(w.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(w.Unscheduled, asks) ||
-		slices.ContainsFunc(nodes, func(n cluster.Node) bool { return slices.ContainsFunc(n.Pods, asks) })
+	return slices.Contains(s.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(s.Unscheduled, requests) ||
+		slices.ContainsFunc(nodes, func(n cluster.Node) bool { return slices.ContainsFunc(n.Pods, requests) })
 }
 
 // sharingNames reports whether a policy's sharing offers what a class of the operator's is for.

@@ -16,14 +16,14 @@ import (
 
 // writeConfigs is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys
 // that nothing names any more go at that occasion, so that a new revision of a policy costs one write.
-func writeConfigs(w *cluster.Snapshot, all []*member, configureMIG bool) (action.WriteConfigs, bool) {
+func writeConfigs(s *cluster.Snapshot, all []*member, configureMIG bool) (action.WriteConfigs, bool) {
 	want := map[string]string{}
 	last := "" // of thousands of nodes, most name the same
 	name := func(key string) {
 		if key == last {
 			return
 		}
-		if data, has := configContent(w, key); has {
+		if data, has := configContent(s, key); has {
 			want[key], last = data, key
 		}
 	}
@@ -35,12 +35,12 @@ func writeConfigs(w *cluster.Snapshot, all []*member, configureMIG bool) (action
 			want[m.Desired.Config.Key], last = m.Desired.Config.Data, ""
 		}
 	}
-	maps.Copy(want, w.Plugin.Configs)
-	if file, has := configContent(w, migmanager.FileKey); has && (configureMIG || w.Plugin.MIGReady) {
+	maps.Copy(want, s.Plugin.Configs)
+	if file, has := configContent(s, migmanager.FileKey); has && (configureMIG || s.Plugin.MIGReady) {
 		want[migmanager.FileKey] = managerFile(file, all)
 	}
 	for key, data := range want {
-		if has, written := w.Configs[key]; !written || has != data {
+		if has, written := s.Configs[key]; !written || has != data {
 			return action.WriteConfigs{Data: want}, true
 		}
 	}
@@ -49,11 +49,11 @@ func writeConfigs(w *cluster.Snapshot, all []*member, configureMIG bool) (action
 
 // configContent returns the content of a config: from the ConfigMap or, if that was deleted, from its copy. Nobody
 // could render again what only a node names that no policy governs.
-func configContent(w *cluster.Snapshot, key string) (string, bool) {
-	if data, has := w.Configs[key]; has {
+func configContent(s *cluster.Snapshot, key string) (string, bool) {
+	if data, has := s.Configs[key]; has {
 		return data, true
 	}
-	data, has := w.ConfigsCopy[key]
+	data, has := s.ConfigsCopy[key]
 	return data, has
 }
 

@@ -79,7 +79,7 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 		says   string
 	}{
 		"the Dynamic Accelerator Slicer": {
-			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node lists the resource mig.das.com/1g.5gb",
+			func(h *host) { h.OtherPartitioner = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node lists the resource mig.das.com/1g.5gb",
 		},
 		"NVIDIA's DRA driver": {
 			func(h *host) { h.Pods = append(h.Pods, cluster.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
@@ -99,7 +99,7 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG()
 			test.taken(h)
-			d := c.pass()
+			d := c.reconcile()
 			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(test.reason))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(test.says))
@@ -114,20 +114,20 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAResourceThatTheSlicerLeftBehindCountsForMinutes: the operator comes to a node from which the slicer was
+// TestAResourceThatAnotherPartitionerLeftBehindCountsForMinutes: the operator comes to a node from which the slicer was
 // uninstalled, and whose kubelet still lists its resource. The plugin may also restart just then.
-func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
+func TestAResourceThatAnotherPartitionerLeftBehindCountsForMinutes(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	h.SlicerLeft = "mig.das.com/1g.5gb"
+	h.OtherPartitionerLeft = "mig.das.com/1g.5gb"
 	d := c.during(4*time.Minute, 10*time.Second)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonSlicerActive))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
 	g.Expect(h.Taints).To(BeEmpty())
 	d = c.during(4*time.Minute, 10*time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
-	h.Slicer = "mig.das.com/1g.5gb"
-	g.Expect(c.pass().Nodes[0].State).To(Equal(node.Unsupported), "it is back")
+	h.OtherPartitioner = "mig.das.com/1g.5gb"
+	g.Expect(c.reconcile().Nodes[0].State).To(Equal(node.Unsupported), "it is back")
 }
 
 // TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
@@ -135,9 +135,9 @@ func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
 	c.OtherControllers = &cluster.OtherControllers{}
-	h.Slicer = "mig.das.com/1g.5gb"
+	h.OtherPartitioner = "mig.das.com/1g.5gb"
 	g.Expect(said(rollout.Decide(c.world()).Actions)).To(ContainElement(ContainSubstring("recording that another controller")))
-	h.Slicer = ""
+	h.OtherPartitioner = ""
 	c.tick(time.Second)
 	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(node.Unsupported), "neither of these writes succeeds")
 	d := c.during(4*time.Minute, 10*time.Second)
@@ -154,13 +154,13 @@ func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
 	c.OtherControllers = &cluster.OtherControllers{}
-	h.Slicer = "mig.das.com/1g.5gb"
+	h.OtherPartitioner = "mig.das.com/1g.5gb"
 	c.run(10)
-	h.Slicer = ""
+	h.OtherPartitioner = ""
 	c.during(4*time.Minute, 10*time.Second)
-	h.Slicer = "mig.das.com/1g.5gb"
+	h.OtherPartitioner = "mig.das.com/1g.5gb"
 	rollout.Decide(c.world())
-	h.Slicer = ""
+	h.OtherPartitioner = ""
 	d := c.during(4*time.Minute, 10*time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	d = c.during(3*time.Minute, 10*time.Second)
@@ -173,10 +173,10 @@ func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
 	c.OtherControllers = &cluster.OtherControllers{}
-	h.Slicer = "mig.das.com/1g.5gb"
+	h.OtherPartitioner = "mig.das.com/1g.5gb"
 	c.run(10)
 	policies := c.Policies
-	c.Policies, h.Slicer = nil, ""
+	c.Policies, h.OtherPartitioner = nil, ""
 	c.run(10)
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 	c.Policies = policies
@@ -188,10 +188,10 @@ func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 	for name, test := range map[string]struct{ comes, goes func(*host) }{
 		"the Dynamic Accelerator Slicer": {
-			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, func(h *host) { h.Slicer = "" },
+			func(h *host) { h.OtherPartitioner = "mig.das.com/1g.5gb" }, func(h *host) { h.OtherPartitioner = "" },
 		},
 		"the Dynamic Accelerator Slicer, whose resource the kubelet lists for ever": {
-			func(h *host) { h.Slicer, h.SlicerLeft = "mig.das.com/1g.5gb", "" }, func(h *host) { h.Slicer, h.SlicerLeft = "", "mig.das.com/1g.5gb" },
+			func(h *host) { h.OtherPartitioner, h.OtherPartitionerLeft = "mig.das.com/1g.5gb", "" }, func(h *host) { h.OtherPartitioner, h.OtherPartitionerLeft = "", "mig.das.com/1g.5gb" },
 		},
 		"NVIDIA's DRA driver": {
 			func(h *host) {
@@ -223,7 +223,7 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			clear(c.writes)
 			c.during(time.Hour, time.Minute)
 			g.Expect(c.writes).To(BeEmpty(), "it stays so")
-			h.SlicerLeft = ""
+			h.OtherPartitionerLeft = ""
 			c.run(10)
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 		})
@@ -243,7 +243,7 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 	for range 600 {
 		h.Labels[v1alpha1.LabelConfig] = "theirs"
 		c.tick(time.Second)
-		d = c.pass()
+		d = c.reconcile()
 		c.tick(time.Second)
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 2))
@@ -253,7 +253,7 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
 		ContainSubstring("remove the label from the MachineSet")))
 	h.Annotations[cluster.AnnotationMachine] = "openshift-machine-api/gpu-1"
-	g.Expect(c.pass().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
+	g.Expect(c.reconcile().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
 
 	h.ConfigWriter = ""
 	c.tick(d.After)
@@ -276,7 +276,7 @@ func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T)
 	c.tick(time.Second)
 	var d rollout.Decision
 	for range 1200 {
-		d = c.pass()
+		d = c.reconcile()
 		h.Labels[v1alpha1.LabelConfig] = "theirs"
 		c.tick(time.Second)
 	}
@@ -336,10 +336,10 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("0"), "nvidia.com/gpu": resource.MustParse("1"),
 	}}}
 	n := cluster.NodeOf(node, &v1alpha1.GPUNode{})
-	g.Expect(n.Slicer).To(Equal("mig.das.com/1g.5gb"))
-	g.Expect(n.SlicerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
+	g.Expect(n.OtherPartitioner).To(Equal("mig.das.com/1g.5gb"))
+	g.Expect(n.OtherPartitionerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
 	node.Status.Capacity = corev1.ResourceList{"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("2")}
-	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
+	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).OtherPartitioner).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
 	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 
 	pod := func(label string, containers ...string) *corev1.Pod {

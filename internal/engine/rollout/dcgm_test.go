@@ -187,7 +187,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 			w.Plugin.Configs = map[string]string{"default": ""}
 			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 			check := func() {
-				for _, n := range w.pass().Nodes {
+				for _, n := range w.reconcile().Nodes {
 					if n.State == node.UpToDate || n.State == node.Releasing {
 						g.Expect(h.plugin.selected).To(Equal(h.Labels[v1alpha1.LabelConfig]), n.State)
 					}
@@ -223,7 +223,7 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 	}
 	saw := false
 	for range 60 {
-		d := w.pass()
+		d := w.reconcile()
 		runs := slices.ContainsFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
 		if runs && h.Labels[v1alpha1.LabelMIGConfig] == "gpu-sharing-operator" {
 			h.Labels[v1alpha1.LabelMIGConfigState], saw = "failed", true // the value is no configuration, and its pod has not ended yet

@@ -11,13 +11,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// demandOf is the demand of a pod; asks is false for one that asks for no GPU or is ending.
-func demandOf(p *cluster.Pod) (d Demand, asks bool) {
-	if len(p.Asks) == 0 || p.Terminating {
+// demandOf is the demand of a pod; requests is false for one that requests no GPU or is ending.
+func demandOf(p *cluster.Pod) (d Demand, requests bool) {
+	if len(p.Requests) == 0 || p.Terminating {
 		return Demand{}, false
 	}
-	for name, n := range p.Asks {
-		d.Asks += hashPair(name, strconv.FormatInt(n, 10))
+	for name, n := range p.Requests {
+		d.Requests += hashPair(name, strconv.FormatInt(n, 10))
 	}
 	for name, value := range p.NodeSelector {
 		d.Selector += hashPair(name, value)
@@ -29,7 +29,7 @@ func demandOf(p *cluster.Pod) (d Demand, asks bool) {
 func demandsOf(pods []cluster.Pod) []podDemand {
 	var demands []podDemand
 	for i := range pods {
-		if d, asks := demandOf(&pods[i]); asks {
+		if d, requests := demandOf(&pods[i]); requests {
 			demands = append(demands, podDemand{Demand: d, Pod: i})
 		}
 	}
@@ -49,15 +49,15 @@ type podQueue struct {
 }
 
 // Of returns the pods on no node by their demand, in their order.
-func (q *podQueue) Of(w *cluster.Snapshot) []waitingDemand {
-	if w.UnscheduledVersion != 0 && q.version == w.UnscheduledVersion {
+func (q *podQueue) Of(s *cluster.Snapshot) []waitingDemand {
+	if s.UnscheduledVersion != 0 && q.version == s.UnscheduledVersion {
 		return q.waiting
 	}
-	*q = podQueue{version: w.UnscheduledVersion}
+	*q = podQueue{version: s.UnscheduledVersion}
 	at := map[Demand]int{}
-	for p := range w.Unscheduled {
-		d, asks := demandOf(&w.Unscheduled[p])
-		if !asks {
+	for p := range s.Unscheduled {
+		d, requests := demandOf(&s.Unscheduled[p])
+		if !requests {
 			continue
 		}
 		i, known := at[d]

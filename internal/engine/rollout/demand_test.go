@@ -22,16 +22,16 @@ func TestWaitingPodsAreComparedOnce(t *testing.T) {
 			Policy: fmt.Sprint("p", n%2), Labels: map[string]string{"pool": fmt.Sprint(n % 5), "host": fmt.Sprint(n)}, Resources: map[string]int64{"nvidia.com/gpu": 2},
 		})
 	}
-	pod := func(n int, selector map[string]string, asks int64) *cluster.Pod {
-		return &cluster.Pod{Workload: fmt.Sprint("Job batch/", n), NodeSelector: selector, Asks: map[string]int64{"nvidia.com/gpu": asks}}
+	pod := func(n int, selector map[string]string, requests int64) *cluster.Pod {
+		return &cluster.Pod{Workload: fmt.Sprint("Job batch/", n), NodeSelector: selector, Requests: map[string]int64{"nvidia.com/gpu": requests}}
 	}
 	for n := range 1000 {
 		for _, p := range []*cluster.Pod{
 			pod(n, map[string]string{"pool": "h100"}, 1), pod(n, map[string]string{"pool": "1", "nvidia.com/gpu.product": "any"}, 1),
 			pod(n, map[string]string{"pool": "1", "host": "6"}, 4),
 		} {
-			d, asks := demandOf(p)
-			g.Expect(asks).To(BeTrue())
+			d, requests := demandOf(p)
+			g.Expect(requests).To(BeTrue())
 			for _, name := range i.policiesFor(p, d) {
 				i.weigh(name, p, d)
 			}
@@ -57,15 +57,15 @@ func TestWaitingPodsAreComparedOnce(t *testing.T) {
 // TestPodsOfTheSameDemandWaitTogether, and are read again only where they have changed.
 func TestPodsOfTheSameDemandWaitTogether(t *testing.T) {
 	g := NewWithT(t)
-	w, q := &cluster.Snapshot{UnscheduledVersion: 1}, podQueue{}
+	s, q := &cluster.Snapshot{UnscheduledVersion: 1}, podQueue{}
 	for n := range 1000 {
-		w.Unscheduled = append(w.Unscheduled, cluster.Pod{
-			NodeSelector: map[string]string{"pool": fmt.Sprint(n % 2)}, Asks: map[string]int64{"nvidia.com/gpu": 1}, Terminating: n == 999,
+		s.Unscheduled = append(s.Unscheduled, cluster.Pod{
+			NodeSelector: map[string]string{"pool": fmt.Sprint(n % 2)}, Requests: map[string]int64{"nvidia.com/gpu": 1}, Terminating: n == 999,
 		})
 	}
-	g.Expect(q.Of(w)).To(HaveExactElements(
+	g.Expect(q.Of(s)).To(HaveExactElements(
 		WithTransform(func(w waitingDemand) int { return len(w.pods) }, Equal(500)), WithTransform(func(w waitingDemand) int { return len(w.pods) }, Equal(499))))
-	same := *w
+	same := *s
 	same.Unscheduled = nil
 	g.Expect(q.Of(&same)).To(HaveLen(2))
 	same.UnscheduledVersion++

@@ -51,7 +51,7 @@ func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 3)), evicting)
 	c.run(120)
 	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
-	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
 	c.reshare(mig(count("1g", 1), count("2g", 2)))
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
@@ -127,10 +127,10 @@ func TestAMonitorIsNoBlockerBeforeItsAgentKnows(t *testing.T) {
 	c.monitor(h, "exporter")
 	h.Pods[len(h.Pods)-1].Controller = "ReplicaSet"
 	g.Expect(h.GPU.Status.Devices[0].Holders).NotTo(BeEmpty())
-	g.Expect(one(c.pass()).Blockers).To(BeEmpty())
+	g.Expect(one(c.reconcile()).Blockers).To(BeEmpty())
 	h.Claims[0].Devices = h.Claims[0].Admin[:1] // it holds one for itself
 	h.Version++
-	g.Expect(one(c.pass()).Blockers).NotTo(BeEmpty())
+	g.Expect(one(c.reconcile()).Blockers).NotTo(BeEmpty())
 }
 
 // TestAMonitorThatHasADeviceOfItsOwnBlocks: what of the claim is for administrators cannot be told from the rest by the

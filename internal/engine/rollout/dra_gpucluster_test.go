@@ -50,10 +50,10 @@ func onGPUCluster(s v1alpha1.Sharing) (*site, *host, gpuCluster) {
 	return c, h, labeller
 }
 
-// until passes for a while beside the GPU Operator, which labels the nodes again and again.
-func (g gpuCluster) until(c *site, h *host, passes int) (last node.State) {
-	for range passes {
-		if d := c.pass(); len(d.Nodes) > 0 {
+// until reconciles for a while beside the GPU Operator, which labels the nodes again and again.
+func (g gpuCluster) until(c *site, h *host, reconciles int) (last node.State) {
+	for range reconciles {
+		if d := c.reconcile(); len(d.Nodes) > 0 {
 			last = one(d).State
 			g.reasons[one(d).Reason]++
 		}
@@ -71,7 +71,7 @@ func TestAGPUClusterIsNotFought(t *testing.T) {
 	before, published := maps.Clone(h.Labels), h.Published
 	for _, layout := range []v1alpha1.Sharing{mig(count("1g", 7)), mig(count("3g", 2))} {
 		c.reshare(layout)
-		g.Expect(labeller.until(c, h, 120)).To(Equal(node.UpToDate), one(c.pass()).Message)
+		g.Expect(labeller.until(c, h, 120)).To(Equal(node.UpToDate), one(c.reconcile()).Message)
 		for _, label := range monitorLabels()[2:] {
 			g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
 		}
@@ -93,7 +93,7 @@ func TestWholeGPUsOfAGPUCluster(t *testing.T) {
 	c, h, labeller := onGPUCluster(timeSlicing(4))
 	h.driver.shares, h.Published = 4, nil
 	h.driver.uid = "" // it is restarted with the shares that its administrator sets
-	g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.pass()).Message)
+	g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.reconcile()).Message)
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "", "gpusharing-gpu": "nvidia.com/gpu"}))
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	c.Policies = nil
@@ -113,7 +113,7 @@ func TestTheAgentOfAGPUCluster(t *testing.T) {
 	newGPUCluster(h)
 	h.Labels[cluster.LabelDRADriver], h.AgentReady = "false", false
 	c.Now = c.Now.Add(time.Hour)
-	d := one(c.pass())
+	d := one(c.reconcile())
 	g.Expect(d.Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
 	g.Expect(d.Message).To(ContainSubstring("its label nvidia.com/gpu.deploy.dra-driver is %q", "false"))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient))
@@ -132,7 +132,7 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 			labeller.until(c, h, 1500)
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
-			g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.pass()).Message)
+			g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.reconcile()).Message)
 			g.Expect(labeller.reasons).To(And(HaveKey(v1alpha1.ReasonDriverUpgrade), Not(HaveKey(v1alpha1.ReasonAgentNotReporting))))
 			g.Expect(h.instances()).To(HaveLen(3))
 			delete(h.Labels, upgradeLabel)
@@ -162,26 +162,26 @@ func TestAnUpgradeThatWaitsForAWholeGPUIsNamed(t *testing.T) {
 	h.begins(upgrade{builds: 5 * time.Minute})
 	labeller.until(c, h, 1500)
 	g.Expect(h.upgrade.state).To(Equal("validation-required"), "as NVIDIA's does")
-	g.Expect(one(c.pass())).To(And(HaveField("Reason", v1alpha1.ReasonDriverUpgrade), HaveField("State", node.UpToDate), HaveField("Message",
+	g.Expect(one(c.reconcile())).To(And(HaveField("Reason", v1alpha1.ReasonDriverUpgrade), HaveField("State", node.UpToDate), HaveField("Message",
 		ContainSubstring("kubectl label node a --overwrite nvidia.com/gpu-driver-upgrade-state=uncordon-required"))))
 	h.upgradeTo("uncordon-required")
 	labeller.until(c, h, 10)
-	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
 // TestAnUpgradeDuringAChangeOnAGPUCluster: beside a GPU that stays whole, an upgrade that begins at any moment of a
 // change ends.
 func TestAnUpgradeDuringAChangeOnAGPUCluster(t *testing.T) {
-	for passes := 0; passes < 24; passes += 3 {
-		t.Run(fmt.Sprint(passes), func(t *testing.T) {
+	for reconciles := 0; reconciles < 24; reconciles += 3 {
+		t.Run(fmt.Sprint(reconciles), func(t *testing.T) {
 			g := NewWithT(t)
 			c, h, labeller := onGPUCluster(onFirst(mig(count("2g", 3))))
-			labeller.until(c, h, passes)
+			labeller.until(c, h, reconciles)
 			h.begins(upgrade{builds: 5 * time.Minute})
 			labeller.until(c, h, 1500)
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
-			g.Expect(one(c.pass()).State).To(Equal(node.UpToDate))
+			g.Expect(one(c.reconcile()).State).To(Equal(node.UpToDate))
 		})
 	}
 }
@@ -217,14 +217,14 @@ func TestTheClassForWholeGPUsGoesWithTheLastNodeOfTheDriver(t *testing.T) {
 	g := NewWithT(t)
 	c, h, labeller := onGPUCluster(timeSlicing(4))
 	h.driver.shares, h.Published, h.driver.uid = 4, nil, ""
-	g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.pass()).Message)
+	g.Expect(labeller.until(c, h, 60)).To(Equal(node.UpToDate), one(c.reconcile()).Message)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-gpu"))
 	c.becomesClusterPolicy(h)
 	c.switchOver(h, false)
 	delete(h.Labels, cluster.LabelDRADriver)
 	c.Policies = nil
 	h.Pods = append(h.Pods, cluster.Pod{
-		Namespace: "user", Name: "by-plugin", UID: "by-plugin", Controller: "ReplicaSet", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1}, Scheduled: c.Now,
+		Namespace: "user", Name: "by-plugin", UID: "by-plugin", Controller: "ReplicaSet", GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Scheduled: c.Now,
 	})
 	c.during(20*time.Minute, time.Second)
 	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-gpu"))
@@ -241,7 +241,7 @@ func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, evicting)}
 			c.during(4*time.Minute, time.Second)
-			g.Expect(one(c.pass()).State).To(Equal(node.UpToDate))
+			g.Expect(one(c.reconcile()).State).To(Equal(node.UpToDate))
 
 			c.DRA.ServesClasses, c.DRA.ServesRules = true, true
 			c.setClass(dra.Class{Name: "gpu.nvidia.com"})
@@ -270,6 +270,6 @@ func TestAFailedUpgradeNamesPodsThatExist(t *testing.T) {
 	h.Labels[upgradeLabel] = "upgrade-failed"
 	c.reshare(mig(count("1g", 7)))
 	labeller.until(c, h, 20)
-	g.Expect(one(c.pass()).Message).To(And(ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("app.kubernetes.io/component=nvidia-driver"),
+	g.Expect(one(c.reconcile()).Message).To(And(ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("app.kubernetes.io/component=nvidia-driver"),
 		Not(ContainSubstring("app=nvidia-driver-daemonset"))))
 }

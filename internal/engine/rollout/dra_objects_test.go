@@ -46,7 +46,7 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 		return []unstructured.Unstructured{o}
 	}
 	rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
-	w := cluster.Snapshot{Nodes: []cluster.Node{{Name: "a", Pods: []cluster.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
+	s := cluster.Snapshot{Nodes: []cluster.Node{{Name: "a", Pods: []cluster.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
 	cluster.DRAObjects{
 		ServesClasses: true, ServesRules: true, Rules: []unstructured.Unstructured{*rule},
 		Slices: read(`{metadata: {name: s}, spec: {driver: gpu.nvidia.com, nodeName: a, pool: {name: a, generation: 1, resourceSliceCount: 1},
@@ -55,16 +55,16 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 			status: {reservedFor: [{resource: pods, name: train, uid: uid-1}],
 			allocation: {devices: {results: [{driver: gpu.nvidia.com, pool: a, device: gpu-0}]}}}}`),
 		Classes: read(`{metadata: {name: gpu.nvidia.com}, spec: {extendedResourceName: nvidia.com/gpu}}`),
-	}.AddTo(&w)
-	a, b := w.Nodes[0], w.Nodes[1]
-	g.Expect(w.StackOf(&a)).To(Equal(dra.Driver))
-	g.Expect(w.StackOf(&b)).To(Equal(dra.DevicePlugin))
+	}.AddTo(&s)
+	a, b := s.Nodes[0], s.Nodes[1]
+	g.Expect(s.StackOf(&a)).To(Equal(dra.Driver))
+	g.Expect(s.StackOf(&b)).To(Equal(dra.DevicePlugin))
 	g.Expect(a.Offered(dra.Driver)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	g.Expect(a.Claims).To(HaveLen(1))
 	g.Expect([]string{a.Pods[0].Claim, a.Pods[1].Claim}).To(Equal([]string{"team/one", ""}))
 	g.Expect(a.DevicesTaintedAt.Unix()).To(Equal(int64(1_800_000_000)))
-	g.Expect(w.DRA.Ruled).To(Equal([]string{"a"}))
-	g.Expect(w.DRA.Named).To(Equal([]string{"gpu.nvidia.com"}))
-	g.Expect(w.DRA.Classes).To(ConsistOf(HaveField("Resource", "nvidia.com/gpu")))
+	g.Expect(s.DRA.DevicesTaintedOn).To(Equal([]string{"a"}))
+	g.Expect(s.DRA.Named).To(Equal([]string{"gpu.nvidia.com"}))
+	g.Expect(s.DRA.Classes).To(ConsistOf(HaveField("Resource", "nvidia.com/gpu")))
 	g.Expect(b).To(Equal(cluster.Node{Name: "b"}))
 }

@@ -54,7 +54,7 @@ func TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// noting passes every second, and counts what is written as the executor does.
+// noting reconciles every second, and counts what is written as the executor does.
 func (c *site) noting(d time.Duration) (last rollout.Decision) {
 	for range int(d / time.Second) {
 		last = c.memory.decide(c.world())

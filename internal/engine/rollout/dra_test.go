@@ -37,9 +37,9 @@ func (c *site) reshare(s v1alpha1.Sharing) {
 	c.Policies[0].Generation++
 }
 
-// noted is a pass of a controller that counts what it writes.
+// noted is a reconcile of a controller that counts what it writes.
 func (c *site) noted(step time.Duration) rollout.Decision {
-	d := c.pass()
+	d := c.reconcile()
 	for _, a := range d.Actions {
 		c.Repeats.Note(a, c.Now)
 	}
@@ -125,12 +125,12 @@ func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	for h.DevicesTaintedAt.IsZero() {
-		c.pass()
+		c.reconcile()
 	}
-	ruled := h.DevicesTaintedAt
+	withRule := h.DevicesTaintedAt
 	h.DevicesTaintedAt = time.Time{}
 	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
-	h.DevicesTaintedAt = ruled
+	h.DevicesTaintedAt = withRule
 	h.pod("late").Starting = true
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
 	h.report()
@@ -363,8 +363,8 @@ func TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver(t *testing.T) {
 	g.Expect(d.Nodes).To(HaveEach(HaveField("State", node.UpToDate)))
 }
 
-// TestAPolicyThatPartitionsGPUsAsksForNoShares, so it is not named as the one that needs another number.
-func TestAPolicyThatPartitionsGPUsAsksForNoShares(t *testing.T) {
+// TestAPolicyThatPartitionsGPUsRequestsNoShares, so it is not named as the one that needs another number.
+func TestAPolicyThatPartitionsGPUsRequestsNoShares(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(timeSlicing(4))
 	c.neighbour("b", onFirst(mig(count("1g", 7))))
@@ -514,20 +514,20 @@ func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	d, _ := c.run(120)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
 	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
-	d = c.pass()
+	d = c.reconcile()
 	g.Expect(one(d).State).To(Equal(node.UpToDate))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
 	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine"),
 		ContainSubstring("kubectl annotate deviceclass mine"), Not(ContainSubstring("mig-1g.5gb"))))
 	c.DRA.Classes = slices.DeleteFunc(c.DRA.Classes, func(c dra.Class) bool { return c.Name == "mine" })
-	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
 func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
-	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Requests: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 	c.Policies = nil
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
@@ -579,12 +579,12 @@ func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
 	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(one(d).State).To(Equal(node.UpToDate))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
 	g.Expect(one(d).Message).To(And(ContainSubstring("pod user/stuck (gpu-0-mig-7g40gb-0-0)"), ContainSubstring("Delete them")))
 	c.end(h, "stuck")
-	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
 // TestEachNodeByWhatServesIt: a policy for a node of the device plugin and one of the DRA driver, and what becomes of a
@@ -640,7 +640,7 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Status", BeEquivalentTo("True")))))
 	g.Expect(bare.waits()).To(HavePrefix(v1alpha1.ReasonNoDevicePlugin))
 	c.hosts = map[string]*host{"bare": bare}
-	d = c.pass()
+	d = c.reconcile()
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
 }
 
@@ -652,11 +652,11 @@ func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
 	c.Repeats = &action.Repeats{}
 	c.allocate(h, "train", "nvidia.com/gpu")
 	for h.DevicesTaintedAt.IsZero() {
-		c.pass()
+		c.reconcile()
 	}
 	h.DevicesTaintedAt, h.driver.edited = time.Time{}, true
 	clear(c.writes)
-	c.pass()
+	c.reconcile()
 	g.Expect(h.DevicesTaintedAt).NotTo(BeZero())
 	g.Expect(c.writes).To(And(HaveKeyWithValue("action.UntaintDevices", 1), HaveKeyWithValue("action.TaintDevices", 1)))
 }
@@ -693,18 +693,18 @@ func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 	b := c.addDRA("b", sim.A100)
 	most := 0
 	for range 120 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
-		ruled := 0
+		withRule := 0
 		for _, h := range []*host{a, b} {
 			if !h.DevicesTaintedAt.IsZero() {
-				ruled++
+				withRule++
 			}
 		}
-		most = max(most, ruled)
+		most = max(most, withRule)
 	}
 	g.Expect(most).To(Equal(1))
-	for _, n := range c.pass().Nodes {
+	for _, n := range c.reconcile().Nodes {
 		g.Expect(n.State).To(Equal(node.UpToDate), n.Message)
 	}
 }
@@ -735,7 +735,7 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	for i := range h.Pods {
 		h.Pods[i].DynamicMIG = h.Pods[i].DRA
 	}
-	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
 	c.during(time.Minute, time.Second)
 	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
@@ -848,7 +848,7 @@ func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 		if i == 60 {
 			h.driver.serves = true
 		}
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 	d, _ = c.run(60)

@@ -308,7 +308,7 @@ func (c *site) claim(h *host, name, device, class, resource string) {
 	})
 	slices.SortFunc(h.Claims, func(a, b dra.Claim) int { return strings.Compare(a.Name, b.Name) })
 	h.Pods = append(h.Pods, cluster.Pod{
-		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Asks: map[string]int64{resource: 1}, Workload: "Deployment user/" + name,
+		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Requests: map[string]int64{resource: 1}, Workload: "Deployment user/" + name,
 		Claim: "user/" + name, Scheduled: c.Now, Starting: true,
 	})
 	c.prepare(h)
@@ -415,15 +415,15 @@ func (c *site) selects(name, resource string) bool {
 	return class != nil && (!class.Own || !dra.Ours(name) || strings.Contains(class.Selector, "'"+kind+"'"))
 }
 
-// ruled are the nodes that have a DeviceTaintRule.
-func (c *site) ruled() []string {
-	ruled := slices.Clone(c.orphans)
+// devicesTaintedOn are the nodes that have a DeviceTaintRule.
+func (c *site) devicesTaintedOn() []string {
+	withRule := slices.Clone(c.orphans)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		if !c.hosts[name].DevicesTaintedAt.IsZero() {
-			ruled = append(ruled, name)
+			withRule = append(withRule, name)
 		}
 	}
-	return ruled
+	return withRule
 }
 
 // edited are the nodes whose DeviceTaintRule another client edited.

@@ -80,9 +80,9 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	h.broken = func(w cluster.Snapshot) bool { return !w.Plugin.Ready }
+	h.broken = func(s cluster.Snapshot) bool { return !s.Plugin.Ready }
 	for range 200 {
-		c.pass()
+		c.reconcile()
 		if c.Plugin.Ready && len(h.instances()) > 0 {
 			c.Plugin.Ready, c.Plugin.Message = false, "field manager x keeps mig.strategy"
 		}
@@ -147,7 +147,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	c.steps(3)
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(h.Taints).To(BeEmpty(), "it is given back its pods")
+	g.Expect(h.Taints).To(BeEmpty(), "it takes pods again")
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
@@ -274,7 +274,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 	for name, goes := range map[string]func(*site, *host){
 		"the pod ends": func(c *site, h *host) { c.end(h, "quick") },
 		"the pod ends, and the policy was deleted":  func(c *site, h *host) { c.Policies = nil; c.end(h, "quick") },
-		"the pod ends, and the policy was edited":   func(c *site, h *host) { c.ask(mig(count("1g", 7))); c.end(h, "quick") },
+		"the pod ends, and the policy was edited":   func(c *site, h *host) { c.setSharing(mig(count("1g", 7))); c.end(h, "quick") },
 		"the policy is deleted before the pod ends": func(c *site, h *host) { c.Policies = nil; c.during(time.Hour, time.Minute); c.end(h, "quick") },
 		"the agent is lost before, and then returns": func(c *site, h *host) {
 			h.AgentReady = false
@@ -287,7 +287,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(neverEvicting)
 			for h.GPU.Spec.Devices == nil {
-				c.pass()
+				c.reconcile()
 				if h.GPU.Spec.Devices == nil {
 					c.tick(time.Second)
 				}
@@ -301,7 +301,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 			h.lags = false
 			goes(c, h)
 			for range 300 {
-				for _, n := range c.pass().Nodes {
+				for _, n := range c.reconcile().Nodes {
 					g.Expect(n.State).NotTo(Equal(node.Failed), n.Message)
 				}
 				c.tick(time.Second)
@@ -320,7 +320,7 @@ func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.steps(2)
-	c.pass() // the spec is set
+	c.reconcile() // the spec is set
 	h.AgentReady = false
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unknown))
@@ -435,11 +435,11 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 }
 
-func TestAClientThatDoesNotEndIsGivenUp(t *testing.T) {
+func TestAChangeFailsWhoseClientDoesNotEnd(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.steps(1)
-	c.pass()
+	c.reconcile()
 	stuck := slices.Clone(h.Pods)
 	for range 20 {
 		c.tick(time.Minute)
@@ -447,7 +447,7 @@ func TestAClientThatDoesNotEndIsGivenUp(t *testing.T) {
 		if h.Labels[pluginLabel] == "true" {
 			break
 		}
-		c.pass()
+		c.reconcile()
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
@@ -538,12 +538,12 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	c.hold(h, "tolerates", 0, h.devices()[0].State.Instances[0].ID)
 	h.Allocatable["nvidia.com/mig-3g.20gb"] = 3 // not what it must be
 	c.Now = c.Now.Add(6 * time.Minute)
-	c.pass()
+	c.reconcile()
 	g.Expect(h.GPU.Status.Rollout.Failed).NotTo(BeNil())
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).NotTo(BeEmpty(), "it drains for as long as the policy allows")
 	c.Now = c.Now.Add(10 * time.Minute)
-	c.pass()
+	c.reconcile()
 	d := rollout.Decide(c.world())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(changes(d.Actions)).To(BeEmpty())
@@ -562,7 +562,7 @@ func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 	h.partitionedByHand()
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), paused)}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.PendingNonDisruptive), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
@@ -592,7 +592,7 @@ func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 			c.run(60)
 			c.Policies = nil
 			for h.GPU.Spec.PolicyName != "" {
-				c.pass()
+				c.reconcile()
 				if h.GPU.Spec.PolicyName == "" {
 					test.strike(h)
 				}
@@ -600,7 +600,7 @@ func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 			}
 			attempts := func(of time.Duration) (taints int) {
 				for range of / (10 * time.Second) {
-					for _, a := range c.pass().Actions {
+					for _, a := range c.reconcile().Actions {
 						if _, is := a.(action.Taint); is {
 							taints++
 						}
@@ -648,7 +648,7 @@ func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	c.tick(time.Second)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
 	for h.GPU.Spec.Devices == nil {
-		c.pass()
+		c.reconcile()
 		if h.GPU.Spec.Devices == nil {
 			c.tick(time.Second)
 		}

@@ -22,7 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
 
-// TestEveryFaultInEveryState strikes a rollout of MIG over three nodes, one at a time, after each of its passes.
+// TestEveryFaultInEveryState strikes a rollout of MIG over three nodes, one at a time, after each of its reconciles.
 // Whatever the fault, the budget holds at every write, and in the end nothing is left tainted, paused, without its
 // label or without its GPUs, and nothing of the user's is lost (invariant.Broken). What else becomes of it is the
 // outcome.
@@ -33,7 +33,7 @@ func TestEveryFaultInEveryState(t *testing.T) {
 			for n := range 18 {
 				o := newFaultRun(t, f.sharing)
 				for range n {
-					o.pass()
+					o.reconcile()
 				}
 				for _, s := range o.last.Nodes {
 					states[s.State] = true
@@ -43,7 +43,7 @@ func TestEveryFaultInEveryState(t *testing.T) {
 				if f.intrudes {
 					o.beside = nil
 				}
-				o.intact(fmt.Sprintf("struck after pass %d", n))
+				o.intact(fmt.Sprintf("struck after reconcile %d", n))
 				f.outcome(o)
 			}
 			through := []node.State{
@@ -93,36 +93,36 @@ func faults() map[string]fault {
 				h := o.hosts["b"]
 				o.lose(h, 3)
 				for range 60 {
-					o.pass()
+					o.reconcile()
 				}
 				h.hardware.Fail, h.AgentReady = nil, true
 			}, outcome: inDesiredState,
 		},
 		"a node is deleted while it changes, and comes back as a new one: it is changed anew": {
-			strike: func(o *faultRun) { delete(o.hosts, "a"); o.pass(); o.join("a") }, outcome: inDesiredState,
+			strike: func(o *faultRun) { delete(o.hosts, "a"); o.reconcile(); o.join("a") }, outcome: inDesiredState,
 		},
 		"the policy is edited three times: the last edit counts": {
 			strike: func(o *faultRun) {
 				for _, s := range []v1alpha1.Sharing{timeSlicing(4), mps(4), mig(count("3g", 2))} {
 					o.Policies[0].Spec.Sharing = s
 					o.Policies[0].Generation++
-					o.pass()
-					o.pass()
+					o.reconcile()
+					o.reconcile()
 				}
 			}, outcome: inDesiredState,
 		},
-		"a budget never allows the eviction: the node is given back and the pod named": {
+		"a budget never allows the eviction: the node takes pods again and the pod is named": {
 			strike:  func(o *faultRun) { o.protected = "train" },
 			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
-		"an eviction is neither answered nor carried out: the node is given back and the pod named": {
+		"an eviction is neither answered nor carried out: the node takes pods again and the pod is named": {
 			strike:  func(o *faultRun) { o.unanswered, o.protected = "train", "train" },
 			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is carried out and not answered: the rollout goes on": {
 			strike: func(o *faultRun) { o.unanswered = "train" }, outcome: inDesiredState,
 		},
-		"a pod that was told to go does not: the node is given back and the pod named": {
+		"a pod that was told to go does not: the node takes pods again and the pod is named": {
 			strike:  func(o *faultRun) { o.hangs = "train" },
 			outcome: func(o *faultRun) { o.inUseOrDone("pod user/train") },
 		},
@@ -150,10 +150,10 @@ func faults() map[string]fault {
 		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
 			strike: func(o *faultRun) {
 				o.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
-				o.pass()
-				o.pass()
+				o.reconcile()
+				o.reconcile()
 				o.Plugin = cluster.DevicePlugin{ClusterPolicy: true}
-				o.pass()
+				o.reconcile()
 				o.Plugin.Ready = true
 			}, outcome: inDesiredState,
 		},
@@ -187,13 +187,13 @@ type faultRun struct {
 	before cluster.Snapshot
 	last   rollout.Decision
 
-	passes    int
-	attempts  map[string]int // of each write, of which every other one is refused; nil: none is
-	conflicts map[string]int // likewise, of the writes that are made to an object as it was read
-	throttled time.Time      // until when every write is refused
-	mortal    bool           // a leader makes one write only
-	protected string         // a pod whose eviction is refused
-	hangs     string         // a pod that does not go
+	reconciles int
+	attempts   map[string]int // of each write, of which every other one is refused; nil: none is
+	conflicts  map[string]int // likewise, of the writes that are made to an object as it was read
+	throttled  time.Time      // until when every write is refused
+	mortal     bool           // a leader makes one write only
+	protected  string         // a pod whose eviction is refused
+	hangs      string         // a pod that does not go
 
 	unanswered string // a pod whose eviction takes its time, and then nobody knows what became of it
 }
@@ -232,8 +232,8 @@ func withoutOurs(taints []corev1.Taint) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(taints), func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 }
 
-// pass is a pass with its faults, and a second in which others act every other time, so that each state is met.
-func (o *faultRun) pass() {
+// reconcile is one with its faults, and a second in which others act every other time, so that each state is met.
+func (o *faultRun) reconcile() {
 	o.last = o.sleeps.decide(o.world(), rollout.Decide)
 	for _, a := range o.last.Actions {
 		if o.refused(a) {
@@ -248,7 +248,7 @@ func (o *faultRun) pass() {
 	for i := range o.Policies {
 		o.Policies[i].Status = o.last.Policies[o.Policies[i].Name]
 	}
-	if o.passes++; o.passes%2 == 0 {
+	if o.reconciles++; o.reconciles%2 == 0 {
 		o.tick(time.Second)
 	} else {
 		o.Now = o.Now.Add(time.Second)
@@ -310,10 +310,10 @@ func (o *faultRun) lose(h *host, after int) {
 	}
 }
 
-// through passes until nothing is left to do; where only a deadline is waited for, it comes at once.
+// through reconciles until nothing is left to do; where only a deadline is waited for, it comes at once.
 func (o *faultRun) through() {
 	for idle := 0; ; idle++ {
-		o.pass()
+		o.reconcile()
 		if len(o.last.Actions) > 0 {
 			idle = 0
 		}
@@ -349,8 +349,8 @@ func inDesiredState(o *faultRun) {
 	o.Expect(o.evicted).To(Equal([]string{"train"}))
 }
 
-// inUseOrDone is the outcome that a node which does not become idle was given back, and reports the blockers; unless it
-// was idle before.
+// inUseOrDone is the outcome that a node which does not become idle takes pods again, and reports the blockers; unless
+// it was idle before.
 func (o *faultRun) inUseOrDone(who string) {
 	if len(o.evicted) > 0 {
 		inDesiredState(o)

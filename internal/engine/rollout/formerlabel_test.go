@@ -52,9 +52,9 @@ func (h *host) repartition(instances ...v1alpha1.MIGInstances) {
 	}
 }
 
-// TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout: mig-manager comes back when the agent has restored the
+// TestAReleaseEndsWhereTheFormerLabelRequestsAnotherLayout: mig-manager comes back when the agent has restored the
 // layout in which the node was found, and applies its former label at once.
-func TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout(t *testing.T) {
+func TestAReleaseEndsWhereTheFormerLabelRequestsAnotherLayout(t *testing.T) {
 	for _, found := range []struct {
 		label  string
 		layout []v1alpha1.MIGInstances

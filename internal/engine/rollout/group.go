@@ -97,7 +97,7 @@ type demandTally struct {
 
 // Demand names a request of GPUs or instances and a node selector by their hashes: that is what decides where a pod may
 // start.
-type Demand struct{ Asks, Selector uint64 }
+type Demand struct{ Requests, Selector uint64 }
 
 // podDemand is the demand of a pod of a node.
 type podDemand struct {

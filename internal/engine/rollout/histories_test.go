@@ -68,8 +68,8 @@ func TestHistories(t *testing.T) {
 			continue
 		}
 		h := history.Shrink(historyOf(seed), broken[seed], breaks)
-		broken, story := play(h, true)
-		t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/engine/rollout -run TestHistories -v", seed, broken, strings.Join(story, "\n"), h)
+		broken, transcript := play(h, true)
+		t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/engine/rollout -run TestHistories -v", seed, broken, strings.Join(transcript, "\n"), h)
 	}
 }
 
@@ -102,8 +102,8 @@ func TestHistoriesOfTheDRADriver(t *testing.T) {
 					t.Errorf("%d %s", h.Seed, broken)
 				default:
 					h = history.Shrink(h, broken, breaks)
-					broken, story := play(h, true)
-					t.Errorf("%s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/engine/rollout -run TestHistories$ -v", broken, strings.Join(story, "\n"), h)
+					broken, transcript := play(h, true)
+					t.Errorf("%s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/engine/rollout -run TestHistories$ -v", broken, strings.Join(transcript, "\n"), h)
 				}
 			}
 		})
@@ -130,8 +130,8 @@ func replay(t *testing.T, text string) {
 	if !strings.Contains(text, ":") {
 		h = history.Shrink(h, breaks(h), breaks)
 	}
-	broken, story := play(h, true)
-	t.Logf("%s\n%s", h, strings.Join(story, "\n"))
+	broken, transcript := play(h, true)
+	t.Logf("%s\n%s", h, strings.Join(transcript, "\n"))
 	if broken != "" {
 		t.Error(broken)
 	}
@@ -152,6 +152,6 @@ func TestHistoriesAreDeterministic(t *testing.T) {
 }
 
 func told(h history.History) string {
-	broken, story := play(h, true)
-	return broken + strings.Join(story, "\n")
+	broken, transcript := play(h, true)
+	return broken + strings.Join(transcript, "\n")
 }

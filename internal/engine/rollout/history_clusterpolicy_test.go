@@ -22,7 +22,7 @@ func (c *run) recreateEvent(random *rand.Rand) {
 	}
 	c.tell("the ClusterPolicy is deleted")
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy", false
-	c.passes(1 + random.IntN(10))
+	c.reconciles(1 + random.IntN(10))
 	c.tell("the ClusterPolicy is created again")
 	c.Plugin.Reason, c.Plugin.Message = "", ""
 	c.underChart(random)
@@ -39,7 +39,7 @@ func (c *run) chartEvent(random *rand.Rand) {
 
 // underChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it.
 func (c *run) underChart(random *rand.Rand) {
-	c.inForce(func() { c.passes(1 + random.IntN(5)) })
+	c.inForce(func() { c.reconciles(1 + random.IntN(5)) })
 	c.tell("the ClusterPolicy names our ConfigMap")
 }
 
@@ -71,7 +71,7 @@ func (c *run) inForce(happens func()) {
 	var single []*host
 	for _, h := range c.all() {
 		if h.broken == nil {
-			h.broken = func(w cluster.Snapshot) bool { return !w.Plugin.Ready && len(h.instances()) > 0 }
+			h.broken = func(s cluster.Snapshot) bool { return !s.Plugin.Ready && len(h.instances()) > 0 }
 			single = append(single, h)
 		}
 	}

@@ -53,7 +53,7 @@ func (c *run) slowEvent(random *rand.Rand) {
 	h.restartDriver()
 	c.tell("the driver of %s restarts, and takes %s to start", h.Name, h.driver.pulls)
 	if random.IntN(2) == 0 {
-		c.passes(random.IntN(3))
+		c.reconciles(random.IntN(3))
 		c.startByClaim(h, "replica", random)
 	}
 	c.resharesUnder(random)
@@ -221,7 +221,7 @@ func (c *run) fightsFor(what string, again func() bool) {
 	c.fights = append(c.fights, again)
 	c.rest(2*time.Hour, 240)
 	c.fights = nil
-	const bursts, repeats = 3, 8 + 16 // three hours begin. In each a rule is made eight times, and given back at most twice as often (action.Repeats)
+	const bursts, repeats = 3, 8 + 16 // three hours begin. In each a rule is made eight times, and restored at most twice as often (action.Repeats)
 	c.bounded("while another controller did again and again "+what, bursts*repeats)
 	c.tell("and stops")
 }
@@ -278,7 +278,7 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 	})
 	h.report()
 	c.tell("GPU %d of %s falls off the bus", at, h.Name)
-	c.passes(3 + random.IntN(20))
+	c.reconciles(3 + random.IntN(20))
 	if boot := h.bootID(); boot != "" && len(h.devices()) == at {
 		h.hardware.Update(func(n *sim.Node) { n.GPUs = append(n.GPUs, gone) })
 		h.report()
@@ -419,7 +419,7 @@ func (c *run) monitorEvent(random *rand.Rand) {
 // switchEvent moves a node from NVIDIA's device plugin to its DRA driver, or back, as docs/dra.md leads.
 func (c *run) switchEvent(random *rand.Rand) {
 	h := c.some(random)
-	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.Slicer != "" ||
+	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.OtherPartitioner != "" ||
 		!h.driver.serves && (h.DRA != "" || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })) {
 		return
 	}
@@ -435,7 +435,7 @@ func (c *run) switchEvent(random *rand.Rand) {
 		h.driver.gone, h.driver.uid = c.Now, ""
 		h.restartDriver()
 		for range 60 {
-			if c.passes(1); h.Published == nil {
+			if c.reconciles(1); h.Published == nil {
 				break
 			}
 		}
@@ -448,7 +448,7 @@ func (c *run) switchEvent(random *rand.Rand) {
 	}
 	h.Labels[pluginLabel], before.Labels[pluginLabel] = "false", "false"
 	c.version[h.Name]++
-	c.passes(2 + random.IntN(5))
+	c.reconciles(2 + random.IntN(5))
 	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
 	if c.class("gpu.nvidia.com") == nil {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})

@@ -40,9 +40,9 @@ func (c *run) begin() {
 	}
 }
 
-// givesBack looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow.
+// checkRelease looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow.
 // Maintenance, and who undoes what the operator writes, have no deadline.
-func (c *run) givesBack() {
+func (c *run) checkRelease() {
 	for _, h := range c.all() {
 		switch {
 		case h.off || h.upgrade.goesOn() || len(c.fights) > 0 || c.Now.Sub(h.taken.until) > shortBreak:

@@ -54,7 +54,7 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 
 func (c *run) tell(format string, args ...any) {
 	if c.tells {
-		c.story = append(c.story, fmt.Sprintf("%s %s", c.Now.UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
+		c.transcript = append(c.transcript, fmt.Sprintf("%s %s", c.Now.UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
 	}
 }
 
@@ -159,7 +159,7 @@ func (c *run) destroyEvent(random *rand.Rand) {
 	}
 	for i, d := range h.devices() {
 		uses := func(s heldGPU) bool { return s.uuid == d.UUID }
-		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.staked(uses) && d.State.Instances[0].UUID != "" {
+		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.holdsGPU(uses) && d.State.Instances[0].UUID != "" {
 			h.nextByHand()
 			h.destroy(i)
 			h.reborn()
@@ -169,7 +169,7 @@ func (c *run) destroyEvent(random *rand.Rand) {
 	}
 }
 
-func (c *run) staked(which func(heldGPU) bool) bool {
+func (c *run) holdsGPU(which func(heldGPU) bool) bool {
 	for _, s := range c.heldGPUs {
 		if which(s) {
 			return true
@@ -199,15 +199,15 @@ func (c *run) waitEvent(random *rand.Rand) {
 // draEvent restarts what offers GPUs beside the operator: the pod of NVIDIA's DRA driver, or the slicer's.
 func (c *run) draEvent(random *rand.Rand) {
 	for _, h := range c.all() {
-		if h.Slicer != "" {
-			was := h.Slicer
-			h.Slicer = ""
+		if h.OtherPartitioner != "" {
+			was := h.OtherPartitioner
+			h.OtherPartitioner = ""
 			if random.IntN(2) == 0 {
-				h.SlicerLeft = was
+				h.OtherPartitionerLeft = was
 			}
-			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.SlicerLeft != "")
-			c.passes(3 + random.IntN(8))
-			h.Slicer, h.SlicerLeft = was, ""
+			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.OtherPartitionerLeft != "")
+			c.reconciles(3 + random.IntN(8))
+			h.OtherPartitioner, h.OtherPartitionerLeft = was, ""
 		}
 		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
 		if at < 0 {
@@ -216,12 +216,12 @@ func (c *run) draEvent(random *rand.Rand) {
 		c.tell("the pod of NVIDIA's DRA driver of %s restarts", h.Name)
 		if h.driver.serves {
 			h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
-			c.passes(3 + random.IntN(8))
+			c.reconciles(3 + random.IntN(8))
 			h.restartDriver()
 			continue
 		}
 		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
-		c.passes(3 + random.IntN(8))
+		c.reconciles(3 + random.IntN(8))
 		pod := cluster.Pod{}
 		h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool {
 			if p.DRA {
@@ -229,7 +229,7 @@ func (c *run) draEvent(random *rand.Rand) {
 			}
 			return p.DRA
 		})
-		c.passes(random.IntN(3))
+		c.reconciles(random.IntN(3))
 		c.serial++
 		pod.UID, pod.Name, pod.Terminating, pod.EndsBy, pod.Scheduled = fmt.Sprint("dra-", c.serial), fmt.Sprint("dra-", c.serial), false, time.Time{}, c.Now
 		h.Pods = append(h.Pods, pod)
@@ -262,6 +262,6 @@ func (c *run) pluginEvent(random *rand.Rand) {
 	c.tell("the device plugin of %s restarts", h.Name)
 	uid := h.Pods[at].UID
 	h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now
-	c.passes(1 + random.IntN(2))
+	c.reconciles(1 + random.IntN(2))
 	c.deletePod(h, uid)
 }

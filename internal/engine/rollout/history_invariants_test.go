@@ -56,7 +56,7 @@ func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 func (c *run) takesOver(h *host, a action.Action) {
 	spec, sets := a.(action.SetSpec)
 	taints := action.KeepsOff(a)
-	if h != nil && h.Slicer == "" && c.StackOf(h.Node) == dra.Driver {
+	if h != nil && h.OtherPartitioner == "" && c.StackOf(h.Node) == dra.Driver {
 		return // the device plugin has left: its pods block the change until they end, and no other comes
 	}
 	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
@@ -281,9 +281,9 @@ func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desir
 	}
 	by = policy.Rank(c.Policies).Govern(n).By
 	if by != nil {
-		want, err = policy.Ask(by, n)
+		want, err = policy.DesiredState(by, n)
 	}
-	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && asksOtherShares(by, h) {
+	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && requestsOtherShares(by, h) {
 		err = errShares
 	}
 	if err == nil && by != nil && n.Stack == dra.Driver && dra.Interval(by.Spec.Sharing) != "" {
@@ -292,9 +292,9 @@ func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desir
 	return by, want, err
 }
 
-// asksOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of strategy
-// MIG ask for none.
-func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
+// requestsOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of
+// strategy MIG ask for none.
+func requestsOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 	switch s := p.Spec.Sharing; s.Strategy {
 	case v1alpha1.StrategyTimeSlicing:
 		return int64(s.TimeSlicing.Replicas) != h.driver.shares
@@ -312,9 +312,9 @@ var errShares = errors.New("the driver gives each GPU another number of shares")
 // shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
 func (c *run) shared(h *host) bool { return offered(&c.Snapshot, h.Node) }
 
-func offered(w *cluster.Snapshot, n *cluster.Node) bool {
+func offered(s *cluster.Snapshot, n *cluster.Node) bool {
 	drives := func(p cluster.Pod) bool { return p.DRA && p.Namespace != tenant }
-	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
+	return n.OtherPartitioner != "" || s.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.

@@ -201,9 +201,9 @@ type backups struct {
 }
 
 func (c *run) backUpEvent(*rand.Rand) {
-	w := c.world()
-	c.backups = backups{keys: maps.Clone(c.Configs), nodes: map[string]cluster.Node{}, policies: w.Policies}
-	for _, n := range w.Nodes {
+	s := c.world()
+	c.backups = backups{keys: maps.Clone(c.Configs), nodes: map[string]cluster.Node{}, policies: s.Policies}
+	for _, n := range s.Nodes {
 		c.backups.nodes[n.Name] = n
 	}
 	c.tell("a backup is made")

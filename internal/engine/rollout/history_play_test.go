@@ -23,7 +23,7 @@ import (
 )
 
 // play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold.
-func play(h history.History, tells bool) (broken string, story []string) {
+func play(h history.History, tells bool) (broken string, transcript []string) {
 	return playing(h, tells, watching{})
 }
 
@@ -34,16 +34,16 @@ type watching struct {
 }
 
 // playing is play, with what looks at all that is decided and written.
-func playing(h history.History, tells bool, by watching) (broken string, story []string) {
+func playing(h history.History, tells bool, by watching) (broken string, transcript []string) {
 	c := newRun(h.Seed)
 	c.tells, c.watching = tells, by
 	defer func() {
 		if r := recover(); r != nil {
-			broken, story = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story
+			broken, transcript = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.transcript
 		}
 	}()
 	for _, n := range c.all() {
-		c.tell("node %s in pool %s: %s; slicer %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.Slicer, n.Labels)
+		c.tell("node %s in pool %s: %s; other partitioner %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.OtherPartitioner, n.Labels)
 	}
 	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures, c.Plugin.Operands != nil)
 	for i := range c.Policies {
@@ -52,9 +52,9 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 	for _, e := range h.Events {
 		c.begin()
 		happening(e.Kind)(c, e.Random())
-		c.passes(e.Passes)
+		c.reconciles(e.Reconciles)
 		if c.broken != "" {
-			return c.broken, c.story
+			return c.broken, c.transcript
 		}
 	}
 	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
@@ -63,11 +63,11 @@ func playing(h history.History, tells bool, by watching) (broken string, story [
 			break
 		}
 	}
-	return c.broken, c.story
+	return c.broken, c.transcript
 }
 
-// passes lets so many passes follow one another, on what the cache happens to hold.
-func (c *run) passes(n int) {
+// reconciles lets so many of them follow one another, on what the cache happens to hold.
+func (c *run) reconciles(n int) {
 	for range n {
 		if c.broken != "" {
 			return
@@ -81,11 +81,11 @@ func (c *run) passes(n int) {
 func (c *run) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
-	c.givesBack()
+	c.checkRelease()
 }
 
-// rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
-// nothing goes on, or for a time. It reports whether it came to rest.
+// rest reconciles as a controller does that wakes up when something changes and when a deadline of its own passes,
+// until nothing goes on, or for a time. It reports whether it came to rest.
 func (c *run) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
 	end := c.Now.Add(horizon)
 	idle := 0
@@ -132,7 +132,7 @@ func (c *run) comesToRest() rollout.Decision {
 		d, rests = c.rest(mostInOneGo, 200)
 	}
 	if !rests {
-		c.breaks("bounded", "700 passes in 8h do not come to rest: %v", said(d.Actions))
+		c.breaks("bounded", "700 reconciles in 8h do not come to rest: %v", said(d.Actions))
 	}
 	c.bounded("in 8h in which nobody else does anything", mostAtRest)
 	c.ended(d)
@@ -170,8 +170,8 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 	return step
 }
 
-// step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is
-// decided.
+// step is one reconcile: it reads the cache, decides, and acts. A faithful one reads all that is there and does all
+// that is decided.
 func (c *run) step(faithful bool) rollout.Decision {
 	for _, h := range c.all() {
 		if h.upgrade.goesOn() {
@@ -180,13 +180,13 @@ func (c *run) step(faithful bool) rollout.Decision {
 	}
 	c.fought()
 	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
-	w := c.known()
-	c.seesOthers(w)
+	s := c.known()
+	c.seesOthers(s)
 	var d rollout.Decision
 	if c.double {
-		d = c.memory.decide(w)
+		d = c.memory.decide(s)
 	} else {
-		d = rollout.Decide(w)
+		d = rollout.Decide(s)
 	}
 	digest(c.sum, d)
 	if faithful {
@@ -196,7 +196,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)
 	for _, a := range d.Actions {
-		if !faithful && c.random.IntN(10) == 0 || !c.asked(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
+		if !faithful && c.random.IntN(10) == 0 || !c.requested(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
 			continue
 		}
 		c.carryOut(a)
@@ -226,13 +226,13 @@ func (c *run) step(faithful bool) rollout.Decision {
 }
 
 // seesOthers notes on which nodes the controller sees that another one offers the GPUs.
-func (c *run) seesOthers(w cluster.Snapshot) {
-	for i := range w.Nodes {
-		h := c.hosts[w.Nodes[i].Name]
+func (c *run) seesOthers(s cluster.Snapshot) {
+	for i := range s.Nodes {
+		h := c.hosts[s.Nodes[i].Name]
 		if h == nil {
 			continue
 		}
-		if offered(&w, &w.Nodes[i]) {
+		if offered(&s, &s.Nodes[i]) {
 			h.sharedAt = c.Now
 		}
 		h.recorded = h.recorded || h.Annotations[v1alpha1.AnnotationOtherController] != ""
@@ -265,8 +265,8 @@ func (c *run) standAlone() {
 	}
 }
 
-// asked reports whether a policy still asks for what is done on its behalf, as the API server says.
-func (c *run) asked(ref action.PolicyRef) bool {
+// requested reports whether a policy still asks for what is done on its behalf, as the API server says.
+func (c *run) requested(ref action.PolicyRef) bool {
 	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.Name == ref.Name && p.Generation == ref.Generation
 	})

@@ -52,16 +52,16 @@ func (c *run) impartial() {
 		return
 	}
 	decide := func(look func(cluster.Pod) cluster.Pod) (says []string) {
-		w := c.known()
-		sightings := *c.OtherControllers
-		w.OtherControllers = &sightings
-		for i := range w.Nodes {
-			w.Nodes[i].Pods = slices.Clone(w.Nodes[i].Pods)
-			for p := range w.Nodes[i].Pods {
-				w.Nodes[i].Pods[p] = look(w.Nodes[i].Pods[p])
+		s := c.known()
+		seen := *c.OtherControllers
+		s.OtherControllers = &seen
+		for i := range s.Nodes {
+			s.Nodes[i].Pods = slices.Clone(s.Nodes[i].Pods)
+			for p := range s.Nodes[i].Pods {
+				s.Nodes[i].Pods[p] = look(s.Nodes[i].Pods[p])
 			}
 		}
-		d := rollout.Decide(w)
+		d := rollout.Decide(s)
 		says = said(d.Actions)
 		for _, n := range d.Nodes {
 			says = append(says, fmt.Sprintf("%s is %s (%s): %s", n.Node, n.State, n.Reason, n.Message))

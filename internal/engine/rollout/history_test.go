@@ -61,30 +61,30 @@ func happening(kind string) func(*run, *rand.Rand) {
 }
 
 // run is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
-// date, and its passes may end early, as in TestRandomisedRollouts.
+// date, and its reconciles may end early, as in TestRandomisedRollouts.
 type run struct {
 	seed uint64
 	*simulation
 
-	story     []string // what has happened, for people
-	tells     bool     // the story is wanted
-	broken    string   // the first invariant that does not hold, by its name, and how
-	serial    int      // of GPUs, pods and policies
-	heldGPUs  map[string]heldGPU
-	kinds     map[string]string // of the pods of users
-	protected map[string]bool   // pods that a PodDisruptionBudget keeps
-	hangs     map[string]bool   // pods that do not end when told to
-	slots     map[string]int32  // by policy: the largest budget that it had
-	count     map[string]int    // writes, evictions and restarts, by object
-	fights    []func() bool     // other controllers that set something again and again
-	theirs    map[string][]string
-	before    map[string]cluster.Node
-	mentioned map[string]bool // generations of policies that a status has named as observed
-	double    bool            // decide with and without memory
-	backups   backups
-	retained  map[string]bool
-	states    map[string]string // that the story has told of last
-	opensCRDs bool
+	transcript []string // what has happened, for people
+	tells      bool     // the transcript is wanted
+	broken     string   // the first invariant that does not hold, by its name, and how
+	serial     int      // of GPUs, pods and policies
+	heldGPUs   map[string]heldGPU
+	kinds      map[string]string // of the pods of users
+	protected  map[string]bool   // pods that a PodDisruptionBudget keeps
+	hangs      map[string]bool   // pods that do not end when told to
+	slots      map[string]int32  // by policy: the largest budget that it had
+	count      map[string]int    // writes, evictions and restarts, by object
+	fights     []func() bool     // other controllers that set something again and again
+	theirs     map[string][]string
+	before     map[string]cluster.Node
+	mentioned  map[string]bool // generations of policies that a status has named as observed
+	double     bool            // decide with and without memory
+	backups    backups
+	retained   map[string]bool
+	states     map[string]string // that the transcript has told of last
+	opensCRDs  bool
 	watching
 	tenants map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
 	nights  bool                   // a machine has started with other GPUs each night; once is enough
@@ -185,7 +185,7 @@ func (c *run) machine(name string, random *rand.Rand) {
 	if one(8) {
 		h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
 	} else if one(12) {
-		h.Slicer = "mig.das.com/1g.5gb"
+		h.OtherPartitioner = "mig.das.com/1g.5gb"
 	}
 	c.startBeside(h, "cpu")
 	if len(models) > 1 {

@@ -36,7 +36,7 @@ type impact struct {
 // unmetKey tells workloads with different requests from one another.
 type unmetKey struct {
 	workload string
-	asks     uint64
+	requests uint64
 }
 
 // unmet is a workload of which no node meets the request.
@@ -47,7 +47,7 @@ type unmet struct {
 
 // unmetWorkloads lists of each policy, by its name, the workloads of which no node meets the request once all policies
 // are in force.
-func unmetWorkloads(w *cluster.Snapshot, groups map[string]*Group, all []*member, waiting []waitingDemand) map[string][]string {
+func unmetWorkloads(s *cluster.Snapshot, groups map[string]*Group, all []*member, waiting []waitingDemand) map[string][]string {
 	i := impact{
 		offers: make([]*offer, len(all)), met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
@@ -65,14 +65,14 @@ func unmetWorkloads(w *cluster.Snapshot, groups map[string]*Group, all []*member
 		}
 	}
 	for _, same := range waiting {
-		first := &w.Unscheduled[same.pods[0]]
+		first := &s.Unscheduled[same.pods[0]]
 		policies := i.policiesFor(first, same.Demand)
 		if len(policies) == 0 || i.isMet(first, same.Demand) {
 			continue // as is every pod with the same demand
 		}
 		for _, p := range same.pods {
 			for _, name := range policies {
-				i.weigh(name, &w.Unscheduled[p], same.Demand)
+				i.weigh(name, &s.Unscheduled[p], same.Demand)
 			}
 		}
 	}
@@ -122,7 +122,7 @@ func (i *impact) weigh(policy string, p *cluster.Pod, d Demand) {
 	if i.found[policy] == nil {
 		i.found[policy] = map[unmetKey]*unmet{}
 	}
-	key := unmetKey{workload: p.Workload, asks: d.Asks}
+	key := unmetKey{workload: p.Workload, requests: d.Requests}
 	if i.found[policy][key] == nil {
 		i.found[policy][key] = &unmet{pod: p}
 	}
@@ -139,7 +139,7 @@ func (i *impact) isMet(p *cluster.Pod, d Demand) bool {
 }
 
 func offerMeets(o *offer, p *cluster.Pod) bool {
-	for name, n := range p.Asks {
+	for name, n := range p.Requests {
 		if o.Resources[name] < n || n > 1 && o.Single[name] {
 			return false
 		}
@@ -177,20 +177,20 @@ func (i *impact) describe(g *Group, workloads map[unmetKey]*unmet) []string {
 		if u.pods > 1 {
 			who = fmt.Sprintf("%s (%d pods)", who, u.pods)
 		}
-		lines = append(lines, fmt.Sprintf("%s asks for %s, which no node offers then; %s", who, requestsText(u.pod.Asks), requestAdvice(u.pod.Asks, most, single)))
+		lines = append(lines, fmt.Sprintf("%s asks for %s, which no node offers then; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
 	}
 	slices.Sort(lines)
 	return lines
 }
 
 // requestAdvice says what to change so that a request is met.
-func requestAdvice(asks, most map[string]int64, single bool) string {
-	for _, name := range slices.Sorted(maps.Keys(asks)) {
+func requestAdvice(requests, most map[string]int64, single bool) string {
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		plain, shared := strings.TrimSuffix(name, ".shared"), name+".shared"
 		switch n := most[name]; {
-		case n >= asks[name] && asks[name] > 1 && single:
+		case n >= requests[name] && requests[name] > 1 && single:
 			return "a container may ask for one of what is shared: ask for 1, or for GPUs that are not shared"
-		case n >= asks[name]:
+		case n >= requests[name]:
 		case n > 0:
 			return fmt.Sprintf("the nodes of the policy offer at most %d of %s each: ask for no more, or leave some nodes out of the policy", n, name)
 		case most[shared] > 0:
@@ -207,10 +207,10 @@ func requestAdvice(asks, most map[string]int64, single bool) string {
 }
 
 // requestsText lists what is asked for, such as nvidia.com/gpu: 2.
-func requestsText(asks map[string]int64) string {
+func requestsText(requests map[string]int64) string {
 	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(asks)) {
-		parts = append(parts, fmt.Sprintf("%s: %d", name, asks[name]))
+	for _, name := range slices.Sorted(maps.Keys(requests)) {
+		parts = append(parts, fmt.Sprintf("%s: %d", name, requests[name]))
 	}
 	return strings.Join(parts, ", ")
 }

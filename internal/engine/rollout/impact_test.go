@@ -32,9 +32,9 @@ func instancesSliced(s v1alpha1.Sharing, failRequestsGreaterThanOne *bool) v1alp
 	return s
 }
 
-// asking is a pod of a Deployment that waits for a node.
-func asking(name string, asks map[string]int64) cluster.Pod {
-	return cluster.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
+// requesting is a pod of a Deployment that waits for a node.
+func requesting(name string, requests map[string]int64) cluster.Pod {
+	return cluster.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Requests: requests, Workload: "Deployment team/" + name}
 }
 
 func TestImpact(t *testing.T) {
@@ -45,21 +45,21 @@ func TestImpact(t *testing.T) {
 		other   bool // a second node, of no policy
 		line    string
 	}{
-		"what is offered": {sharing: timeSlicing(4), pod: asking("web", gpus(1))},
+		"what is offered": {sharing: timeSlicing(4), pod: requesting("web", gpus(1))},
 		"what was renamed": {
-			sharing: renamed(4), pod: asking("web", gpus(1)),
+			sharing: renamed(4), pod: requesting("web", gpus(1)),
 			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
 				"set renameByDefault to false in the policy",
 		},
 		"what is not renamed any more": {
-			sharing: timeSlicing(4), pod: asking("web", map[string]int64{"nvidia.com/gpu.shared": 1}),
+			sharing: timeSlicing(4), pod: requesting("web", map[string]int64{"nvidia.com/gpu.shared": 1}),
 			line: "Deployment team/web asks for nvidia.com/gpu.shared: 1, which no node offers then; ask for nvidia.com/gpu instead, or " +
 				"set renameByDefault to true in the policy",
 		},
-		"another node offers it": {sharing: renamed(4), pod: asking("web", gpus(1)), other: true},
+		"another node offers it": {sharing: renamed(4), pod: requesting("web", gpus(1)), other: true},
 		"another node, which the pod does not select": {
 			sharing: renamed(4), other: true, pod: func() cluster.Pod {
-				p := asking("web", gpus(1))
+				p := requesting("web", gpus(1))
 				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
 				return p
 			}(),
@@ -67,32 +67,32 @@ func TestImpact(t *testing.T) {
 				"set renameByDefault to false in the policy",
 		},
 		"whole GPUs under MIG": {
-			sharing: mig(count("2g", 3)), pod: asking("web", gpus(1)),
+			sharing: mig(count("2g", 3)), pod: requesting("web", gpus(1)),
 			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; the nodes of the policy offer " +
 				"nvidia.com/mig-2g.10gb: ask for one of these, or change the policy",
 		},
 		"a profile that is gone": {
-			sharing: mig(count("2g", 3)), pod: asking("web", map[string]int64{"nvidia.com/mig-1g.5gb": 1}),
+			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-1g.5gb": 1}),
 			line: "Deployment team/web asks for nvidia.com/mig-1g.5gb: 1, which no node offers then; the nodes of the policy offer " +
 				"nvidia.com/mig-2g.10gb: ask for one of these, or change the policy",
 		},
 		"more than a node has": {
-			sharing: mig(count("2g", 3)), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 4}),
+			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 4}),
 			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 4, which no node offers then; the nodes of the policy offer at most " +
 				"3 of nvidia.com/mig-2g.10gb each: ask for no more, or leave some nodes out of the policy",
 		},
 		"more than one of what is shared": {
-			sharing: mps(4), pod: asking("web", gpus(2)),
+			sharing: mps(4), pod: requesting("web", gpus(2)),
 			line: "Deployment team/web asks for nvidia.com/gpu: 2, which no node offers then; a container may ask for one of what is " +
 				"shared: ask for 1, or for GPUs that are not shared",
 		},
 		"more than one replica of an instance": {
-			sharing: instancesSliced(mig(count("2g", 3)), nil), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
+			sharing: instancesSliced(mig(count("2g", 3)), nil), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
 			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 2, which no node offers then; a container may ask for one of what is " +
 				"shared: ask for 1, or for GPUs that are not shared",
 		},
 		"more than one replica of an instance, which the policy admits": {
-			sharing: instancesSliced(mig(count("2g", 3)), new(false)), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
+			sharing: instancesSliced(mig(count("2g", 3)), new(false)), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -126,14 +126,14 @@ func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	h := c.add("a", sim.T4)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
 	c.hold(h, "web-1", 0, gpu.WholeGPU)
-	h.Pods[len(h.Pods)-1].Asks, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
-	ending := asking("web", map[string]int64{"nvidia.com/gpu": 1})
+	h.Pods[len(h.Pods)-1].Requests, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
+	ending := requesting("web", map[string]int64{"nvidia.com/gpu": 1})
 	ending.Terminating = true
-	c.Unscheduled = []cluster.Pod{asking("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
+	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
 	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
 }
 
-func TestWhatAPodAsksFor(t *testing.T) {
+func TestWhatAPodRequests(t *testing.T) {
 	g := NewWithT(t)
 	limits := func(name string, n int64) corev1.ResourceRequirements {
 		return corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(name): *resource.NewQuantity(n, resource.DecimalSI), "cpu": resource.MustParse("1")}}
@@ -153,7 +153,7 @@ func TestWhatAPodAsksFor(t *testing.T) {
 		},
 	}
 	p := cluster.PodOf(pod, &cluster.Programs{})
-	g.Expect(p.Asks).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
+	g.Expect(p.Requests).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
 	g.Expect(p.Workload).To(Equal("Deployment team/web"))
 	pod.Labels = nil
 	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))

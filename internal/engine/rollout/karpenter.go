@@ -36,8 +36,8 @@ func karpenterWaits(m *member) bool {
 
 // poolsList reports whether a NodePool puts a startup taint on its new nodes, whatever the operator itself would put
 // there.
-func poolsList(w *cluster.Snapshot, key string) bool {
-	for _, pool := range w.NodePools {
+func poolsList(s *cluster.Snapshot, key string) bool {
+	for _, pool := range s.NodePools {
 		if slices.Contains(pool.StartupTaints, key) {
 			return true
 		}
@@ -47,14 +47,14 @@ func poolsList(w *cluster.Snapshot, key string) bool {
 
 // startupMissing reports the NodePools whose nodes start without the startup taint, of those that the policy has nodes
 // of.
-func startupMissing(g *Group, w *cluster.Snapshot) (messages []string) {
-	if !taintsNewNodes(g.By) || w.ReadinessTaint {
+func startupMissing(g *Group, s *cluster.Snapshot) (messages []string) {
+	if !taintsNewNodes(g.By) || s.ReadinessTaint {
 		return nil
 	}
 	var pools []string
 	for _, m := range g.Members {
 		name := m.Node.Labels[cluster.LabelNodePool]
-		if pool, known := w.NodePools[name]; known && !slices.ContainsFunc(pool.StartupTaints, isStartupKey) && !slices.Contains(pools, name) {
+		if pool, known := s.NodePools[name]; known && !slices.ContainsFunc(pool.StartupTaints, isStartupKey) && !slices.Contains(pools, name) {
 			pools = append(pools, name)
 		}
 	}

@@ -43,7 +43,7 @@ func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
 			mark(h)
 			had := len(h.Taints)
 			for i := range 90 {
-				c.pass()
+				c.reconcile()
 				g.Expect(h.Taints).To(HaveLen(had))
 				c.tick(time.Second)
 				if i == 5 && had > 0 {
@@ -78,11 +78,11 @@ func TestTheStartupTaintThatKarpenterPutsIsTakenOffOnceTheNodeIsReady(t *testing
 	g := NewWithT(t)
 	c := joining(taintsNewNodes)
 	h := c.karpenters("b", startup)
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
 	for range 90 {
 		c.tick(time.Second)
-		c.pass()
+		c.reconcile()
 		g.Expect(h.Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "the NodePool does not list that one")
 	}
 	g.Expect(h.Taints).To(BeEmpty())
@@ -115,7 +115,7 @@ func TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores(t *testing.T)
 				h.Annotations = map[string]string{}
 			}
 			maps.Copy(h.Annotations, test.annotations)
-			c.pass()
+			c.reconcile()
 			want := corev1.Taint{Key: test.key, Effect: corev1.TaintEffectNoSchedule}
 			g.Expect(h.Taints).To(ContainElement(want))
 			g.Expect(c.condition("research").Message).To(ContainSubstring(test.key))
@@ -161,7 +161,7 @@ func TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint(t *testing.T) 
 	h.Labels["karpenter.sh/initialized"] = "true"
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 2
 	for range 10 {
-		c.pass()
+		c.reconcile()
 		if h.Taints != nil {
 			break
 		}
@@ -188,11 +188,11 @@ func TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint(t *testing.T) {
 			h := c.karpenters("b")
 			h.AgentReady = false
 			for end := c.Now.Add(test.driver); c.Now.Before(end); c.tick(10 * time.Second) {
-				c.pass()
+				c.reconcile()
 			}
 			h.AgentReady = true
 			for range 120 {
-				c.pass()
+				c.reconcile()
 				g.Expect(h.Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "at %s after it joined", c.Now.Sub(h.Created))
 				c.tick(time.Second)
 			}
@@ -211,7 +211,7 @@ func TestNewKarpenterNodesThatWaitForTheBudgetGetNoTaint(t *testing.T) {
 	}
 	for second := range 1200 {
 		hosts["b"].lags = second < 12*60 // as long as ten nodes before this one take
-		c.pass()
+		c.reconcile()
 		g.Expect(hosts["c"].Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "at %s after it joined", c.Now.Sub(hosts["c"].Created))
 		c.tick(time.Second)
 	}
@@ -224,10 +224,10 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 		g := NewWithT(t)
 		c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = drain })
 		h := c.karpenters("b")
-		c.pass()
+		c.reconcile()
 		for h.Labels[pluginLabel] == "true" {
 			c.tick(time.Second)
-			c.pass()
+			c.reconcile()
 		}
 		h.Pods = append(h.Pods, cluster.Pod{
 			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NVIDIA: true,
@@ -316,7 +316,7 @@ func TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode(t *testing.T)
 	})
 	h := c.karpenters("b")
 	for range 90 {
-		c.pass()
+		c.reconcile()
 		g.Expect(h.Taints).To(BeEmpty())
 		c.tick(time.Second)
 	}

@@ -52,15 +52,15 @@ func TestKstatusOfEachState(t *testing.T) {
 		node.Draining: {func() *site {
 			c, h := toMIG()
 			c.hold(h, "train", 1, gpu.WholeGPU)
-			c.pass()
+			c.reconcile()
 			c.tick(time.Minute)
 			return c
 		}, kstatus.InProgressStatus},
 		node.PausingClients: {func() *site { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
 		node.Idle:           {func() *site { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
-		node.Applying:       {func() *site { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
+		node.Applying:       {func() *site { c, _ := toMIG(); c.steps(2); c.reconcile(); return c }, kstatus.InProgressStatus},
 		node.Selecting:      {func() *site { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
-		node.Verifying:      {func() *site { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
+		node.Verifying:      {func() *site { c, _ := slicing(); c.steps(3); c.reconcile(); return c }, kstatus.InProgressStatus},
 		node.Releasing: {func() *site {
 			c, _ := toMIG()
 			for range 60 {
@@ -120,7 +120,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		reason    string // of Ready
 		want      kstatus.Status
 	}{
-		"for the budget":        {func() *site { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, kstatus.InProgressStatus},
+		"for the budget":        {func() *site { c := twoNodes(); c.reconcile(); return c }, v1alpha1.ReasonProgressing, kstatus.InProgressStatus},
 		"for a window":          {func() *site { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, kstatus.InProgressStatus},
 		"for nobody's pod":      {func() *site { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
 		"for its user":          {func() *site { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
@@ -149,7 +149,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 			h.breaks(h.GPU.Spec.ConfigName)
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 			for range 400 {
-				d := c.pass()
+				d := c.reconcile()
 				c.tick(time.Second)
 				if d.Nodes[0].State == node.Failed {
 					break

@@ -24,9 +24,9 @@ import (
 // It changes what a decision costs and never what is decided: what it keeps follows from values that are compared
 // first. The zero value keeps nothing. It serves one reconcile at a time.
 type Memory struct {
-	nodes map[string]*nodeEntry
-	queue podQueue // the pods that wait
-	pass  int      // counts reconciles
+	nodes      map[string]*nodeEntry
+	queue      podQueue // the pods that wait
+	reconciles int      // counts reconciles
 
 	// What concerns all nodes, as the last reconcile read it. round counts how often that was another than before.
 	plugin cluster.DevicePlugin // with another one all nodes are forgotten: it hardly ever changes
@@ -37,9 +37,9 @@ type Memory struct {
 
 // nodeEntry is what memory keeps of a node, at one version of it.
 type nodeEntry struct {
-	node    *cluster.Node // of the last reconcile that read it
-	pass    int
-	version int64
+	node      *cluster.Node // of the last reconcile that read it
+	reconcile int
+	version   int64
 
 	// What follows from the node alone.
 	shown    string   // the reason by which another controller shows on it; empty: none does
@@ -81,10 +81,10 @@ type basis struct {
 	generation              int64
 }
 
-func basisOf(w *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy, stack dra.Stack) basis {
-	b := basis{OtherController: w.OtherControllers.Of(n)}
+func basisOf(s *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy, stack dra.Stack) basis {
+	b := basis{OtherController: s.OtherControllers.Of(n)}
 	if stack == dra.Driver {
-		b.dra = w.DRA.Signature()
+		b.dra = s.DRA.Signature()
 	}
 	if by != nil {
 		b.policy, b.name, b.generation = by.UID, by.Name, by.Generation
@@ -93,30 +93,30 @@ func basisOf(w *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy
 }
 
 // begin begins a reconcile.
-func (memory *Memory) begin(w *cluster.Snapshot, ranking policy.Ranking) {
-	memory.pass++
-	if memory.nodes == nil || !reflect.DeepEqual(w.Plugin, memory.plugin) {
-		memory.nodes, memory.plugin = map[string]*nodeEntry{}, w.Plugin
+func (memory *Memory) begin(s *cluster.Snapshot, ranking policy.Ranking) {
+	memory.reconciles++
+	if memory.nodes == nil || !reflect.DeepEqual(s.Plugin, memory.plugin) {
+		memory.nodes, memory.plugin = map[string]*nodeEntry{}, s.Plugin
 	}
-	if signature := ranking.Signature(); signature != memory.ranked || !maps.Equal(w.Configs, memory.keys) {
-		memory.ranked, memory.keys = signature, maps.Clone(w.Configs)
+	if signature := ranking.Signature(); signature != memory.ranked || !maps.Equal(s.Configs, memory.keys) {
+		memory.ranked, memory.keys = signature, maps.Clone(s.Configs)
 		memory.round++
 	}
 }
 
 // rank finds which policies select each node, and how many shares they ask of NVIDIA's DRA driver, of which all its
 // nodes have the same.
-func (memory *Memory) rank(w *cluster.Snapshot, met []*nodeEntry, ranking policy.Ranking) {
-	w.DRA.Asked = dra.Asked{}
-	for _, r := range met {
+func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking policy.Ranking) {
+	s.DRA.RequestedShares = dra.RequestedShares{}
+	for _, r := range entries {
 		if r.round != memory.round {
-			r.round, r.positions, r.stack, r.member.Unchanged = memory.round, ranking.Selecting(node.PolicyNode(r.node)), w.StackOf(r.node), false
+			r.round, r.positions, r.stack, r.member.Unchanged = memory.round, ranking.Selecting(node.PolicyNode(r.node)), s.StackOf(r.node), false
 		}
 		if r.stack != dra.Driver {
 			continue
 		}
 		if by := ranking.Governed(r.positions).By; by != nil && dra.Shares(by.Spec.Sharing) != 0 {
-			w.DRA.Asked.Add(dra.Shares(by.Spec.Sharing), by.Name)
+			s.DRA.RequestedShares.Add(dra.Shares(by.Spec.Sharing), by.Name)
 		}
 	}
 }
@@ -132,36 +132,36 @@ func (memory *Memory) lookup(n *cluster.Node) *nodeEntry {
 		}
 		memory.nodes[n.Name] = r
 	}
-	r.node, r.pass = n, memory.pass
+	r.node, r.reconcile = n, memory.reconciles
 	return r
 }
 
 // lookupAll finds what is kept of each node, by name, and notes the signs of other controllers.
-func (memory *Memory) lookupAll(w *cluster.Snapshot) []*nodeEntry {
-	nodes := make([]*cluster.Node, len(w.Nodes))
-	for i := range w.Nodes {
-		nodes[i] = &w.Nodes[i]
+func (memory *Memory) lookupAll(s *cluster.Snapshot) []*nodeEntry {
+	nodes := make([]*cluster.Node, len(s.Nodes))
+	for i := range s.Nodes {
+		nodes[i] = &s.Nodes[i]
 	}
 	slices.SortFunc(nodes, func(a, b *cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
-	met := make([]*nodeEntry, len(nodes))
+	entries := make([]*nodeEntry, len(nodes))
 	for i, n := range nodes {
-		met[i] = memory.lookup(n)
-		w.MpsUsers = append(w.MpsUsers, met[i].mpsUsers...)
+		entries[i] = memory.lookup(n)
+		s.MpsUsers = append(s.MpsUsers, entries[i].mpsUsers...)
 	}
-	w.OtherControllers.Note(func(yield func(*cluster.Node, string) bool) {
-		for _, r := range met {
+	s.OtherControllers.Note(func(yield func(*cluster.Node, string) bool) {
+		for _, r := range entries {
 			if !yield(r.node, r.shown) {
 				return
 			}
 		}
-	}, w.Now)
-	return met
+	}, s.Now)
+	return entries
 }
 
 // end forgets the nodes that the reconcile, over so many, did not read.
-func (memory *Memory) end(met int) {
-	if len(memory.nodes) > met {
-		maps.DeleteFunc(memory.nodes, func(_ string, r *nodeEntry) bool { return r.pass != memory.pass })
+func (memory *Memory) end(read int) {
+	if len(memory.nodes) > read {
+		maps.DeleteFunc(memory.nodes, func(_ string, r *nodeEntry) bool { return r.reconcile != memory.reconciles })
 	}
 }
 
@@ -182,22 +182,22 @@ func (in assignment) group(name string) *Group {
 }
 
 // assign puts a node into the group that paces it, and computes of it what the last reconcile has not left.
-func (memory *Memory) assign(w *cluster.Snapshot, r *nodeEntry, in assignment) *member {
+func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *member {
 	n, m := r.node, &r.member
 	selected := in.ranking.Governed(r.positions)
-	governed, unserved := selected, w.Plugin.Reason != "" && r.stack != dra.Driver
+	governed, unserved := selected, s.Plugin.Reason != "" && r.stack != dra.Driver
 	if unserved {
 		governed = policy.Governed{}
 	}
-	if m.Unchanged && w.OtherControllers.Of(n) == (cluster.OtherController{}) {
-		m.Snapshot, m.Node, m.Policy, m.Losers = w, n, governed.By, governed.Over
+	if m.Unchanged && s.OtherControllers.Of(n) == (cluster.OtherController{}) {
+		m.Snapshot, m.Node, m.Policy, m.Losers = s, n, governed.By, governed.Over
 	} else {
-		r.consider(w, selected, governed, in)
+		r.consider(s, selected, governed, in)
 	}
 	for _, loser := range governed.Over {
 		in.groups[loser.Name].Lost = append(in.groups[loser.Name].Lost, lostNode{Node: n.Name, To: governed.By.Name})
 	}
-	if !unserved && governed.By == nil && policy.OptedOut(n.Labels, w.Plugin.Workload()) == nil {
+	if !unserved && governed.By == nil && policy.OptedOut(n.Labels, s.Plugin.Workload()) == nil {
 		if p := in.ranking.Awaits(node.PolicyNode(n)); p != nil && p.Spec.GPUSelector != nil {
 			in.groups[p.Name].Awaited = append(in.groups[p.Name].Awaited, n.Name)
 		}
@@ -222,15 +222,15 @@ func (memory *Memory) assign(w *cluster.Snapshot, r *nodeEntry, in assignment) *
 }
 
 // consider finds out about a node all that a decision asks.
-func (r *nodeEntry) consider(w *cluster.Snapshot, selected, governed policy.Governed, in assignment) {
+func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Governed, in assignment) {
 	n, m := r.node, &r.member
 	awaited, settled := in.ranking.Awaits(node.PolicyNode(n)), true
-	unserved := w.Plugin.Reason != "" && r.stack != dra.Driver
-	stays, released, is := ungoverned(w, n, selected, governed, unserved)
+	unserved := s.Plugin.Reason != "" && r.stack != dra.Driver
+	stays, released, is := ungoverned(s, n, selected, governed, unserved)
 	if is {
 		r.derived, *m = nil, stays
 	} else {
-		d := r.cachedView(w, governed)
+		d := r.cachedView(s, governed)
 		*m = member{View: d.view, Result: d.result, Actions: d.actions, Slot: d.slot, Demand: d.tally}
 		settled, released = d.settled, d.released
 		if settled {
@@ -257,19 +257,19 @@ func isUnchanged(m *member) bool {
 }
 
 // cachedView finds what was derived of a node the last time, and derives anew what no longer holds.
-func (r *nodeEntry) cachedView(w *cluster.Snapshot, g policy.Governed) *derived {
+func (r *nodeEntry) cachedView(s *cluster.Snapshot, g policy.Governed) *derived {
 	n, d := r.node, r.derived
-	b := basisOf(w, n, g.By, r.stack)
-	if d == nil || d.basis != b || !d.sameKeys(w, n) {
-		timeless := *w
+	b := basisOf(s, n, g.By, r.stack)
+	if d == nil || d.basis != b || !d.sameKeys(s, n) {
+		timeless := *s
 		timeless.Now = time.Time{}
 		d = &derived{basis: b, view: node.Observe(&timeless, n, g)}
 		d.tally = demandTally{Demands: demandsOf(n.Pods), Counts: countsOf(d.view), Single: singleResources(d.view)}
 		d.released = node.ReleaseRecorded(n, g.By)
-		d.selected, d.target = d.keys(w, n)
+		d.selected, d.target = d.keys(s, n)
 		r.derived = d
 	}
-	d.view.Snapshot, d.view.Node, d.view.Policy, d.view.Losers = w, n, g.By, g.Over
+	d.view.Snapshot, d.view.Node, d.view.Policy, d.view.Losers = s, n, g.By, g.Over
 	if !d.settled {
 		d.decide()
 	}
@@ -289,11 +289,11 @@ func (d *derived) decide() {
 }
 
 // keys is the content of the keys that the view of a node depends on.
-func (d *derived) keys(w *cluster.Snapshot, n *cluster.Node) (selected, target string) {
-	return w.Configs[n.Labels[v1alpha1.LabelConfig]], w.Configs[d.view.Target.Config]
+func (d *derived) keys(s *cluster.Snapshot, n *cluster.Node) (selected, target string) {
+	return s.Configs[n.Labels[v1alpha1.LabelConfig]], s.Configs[d.view.Target.Config]
 }
 
-func (d *derived) sameKeys(w *cluster.Snapshot, n *cluster.Node) bool {
-	selected, target := d.keys(w, n)
+func (d *derived) sameKeys(s *cluster.Snapshot, n *cluster.Node) bool {
+	selected, target := d.keys(s, n)
 	return selected == d.selected && target == d.target
 }

@@ -21,37 +21,37 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// remembering is a memory, and the nodes as it last met them, so that it can be told when one has changed.
+// remembering is a memory, and the nodes as it last saw them, so that it can be told when one has changed.
 type remembering struct {
 	rollout.Memory
 
-	met   map[string]cluster.Node
+	nodes map[string]cluster.Node
 	specs map[string]v1alpha1.GPUSharingPolicySpec // by name and generation
 }
 
 // decide decides with the memory and without: whatever has happened, the decision is the same.
-func (r *remembering) decide(w cluster.Snapshot) rollout.Decision {
-	if r.met == nil {
-		r.met, r.specs = map[string]cluster.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
+func (r *remembering) decide(s cluster.Snapshot) rollout.Decision {
+	if r.nodes == nil {
+		r.nodes, r.specs = map[string]cluster.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
 	}
-	for i := range w.Policies {
-		p := &w.Policies[i]
+	for i := range s.Policies {
+		p := &s.Policies[i]
 		named := fmt.Sprint(p.Name, p.Generation)
-		if spec, met := r.specs[named]; met && !reflect.DeepEqual(spec, p.Spec) {
+		if spec, seen := r.specs[named]; seen && !reflect.DeepEqual(spec, p.Spec) {
 			r.Memory = rollout.Memory{} // the test has changed it as the API server would not
 		}
 		r.specs[named] = p.Spec
 	}
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		last := r.met[n.Name]
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		last := r.nodes[n.Name]
 		n.Version = last.Version
 		if !reflect.DeepEqual(*n, last) {
 			n.Version++
-			r.met[n.Name] = *n
+			r.nodes[n.Name] = *n
 		}
 	}
-	fresh, remembered := rollout.Decide(w), r.Decide(w)
+	fresh, remembered := rollout.Decide(s), r.Decide(s)
 	if !reflect.DeepEqual(fresh, remembered) {
 		panic(fmt.Sprintf("with memory it is decided\n%+v\nand without\n%+v", remembered, fresh))
 	}
@@ -66,22 +66,22 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
 	var memory rollout.Memory
-	w := c.world()
-	w.Nodes[0].Version = 1
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate))
-	w = c.world()
-	w.Nodes[0].Version, w.Nodes[0].AgentReady = 1, false
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate), "nothing was looked at")
-	w.Nodes[0].Version = 2
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.Unknown))
-	w.Nodes[0].Version = 0
-	w.Nodes[0].AgentReady = true
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(node.UpToDate), "without a version nothing is remembered")
+	s := c.world()
+	s.Nodes[0].Version = 1
+	g.Expect(memory.Decide(s).Nodes[0].State).To(Equal(node.UpToDate))
+	s = c.world()
+	s.Nodes[0].Version, s.Nodes[0].AgentReady = 1, false
+	g.Expect(memory.Decide(s).Nodes[0].State).To(Equal(node.UpToDate), "nothing was looked at")
+	s.Nodes[0].Version = 2
+	g.Expect(memory.Decide(s).Nodes[0].State).To(Equal(node.Unknown))
+	s.Nodes[0].Version = 0
+	s.Nodes[0].AgentReady = true
+	g.Expect(memory.Decide(s).Nodes[0].State).To(Equal(node.UpToDate), "without a version nothing is remembered")
 }
 
-// TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a
+// TestMemoryNoticesEveryChangeOfTheDevicePlugin: whatever of it changes and changes back, the decision is that of a
 // controller that remembers nothing.
-func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
+func TestMemoryNoticesEveryChangeOfTheDevicePlugin(t *testing.T) {
 	operands := func(name string) *clusterpolicy.Operands { return &clusterpolicy.Operands{Name: name} }
 	values := map[string][]any{ // of each field, one that it has not in any of the worlds
 		"Reason":        {v1alpha1.ReasonDRAStackActive},
@@ -95,11 +95,11 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"MIGReady":      {true, false},
 		"Configs":       {map[string]string{"default": "a"}, map[string]string{"default": "b"}},
 	}
-	under := func(sharing v1alpha1.Sharing, passes int) *site {
+	under := func(sharing v1alpha1.Sharing, reconciles int) *site {
 		c := newSite()
 		withManager(c, sim.A100)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
-		c.run(passes)
+		c.run(reconciles)
 		return c
 	}
 	layout := []v1alpha1.MIGInstances{count("3g", 1), count("1g", 3)}
@@ -117,17 +117,17 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		t.Run(field, func(t *testing.T) {
 			NewWithT(t).Expect(values).To(HaveKey(field), "give values for a new field here")
 			for name, c := range worlds {
-				g, w := NewWithT(t), c.world()
-				w.Nodes[0].Version = 1
-				before := w.Plugin
+				g, s := NewWithT(t), c.world()
+				s.Nodes[0].Version = 1
+				before := s.Plugin
 				var memory rollout.Memory
-				memory.Decide(w)
+				memory.Decide(s)
 				for _, value := range values[field] {
-					reflect.ValueOf(&w.Plugin).Elem().Field(i).Set(reflect.ValueOf(value))
-					g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)), "%s, %v", name, value)
+					reflect.ValueOf(&s.Plugin).Elem().Field(i).Set(reflect.ValueOf(value))
+					g.Expect(memory.Decide(s)).To(Equal(rollout.Decide(s)), "%s, %v", name, value)
 				}
-				w.Plugin = before
-				g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)), "%s, as before", name)
+				s.Plugin = before
+				g.Expect(memory.Decide(s)).To(Equal(rollout.Decide(s)), "%s, as before", name)
 			}
 		})
 	}
@@ -140,30 +140,30 @@ func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 	c.add("n0", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
-	w := c.world()
-	base := w.Nodes[0]
-	w.Nodes = nil
+	s := c.world()
+	base := s.Nodes[0]
+	s.Nodes = nil
 	for i := range 100 {
 		n := base
 		n.Name, n.Version = fmt.Sprintf("n%03d", i), int64(i+1)
-		w.Nodes = append(w.Nodes, n)
+		s.Nodes = append(s.Nodes, n)
 	}
 	allocations := func() float64 {
 		var memory rollout.Memory
-		memory.Decide(w)
-		return testing.AllocsPerRun(5, func() { memory.Decide(w) })
+		memory.Decide(s)
+		return testing.AllocsPerRun(5, func() { memory.Decide(s) })
 	}
 	alone := allocations()
 	for i := range 20 {
-		w.Policies = append(w.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
+		s.Policies = append(s.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
 			p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}}
 		}))
 	}
 	g.Expect(allocations()).To(BeNumerically("<", alone+20*100), "less than one for each policy and node")
 }
 
-// TestANodeThatIsStillCostsNothing: an unchanged pass over more nodes allocates no more often, whether a policy governs
-// them or not.
+// TestANodeThatIsStillCostsNothing: an unchanged reconcile over more nodes allocates no more often, whether a policy
+// governs them or not.
 func TestANodeThatIsStillCostsNothing(t *testing.T) {
 	for name, governed := range map[string]bool{"governed": true, "governed by nobody": false} {
 		t.Run(name, func(t *testing.T) {
@@ -176,16 +176,16 @@ func TestANodeThatIsStillCostsNothing(t *testing.T) {
 			c.run(60)
 			base := c.world().Nodes[0]
 			allocations := func(nodes int) float64 {
-				w := c.world()
-				w.Nodes = nil
+				s := c.world()
+				s.Nodes = nil
 				for i := range nodes {
 					n := base
 					n.Name, n.Version = fmt.Sprintf("n%03d", i), int64(i+1)
-					w.Nodes = append(w.Nodes, n)
+					s.Nodes = append(s.Nodes, n)
 				}
 				var memory rollout.Memory
-				g.Expect(memory.Decide(w).Actions).To(BeEmpty())
-				return testing.AllocsPerRun(5, func() { memory.Decide(w) })
+				g.Expect(memory.Decide(s).Actions).To(BeEmpty())
+				return testing.AllocsPerRun(5, func() { memory.Decide(s) })
 			}
 			g.Expect(allocations(400)).To(BeNumerically("<", allocations(100)+30), "which is what lists grow by")
 		})
@@ -194,53 +194,53 @@ func TestANodeThatIsStillCostsNothing(t *testing.T) {
 
 // TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges: what is not part of the node, and so not of its version.
 func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
-	troubled := func(w *cluster.Snapshot) { // the status says whether the key is there
-		w.Nodes[0].Pods[0].Troubles, w.Nodes[0].Pods[0].Scheduled = []cluster.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
+	troubled := func(s *cluster.Snapshot) { // the status says whether the key is there
+		s.Nodes[0].Pods[0].Troubles, s.Nodes[0].Pods[0].Scheduled = []cluster.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
 	}
-	for name, test := range map[string]struct{ prepares, changes func(w *cluster.Snapshot) }{
-		"the key that it selects": {prepares: troubled, changes: func(w *cluster.Snapshot) { w.Configs = nil }},
-		"the key that it selects, in the same map": {prepares: troubled, changes: func(w *cluster.Snapshot) {
-			delete(w.Configs, w.Nodes[0].Labels[v1alpha1.LabelConfig])
+	for name, test := range map[string]struct{ prepares, changes func(s *cluster.Snapshot) }{
+		"the key that it selects": {prepares: troubled, changes: func(s *cluster.Snapshot) { s.Configs = nil }},
+		"the key that it selects, in the same map": {prepares: troubled, changes: func(s *cluster.Snapshot) {
+			delete(s.Configs, s.Nodes[0].Labels[v1alpha1.LabelConfig])
 		}},
-		"its policy": {changes: func(w *cluster.Snapshot) {
-			w.Policies[0].Generation++
-			w.Policies[0].Spec.Sharing = timeSlicing(8)
+		"its policy": {changes: func(s *cluster.Snapshot) {
+			s.Policies[0].Generation++
+			s.Policies[0].Spec.Sharing = timeSlicing(8)
 		}},
-		"the policy that governs it": {changes: func(w *cluster.Snapshot) {
-			w.Policies = append(w.Policies, policyOf("urgent", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
+		"the policy that governs it": {changes: func(s *cluster.Snapshot) {
+			s.Policies = append(s.Policies, policyOf("urgent", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
 		}},
-		"that a policy governs it": {changes: func(w *cluster.Snapshot) { w.Policies = nil }},
-		"that another controller was seen there": {changes: func(w *cluster.Snapshot) {
-			before := *w
-			before.Nodes, before.OtherControllers = slices.Clone(w.Nodes), &cluster.OtherControllers{}
+		"that a policy governs it": {changes: func(s *cluster.Snapshot) { s.Policies = nil }},
+		"that another controller was seen there": {changes: func(s *cluster.Snapshot) {
+			before := *s
+			before.Nodes, before.OtherControllers = slices.Clone(s.Nodes), &cluster.OtherControllers{}
 			before.Nodes[0].DRA = "DaemonSet nvidia-dra/kubelet-plugin"
 			rollout.Decide(before)
-			w.OtherControllers = before.OtherControllers
+			s.OtherControllers = before.OtherControllers
 		}},
 		"the time, where the agent's label may be set again later": {
-			prepares: func(w *cluster.Snapshot) {
-				delete(w.Nodes[0].Labels, v1alpha1.LabelClient)
-				w.Nodes[0].Annotations[v1alpha1.AnnotationClient] = fmt.Sprintf("true@%d", w.Now.Unix())
+			prepares: func(s *cluster.Snapshot) {
+				delete(s.Nodes[0].Labels, v1alpha1.LabelClient)
+				s.Nodes[0].Annotations[v1alpha1.AnnotationClient] = fmt.Sprintf("true@%d", s.Now.Unix())
 			},
-			changes: func(w *cluster.Snapshot) { w.Now = w.Now.Add(time.Hour) },
+			changes: func(s *cluster.Snapshot) { s.Now = s.Now.Add(time.Hour) },
 		},
 		"what NVIDIA's device plugin on another node tolerates": {
-			prepares: func(w *cluster.Snapshot) {
-				w.Plugin.ClusterPolicy = false
-				tainting(shared)(&w.Policies[0])
-				for i := range w.Nodes {
-					w.Nodes[i].Taints = []corev1.Taint{shared}
-					w.Nodes[i].Annotations[v1alpha1.AnnotationTaints] = shared.Key + ":" + string(shared.Effect)
-					for p := range w.Nodes[i].Pods {
-						w.Nodes[i].Pods[p].NodeSelector, w.Nodes[i].Pods[p].Tolerations = nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			prepares: func(s *cluster.Snapshot) {
+				s.Plugin.ClusterPolicy = false
+				tainting(shared)(&s.Policies[0])
+				for i := range s.Nodes {
+					s.Nodes[i].Taints = []corev1.Taint{shared}
+					s.Nodes[i].Annotations[v1alpha1.AnnotationTaints] = shared.Key + ":" + string(shared.Effect)
+					for p := range s.Nodes[i].Pods {
+						s.Nodes[i].Pods[p].NodeSelector, s.Nodes[i].Pods[p].Tolerations = nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 					}
 				}
 			},
-			changes: func(w *cluster.Snapshot) {
-				w.Nodes[1].Version++
-				w.Nodes[1].Pods = slices.Clone(w.Nodes[1].Pods)
-				for p := range w.Nodes[1].Pods {
-					w.Nodes[1].Pods[p].Tolerations = nil
+			changes: func(s *cluster.Snapshot) {
+				s.Nodes[1].Version++
+				s.Nodes[1].Pods = slices.Clone(s.Nodes[1].Pods)
+				for p := range s.Nodes[1].Pods {
+					s.Nodes[1].Pods[p].Tolerations = nil
 				}
 			},
 		},
@@ -252,19 +252,19 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 			c.add("n1", sim.A100)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 			c.run(60)
-			w := c.world()
-			for i := range w.Nodes {
-				w.Nodes[i].Version = int64(i + 1)
+			s := c.world()
+			for i := range s.Nodes {
+				s.Nodes[i].Version = int64(i + 1)
 			}
 			if test.prepares != nil {
-				test.prepares(&w)
+				test.prepares(&s)
 			}
 			var memory rollout.Memory
-			before := memory.Decide(w)
-			g.Expect(memory.Decide(w)).To(Equal(before))
-			test.changes(&w)
-			g.Expect(memory.Decide(w)).NotTo(Equal(before), "that matters")
-			g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)))
+			before := memory.Decide(s)
+			g.Expect(memory.Decide(s)).To(Equal(before))
+			test.changes(&s)
+			g.Expect(memory.Decide(s)).NotTo(Equal(before), "that matters")
+			g.Expect(memory.Decide(s)).To(Equal(rollout.Decide(s)))
 		})
 	}
 }
@@ -277,11 +277,11 @@ func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
 	h.GPU.Status.Rollout.State = string(node.Draining)
-	w := c.world()
-	w.Nodes[0].Version = 1
+	s := c.world()
+	s.Nodes[0].Version = 1
 	var memory rollout.Memory
 	for range 2 {
-		g.Expect(memory.Decide(w).Actions).To(ConsistOf(HaveField("Why", "reporting Ready")))
+		g.Expect(memory.Decide(s).Actions).To(ConsistOf(HaveField("Why", "reporting Ready")))
 	}
 }
 
@@ -296,14 +296,14 @@ func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
 		if h.GPU.Spec.MIGConfigName != "" {
 			break
 		}
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 	g.Expect(h.GPU.Spec.MIGConfigName).NotTo(BeEmpty())
 	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy; install the GPU Operator"
 	c.Policies[0].Spec.ReleasePolicy, c.Policies[0].Generation = v1alpha1.ReleasePolicyRetain, 2
 	for range 50 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Minute)
 	}
 	g.Expect(h.GPU.Spec.Release).NotTo(HaveField("ReleasePolicy", v1alpha1.ReleasePolicyRetain))

@@ -28,9 +28,9 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 
 	guarded := timeSlicing(4)
 	guarded.TimeSlicing.MemoryGuard = &v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict, MemoryPerContainer: new(resource.MustParse("4Gi"))}
-	c.ask(guarded)
+	c.setSharing(guarded)
 	for range 30 {
-		d := c.pass()
+		d := c.reconcile()
 		for _, a := range d.Actions {
 			g.Expect(a).To(Or(BeAssignableToTypeOf(action.SetSpec{}), BeAssignableToTypeOf(action.Report{})), "%v", a)
 		}
@@ -45,7 +45,7 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 	after.MemoryGuard = nil
 	g.Expect(after).To(Equal(before))
 
-	c.ask(timeSlicing(4))
+	c.setSharing(timeSlicing(4))
 	c.run(30)
 	g.Expect(c.hosts["n0"].GPU.Spec).To(Equal(before), "the guard goes with the policy's")
 }

@@ -218,12 +218,12 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 			other.Spec.Priority, other.CreationTimestamp = 5, metav1.NewTime(c.Now)
 			c.Policies = append(c.Policies, other)
 
-			w := c.world()
-			w.Configs = nil
-			foretold := rollout.Decide(w).Nodes[0]
+			s := c.world()
+			s.Configs = nil
+			foretold := rollout.Decide(s).Nodes[0]
 			evicts := []string{}
 			for _, u := range foretold.Blockers {
-				g.Expect(u.Fate).To(HavePrefix("is evicted"))
+				g.Expect(u.Handling).To(HavePrefix("is evicted"))
 				evicts = append(evicts, strings.TrimPrefix(u.Name, "pod user/"))
 			}
 			g.Expect(evicts).To(ConsistOf(test.evicts))
@@ -361,7 +361,7 @@ func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 		c.run(3)
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(Equal(patched), "not within an hour")
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("kubectl get node a --show-managed-fields"))
 	c.tick(time.Hour)

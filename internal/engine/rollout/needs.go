@@ -31,8 +31,8 @@ func needsPlugin(m *member) bool {
 // pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a
 // policy may govern the next one. To change the ClusterPolicy restarts NVIDIA's programs on every node, and a pool of
 // nodes may scale to zero often.
-func pluginStaysConfigured(w *cluster.Snapshot) bool {
-	return w.Plugin.ClusterPolicy && w.Plugin.Ready && slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
+func pluginStaysConfigured(s *cluster.Snapshot) bool {
+	return s.Plugin.ClusterPolicy && s.Plugin.Ready && slices.ContainsFunc(s.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused
 	})
 }

@@ -209,7 +209,7 @@ func blockerStatuses(m *member) []v1alpha1.BlockerStatus {
 	const length = 256 // of the schema
 	list := make([]v1alpha1.BlockerStatus, 0, len(m.Blockers))
 	for _, b := range m.Blockers {
-		s := v1alpha1.BlockerStatus{Kind: v1alpha1.BlockerKindPod, DeviceUUID: b.UUID, Handling: format.Cut(node.FateOf(m.View, b), length)}
+		s := v1alpha1.BlockerStatus{Kind: v1alpha1.BlockerKindPod, DeviceUUID: b.UUID, Handling: format.Cut(node.HandlingOf(m.View, b), length)}
 		switch p := m.PodOf(b); {
 		case p != nil:
 			s.Namespace, s.Name = p.Namespace, p.Name

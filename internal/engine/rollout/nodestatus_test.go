@@ -61,7 +61,7 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	h.plugin.running = false
 	for range 12 {
 		c.tick(10 * time.Minute)
-		d := c.pass()
+		d := c.reconcile()
 		if d.Nodes[0].State == node.Selecting { // the plugin is started anew
 			continue
 		}
@@ -116,7 +116,7 @@ func TestANodeWhoseStatusIsLostIsVerifiedAnew(t *testing.T) {
 	good, generation := h.GPU.Status.Rollout.LastGood, h.GPU.Generation
 	g.Expect(good).NotTo(BeNil())
 	h.losesStatus()
-	c.pass()
+	c.reconcile()
 	g.Expect(h.ready().Status).NotTo(Equal(metav1.ConditionTrue), "its agent has not reported")
 	g.Expect(h.GPU.Status.Rollout.LastGood).To(BeNil())
 	g.Expect(h.kstatus(t)).NotTo(Equal(status.CurrentStatus))
@@ -132,8 +132,8 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 	partitioned := func(*v1alpha1.GPUSharingPolicy) {}
 	sliced := func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) }
 	for name, test := range map[string]struct {
-		asks    func(*v1alpha1.GPUSharingPolicy)
-		reports bool
+		requests func(*v1alpha1.GPUSharingPolicy)
+		reports  bool
 	}{
 		"tainted, and its agent reports":           {partitioned, true},
 		"tainted, and its agent reports no more":   {partitioned, false},
@@ -142,7 +142,7 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := toMIG(test.asks)
+			c, h := toMIG(test.requests)
 			other := c.add("b", sim.A100)
 			for h.GPU.Spec.ConfigName == "" {
 				c.steps(1)
@@ -151,7 +151,7 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 			h.losesStatus()
 			h.lags = !test.reports
 			for range 100 {
-				d := c.pass()
+				d := c.reconcile()
 				g.Expect(d.Policies["research"].Nodes.Changing).To(BeEquivalentTo(1))
 				g.Expect(other.Taints).To(BeEmpty())
 				g.Expect(other.GPU.Spec.ConfigName).To(BeEmpty())
@@ -162,7 +162,7 @@ func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
 	}
 }
 
-// TestANodeThatWaitsIsReportedOnce, however many passes there are, and with the pods that block it.
+// TestANodeThatWaitsIsReportedOnce, however many reconciles there are, and with the pods that block it.
 func TestANodeThatWaitsIsReportedOnce(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(neverEvicting)

@@ -31,12 +31,12 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	g.Expect(before.Reason).To(Equal(v1alpha1.ReasonPaused))
 	g.Expect(before.Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 	g.Expect(before.Blockers).To(Equal([]node.Blocker{
-		{Name: "pod user/daemon", Uses: "GPU 1", Fate: "is not evicted, since it would come back at once; end it yourself"},
-		{Name: "pod user/train", Uses: "GPU 0", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
-		{Name: "pod user/web", Uses: "GPU 1", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
+		{Name: "pod user/daemon", Uses: "GPU 1", Handling: "is not evicted, since it would come back at once; end it yourself"},
+		{Name: "pod user/train", Uses: "GPU 0", Handling: "is evicted, as far as PodDisruptionBudgets allow"},
+		{Name: "pod user/web", Uses: "GPU 1", Handling: "is evicted, as far as PodDisruptionBudgets allow"},
 	}))
 
-	c.pass()
+	c.reconcile()
 	reported := h.GPU.Status.Rollout
 	g.Expect(reported.Steps).To(Equal(before.Plan))
 	g.Expect(reported.Blockers).To(HaveLen(3))
@@ -48,7 +48,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = false, 2
 	var evicted []string
 	for range 60 {
-		d := c.pass()
+		d := c.reconcile()
 		for _, a := range d.Actions {
 			if e, is := a.(action.Evict); is {
 				evicted = append(evicted, "pod "+e.Namespace+"/"+e.Pod)
@@ -63,7 +63,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	slices.Sort(evicted)
 	var foretold []string
 	for _, u := range before.Blockers {
-		if strings.HasPrefix(u.Fate, "is evicted") {
+		if strings.HasPrefix(u.Handling, "is evicted") {
 			foretold = append(foretold, u.Name)
 		}
 	}
@@ -76,8 +76,8 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 
 func TestThePreviewSaysHowLongIsWaited(t *testing.T) {
 	for name, test := range map[string]struct {
-		with func(*v1alpha1.GPUSharingPolicy)
-		fate string
+		with     func(*v1alpha1.GPUSharingPolicy)
+		handling string
 	}{
 		"until the time for draining is over": {
 			func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = 90 }, "is waited for, up to 1m30s (rollout.drain)",
@@ -89,7 +89,7 @@ func TestThePreviewSaysHowLongIsWaited(t *testing.T) {
 			c, h := toMIG(test.with)
 			c.hold(h, "train", 0, gpu.WholeGPU)
 			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers).To(Equal([]node.Blocker{
-				{Name: "pod user/train", Uses: "GPU 0", Fate: test.fate},
+				{Name: "pod user/train", Uses: "GPU 0", Handling: test.handling},
 			}))
 		})
 	}

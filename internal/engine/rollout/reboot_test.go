@@ -39,14 +39,14 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	c.hold(h, "train", 1, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for range 60 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 		if h.required {
 			break
 		}
 		g.Expect(c.evicted).To(BeEmpty(), "the other GPU is not concerned before it is known that a reboot is needed")
 	}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].Plan).To(And(ContainElement(HaveSuffix("reset, which enables MIG mode")), ContainElement("reboot the node")))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
 	d, states := c.run(400)
@@ -97,7 +97,7 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 		for range 300 {
 			for _, a := range rollout.Decide(c.world()).Actions {
 				if done++; done == cut {
-					break // what is left of the pass is not carried out
+					break // what is left of the reconcile is not carried out
 				}
 				c.do(a)
 			}
@@ -218,7 +218,7 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 	}
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for range 1500 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 		down := 0
 		for _, h := range c.hosts {
@@ -280,9 +280,9 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 }
 
-// TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack: the policy that governs it now holds its change back, and the
-// agent can do no more for the one before.
-func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
+// TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain: the policy that governs it now holds its change back, and
+// the agent can do no more for the one before.
+func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100).virtual()

@@ -57,13 +57,13 @@ func (h *host) users() []string {
 	return names
 }
 
-// untilPermitted passes until the agent may reboot the host.
+// untilPermitted reconciles until the agent may reboot the host.
 func (c *site) untilPermitted(g Gomega, h *host) {
 	for range 200 {
 		if h.GPU.Spec.Reboot != nil {
 			return
 		}
-		c.pass()
+		c.reconcile()
 		if h.GPU.Spec.Reboot == nil {
 			c.tick(time.Second)
 		}
@@ -221,7 +221,7 @@ func TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	c.untilPermitted(g, h)
 	c.runs(h, "late", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].Blockers).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebooting), d.Nodes[0].Message)
 	d, _ = c.run(400)
@@ -305,9 +305,9 @@ func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
 	for !h.required {
 		c.steps(1)
 	}
-	w := c.world()
+	s := c.world()
 	for b.Loop() {
-		rollout.Decide(w)
+		rollout.Decide(s)
 	}
 }
 

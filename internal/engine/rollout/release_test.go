@@ -42,7 +42,7 @@ func TestRetainIsObservedOnceEveryNodeHasIt(t *testing.T) {
 			c.run(200)
 			hinders(c, h)
 			c.edit(retaining)
-			c.pass()
+			c.reconcile()
 			g.Expect(c.observed()).To(BeNumerically("<", c.Policies[0].Generation), "the nodes do not have it yet")
 			c.steps(1)
 			g.Expect(c.observed()).To(Equal(c.Policies[0].Generation))
@@ -89,7 +89,7 @@ func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 			h := c.hosts["n0"]
 			c.Policies = nil
 			for range begins {
-				c.pass()
+				c.reconcile()
 				c.tick(time.Second)
 			}
 			g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
@@ -117,7 +117,7 @@ func TestANodeWhoseReleaseFailsIsNotInOneState(t *testing.T) {
 	var last node.State
 	since, longest := c.Now, time.Duration(0)
 	for end := c.Now.Add(5 * time.Hour); c.Now.Before(end); c.tick(10 * time.Second) {
-		d := c.pass()
+		d := c.reconcile()
 		g.Expect(d.Nodes).To(HaveLen(1))
 		g.Expect(d.Nodes[0].State).NotTo(Equal(node.UpToDate))
 		if d.Nodes[0].State != last {

@@ -17,13 +17,13 @@ import (
 )
 
 // withholdRepeats leaves out what was written too often, and reports that.
-func withholdRepeats(m *member, w *cluster.Snapshot) {
+func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var kept []action.Action
 	var held action.Action
 	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
-		left := w.Repeats.Left(a, w.Now)
+		left := s.Repeats.Left(a, s.Now)
 		if left == 0 {
 			kept = append(kept, a)
 			continue
@@ -40,17 +40,17 @@ func withholdRepeats(m *member, w *cluster.Snapshot) {
 	m.Actions, m.Reason, m.CachedState = kept, v1alpha1.ReasonChangedByOthers, nil
 	m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
-		action.Unstamped(held), format.Clock(w.Now.Add(again)), m.Node.Name, m.Message), "; ")
+		action.Unstamped(held), format.Clock(s.Now.Add(again)), m.Node.Name, m.Message), "; ")
 	if _, rule := held.(action.TaintDevices); rule {
 		m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller deletes or refuses again and again what the operator writes (%s). The operator waits "+
 			"until %s. Look for an admission webhook or policy that refuses it: the log of the operator's controller has the error; %s",
-			action.Unstamped(held), format.Clock(w.Now.Add(again)), m.Message), "; ")
+			action.Unstamped(held), format.Clock(s.Now.Add(again)), m.Message), "; ")
 	}
 	if deletion, is := held.(action.DeletePod); is { // the operator's own deletions are no other controller's doing
 		m.Reason = v1alpha1.ReasonClientsNotEnding
 		m.Message = strings.TrimSuffix(fmt.Sprintf("The operator deleted pod %s/%s again and again (%s), and it does not end or comes back as "+
 			"it was. It is deleted again at %s. Look at its events and finalizers: kubectl describe pod -n %s %s; %s", deletion.Namespace,
-			deletion.Pod, deletion.Why, format.Clock(w.Now.Add(again)), deletion.Namespace, deletion.Pod, m.Message), "; ")
+			deletion.Pod, deletion.Why, format.Clock(s.Now.Add(again)), deletion.Namespace, deletion.Pod, m.Message), "; ")
 	}
 	if !policyTaints {
 		return

@@ -37,7 +37,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	g.Expect(h.features.ours).NotTo(BeZero())
 	clear(c.writes)
 	var d rollout.Decision
-	pass := func(step time.Duration) {
+	round := func(step time.Duration) {
 		h.features.ours, c.Configs = time.Time{}, nil
 		d = c.memory.decide(c.world())
 		for _, a := range d.Actions {
@@ -47,22 +47,22 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 		c.tick(step)
 	}
 	for range 300 {
-		pass(time.Second)
+		round(time.Second)
 	}
 	g.Expect(c.writes).To(Equal(map[string]int{"action.KeepMPSOff": 8, "action.WriteConfigs": 8, "action.Report": 3}))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
 	g.Expect(d.After).To(BeNumerically(">", 50*time.Minute), "it is tried again then")
 	c.tick(d.After)
-	pass(time.Second)
+	round(time.Second)
 	g.Expect(c.writes).To(HaveKeyWithValue("action.WriteConfigs", 9))
 
 	for range 20 {
-		pass(time.Second)
+		round(time.Second)
 	}
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mps(8), 2
 	writes := c.writes["action.WriteConfigs"]
-	pass(time.Second)
+	round(time.Second)
 	g.Expect(c.writes["action.WriteConfigs"]).To(Equal(writes + 1))
 }
 
@@ -239,9 +239,9 @@ func (c *site) addTo(pool, node int) *host {
 	return h
 }
 
-// counts lets so many passes follow one another, and counts what they write.
-func (c *site) counts(passes int, each time.Duration) {
-	for range passes {
+// counts lets so many reconciles follow one another, and counts what they write.
+func (c *site) counts(reconciles int, each time.Duration) {
+	for range reconciles {
 		c.noted(each)
 	}
 }
@@ -271,9 +271,9 @@ func (c *site) job(h *host, n int, lasts time.Duration) {
 	c.end(h, name)
 }
 
-// TestADeletionThatIsRefusedHoldsUpNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must
+// TestADeletionThatIsRefusedBlocksNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must
 // be restarted.
-func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
+func TestADeletionThatIsRefusedBlocksNoOther(t *testing.T) {
 	g := NewWithT(t)
 	now := time.Unix(0, 0)
 	refused := action.DeletePod{Node: "a", Pod: "nvidia-cuda-validator-x", Why: "it is a test"}

@@ -55,80 +55,80 @@ type Decision struct {
 
 // Decide is one safe step towards the desired state of all policies. The same snapshot gives the same decision, and the
 // snapshot that results from carrying it out gives the next one, so a reconcile may be cut short anywhere.
-func Decide(w cluster.Snapshot) Decision { return new(Memory).Decide(w) }
+func Decide(s cluster.Snapshot) Decision { return new(Memory).Decide(s) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last reconcile.
-func (memory *Memory) Decide(w cluster.Snapshot) Decision {
-	groups := groupsOf(&w)
-	ranking := policy.Rank(w.Policies)
-	memory.begin(&w, ranking)
-	defer memory.end(len(w.Nodes))
-	w.Repeats.Begin(memory.ranked, w.Now)
+func (memory *Memory) Decide(s cluster.Snapshot) Decision {
+	groups := groupsOf(&s)
+	ranking := policy.Rank(s.Policies)
+	memory.begin(&s, ranking)
+	defer memory.end(len(s.Nodes))
+	s.Repeats.Begin(memory.ranked, s.Now)
 
-	met := memory.lookupAll(&w)
-	memory.rank(&w, met, ranking)
-	tolerated := toleranceOf(&w)
-	all := make([]*member, len(met))
-	for i, r := range met {
-		all[i] = memory.assign(&w, r, assignment{ranking: ranking, groups: groups, tolerated: tolerated})
+	entries := memory.lookupAll(&s)
+	memory.rank(&s, entries, ranking)
+	tolerated := toleranceOf(&s)
+	all := make([]*member, len(entries))
+	for i, r := range entries {
+		all[i] = memory.assign(&s, r, assignment{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
 
-	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: pluginConfigHeld(&w)}
-	d.Unmet = unmetWorkloads(&w, groups, all, memory.queue.Of(&w))
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: pluginConfigHeld(&s)}
+	d.Unmet = unmetWorkloads(&s, groups, all, memory.queue.Of(&s))
 	for name, g := range groups {
-		pace(&w, g, name, groups)
+		pace(&s, g, name, groups)
 		if g.By != nil {
-			d.Policies[g.By.Name] = computeStatus(g, &w, tolerated, d.Unmet[g.By.Name])
+			d.Policies[g.By.Name] = computeStatus(g, &s, tolerated, d.Unmet[g.By.Name])
 		}
 	}
-	d.configure(&w, all)
-	d.configureDRA(&w, all)
+	d.configure(&s, all)
+	d.configureDRA(&s, all)
 	for _, m := range all {
-		d.add(&w, m, len(all))
+		d.add(&s, m, len(all))
 	}
 	return d
 }
 
 // groupsOf returns the group of each policy by name, as yet without nodes, and that of the nodes of which the policy is
 // not known. It suspends the policies with windows that are invalid.
-func groupsOf(w *cluster.Snapshot) map[string]*Group {
-	policies, calendars, invalid := timing.Suspend(w.Policies)
-	w.Policies = policies
+func groupsOf(s *cluster.Snapshot) map[string]*Group {
+	policies, calendars, invalid := timing.Suspend(s.Policies)
+	s.Policies = policies
 	groups := map[string]*Group{"": {}}
-	for i := range w.Policies {
-		groups[w.Policies[i].Name] = &Group{By: &w.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
+	for i := range s.Policies {
+		groups[s.Policies[i].Name] = &Group{By: &s.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
 	}
 	return groups
 }
 
 // pace holds up the nodes of a group that must not change now.
-func pace(w *cluster.Snapshot, g *Group, name string, groups map[string]*Group) {
+func pace(s *cluster.Snapshot, g *Group, name string, groups map[string]*Group) {
 	if name != "" {
 		g.Counted = append(g.Counted, groups[""].Idle...)
 	}
-	paceGroup(g, w)
+	paceGroup(g, s)
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Idle} {
 		for _, m := range nodes {
-			withholdRepeats(m, w)
+			withholdRepeats(m, s)
 		}
 	}
 }
 
 // configure decides what NVIDIA's device plugin and mig-manager have to read.
-func (d *Decision) configure(w *cluster.Snapshot, all []*member) {
-	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsPlugin }) || pluginStaysConfigured(w)
+func (d *Decision) configure(s *cluster.Snapshot, all []*member) {
+	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsPlugin }) || pluginStaysConfigured(s)
 	d.KeepStrategy = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.ByDefault })
 	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsMIGManager })
-	if write, needed := writeConfigs(w, all, d.ConfigureMIGManager); needed && d.ConfigurePlugin {
-		d.Actions, d.After = w.Repeats.Admit(d.Actions, write, w.Now, d.After)
+	if write, needed := writeConfigs(s, all, d.ConfigureMIGManager); needed && d.ConfigurePlugin {
+		d.Actions, d.After = s.Repeats.Admit(d.Actions, write, s.Now, d.After)
 	}
 }
 
 // add adds what is done about a node, one of so many, and what is reported of it.
-func (d *Decision) add(w *cluster.Snapshot, m *member, nodes int) {
+func (d *Decision) add(s *cluster.Snapshot, m *member, nodes int) {
 	if !m.Unchanged {
 		if report, news := reportAction(m); news {
-			d.Actions, d.After = w.Repeats.Admit(d.Actions, report, w.Now, d.After)
+			d.Actions, d.After = s.Repeats.Admit(d.Actions, report, s.Now, d.After)
 		}
 	}
 	d.Actions = append(d.Actions, m.Actions...)

@@ -36,7 +36,7 @@ func TestRandomisedRollouts(t *testing.T) {
 			s := newSimulation(t, seed)
 			for range 80 {
 				s.fault()
-				s.pass()
+				s.reconcile()
 				NewWithT(t).Expect(s.exceeded).To(BeEmpty())
 			}
 			s.calm()
@@ -135,10 +135,10 @@ func (s *simulation) lead() {
 
 // read brings some objects of the cache up to date.
 func (s *simulation) read(some func() bool) {
-	w := s.world()
+	snapshot := s.world()
 	c := &s.cache
 	here := map[string]bool{}
-	for _, n := range w.Nodes {
+	for _, n := range snapshot.Nodes {
 		here[n.Name] = true
 		_, known := c.nodes[n.Name]
 		if some() || !known {
@@ -156,7 +156,7 @@ func (s *simulation) read(some func() bool) {
 	}
 	maps.DeleteFunc(c.nodes, func(name string, _ cluster.Node) bool { return !here[name] })
 	if some() {
-		c.policies = w.Policies
+		c.policies = snapshot.Policies
 	}
 }
 
@@ -180,15 +180,15 @@ func (s *simulation) wrote(a action.Action) {
 
 // known is the snapshot as the cache has it.
 func (s *simulation) known() cluster.Snapshot {
-	w := s.withoutNodes()
-	w.Policies = s.cache.policies
+	snapshot := s.withoutNodes()
+	snapshot.Policies = s.cache.policies
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
 		n := s.cache.nodes[name]
 		n.Pods, n.AgentReady = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
 		n.Features = s.cache.features[name]
-		w.Nodes = append(w.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
+		snapshot.Nodes = append(snapshot.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
 	}
-	return w
+	return snapshot
 }
 
 // edit writes a policy of some strategy.
@@ -309,8 +309,8 @@ func (s *simulation) place(h *host) {
 	s.hold(h, fmt.Sprintf("user-%d", s.pods), index, instance)
 }
 
-// pass decides on a snapshot that may be out of date, and may end in the middle of what follows.
-func (s *simulation) pass() {
+// reconcile decides on a snapshot that may be out of date, and may end in the middle of what follows.
+func (s *simulation) reconcile() {
 	before := s.users()
 	s.act(s.memory.decide)
 	s.check(before)

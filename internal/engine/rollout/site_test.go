@@ -44,22 +44,22 @@ const (
 // and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
 type site struct {
 	cluster.Snapshot
-	hosts   map[string]*host
-	memory  remembering
-	sleeps  sleeping
-	pods    int     // given out so far
-	rewired bool    // by the last pass: what mig-manager reads
-	crashes []crash // of NVIDIA's config-manager
-	byHand  string  // the default configuration, which nodes without a label get
-	nfd     nfd
-	beside  []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
-	killed  []string // clients of an MPS daemon that ended before them
-	evicted []string
-	wronged []string // pods of tenants that the operator deletes as NVIDIA's
-	told    []string
-	version map[string]int // of each Node
-	writes  map[string]int // by kind of action
-	refused []string       // what the API server has refused, and why
+	hosts        map[string]*host
+	memory       remembering
+	sleeps       sleeping
+	pods         int     // given out so far
+	reconfigured bool    // by the last reconcile: what mig-manager reads
+	crashes      []crash // of NVIDIA's config-manager
+	byHand       string  // the default configuration, which nodes without a label get
+	nfd          nfd
+	beside       []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
+	killed       []string // clients of an MPS daemon that ended before them
+	evicted      []string
+	wronged      []string // pods of tenants that the operator deletes as NVIDIA's
+	told         []string
+	version      map[string]int // of each Node
+	writes       map[string]int // by kind of action
+	refused      []string       // what the API server has refused, and why
 
 	behind     time.Duration     // by which the API server's clock is behind the controller's
 	dropsNames bool              // the feature gate DRAExtendedResource is off
@@ -154,22 +154,22 @@ func (h *host) makeGPUNode() {
 
 // world is the snapshot that a reconcile reads: values of its own.
 func (c *site) world() cluster.Snapshot {
-	w := c.withoutNodes()
+	s := c.withoutNodes()
 	for i := range c.Policies {
-		w.Policies = append(w.Policies, *c.Policies[i].DeepCopy())
+		s.Policies = append(s.Policies, *c.Policies[i].DeepCopy())
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
-		w.Nodes = append(w.Nodes, c.hosts[name].copied())
+		s.Nodes = append(s.Nodes, c.hosts[name].copied())
 	}
-	return w
+	return s
 }
 
 // withoutNodes is the snapshot without its nodes and policies.
 func (c *site) withoutNodes() cluster.Snapshot {
-	w := c.Snapshot
-	w.Configs, w.Policies, w.Nodes = maps.Clone(c.Configs), nil, nil
-	w.DRA.Ruled, w.DRA.Named, w.DRA.Edited = c.ruled(), c.named(), c.edited()
-	return w
+	s := c.Snapshot
+	s.Configs, s.Policies, s.Nodes = maps.Clone(c.Configs), nil, nil
+	s.DRA.DevicesTaintedOn, s.DRA.Named, s.DRA.Edited = c.devicesTaintedOn(), c.named(), c.edited()
+	return s
 }
 
 // copied is the node as it is now.
@@ -769,8 +769,8 @@ func (c *site) tick(d time.Duration) {
 	}
 }
 
-// pass decides, if anything wakes the controller, acts, and keeps the statuses.
-func (c *site) pass() rollout.Decision {
+// reconcile decides, if anything wakes the controller, acts, and keeps the statuses.
+func (c *site) reconcile() rollout.Decision {
 	d := c.sleeps.decide(c.world(), c.memory.decide)
 	c.tolerate(d.Tolerations)
 	for _, a := range d.Actions {
@@ -783,17 +783,18 @@ func (c *site) pass() rollout.Decision {
 	return d
 }
 
-// run passes until nothing is left to do, or for so many passes; the states that each node went through are returned.
-func (c *site) run(passes int) (d rollout.Decision, states map[string][]node.State) {
+// run reconciles until nothing is left to do, or for so many reconciles; the states that each node went through are
+// returned.
+func (c *site) run(reconciles int) (d rollout.Decision, states map[string][]node.State) {
 	states = map[string][]node.State{}
-	for range passes {
-		d = c.pass()
+	for range reconciles {
+		d = c.reconcile()
 		for _, n := range d.Nodes {
 			if seen := states[n.Node]; len(seen) == 0 || seen[len(seen)-1] != n.State {
 				states[n.Node] = append(seen, n.State)
 			}
 		}
-		if len(d.Actions) == 0 && d.After == 0 && !c.rewired && !c.awaitsAgents() {
+		if len(d.Actions) == 0 && d.After == 0 && !c.reconfigured && !c.awaitsAgents() {
 			return d, states
 		}
 		c.tick(time.Second)

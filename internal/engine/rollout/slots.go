@@ -62,7 +62,7 @@ func slotDeadline(v *node.View) time.Time {
 	if len(node.OwnPauses(v)) > 0 {
 		last = timing.Latest(last, v.Node.HeldSince)
 	}
-	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
+	if at, requested := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); requested {
 		last = timing.Latest(last, at)
 	}
 	until := last.Add(slotTimeout)

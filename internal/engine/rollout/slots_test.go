@@ -29,16 +29,16 @@ func fleet(nodes int, sharing v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharin
 	return c
 }
 
-// ask changes what the policy asks for.
-func (c *site) ask(sharing v1alpha1.Sharing) {
+// setSharing changes the sharing of the policy.
+func (c *site) setSharing(sharing v1alpha1.Sharing) {
 	c.Policies[0].Spec.Sharing = sharing
 	c.Policies[0].Generation++
 }
 
-// during passes so often for so long.
+// during reconciles so often for so long.
 func (c *site) during(all, every time.Duration) (d rollout.Decision) {
 	for range all / every {
-		d = c.pass()
+		d = c.reconcile()
 		c.tick(every)
 	}
 	return d
@@ -52,16 +52,16 @@ func TestASlotEnds(t *testing.T) {
 		within  time.Duration // in which the others are changed; zero: some time after the deadline of the slot
 	}{
 		"when the machine dies before the agent was asked": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
-			c.pass() // tainted
+			c.reconcile() // tainted
 			h.AgentReady = false
 		}},
 		"when the machine dies while the agent is at work": {sharing: timeSlicing(4), strike: func(c *site, h *host) {
-			c.pass()
+			c.reconcile()
 			h.AgentReady = false
 		}},
 		"when the machine dies while NVIDIA's clients are paused": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.steps(1)
-			c.pass()
+			c.reconcile()
 			h.AgentReady = false
 		}},
 		"when the machine dies while the node is verified": {sharing: timeSlicing(4), strike: func(c *site, h *host) {
@@ -71,7 +71,7 @@ func TestASlotEnds(t *testing.T) {
 		}},
 		"when another controller rewrites the taint without its time, and a pod stays": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.hold(h, "job", 0, gpu.WholeGPU)
-			c.pass() // tainted
+			c.reconcile() // tainted
 			for i := range h.Taints {
 				h.Taints[i].TimeAdded = nil
 			}
@@ -104,9 +104,9 @@ func TestASlotEnds(t *testing.T) {
 // TestANodeThatReturnsIsChangedAnew: the time in which its machine was down is no failure of the change.
 func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 	for name, until := range map[string]func(*site){
-		"tainted":   func(c *site) { c.pass() },
-		"paused":    func(c *site) { c.steps(1); c.pass() },
-		"at work":   func(c *site) { c.steps(2); c.pass() },
+		"tainted":   func(c *site) { c.reconcile() },
+		"paused":    func(c *site) { c.steps(1); c.reconcile() },
+		"at work":   func(c *site) { c.steps(2); c.reconcile() },
 		"applied":   func(c *site) { c.steps(3) },
 		"selecting": func(c *site) { c.steps(4) },
 	} {
@@ -126,9 +126,9 @@ func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 				return gpu.ErrBusy
 			}
 			for range 100 {
-				g.Expect(c.pass().Nodes[0].State).NotTo(Equal(node.Failed))
+				g.Expect(c.reconcile().Nodes[0].State).NotTo(Equal(node.Failed))
 				c.tick(time.Second)
-				d = c.pass()
+				d = c.reconcile()
 			}
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%+v", d.Nodes)
 			g.Expect(c.hosts["n0"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationInterrupted))
@@ -143,11 +143,11 @@ func TestADeadMachineKeepsNoEditWaiting(t *testing.T) {
 	c := fleet(10, timeSlicing(4), failures(10), unavailable("100%"))
 	c.run(200)
 	g.Expect(c.ready()).To(Equal(10))
-	c.ask(timeSlicing(8))
-	c.pass()
+	c.setSharing(timeSlicing(8))
+	c.reconcile()
 	c.hosts["n0"].AgentReady = false
 	c.during(time.Hour, time.Minute)
-	c.ask(timeSlicing(6))
+	c.setSharing(timeSlicing(6))
 	d := c.during(time.Hour, 10*time.Second)
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(9)), "%+v", d.Nodes)
 }
@@ -201,9 +201,9 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	c.run(200)
 	good := c.hosts["n0"].GPU.Spec.ConfigName
 	c.hosts["n0"].breaks(good)
-	c.ask(mig(count("3g", 2)))
+	c.setSharing(mig(count("3g", 2)))
 	for range 600 {
-		d := c.pass()
+		d := c.reconcile()
 		if n := d.Nodes[0]; n.State == node.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
 			g.Expect(c.hosts["n1"].GPU.Spec.ConfigName).To(Equal(good))
 		}
@@ -213,7 +213,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	g.Expect(c.hosts["n1"].Labels[v1alpha1.LabelConfig]).NotTo(Equal(good))
 }
 
-// TestATaintEndsWhenTheAgentDies: nothing was asked of the agent yet, so the node is given back after the time for
+// TestATaintEndsWhenTheAgentDies: nothing was asked of the agent yet, so the node takes pods again after the time for
 // draining.
 func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g := NewWithT(t)
@@ -228,9 +228,9 @@ func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
-// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one pass, in which the write that gives the node back
-// may come last, or fail.
-func TestASlotIsFreeOnceItsNodeIsGivenBack(t *testing.T) {
+// TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored: both may be decided in one reconcile, in which the write that
+// restores it may come last, or fail.
+func TestASlotIsFreeOnceTheSchedulingOfItsNodeIsRestored(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, mig(count("3g", 2)))
 	next, lost := c.hosts["n0"], c.hosts["n1"]
@@ -267,7 +267,7 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 	protected, changes := c.hosts["n0"], c.hosts["n1"]
 	protected.Labels[optOutLabel] = "false"
-	c.ask(mig(count("1g", 7)))
+	c.setSharing(mig(count("1g", 7)))
 	c.steps(1)
 	g.Expect(c.changing()).To(Equal([]string{"n1"}))
 	changes.lags = true
@@ -278,18 +278,18 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	protected.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
 	c.version[protected.Name]++
 	c.tick(time.Second)
-	for pass := range 100 {
-		changes.lags = pass < 30
-		c.pass()
+	for round := range 100 {
+		changes.lags = round < 30
+		c.reconcile()
 		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
 		c.tick(time.Second)
 	}
 	g.Expect(c.ready()).To(Equal(2))
 }
 
-// TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline: the agent does not end the change of the policy before,
-// and the one that governs the node now holds its change back.
-func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
+// TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline: the agent does not end the change of the policy
+// before, and the one that governs the node now holds its change back.
+func TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	h := c.hosts["n0"]
@@ -300,7 +300,7 @@ func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
 	}
 	g.Expect(c.changing()).To(Equal([]string{"n0"}))
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("1g", 7)), paused)}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(c.changing()).To(Equal([]string{"n0"}), "the agent may be at work")
 	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Minute)))
 	c.tick(d.After)
@@ -328,7 +328,7 @@ func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 				moves.Labels["pool"] = "b"
 				c.version["moves"]++
 				for range 20 {
-					for _, a := range changes(c.pass().Actions) {
+					for _, a := range changes(c.reconcile().Actions) {
 						g.Expect(a.Target() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
 					}
 					c.tick(time.Second)

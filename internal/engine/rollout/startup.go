@@ -31,9 +31,9 @@ func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) bool {
 // startupTaints are the startup taints that nodes may get, so that NVIDIA's programs have to tolerate them. They do not
 // depend on the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on
 // all others.
-func startupTaints(w *cluster.Snapshot) []corev1.Taint {
+func startupTaints(s *cluster.Snapshot) []corev1.Taint {
 	keys := []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler}
-	if w.ReadinessTaint || poolsList(w, v1alpha1.TaintStartupReadiness) {
+	if s.ReadinessTaint || poolsList(s, v1alpha1.TaintStartupReadiness) {
 		keys = append(keys, v1alpha1.TaintStartupReadiness)
 	}
 	taints := make([]corev1.Taint, len(keys))

@@ -59,11 +59,11 @@ func TestANewNodeTakesNoPodsBeforeItIsReady(t *testing.T) {
 	g.Expect(c.Plugin.Operands.Ours).To(ConsistOf(ofStartup))
 
 	h := c.join("b")
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(ContainElement(startup))
 	for len(h.Taints) > 0 {
 		c.tick(time.Second)
-		c.pass()
+		c.reconcile()
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate))
@@ -113,7 +113,7 @@ func TestTheTaintOfTheKubeletIsTakenOffToo(t *testing.T) {
 	c := joining(taintsNewNodes)
 	registered := corev1.Taint{Key: v1alpha1.TaintStartup, Value: "true", Effect: corev1.TaintEffectNoExecute}
 	h := c.join("b", registered)
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(ContainElement(registered), "as it was registered")
 	g.Expect(h.Taints).NotTo(ContainElement(startup), "one is enough")
 	c.run(90)
@@ -138,13 +138,13 @@ func TestAStartupTaintThatNVIDIADoesNotTolerateIsNotPut(t *testing.T) {
 	c.Plugin.Operands.Upgrades = true
 	taintsNewNodes(&c.Policies[0])
 	h := c.join("b")
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).NotTo(ContainElement(startup))
 	g.Expect(c.condition("research").Message).To(ContainSubstring("add {key: gpusharing.io/startup, operator: Exists} to spec.daemonsets.tolerations"))
 
 	registered := c.join("c", startup)
 	registered.AgentReady = false
-	c.pass()
+	c.reconcile()
 	g.Expect(rollout.Decide(c.world()).Nodes[2].Message).To(ContainSubstring("add {key: gpusharing.io/startup, operator: Exists}"),
 		"the node says what keeps it from becoming ready")
 }

@@ -109,7 +109,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site {
 				c, h := toMIG()
 				c.hold(h, "train", 1, gpu.WholeGPU)
-				c.pass()
+				c.reconcile()
 				c.tick(time.Minute)
 				return c
 			},
@@ -120,7 +120,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site {
 				c, h := toMIG(evicting)
 				c.hold(h, "train", 1, gpu.WholeGPU)
-				c.pass()
+				c.reconcile()
 				c.tick(time.Minute)
 				return c
 			},
@@ -130,7 +130,7 @@ func TestStates(t *testing.T) {
 		"a process outside pods is named, for nobody can evict it": {
 			situation: func() *site {
 				c, h := toMIG(evicting)
-				c.pass()
+				c.reconcile()
 				process := gpu.Process{PID: 4711, Name: "Xorg", Instance: gpu.WholeGPU}
 				if err := h.hardware.AddProcess(h.devices()[0].UUID, process); err != nil {
 					panic(err)
@@ -145,7 +145,7 @@ func TestStates(t *testing.T) {
 		"tainted, and a pod has just come": {
 			situation: func() *site {
 				c, h := toMIG()
-				c.pass()
+				c.reconcile()
 				c.tick(time.Second)
 				h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "late", UID: "late", GPU: true, Scheduled: c.Now})
 				return c
@@ -153,7 +153,7 @@ func TestStates(t *testing.T) {
 			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
 			actions: []string{noActions}, after: 20 * time.Second,
 		},
-		"drained: NVIDIA's mig-manager is fenced off": {
+		"drained: NVIDIA's mig-manager is disabled": {
 			situation: func() *site {
 				c, h := toMIG()
 				h.Labels[v1alpha1.LabelMIGManager] = "true"
@@ -182,7 +182,7 @@ func TestStates(t *testing.T) {
 			after: 899 * time.Second,
 		},
 		"paused: NVIDIA's clients are still there": {
-			situation: func() *site { c, _ := toMIG(); c.steps(1); c.pass(); return c },
+			situation: func() *site { c, _ := toMIG(); c.steps(1); c.reconcile(); return c },
 			state:     node.PausingClients, reason: v1alpha1.ReasonPausingClients,
 			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
 			after: timing.PauseTimeout,
@@ -193,7 +193,7 @@ func TestStates(t *testing.T) {
 			actions: []string{"set spec of GPUNode a: applying policy research"},
 		},
 		"the agent is at work": {
-			situation: func() *site { c, _ := toMIG(); c.steps(2); c.pass(); return c },
+			situation: func() *site { c, _ := toMIG(); c.steps(2); c.reconcile(); return c },
 			state:     node.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{noActions}, after: 15 * time.Minute,
 		},
@@ -201,7 +201,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site {
 				c, h := toMIG()
 				c.steps(2)
-				c.pass()
+				c.reconcile()
 				h.GPU.Status.Conditions = []metav1.Condition{{
 					Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRebootRequired,
 					Message: "reboot the node", ObservedGeneration: h.GPU.Generation,
@@ -217,7 +217,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site {
 				c, h := toMIG()
 				c.steps(2)
-				c.pass()
+				c.reconcile()
 				h.GPU.Status.Conditions = []metav1.Condition{{
 					Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
 					Message: "no room", ObservedGeneration: h.GPU.Generation,
@@ -279,7 +279,7 @@ func TestStates(t *testing.T) {
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000182"},
 		},
 		"the agent is at work: the plugin is made to see the key meanwhile": {
-			situation: func() *site { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
+			situation: func() *site { c, h := slicing(); c.reconcile(); h.GPU.Status.Conditions = nil; return c },
 			state:     node.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{
 				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000000",
@@ -313,7 +313,7 @@ func TestStates(t *testing.T) {
 				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
 		},
 		"selected: not advertised yet": {
-			situation: func() *site { c, _ := slicing(); c.steps(3); c.pass(); return c },
+			situation: func() *site { c, _ := slicing(); c.steps(3); c.reconcile(); return c },
 			state:     node.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
 			actions: []string{noActions}, after: 150 * time.Second, // when the plugin is started anew
 		},
@@ -341,7 +341,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site {
 				c, _ := slicing()
 				c.steps(3)
-				c.pass()
+				c.reconcile()
 				c.Now = c.Now.Add(5 * time.Minute)
 				return c
 			},
@@ -376,7 +376,7 @@ func TestStates(t *testing.T) {
 			state: node.UpToDate, reason: v1alpha1.ReasonReady, actions: []string{noActions},
 		},
 		"the instances were made anew, and that the plugin goes is written down": {
-			situation: func() *site { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },
+			situation: func() *site { c, h := toMIG(); c.steps(5); h.destroy(0); c.reconcile(); return c },
 			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"delete pod gpu-operator/nvidia-3: it has not seen the MIG instances that are there"},
 		},
@@ -418,7 +418,7 @@ func TestStates(t *testing.T) {
 		},
 		"the device plugin does not read our ConfigMap yet": {
 			situation: func() *site { c, _ := toMIG(); c.Plugin.Ready = false; return c },
-			state:     node.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
+			state:     node.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being configured to use the operator's ConfigMap",
 			actions: []string{"write keys research-…"},
 		},
 		"the rollout is paused": {
@@ -484,7 +484,7 @@ func slicing() (*site, *host) {
 // goes on offering what it offered.
 func (h *host) losesPlugin(c *site) {
 	c.steps(3)
-	c.pass()
+	c.reconcile()
 	h.Pods = nil
 	h.Allocatable = map[string]int64{"nvidia.com/gpu": 2}
 }
@@ -495,10 +495,10 @@ func (h *host) neverSees() {
 	h.watches, h.plugin.slow = true, time.Hour
 }
 
-// steps passes so many times, a second apart.
+// steps reconciles so many times, a second apart.
 func (c *site) steps(n int) {
 	for range n {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 }

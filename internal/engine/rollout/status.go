@@ -41,7 +41,7 @@ func ownConditions(conditions []metav1.Condition) []metav1.Condition {
 }
 
 // computeStatus is the status of a policy.
-func computeStatus(g *Group, w *cluster.Snapshot, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
+func computeStatus(g *Group, snapshot *cluster.Snapshot, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
 	s := v1alpha1.GPUSharingPolicyStatus{
 		Nodes: nodeCounts(g), Resources: resourceCounts(g.Members, mostResources), Pending: pendingNodes(g), NextWindowTime: g.NextWindow,
 	}
@@ -53,18 +53,18 @@ func computeStatus(g *Group, w *cluster.Snapshot, tolerated tolerance, unmet []s
 		s.Conditions = found(s.Conditions, c)
 	}
 	always := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
-		return condition.Set(list, c, w.Now)
+		return condition.Set(list, c, snapshot.Now)
 	}
 	whenTrue := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
-		return condition.SetWhenTrue(list, c, w.Now)
+		return condition.SetWhenTrue(list, c, snapshot.Now)
 	}
-	accepted := acceptedCondition(g, w)
+	accepted := acceptedCondition(g, snapshot)
 	ready := readyCondition(g, accepted)
 	set(accepted, always)
 	set(ready, always)
-	s.Conditions = condition.SetProgress(s.Conditions, stalledCondition(g, accepted, ready), w.Now)
+	s.Conditions = condition.SetProgress(s.Conditions, stalledCondition(g, accepted, ready), snapshot.Now)
 	set(affectedCondition(unmet), whenTrue)
-	if tainted, asked := taintsCondition(g, tolerated); asked {
+	if tainted, requested := taintsCondition(g, tolerated); requested {
 		set(tainted, always)
 	} else {
 		s.Conditions = condition.Remove(s.Conditions, v1alpha1.ConditionTainted)
@@ -133,11 +133,11 @@ func pendingNodes(g *Group) []v1alpha1.PendingNode {
 }
 
 // acceptedCondition says whether the policy governs what it selects.
-func acceptedCondition(g *Group, w *cluster.Snapshot) metav1.Condition {
+func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
-	case w.Plugin.Reason != "" && len(g.Members) == 0:
-		c.Reason, c.Message = w.Plugin.Reason, w.Plugin.Message
+	case s.Plugin.Reason != "" && len(g.Members) == 0:
+		c.Reason, c.Message = s.Plugin.Reason, s.Plugin.Message
 	case g.Invalid != nil:
 		c.Reason, c.Message = v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
 	case len(g.Lost) > 0:

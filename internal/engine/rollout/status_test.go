@@ -45,7 +45,7 @@ func TestStatuses(t *testing.T) {
 			c, h := toMIG(evicting)
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.add("b", sim.A100)
-			c.pass()
+			c.reconcile()
 			return c
 		},
 		"unsupported on one node": func() *site {
@@ -162,7 +162,7 @@ func sane(g Gomega, s v1alpha1.GPUSharingPolicyStatus, generation int64) {
 	}
 }
 
-func TestNodesOfAClusterWithoutDevicePluginAreLetGo(t *testing.T) {
+func TestNodesOfAClusterWithoutDevicePluginAreReleased(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.steps(2) // drained and paused
@@ -189,13 +189,13 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
 }
 
-func TestWithoutAClusterPolicyNothingIsPausedAndNoMigManagerFenced(t *testing.T) {
+func TestWithoutAClusterPolicyNothingIsPausedAndNoMIGManagerDisabled(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.Plugin.ClusterPolicy = false
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	for range 5 {
-		d := c.pass()
+		d := c.reconcile()
 		c.Now = c.Now.Add(time.Second)
 		for _, a := range d.Actions {
 			g.Expect(a).NotTo(BeAssignableToTypeOf(action.PatchNode{}))
@@ -228,7 +228,7 @@ func TestANodeIsReadyByWhatItAdvertises(t *testing.T) {
 	c := fleet(1, timeSlicing(4))
 	c.hosts["n0"].Labels["nvidia.com/gpu.replicas"] = "1"
 	c.run(60)
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(c.hosts["n0"].Labels).To(HaveKeyWithValue("nvidia.com/gpu.replicas", "1"))
 }

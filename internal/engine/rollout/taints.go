@@ -112,7 +112,7 @@ func startupTaintsOf(g *Group) []corev1.Taint {
 }
 
 // taintsCondition reports whether the taints of the policy are on its nodes; asked is false if it has none.
-func taintsCondition(g *Group, t tolerance) (c metav1.Condition, asked bool) {
+func taintsCondition(g *Group, t tolerance) (c metav1.Condition, requested bool) {
 	taints, starting := taintsOf(g.By), startupTaintsOf(g)
 	if len(taints)+len(starting) == 0 {
 		return c, false

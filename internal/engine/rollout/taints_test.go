@@ -137,10 +137,10 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
 	said := map[string]bool{}
-	watch := func(passes int) {
-		for range passes {
+	watch := func(reconciles int) {
+		for range reconciles {
 			said[c.condition("research").Reason] = true
-			c.pass()
+			c.reconcile()
 			g.Expect(c.keptOff(h)).To(BeFalse())
 			c.tick(time.Second)
 		}
@@ -169,7 +169,7 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 	delete(h.Annotations, v1alpha1.AnnotationTaints)
 	c.edit(tainting())
 	for range 30 {
-		c.pass()
+		c.reconcile()
 		g.Expect(c.keptOff(h)).To(BeFalse())
 		c.tick(time.Second)
 	}
@@ -178,7 +178,7 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 
 	c.Policies = nil
 	for range 60 {
-		c.pass()
+		c.reconcile()
 		g.Expect(c.keptOff(h)).To(BeFalse())
 		c.tick(time.Second)
 	}
@@ -230,7 +230,7 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 			if test.mps {
 				h.Pods = append(h.Pods, cluster.Pod{Name: "mps", NVIDIA: true, NodeSelector: map[string]string{mpsLabel: "true"}})
 			}
-			c.pass()
+			c.reconcile()
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
 			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", HavePrefix(
@@ -282,7 +282,7 @@ func TestATaintGoesWithItsToleration(t *testing.T) {
 	o := *c.Plugin.Operands
 	o.Tolerations, o.Ours, o.Taken = []corev1.Toleration{ofNVIDIA}, nil, "helm"
 	c.Plugin.Operands = &o
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTolerationMissing))
 	c.run(30)
@@ -297,13 +297,13 @@ func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {
 		h.Pods[i].NodeSelector, h.Pods[i].Tolerations = nil, nil
 	}
 	h.Pods = h.Pods[:1]
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research").Message).To(Equal("NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so " +
 		"their pods could not come back to a node that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to " +
 		"the DaemonSet of pod gpu-operator/nvidia-1 (with Helm: to tolerations)"))
 	h.Pods[0].Tolerations = []corev1.Toleration{ofShared}
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
 }
 
@@ -328,10 +328,10 @@ func TestWithoutADevicePluginTaintsStayAndGoWithTheirPolicy(t *testing.T) {
 	c, h := tainted(native)
 	c.run(60)
 	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{native}))
 	c.Policies = nil
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
@@ -358,15 +358,15 @@ func TestATaintStaysWhileAStandAlonePluginHasNoPod(t *testing.T) {
 	g.Expect(h.Taints).To(HaveLen(1))
 
 	h.Pods[0].Terminating = true
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(HaveLen(1))
 	pod := h.Pods[0]
 	h.Pods = h.Pods[1:]
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(HaveLen(1))
 
 	pod.Terminating, pod.Tolerations = false, nil
 	h.Pods = append(h.Pods, pod)
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Taints).To(BeEmpty())
 }

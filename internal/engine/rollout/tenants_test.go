@@ -114,11 +114,11 @@ func (c *site) keep(h *host, pod *corev1.Pod) {
 	}
 }
 
-// runWith passes once a second while a pod stays on a node.
-func (c *site) runWith(h *host, pod *corev1.Pod, passes int) (d rollout.Decision) {
-	for range passes {
+// runWith reconciles once a second while a pod stays on a node.
+func (c *site) runWith(h *host, pod *corev1.Pod, reconciles int) (d rollout.Decision) {
+	for range reconciles {
 		c.keep(h, pod)
-		d = c.pass()
+		d = c.reconcile()
 		c.tick(time.Second)
 	}
 	return d

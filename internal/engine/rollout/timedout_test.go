@@ -33,7 +33,7 @@ func (c *site) keeps(h *host, hours int, strike func()) (k kept) {
 	k.soonest = time.Duration(hours) * time.Hour
 	for range time.Duration(hours) * time.Hour / step {
 		strike()
-		c.pass()
+		c.reconcile()
 		c.tick(step)
 		if h.Labels[pluginLabel] != "true" {
 			k.paused += step
@@ -72,7 +72,7 @@ func (c *site) stays(h *host) {
 }
 
 // TestWhatDoesNotEndKeepsNoNodeFromItsUsers: a stage that does not end in time, of a change, of the way back or of a
-// release, gives the node back once, and the next attempt is an hour later at the soonest.
+// release, restores scheduling once, and the next attempt is an hour later at the soonest.
 func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	pluginStays := func(_ *site, h *host) {
 		at := slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
@@ -104,7 +104,7 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 			if h.GPU.Status.Rollout.Failed != nil {
 				return
 			}
-			c.pass()
+			c.reconcile()
 			c.tick(time.Second)
 		}
 		t.Fatal("the change did not fail")
@@ -237,7 +237,7 @@ func timedOutRelease(g Gomega) (*site, *host) {
 	c.Policies = nil
 	for range 2000 {
 		c.stays(h)
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 		if h.Annotations[v1alpha1.AnnotationTimedOut] != "" {
 			break
@@ -256,8 +256,8 @@ func TestAnEditedRecordHangsNoController(t *testing.T) {
 	h.Annotations[v1alpha1.AnnotationTimedOut] = strings.Replace(value, ".1@", ".9000000000000000000@", 1)
 	g.Expect(h.Annotations[v1alpha1.AnnotationTimedOut]).NotTo(Equal(value))
 	done := make(chan struct{})
-	go func() { c.pass(); close(done) }()
-	g.Eventually(done, 30*time.Second).Should(BeClosed(), "one pass")
+	go func() { c.reconcile(); close(done) }()
+	g.Eventually(done, 30*time.Second).Should(BeClosed(), "one reconcile")
 }
 
 // TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another client wrote.

@@ -44,8 +44,8 @@ func (h *host) found(slice gpu.TimeSlice) {
 // TestAnIntervalComesAndGoesWithoutDisruption: what was found is recorded before anything is set, and restored.
 func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
 	for name, leave := range map[string]func(c *site){
-		"the field is removed":      func(c *site) { c.ask(timeSlicing(4)) },
-		"another strategy is asked": func(c *site) { c.ask(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}) },
+		"the field is removed":      func(c *site) { c.setSharing(timeSlicing(4)) },
+		"another strategy is asked": func(c *site) { c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}) },
 		"the policy is deleted":     func(c *site) { c.Policies = nil },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,16 +60,16 @@ func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
 			g.Expect(h.GPU.Status.Devices[0].Sharing.TimeSliceInterval).To(BeEmpty(), "nobody asked for it")
 			config := h.GPU.Spec.ConfigName
 
-			c.ask(interval(v1alpha1.TimeSliceIntervalShort))
+			c.setSharing(interval(v1alpha1.TimeSliceIntervalShort))
 			for range 60 {
-				d := c.pass()
+				d := c.reconcile()
 				for _, a := range d.Actions {
 					g.Expect(a).NotTo(Or(BeAssignableToTypeOf(action.Taint{}), BeAssignableToTypeOf(action.Evict{})))
 				}
 				c.tick(time.Second)
 			}
 			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
-			g.Expect(c.pass().Nodes[0].State).To(Equal(node.UpToDate))
+			g.Expect(c.reconcile().Nodes[0].State).To(Equal(node.UpToDate))
 			g.Expect(h.GPU.Spec.ConfigName).To(Equal(config), "the device plugin is not concerned")
 			for _, b := range h.GPU.Spec.Baseline.Devices {
 				g.Expect(b.Sharing.TimeSliceInterval).To(Equal(v1alpha1.TimeSliceIntervalMedium))
@@ -97,7 +97,7 @@ func TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing(t *test
 	h := c.hosts["n0"]
 	h.noTimeSlice = true
 	before := *h.GPU.Spec.DeepCopy()
-	c.ask(interval(v1alpha1.TimeSliceIntervalLong))
+	c.setSharing(interval(v1alpha1.TimeSliceIntervalLong))
 	_, states := c.run(60)
 	g.Expect(states["n0"]).To(ContainElement(node.Failed))
 	g.Expect(h.GPU.Status.Rollout.Failed.Message).To(ContainSubstring("has no time slice to set"))

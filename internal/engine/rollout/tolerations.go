@@ -50,16 +50,16 @@ type taintRefusal struct {
 
 // toleranceOf finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since
 // it replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
-func toleranceOf(w *cluster.Snapshot) tolerance {
-	t := tolerance{snapshot: w, known: map[wantedTaint]taintRefusal{}}
-	o := w.Plugin.Operands
+func toleranceOf(s *cluster.Snapshot) tolerance {
+	t := tolerance{snapshot: s, known: map[wantedTaint]taintRefusal{}}
+	o := s.Plugin.Operands
 	if o == nil {
 		return t
 	}
 	t.Ours = o.Ours
 	users := slices.DeleteFunc(slices.Clone(o.Tolerations), func(have corev1.Toleration) bool { return hasToleration(o.Ours, have) })
 	var want []corev1.Toleration
-	for _, taint := range taintsToTolerate(w) {
+	for _, taint := range taintsToTolerate(s) {
 		if !clusterpolicy.Tolerates(slices.Concat(users, want), taint) {
 			want = append(want, tolerationOf(taint))
 		}
@@ -67,7 +67,7 @@ func toleranceOf(w *cluster.Snapshot) tolerance {
 	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !hasToleration(o.Ours, x) }) {
 		return t
 	}
-	if t.unsafe = tolerationsUnsafe(w); t.unsafe == "" {
+	if t.unsafe = tolerationsUnsafe(s); t.unsafe == "" {
 		t.Ours, t.coming = want, true
 	}
 	return t
@@ -78,19 +78,19 @@ func toleranceOf(w *cluster.Snapshot) tolerance {
 // toleration counts too, no matter what put it there: without the toleration the node would lose its device plugin. So
 // the loss of the record of our taints costs no node its GPUs, also once the node is released. PreferNoSchedule keeps
 // no pod of a DaemonSet off.
-func taintsToTolerate(w *cluster.Snapshot) []corev1.Taint {
+func taintsToTolerate(s *cluster.Snapshot) []corev1.Taint {
 	var taints []corev1.Taint
-	for i := range w.Policies {
-		if p := &w.Policies[i]; p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused {
+	for i := range s.Policies {
+		if p := &s.Policies[i]; p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused {
 			taints = append(taints, taintsOf(p)...)
 			if taintsNewNodes(p) {
-				taints = append(taints, startupTaints(w)...)
+				taints = append(taints, startupTaints(s)...)
 			}
 		}
 	}
-	for i := range w.Nodes {
-		for _, t := range w.Nodes[i].Taints {
-			if hasToleration(w.Plugin.Operands.Ours, tolerationOf(t)) || recordedIn(w.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
+	for i := range s.Nodes {
+		for _, t := range s.Nodes[i].Taints {
+			if hasToleration(s.Plugin.Operands.Ours, tolerationOf(t)) || recordedIn(s.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
 				taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
 			}
 		}
@@ -123,9 +123,9 @@ func tolerationOf(taint corev1.Taint) corev1.Toleration {
 
 // tolerationsUnsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where
 // each is from.
-func tolerationsUnsafe(w *cluster.Snapshot) string {
-	o := w.Plugin.Operands
-	users := w.Users()
+func tolerationsUnsafe(s *cluster.Snapshot) string {
+	o := s.Plugin.Operands
+	users := s.Users()
 	switch {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
@@ -135,25 +135,25 @@ func tolerationsUnsafe(w *cluster.Snapshot) string {
 	case o.Toolkit && len(users) > 0:
 		return "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
 			"the pods that hold GPUs; now " + format.List(users)
-	case len(w.MpsUsers) > 0:
-		return "NVIDIA's MPS daemons would restart and end their clients; now " + format.List(w.MpsUsers)
+	case len(s.MpsUsers) > 0:
+		return "NVIDIA's MPS daemons would restart and end their clients; now " + format.List(s.MpsUsers)
 	}
 	return ""
 }
 
 // pluginConfigHeld returns why devicePlugin.config of the ClusterPolicy must not change now: NVIDIA's MPS DaemonSet
 // mounts that ConfigMap too, so its daemons restart on every node, and their clients end with them. Empty if it may.
-func pluginConfigHeld(w *cluster.Snapshot) string {
-	if w.Plugin.Operands == nil || len(w.MpsUsers) == 0 {
+func pluginConfigHeld(s *cluster.Snapshot) string {
+	if s.Plugin.Operands == nil || len(s.MpsUsers) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(w), format.List(w.MpsUsers))
+	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(s), format.List(s.MpsUsers))
 }
 
 // pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names:
 // nodes report it, and no node has news when a pod elsewhere begins or ends.
-func pluginConfigChange(w *cluster.Snapshot) string {
-	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", w.Plugin.Operands.Name)
+func pluginConfigChange(s *cluster.Snapshot) string {
+	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
 }
 
 // byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator
@@ -210,12 +210,12 @@ func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 }
 
 func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
-	o, w := t.snapshot.Plugin.Operands, t.snapshot
+	o, s := t.snapshot.Plugin.Operands, t.snapshot
 	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", action.NameOf(taint))
 	switch {
 	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
 		return "", ""
-	case o == nil && w.Plugin.ClusterPolicy:
+	case o == nil && s.Plugin.ClusterPolicy:
 		return v1alpha1.ReasonTolerationMissing, "the ClusterPolicy could not be read, so it is not known what NVIDIA's programs tolerate"
 	case o == nil:
 		return t.podsRefuse(taint, byDriver, missing)
@@ -225,7 +225,7 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
 	}
-	unsafe := cmp.Or(t.unsafe, tolerationsUnsafe(w))
+	unsafe := cmp.Or(t.unsafe, tolerationsUnsafe(s))
 	if unsafe == "" {
 		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)

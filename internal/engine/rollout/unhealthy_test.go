@@ -40,7 +40,7 @@ func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
 	silent := func() {
 		for range 120 {
 			h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
-			c.pass()
+			c.reconcile()
 			c.tick(time.Minute)
 		}
 	}
@@ -76,7 +76,7 @@ func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T
 
 	for range 120 { // and it does not help
 		h.Allocatable["nvidia.com/gpu"] = 1
-		c.pass()
+		c.reconcile()
 		c.tick(time.Minute)
 	}
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
@@ -92,7 +92,7 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 	h := c.hosts["n0"]
 	c.tick(time.Hour)
 	for h.Labels[v1alpha1.LabelConfig] == "" {
-		c.pass()
+		c.reconcile()
 		for key := range c.Configs {
 			c.Configs[key] = "version: v1\n"
 		}
@@ -143,7 +143,7 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
 	g.Expect(h.Unallocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	h.Allocatable["nvidia.com/gpu.shared"] = 3
-	d = c.pass()
+	d = c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
 	d = c.during(time.Minute, time.Second)
@@ -183,7 +183,7 @@ func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing
 	h.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
 	c.tick(time.Second)
 	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 	c.tick(time.Second)
 	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}

@@ -268,7 +268,7 @@ func TestDriverUpgrade(t *testing.T) {
 			h.begins(c.upgrade)
 			reasons := map[string]bool{}
 			for range 3000 {
-				for _, n := range w.pass().Nodes {
+				for _, n := range w.reconcile().Nodes {
 					reasons[n.Reason] = true
 				}
 				w.tick(time.Second)
@@ -290,18 +290,18 @@ func TestDriverUpgrade(t *testing.T) {
 	}
 }
 
-// TestDriverUpgradeDuringAChange: an upgrade begins after each pass of a change. The change is given up or continues
-// afterwards, and does not fail for the time that the upgrade took.
+// TestDriverUpgradeDuringAChange: an upgrade begins after each reconcile of a change. The change is given up or
+// continues afterwards, and does not fail for the time that the upgrade took.
 func TestDriverUpgradeDuringAChange(t *testing.T) {
 	for _, model := range []sim.Model{sim.A100, sim.H100} {
-		for passes := range 14 {
-			t.Run(fmt.Sprintf("%s after pass %d", model, passes), func(t *testing.T) {
+		for reconciles := range 14 {
+			t.Run(fmt.Sprintf("%s after reconcile %d", model, reconciles), func(t *testing.T) {
 				g := NewWithT(t)
 				w := newSite()
 				h := w.add("a", model)
 				w.hold(h, "train", 0, gpu.WholeGPU)
 				w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
-				w.steps(passes)
+				w.steps(reconciles)
 				h.begins(upgrade{builds: 18 * time.Minute})
 				w.steps(1500)
 				g.Expect(h.upgrade.stuck).To(BeEmpty())
@@ -393,7 +393,7 @@ func TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers(t *testing.T)
 	h.Labels[upgradeLabel], h.AgentReady, h.lags = "upgrade-done", true, true
 	c.version[h.Name]++
 	for range 30 {
-		c.pass()
+		c.reconcile()
 		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
 		c.tick(10 * time.Second)
 	}

@@ -26,39 +26,39 @@ type sleeping struct {
 }
 
 // decide returns a new decision on the snapshot, or the last one if nobody would have woken the controller.
-func (s *sleeping) decide(w cluster.Snapshot, decide func(cluster.Snapshot) rollout.Decision) rollout.Decision {
-	rest := others(w)
-	passed := w.Now.Sub(s.nodes.Now)
-	if s.decided && passed >= 0 && w.Repeats == nil && w.OtherControllers == nil && len(s.last.Actions) == 0 &&
+func (s *sleeping) decide(snapshot cluster.Snapshot, decide func(cluster.Snapshot) rollout.Decision) rollout.Decision {
+	rest := others(snapshot)
+	passed := snapshot.Now.Sub(s.nodes.Now)
+	if s.decided && passed >= 0 && snapshot.Repeats == nil && snapshot.OtherControllers == nil && len(s.last.Actions) == 0 &&
 		(s.last.After == 0 || passed < s.last.After) && bytes.Equal(rest, s.rest) &&
-		reflect.DeepEqual(w.Policies, s.nodes.Policies) && reflect.DeepEqual(w.Nodes, s.nodes.Nodes) {
+		reflect.DeepEqual(snapshot.Policies, s.nodes.Policies) && reflect.DeepEqual(snapshot.Nodes, s.nodes.Nodes) {
 		d := s.last
 		if d.After > 0 {
 			d.After -= passed
 		}
 		return d
 	}
-	s.last, s.decided = decide(w), true
-	for i := range w.Nodes {
-		w.Nodes[i].Version = 0 // of remembering
+	s.last, s.decided = decide(snapshot), true
+	for i := range snapshot.Nodes {
+		snapshot.Nodes[i].Version = 0 // of remembering
 	}
-	s.nodes, s.rest = w, rest
+	s.nodes, s.rest = snapshot, rest
 	return s.last
 }
 
 // others is what a snapshot holds besides its nodes, policies and time.
-func others(w cluster.Snapshot) []byte {
-	w.Nodes, w.Policies, w.Now = nil, nil, time.Time{}
-	return values(nil, reflect.ValueOf(w))
+func others(s cluster.Snapshot) []byte {
+	s.Nodes, s.Policies, s.Now = nil, nil, time.Time{}
+	return values(nil, reflect.ValueOf(s))
 }
 
 // TestTheSimulatedControllerWakes: when anything that it reads has changed, when its time has come, and not else.
 func TestTheSimulatedControllerWakes(t *testing.T) {
 	g := NewWithT(t)
 	decisions := 0
-	counted := func(w cluster.Snapshot) rollout.Decision {
+	counted := func(s cluster.Snapshot) rollout.Decision {
 		decisions++
-		return rollout.Decide(w)
+		return rollout.Decide(s)
 	}
 	c := fleet(1, timeSlicing(4))
 	c.steps(60)

@@ -114,7 +114,7 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 			g := NewWithT(t)
 			cl, _ := toMIG(inWindows(c.windows...))
 			cl.at(c.now)
-			d := cl.pass()
+			d := cl.reconcile()
 			if c.next == "" {
 				g.Expect(started(d)).To(Equal([]string{"a"}))
 				g.Expect(d.Policies["research"].NextWindowTime).To(BeNil())
@@ -129,7 +129,7 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 			g.Expect(d.Policies["research"].Pending[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 			g.Expect(d.After).To(Equal(next.Sub(cl.Now)), "the controller looks again when the window opens")
 			cl.tick(d.After)
-			g.Expect(started(cl.pass())).To(Equal([]string{"a"}))
+			g.Expect(started(cl.reconcile())).To(Equal([]string{"a"}))
 		})
 	}
 }
@@ -187,7 +187,7 @@ func drainsAtTheEnd(with ...func(*v1alpha1.GPUSharingPolicy)) (*site, *host) {
 	c, h := toMIG(append(with, inWindows(tonight))...)
 	c.hold(h, "train", 0, gpu.WholeGPU)
 	c.at("2027-03-02T01:59:00Z")
-	c.pass()
+	c.reconcile()
 	c.tick(time.Second)
 	return c, h
 }
@@ -196,7 +196,7 @@ func TestADrainContinuesWhenItsWindowCloses(t *testing.T) {
 	g := NewWithT(t)
 	c, h := drainsAtTheEnd()
 	c.at("2027-03-02T02:01:00Z")
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(h.Taints).NotTo(BeEmpty())
 	c.end(h, "train")
@@ -207,11 +207,11 @@ func TestADrainContinuesWhenItsWindowCloses(t *testing.T) {
 func TestADrainIsCanceledWhenItsWindowClosesIfThePolicyWantsThat(t *testing.T) {
 	g := NewWithT(t)
 	c, h := drainsAtTheEnd(cancelsDrains)
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(d.After).To(Equal(59*time.Second), "the controller looks again when the window closes")
 	c.tick(d.After)
-	d = c.pass()
+	d = c.reconcile()
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("2027-03-02T22:00:00Z"))
 	g.Expect(h.Taints).To(BeEmpty())
@@ -229,7 +229,7 @@ func TestAChangeThatHasReachedTheGPUsIsFinishedAfterItsWindow(t *testing.T) {
 	c, h := toMIG(inWindows(tonight), cancelsDrains)
 	c.at("2027-03-02T01:59:57Z")
 	for h.GPU.Spec.ConfigName == "" {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 	c.at("2027-03-02T02:00:30Z")
@@ -246,7 +246,7 @@ func TestARebootWaitsForAWindow(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	c.at("2027-03-02T01:59:00Z")
 	for !h.required {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 	c.at("2027-03-02T02:00:00Z")
@@ -272,7 +272,7 @@ func TestNodesThatWaitForAWindowTakeNoSlot(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	c.at("2027-03-02T01:00:00Z")
 	for c.ready() == 0 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 	}
 	c.run(200)
@@ -282,14 +282,14 @@ func TestNodesThatWaitForAWindowTakeNoSlot(t *testing.T) {
 	for _, h := range c.hosts {
 		c.hold(h, "train-"+h.Name, 0, h.devices()[0].State.Instances[0].ID)
 	}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Policies["research"].Nodes.Changing).To(BeZero())
 	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
 	g.Expect(ready.Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 	stalled, found := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionStalled)
 	g.Expect(found && stalled.Status == metav1.ConditionTrue).To(BeFalse(), "it goes on by itself")
 	c.tick(d.After)
-	g.Expect(started(c.pass())).To(Equal([]string{"a"}), "the first with the new configuration")
+	g.Expect(started(c.reconcile())).To(Equal([]string{"a"}), "the first with the new configuration")
 }
 
 func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
@@ -316,9 +316,9 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 			}))}
 			cl.Policies[0].Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(1))
 			cl.at("2027-03-01T23:00:00Z")
-			w := cl.world()
-			d := rollout.Decide(w)
-			g.Expect(w.Policies[0].Spec.Rollout.Paused).To(BeFalse(), "the policy itself stays as it is")
+			s := cl.world()
+			d := rollout.Decide(s)
+			g.Expect(s.Policies[0].Spec.Rollout.Paused).To(BeFalse(), "the policy itself stays as it is")
 			g.Expect(changes(d.Actions)).To(BeEmpty())
 			g.Expect(d.ConfigurePlugin).To(BeFalse())
 			status := d.Policies["research"]

@@ -34,12 +34,12 @@ func awaitsWindow(m *member) bool {
 
 // outsideWindow reports why a node waits for a maintenance window, if it does, and looks again when one opens or
 // closes.
-func outsideWindow(g *Group, w *cluster.Snapshot, m *member) (reason, message string) {
+func outsideWindow(g *Group, s *cluster.Snapshot, m *member) (reason, message string) {
 	if len(g.Windows) == 0 || !awaitsWindow(m) {
 		return "", ""
 	}
-	open, changes := g.Windows.At(w.Now)
-	m.After = timing.Sooner(m.After, changes.Sub(w.Now))
+	open, changes := g.Windows.At(s.Now)
+	m.After = timing.Sooner(m.After, changes.Sub(s.Now))
 	if open {
 		return "", ""
 	}

@@ -31,7 +31,7 @@ type Pod struct {
 	Protected   string // why it is never evicted; empty: it may be
 }
 
-// Case is one report of an agent, and what the controller judges it by.
+// Case is one report of an agent, and what the controller decides by.
 type Case struct {
 	Guard     v1alpha1.MemoryGuard // of the policy
 	Replicas  int32                // of the policy
@@ -43,55 +43,55 @@ type Case struct {
 	Now       time.Time
 }
 
-// Judgement is whether the controller evicts the pod of a Case.
-type Judgement struct {
+// Decision is whether the controller evicts the pod of a Case.
+type Decision struct {
 	Evict bool
 	Why   string        // it does not; empty in mode Report
-	After time.Duration // when to judge again without a new report; 0: no need
+	After time.Duration // when to decide again without a new report; 0: no need
 }
 
-// Judge decides. An agent is believed about the memory of its own GPUs only: whether the pod is on its node, requests a
-// GPU and may be evicted, and how many pods were evicted lately, the controller knows by itself.
-func Judge(c Case) Judgement {
+// Decide decides on a Case. An agent is believed about the memory of its own GPUs only: whether the pod is on its node,
+// requests a GPU and may be evicted, and how many pods were evicted lately, the controller knows by itself.
+func Decide(c Case) Decision {
 	p := c.Pressure
 	age := c.Now.Sub(p.ObservedTime.Time)
 	switch {
 	case c.Guard.Mode != v1alpha1.MemoryGuardEvict:
-		return Judgement{}
+		return Decision{}
 	case !Exceeds(c.Guard, p) || !Meant(c.Guard, c.Replicas, p):
-		return Judgement{Why: "the report does not match the policy any more"}
+		return Decision{Why: "the report does not match the policy any more"}
 	case age > fresh || age < -ahead:
-		return Judgement{Why: fmt.Sprintf("the agent's report is not of the last %s", fresh)}
+		return Decision{Why: fmt.Sprintf("the agent's report is not of the last %s", fresh)}
 	case !c.Pod.Found || c.Pod.Created.After(p.ObservedTime.Add(-ahead)):
-		return Judgement{Why: "the pod is gone"}
+		return Decision{Why: "the pod is gone"}
 	case c.Pod.Node != c.Node:
-		return Judgement{Why: "the pod is not on this node"}
+		return Decision{Why: "the pod is not on this node"}
 	case c.Pod.Ends:
-		return Judgement{Why: "the pod is ending"}
+		return Decision{Why: "the pod is ending"}
 	case !c.Pod.RequestsGPU:
-		return Judgement{Why: "the pod requests no GPU"}
+		return Decision{Why: "the pod requests no GPU"}
 	case c.Pod.Protected != "":
-		return Judgement{Why: "the pod " + c.Pod.Protected}
+		return Decision{Why: "the pod " + c.Pod.Protected}
 	}
 	return c.paced()
 }
 
 // paced keeps the rates.
-func (c Case) paced() Judgement {
+func (c Case) paced() Decision {
 	counting := Counting(c.Evicted, c.Now)
 	if len(counting) >= maxRecords {
-		return Judgement{Why: fmt.Sprintf("%d pods of this node were evicted in the last ten minutes", maxRecords), After: perGPU}
+		return Decision{Why: fmt.Sprintf("%d pods of this node were evicted in the last ten minutes", maxRecords), After: perGPU}
 	}
 	for _, e := range slices.Concat(counting, c.Elsewhere) {
 		same := e.Namespace == c.Pressure.Container.Namespace && e.PodName == c.Pressure.Container.PodName
 		if left := perPod - c.Now.Sub(e.Time.Time); same && left > 0 {
-			return Judgement{Why: "the pod was evicted less than ten minutes ago", After: left}
+			return Decision{Why: "the pod was evicted less than ten minutes ago", After: left}
 		}
 		if left := perGPU - c.Now.Sub(e.Time.Time); e.DeviceUUID == c.Pressure.DeviceUUID && left > 0 {
-			return Judgement{Why: "another pod was evicted from this GPU less than a minute ago", After: left}
+			return Decision{Why: "another pod was evicted from this GPU less than a minute ago", After: left}
 		}
 	}
-	return Judgement{Evict: true}
+	return Decision{Evict: true}
 }
 
 // Exceeds reports whether a report shows by its own figures what the guard of the policy asks for.

@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
 )
 
-// judged is a report by which a pod is evicted.
-func judged(change func(*memoryguard.Case)) memoryguard.Judgement {
+// decide decides on a report by which a pod is evicted.
+func decide(change func(*memoryguard.Case)) memoryguard.Decision {
 	c := memoryguard.Case{
 		Guard: spec(v1alpha1.MemoryGuardEvict), Node: "n1", Now: start.Add(70 * time.Second),
 		Pod: memoryguard.Pod{Found: true, Node: "n1", Created: start.Add(-time.Hour), RequestsGPU: true},
@@ -27,7 +27,7 @@ func judged(change func(*memoryguard.Case)) memoryguard.Judgement {
 		},
 	}
 	change(&c)
-	return memoryguard.Judge(c)
+	return memoryguard.Decide(c)
 }
 
 func evicted(gpu, pod string, ago time.Duration) v1alpha1.MemoryEviction {
@@ -43,7 +43,7 @@ func TestThePodIsEvicted(t *testing.T) {
 		"from a node whose clock is 20 s ahead":  func(c *memoryguard.Case) { c.Now = start.Add(40 * time.Second) },
 		"whose share is what the policy says it": func(c *memoryguard.Case) { c.Guard.MemoryPerContainer = new(resource.MustParse("10Gi")) },
 	} {
-		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(judged(change)).To(Equal(memoryguard.Judgement{Evict: true})) })
+		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(decide(change)).To(Equal(memoryguard.Decision{Evict: true})) })
 	}
 }
 
@@ -88,10 +88,10 @@ func TestThePodIsNotEvicted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			j := judged(tc.change)
-			g.Expect(j.Evict).To(BeFalse())
-			g.Expect(j.Why).To(ContainSubstring(tc.why))
-			g.Expect(j.After).To(Equal(tc.after))
+			d := decide(tc.change)
+			g.Expect(d.Evict).To(BeFalse())
+			g.Expect(d.Why).To(ContainSubstring(tc.why))
+			g.Expect(d.After).To(Equal(tc.after))
 		})
 	}
 }

@@ -4,7 +4,7 @@
 // Package memoryguard decides for the memory guard of time-slicing. It is pure.
 //
 //	agent       samples over time → Watch.Next → Kept → GPUNode.status.memoryPressure
-//	controller  what agents report, the pod and what was evicted → Judge → eviction or the reason for none
+//	controller  what agents report, the pod and what was evicted → Decide → eviction or the reason for none
 package memoryguard
 
 import (

@@ -143,9 +143,9 @@ func TestFiguresAloneAreNoNewReport(t *testing.T) {
 	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardReport), was, nil, now)).To(BeEmpty())
 }
 
-// TestAReportIsMadeAnewIfThePolicyAsksForAnother: otherwise the controller ignores it, for as long as the pressure
+// TestAReportIsMadeAnewIfThePolicyRequiresAnother: otherwise the controller ignores it, for as long as the pressure
 // lasts.
-func TestAReportIsMadeAnewIfThePolicyAsksForAnother(t *testing.T) {
+func TestAReportIsMadeAnewIfThePolicyRequiresAnother(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.MemoryGuard, *usage.Unit){
 		"a longer grace period": func(s *v1alpha1.MemoryGuard, _ *usage.Unit) { s.GracePeriodSeconds = 300 },
 		"less free memory": func(s *v1alpha1.MemoryGuard, u *usage.Unit) {

@@ -149,14 +149,14 @@ func converges(t *testing.T, start *world, desired []v1alpha1.DeviceSpec) {
 	t.Helper()
 	g := NewWithT(t)
 	straight := start.copy()
-	steps, err := straight.pass(t, desired, all)
+	steps, err := straight.reconcile(t, desired, all)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(straight.differs(t, desired)).To(Succeed(), "one plan reaches the end")
-	g.Expect(straight.pass(t, desired, all)).To(Equal(0), "nothing is left to do")
+	g.Expect(straight.reconcile(t, desired, all)).To(Equal(0), "nothing is left to do")
 
 	for k := range steps {
 		w := start.copy()
-		_, err := w.pass(t, desired, k)
+		_, err := w.reconcile(t, desired, k)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(w.settle(t, desired)).To(Succeed(), "after a crash after %d steps", k)
 	}
@@ -168,7 +168,7 @@ func converges(t *testing.T, start *world, desired []v1alpha1.DeviceSpec) {
 			}
 			return nil
 		}
-		_, err := w.pass(t, desired, all)
+		_, err := w.reconcile(t, desired, all)
 		g.Expect(err).To(MatchError(errInjected), "call %d", k)
 		g.Expect(w.settle(t, desired)).To(Succeed(), "after call %d failed", k)
 	}
@@ -189,7 +189,7 @@ func crashesWhileCreating(t *testing.T, start *world, desired []v1alpha1.DeviceS
 			}
 			return nil
 		}
-		_, err := w.pass(t, desired, all)
+		_, err := w.reconcile(t, desired, all)
 		if creations < k {
 			return
 		}

@@ -32,86 +32,86 @@ func multiUser(s v1alpha1.DeviceSharing) v1alpha1.DeviceSharing {
 func TestGoldenPlans(t *testing.T) {
 	four := served(plan.ResourceGPU, 25, 3840)
 	cases := map[string]struct {
-		story   string
+		text    string
 		models  []sim.Model
 		before  []v1alpha1.DeviceSharing // reached first; empty: freshly booted
 		change  func(*world)             // then
 		desired []v1alpha1.DeviceSharing
 	}{
 		"time-slicing": {
-			story:  "Time-slicing changes nothing on a GPU.",
+			text:   "Time-slicing changes nothing on a GPU.",
 			models: []sim.Model{sim.T4}, desired: []v1alpha1.DeviceSharing{whole()},
 		},
 		"mps": {
-			story:  "Two whole GPUs are shared by four through MPS.",
+			text:   "Two whole GPUs are shared by four through MPS.",
 			models: []sim.Model{sim.T4, sim.T4}, desired: []v1alpha1.DeviceSharing{four, four},
 		},
 		"mps-limits": {
-			story:  "Ten instead of four share two GPUs: the daemon goes on, beside a client that it serves.",
+			text:   "Ten instead of four share two GPUs: the daemon goes on, beside a client that it serves.",
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, four},
 			change:  client("trainer", 0),
 			desired: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 10, 1536), served(plan.ResourceGPU, 10, 1536)},
 		},
 		"mps-grows": {
-			story:  "A second GPU is shared by MPS: a server that runs may not know it, so the daemon starts anew.",
+			text:   "A second GPU is shared by MPS: a server that runs may not know it, so the daemon starts anew.",
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, whole()},
 			desired: []v1alpha1.DeviceSharing{four, four},
 		},
 		"mps-multi-user": {
-			story:  "One server for all users takes a daemon of its own kind: its clients block the restart.",
+			text:   "One server for all users takes a daemon of its own kind: its clients block the restart.",
 			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four}, change: client("trainer", 0),
 			desired: []v1alpha1.DeviceSharing{multiUser(four)},
 		},
 		"mps-renamed": {
-			story:  "The replicas get another name, which is another daemon's: the clients of the old one block it.",
+			text:   "The replicas get another name, which is another daemon's: the clients of the old one block it.",
 			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four}, change: client("trainer", 0),
 			desired: []v1alpha1.DeviceSharing{served(plan.ResourceGPUShared, 25, 3840)},
 		},
 		"mps-shrinks": {
-			story:  "One of two GPUs leaves MPS: the daemon holds both, so it starts anew.",
+			text:   "One of two GPUs leaves MPS: the daemon holds both, so it starts anew.",
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, four},
 			desired: []v1alpha1.DeviceSharing{four, whole()},
 		},
 		"mps-died": {
-			story:  "The daemon died. It is brought back although a pod still holds the GPU.",
+			text:   "The daemon died. It is brought back although a pod still holds the GPU.",
 			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four},
 			change:  func(w *world) { client("trainer", 0)(w); clear(w.daemons) },
 			desired: []v1alpha1.DeviceSharing{four},
 		},
 		"mps-of-different-gpus": {
-			story:   "GPUs of different memory have different limits.",
+			text:    "GPUs of different memory have different limits.",
 			models:  []sim.Model{sim.T4, sim.L40S},
 			desired: []v1alpha1.DeviceSharing{four, served(plan.ResourceGPU, 25, 11517)},
 		},
 		"mig": {
-			story:   "A whole GPU is split into seven; the one without MIG stays as it is.",
+			text:    "A whole GPU is split into seven; the one without MIG stays as it is.",
 			models:  []sim.Model{sim.A100, sim.T4},
 			desired: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7)), whole()},
 		},
 		"mig-from-mps": {
-			story:  "MPS makes room for MIG.",
+			text:   "MPS makes room for MIG.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 25, 10240)},
 			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
 		},
 		"mig-repartitioned": {
-			story:  "Sevenths become a mix. The instance that a pod uses stays; what blocks 3g.20gb and is free goes.",
+			text:   "Sevenths become a mix. The instance that a pod uses stays; what blocks 3g.20gb and is free goes.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))},
 			change:  holder("notebook", 0, 3),
 			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 1), count("1g.5gb", 2))},
 		},
 		"mig-in-the-way": {
-			story:  "No 4g.20gb fits without the instance that a pod and its process use.",
+			text:   "No 4g.20gb fits without the instance that a pod and its process use.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))},
 			change:  func(w *world) { holder("notebook", 0, 3)(w); process("python", 0, 3)(w) },
 			desired: []v1alpha1.DeviceSharing{split(count("4g.20gb", 1), count("1g.5gb", 3))},
 		},
 		"mig-off": {
-			story:  "The instances go, then MIG mode, and MPS comes.",
+			text:   "The instances go, then MIG mode, and MPS comes.",
 			models: []sim.Model{sim.H100}, before: []v1alpha1.DeviceSharing{split(count("3g.40gb", 1), count("1g.10gb+me", 1))},
 			desired: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 25, 20389)},
 		},
 		"mig-pending": {
-			story:  "MIG mode was set on both GPUs and waits for a reset: one is finished, the other set back.",
+			text:   "MIG mode was set on both GPUs and waits for a reset: one is finished, the other set back.",
 			models: []sim.Model{sim.A100, sim.A100},
 			change: func(w *world) {
 				w.Update(func(n *sim.Node) { n.GPUs[0].PendingMIG, n.GPUs[1].PendingMIG = true, true })
@@ -119,7 +119,7 @@ func TestGoldenPlans(t *testing.T) {
 			desired: []v1alpha1.DeviceSharing{split(count("7g.40gb", 1)), whole()},
 		},
 		"mig-orphan": {
-			story:  "A crash left a GPU instance without its compute instance: it is made anew.",
+			text:   "A crash left a GPU instance without its compute instance: it is made anew.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
 			change:  func(w *world) { w.Update(func(n *sim.Node) { n.GPUs[0].Instances[1].Compute = nil }) },
 			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
@@ -133,7 +133,7 @@ func TestGoldenPlans(t *testing.T) {
 			if c.change != nil {
 				c.change(w)
 			}
-			golden(t, name, fmt.Sprintf("%s\n\n%s", c.story, prose(t, w, specs(t, w, c.desired))))
+			golden(t, name, fmt.Sprintf("%s\n\n%s", c.text, prose(t, w, specs(t, w, c.desired))))
 		})
 	}
 }

@@ -167,7 +167,7 @@ func TestAGPUThatCannotBeResetWaitsForAReboot(t *testing.T) {
 	w.Update(func(n *sim.Node) { n.GPUs[0].NoReset = true })
 	desired := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))})
 	for range 2 { // asked for, and found pending
-		_, err := w.pass(t, desired, all)
+		_, err := w.reconcile(t, desired, all)
 		g.Expect(err).To(MatchError(gpu.ErrNotSupported))
 		g.Expect(err).To(MatchError(gpu.ErrResetRequired))
 		g.Expect(err).To(MatchError(HavePrefix("GPU 0 (NVIDIA-A100-SXM4-40GB): setting MIG mode to enabled: ")))

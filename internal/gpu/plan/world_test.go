@@ -235,9 +235,9 @@ func (w *world) Stop(_ context.Context, resource string) error {
 
 func (w *world) tools() plan.Tools { return plan.Tools{Hardware: w, MPS: w} }
 
-// pass is what the agent does once: observe, plan, check before each step what blocks it, stop at the first that
+// reconcile is what the agent does once: observe, plan, check before each step what blocks it, stop at the first that
 // cannot go on, or after so many.
-func (w *world) pass(t *testing.T, desired []v1alpha1.DeviceSpec, atMost int) (done int, err error) {
+func (w *world) reconcile(t *testing.T, desired []v1alpha1.DeviceSpec, atMost int) (done int, err error) {
 	t.Helper()
 	steps, err := plan.Node(desired, w.devices(t))
 	if err != nil {
@@ -260,13 +260,13 @@ func (w *world) pass(t *testing.T, desired []v1alpha1.DeviceSpec, atMost int) (d
 
 const all = 1000
 
-// settle repeats passes until nothing is left to do, and says what keeps it from that.
+// settle reconciles until nothing is left to do, and says what keeps it from that.
 func (w *world) settle(t *testing.T, desired []v1alpha1.DeviceSpec) error {
 	t.Helper()
 	var err error
 	for range 6 {
 		var done int
-		if done, err = w.pass(t, desired, all); err == nil && done == 0 {
+		if done, err = w.reconcile(t, desired, all); err == nil && done == 0 {
 			return w.differs(t, desired)
 		}
 	}

@@ -1,8 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package drain asks for pods to be evicted, without waiting for them to go: a pass asks once, and the next pass sees
-// who is still there. Another package decides which pods block a change.
+// Package drain asks for pods to be evicted, without waiting for them to go: a reconcile asks once, and the next one
+// sees who is still there. Another package decides which pods block a change.
 //
 // Evictions go through the Eviction API and nothing else, so that PodDisruptionBudgets hold. Pods that would come
 // straight back, those of DaemonSets and the mirrors of static pods, are never evicted.

@@ -35,7 +35,7 @@ func text(version, commit string, info *debug.BuildInfo) string {
 	return fmt.Sprintf("%s (commit %s)", cmp.Or(version, info.Main.Version, "(devel)"), cmp.Or(commit, "unknown"))
 }
 
-// Asked reports whether the arguments of a program ask for its version instead of its work.
-func Asked(args []string) bool {
+// Requested reports whether the arguments of a program ask for its version instead of its work.
+func Requested(args []string) bool {
 	return slices.Contains(args, "--version") || slices.Contains(args, "-version")
 }

@@ -27,8 +27,8 @@ const (
 // RuleName is the name of the operator's DeviceTaintRule for a node.
 func RuleName(node string) string { return namePrefix + node }
 
-// RuledNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
-func RuledNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
+// TaintRuleNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
+func TaintRuleNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
 
 // ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus
 // sign, which no name of a resource may have.
@@ -43,9 +43,9 @@ func ClassName(profile string) string {
 // (k8s.io/api/resource/v1, ResourceDeviceClassPrefix).
 const implicitPrefix = "deviceclass.resource.kubernetes.io/"
 
-// AskedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one itself, or
-// the one of the operator's DeviceClass that they name by its implicit resource.
-func AskedBy(resource string) string {
+// ResourceRequestedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one
+// itself, or the one of the operator's DeviceClass that they name by its implicit resource.
+func ResourceRequestedBy(resource string) string {
 	if profile, is := strings.CutPrefix(resource, implicitPrefix+classPrefix); is {
 		return resourcePrefix + profile
 	}
@@ -177,9 +177,9 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 // these classes are for. A class that serves the resource already is used, also one of an administrator: two classes
 // with one resource make the scheduler forget the name when one of them goes. One of the operator's that another client
 // edited is written again. A configuration that it was given is another field manager's: such a class is deleted, and
-// the next pass writes it if it is needed. named reports whether a policy, pod or claim names a class or its resource:
-// such a class stays. So does one beside another class of its resource, which the scheduler would forget: it is written
-// again when the other one comes or goes, so that the scheduler reads it.
+// the next reconcile writes it if it is needed. named reports whether a policy, pod or claim names a class or its
+// resource: such a class stays. So does one beside another class of its resource, which the scheduler would forget: it
+// is written again when the other one comes or goes, so that the scheduler reads it.
 func Classes(have []Class, want []Write, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
 	for _, w := range want {

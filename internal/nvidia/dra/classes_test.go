@@ -25,7 +25,7 @@ func TestNamesOfClasses(t *testing.T) {
 		g.Expect(validation.IsDNS1123Subdomain(dra.ClassName(profile))).To(BeEmpty())
 		g.Expect(dra.Ours(dra.ClassName(profile))).To(BeTrue())
 	}
-	node, is := dra.RuledNode(dra.RuleName("n1"))
+	node, is := dra.TaintRuleNode(dra.RuleName("n1"))
 	NewWithT(t).Expect([]any{node, is}).To(Equal([]any{"n1", true}))
 }
 
@@ -47,9 +47,9 @@ func TestWhatAPolicysProfileMeans(t *testing.T) {
 	} {
 		NewWithT(t).Expect(dra.Means(c.profile, c.class)).To(Equal(c.want), "%s %s", c.profile, c.class)
 	}
-	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb.me")).To(Equal("nvidia.com/mig-1g.5gb.me"))
-	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/gpusharing-gpu")).To(Equal("nvidia.com/gpu"))
-	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/other")).To(Equal("deviceclass.resource.kubernetes.io/other"))
+	NewWithT(t).Expect(dra.ResourceRequestedBy("deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb.me")).To(Equal("nvidia.com/mig-1g.5gb.me"))
+	NewWithT(t).Expect(dra.ResourceRequestedBy("deviceclass.resource.kubernetes.io/gpusharing-gpu")).To(Equal("nvidia.com/gpu"))
+	NewWithT(t).Expect(dra.ResourceRequestedBy("deviceclass.resource.kubernetes.io/other")).To(Equal("deviceclass.resource.kubernetes.io/other"))
 }
 
 func TestWhichClassesMustExist(t *testing.T) {
@@ -150,10 +150,10 @@ func TestWhatToSetForShares(t *testing.T) {
 		return &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0", Type: "gpu", UUID: "GPU-a", Shares: shares}}}
 	}
 	for name, c := range map[string]struct {
-		pool  *dra.Pool
-		want  int64
-		asked dra.Asked
-		says  []string
+		pool      *dra.Pool
+		want      int64
+		requested dra.RequestedShares
+		says      []string
 	}{
 		"as it is":            {pool: pool(4), want: 4},
 		"nothing is known":    {pool: &dra.Pool{}, want: 4},
@@ -163,12 +163,12 @@ func TestWhatToSetForShares(t *testing.T) {
 		"to be lowered":       {pool: pool(8), want: 4, says: []string{"consumableShares=4", "Pods that have shares keep them"}},
 		"to be switched off":  {pool: pool(4), want: 1, says: []string{"needs whole GPUs", "First drain", "consumableShares=disabled"}},
 		"by memory":           {pool: pool(0), want: 4, says: []string{"unlimited or memory", "consumableShares=4"}},
-		"two policies differ": {pool: pool(2), want: 4, asked: dra.Asked{2: {"b"}, 4: {"a"}}, says: []string{"policy b needs 2 shares", "one number for all nodes"}},
-		"whole GPUs beside":   {pool: pool(1), want: 4, asked: dra.Asked{1: {"b"}, 4: {"a"}}, says: []string{"policy b needs whole GPUs"}},
+		"two policies differ": {pool: pool(2), want: 4, requested: dra.RequestedShares{2: {"b"}, 4: {"a"}}, says: []string{"policy b needs 2 shares", "one number for all nodes"}},
+		"whole GPUs beside":   {pool: pool(1), want: 4, requested: dra.RequestedShares{1: {"b"}, 4: {"a"}}, says: []string{"policy b needs whole GPUs"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			problem := dra.SharesProblem(c.pool, c.want, "a", c.asked)
+			problem := dra.SharesProblem(c.pool, c.want, "a", c.requested)
 			if len(c.says) == 0 {
 				g.Expect(problem).To(BeZero())
 				return

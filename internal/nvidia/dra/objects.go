@@ -69,7 +69,7 @@ func EditedRule(object *unstructured.Unstructured) (node string, ok bool) {
 }
 
 func ruleOfOurs(object *unstructured.Unstructured) (node string, ok bool) {
-	node, ok = RuledNode(object.GetName())
+	node, ok = TaintRuleNode(object.GetName())
 	return node, ok && isOwn(object)
 }
 

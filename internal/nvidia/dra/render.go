@@ -52,11 +52,11 @@ func Render(s v1alpha1.Sharing, n deviceplugin.Node, published int64) (deviceplu
 			c.Resources[ResourceOf(instance.Profile)] += int64(instance.Count)
 		}
 	}
-	asked := max(Shares(s), 1)
+	requested := max(Shares(s), 1)
 	if whole > 0 {
-		c.Resources[plan.ResourceGPU] = whole * asked
+		c.Resources[plan.ResourceGPU] = whole * requested
 	}
-	c.Key = nameOf(s.Strategy, c.Resources, asked)
+	c.Key = nameOf(s.Strategy, c.Resources, requested)
 	if shares := cmp.Or(Shares(s), published); whole > 0 && shares > 1 {
 		c.Resources[plan.ResourceGPU], c.Replicas[plan.ResourceGPU] = whole*shares, int32(min(shares, math.MaxInt32))
 	}

@@ -18,11 +18,12 @@ import (
 // restarts the driver on every node at once, so that is the administrator's: the operator says what to set, and
 // compares.
 
-// Asked is how many claims must be able to share a GPU, by the policies that ask for whole GPUs on nodes of the driver.
-type Asked map[int64][]string
+// RequestedShares is how many claims must be able to share a GPU, by the policies that ask for whole GPUs on nodes of
+// the driver.
+type RequestedShares map[int64][]string
 
 // Add notes that a policy asks for so many shares.
-func (a Asked) Add(shares int64, policy string) {
+func (a RequestedShares) Add(shares int64, policy string) {
 	if !slices.Contains(a[shares], policy) {
 		a[shares] = append(a[shares], policy)
 		slices.Sort(a[shares])
@@ -30,7 +31,7 @@ func (a Asked) Add(shares int64, policy string) {
 }
 
 // String names what is asked for, so that two values can be compared.
-func (a Asked) String() string {
+func (a RequestedShares) String() string {
 	var parts []string
 	for _, shares := range slices.Sorted(maps.Keys(a)) {
 		parts = append(parts, fmt.Sprintf("%d: %s", shares, strings.Join(a[shares], ", ")))
@@ -40,7 +41,7 @@ func (a Asked) String() string {
 
 // SharesProblem says what to set so that a GPU of a node has the shares that the policy wants, and which other policies
 // on nodes of the driver want another number; nil if the pool shows that number, or nothing yet.
-func SharesProblem(p *Pool, want int64, policy string, asked Asked) *plan.Problem {
+func SharesProblem(p *Pool, want int64, policy string, requested RequestedShares) *plan.Problem {
 	have, known := p.Shares()
 	if !known || have == want {
 		return nil
@@ -53,7 +54,7 @@ func SharesProblem(p *Pool, want int64, policy string, asked Asked) *plan.Proble
 		is = "no shares"
 	}
 	message := fmt.Sprintf("NVIDIA's DRA driver publishes %s for each GPU of the node, and policy %s needs %s. ", is, policy, wanted(want))
-	if others := against(asked, want); len(others) > 0 {
+	if others := against(requested, want); len(others) > 0 {
 		return &plan.Problem{
 			Reason: v1alpha1.ReasonDRASharesDiffer,
 			Message: message + fmt.Sprintf("The driver has one number for all nodes, and %s. Give all of them the same replicas, or leave the nodes of "+
@@ -71,13 +72,13 @@ func wanted(shares int64) string {
 }
 
 // against are the policies that ask for another number.
-func against(asked Asked, want int64) []string {
+func against(requested RequestedShares, want int64) []string {
 	var others []string
-	for _, shares := range slices.Sorted(maps.Keys(asked)) {
+	for _, shares := range slices.Sorted(maps.Keys(requested)) {
 		if shares == want {
 			continue
 		}
-		for _, policy := range asked[shares] {
+		for _, policy := range requested[shares] {
 			others = append(others, fmt.Sprintf("policy %s needs %s", policy, wanted(shares)))
 		}
 	}

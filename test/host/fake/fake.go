@@ -161,10 +161,10 @@ type Rebooter struct {
 	// Boot boots the node.
 	Boot func()
 
-	mu      sync.Mutex
-	asked   int
-	refusal error
-	fail    error
+	mu        sync.Mutex
+	requested int
+	refusal   error
+	fail      error
 }
 
 // Refuse says why the node cannot be rebooted; nil: it can.
@@ -181,11 +181,11 @@ func (r *Rebooter) Fail(err error) {
 	r.fail = err
 }
 
-// Asked is how often the node was asked to reboot.
-func (r *Rebooter) Asked() int {
+// Requested is how often the node was asked to reboot.
+func (r *Rebooter) Requested() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.asked
+	return r.requested
 }
 
 // Able implements host.Rebooter.
@@ -201,7 +201,7 @@ func (r *Rebooter) Reboot() error {
 		return err
 	}
 	r.mu.Lock()
-	r.asked++
+	r.requested++
 	err := r.fail
 	r.mu.Unlock()
 	if err == nil {

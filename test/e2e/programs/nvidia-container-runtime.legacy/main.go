@@ -48,7 +48,7 @@ func run(args []string) error {
 
 // addDriver adds the driver to a container's configuration, as far as the container asks for one.
 func addDriver(c oci.Config) error {
-	if !asksForDriver(c) {
+	if !requestsDriver(c) {
 		return nil
 	}
 	if err := makeCapabilities(); err != nil {
@@ -75,8 +75,8 @@ func makeCapabilities() error {
 	return nil
 }
 
-// asksForDriver reports whether NVIDIA_VISIBLE_DEVICES names any device.
-func asksForDriver(c oci.Config) bool {
+// requestsDriver reports whether NVIDIA_VISIBLE_DEVICES names any device.
+func requestsDriver(c oci.Config) bool {
 	process, _ := c["process"].(map[string]any)
 	asks := false
 	for _, e := range oci.List(process["env"]) {

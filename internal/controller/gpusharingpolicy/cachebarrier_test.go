@@ -19,13 +19,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestTheCacheCatchesUp is about passes that read Nodes or GPUNodes late.
+// TestTheCacheCatchesUp is about reconciles that read Nodes or GPUNodes late.
 func TestTheCacheCatchesUp(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	for name, test := range map[string]func(*scenario){
-		"a pass waits for what the last one wrote":                       testOwnWrites,
-		"a pass waits for what the last one may have written":            testDoubt,
+		"a reconcile waits for what the last one wrote":                  testOwnWrites,
+		"a reconcile waits for what the last one may have written":       testDoubt,
 		"a new leader waits for what the last one wrote":                 testNewLeader,
 		"a node that was deleted is not waited for":                      testDeleted,
 		"a cache that lags for long is an error, and nothing is decided": testLag,
@@ -94,14 +94,14 @@ func (l *late) List(ctx context.Context, into client.ObjectList, opts ...client.
 	return l.WithWatch.List(ctx, into, opts...)
 }
 
-// tainting is a scenario in which the next pass taints the node, with the controller that will and its cache, which has
-// stopped.
+// tainting is a scenario in which the next reconcile taints the node, with the controller that will and its cache,
+// which has stopped.
 func (s *scenario) tainting() (*gpusharingpolicy.Controller, *late) {
 	s.t.Helper()
 	s.machine("a100", sim.A100)
 	s.policy("research", migPolicy("WaitForIdle"))
 	for range 2 {
-		_, err := s.pass()
+		_, err := s.reconcile()
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
 	}
@@ -114,21 +114,21 @@ func (s *scenario) tainting() (*gpusharingpolicy.Controller, *late) {
 	return c, cache
 }
 
-// nothing expects that a pass waits and writes nothing.
+// nothing expects that a reconcile waits and writes nothing.
 func (s *scenario) nothing(c *gpusharingpolicy.Controller) {
 	s.t.Helper()
 	s.writes = nil
-	result, err := c.Reconcile(s.ctx(), pass())
+	result, err := c.Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(And(BeNumerically(">", 0), BeNumerically("<", time.Second)))
 	s.Expect(s.writes).To(BeEmpty())
 }
 
-// something expects that a pass decides: it always reports.
+// something expects that a reconcile decides: it always reports.
 func (s *scenario) something(c *gpusharingpolicy.Controller) {
 	s.t.Helper()
 	s.writes = nil
-	_, err := c.Reconcile(s.ctx(), pass())
+	_, err := c.Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(s.writes).NotTo(BeEmpty())
 }
@@ -153,7 +153,7 @@ func testOwnWrites(s *scenario) {
 func testDoubt(s *scenario) {
 	c, cache := s.tainting()
 	s.doubt = true // what is written is carried out, and the answer is lost
-	_, err := c.Reconcile(s.ctx(), pass())
+	_, err := c.Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).To(MatchError(context.DeadlineExceeded))
 	s.doubt = false
 	s.expectTainted()
@@ -189,7 +189,7 @@ func testLag(s *scenario) {
 	s.nothing(c)
 	s.clock.Step(31 * time.Second)
 	s.writes = nil
-	_, err := c.Reconcile(s.ctx(), pass())
+	_, err := c.Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).To(MatchError(ContainSubstring("the cache has not shown Node a100 at resource version")))
 	s.Expect(s.writes).To(BeEmpty())
 	s.nothing(c)
@@ -212,7 +212,7 @@ func testTookPlace(s *scenario) {
 	var err error
 	for range 20 {
 		cache.stop(s)
-		if _, err = c.Reconcile(s.ctx(), pass()); err != nil {
+		if _, err = c.Reconcile(s.ctx(), reconciliation()); err != nil {
 			break
 		}
 		s.others()

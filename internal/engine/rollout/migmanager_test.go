@@ -45,7 +45,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	sharing := byManager(count("3g", 1), count("1g", 2))
 	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, evicting)}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Nodes[0].Plan).To(HaveExactElements(
 		MatchRegexp(`^NVIDIA's mig-manager: apply gpusharing-[0-9a-f]{12}, which clears GPU 0, GPU 1$`)), "a mode that changes concerns all GPUs")
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
@@ -56,7 +56,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
 	g.Expect(h.applied).To(HaveLen(1))
-	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not fenced off")
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not disabled")
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, h.applied[0]))
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 	g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty(), "the agent looks at the driver again")
@@ -220,7 +220,7 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			d := rollout.Decide(c.world())
 			for _, a := range d.Actions {
 				if done++; done == cut {
-					break // what is left of the pass is not carried out
+					break // what is left of the reconcile is not carried out
 				}
 				c.do(a)
 			}
@@ -255,7 +255,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		h := withManager(c, sim.A100)
 		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 		for range 200 {
-			if c.pass(); when.is(h) {
+			if c.reconcile(); when.is(h) {
 				break
 			}
 			c.tick(time.Second)
@@ -267,7 +267,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		h.Pods = slices.Delete(h.Pods, at, at+1)
 		began := c.Now
 		for range 400 {
-			d := c.pass()
+			d := c.reconcile()
 			open := slices.ContainsFunc(h.Pods, playedBy(pluginLabel)) && len(h.Taints) == 0
 			if d.Nodes[0].State == node.UpToDate {
 				break
@@ -299,7 +299,7 @@ func releasedTo(g Gomega, c *site, name string) *host {
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	c.Policies = nil
 	for range 400 {
-		if c.pass(); h.Labels[v1alpha1.LabelMIGConfig] == name {
+		if c.reconcile(); h.Labels[v1alpha1.LabelMIGConfig] == name {
 			break
 		}
 		c.tick(time.Second)
@@ -322,7 +322,7 @@ func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 			c.tick(time.Second)
 			g.Expect(h.began).NotTo(BeZero())
 			for !h.began.IsZero() {
-				d := c.pass()
+				d := c.reconcile()
 				g.Expect(d.ConfigureMIGManager).To(BeTrue())
 				g.Expect(d.Nodes).To(HaveLen(1))
 				g.Expect(d.Nodes[0].State).To(Equal(node.Releasing))
@@ -351,9 +351,9 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 	h := releasedTo(g, c, "all-1g.5gb")
 	h.mishap = func(string) string { return "hangs" }
 	since := c.Now
-	w := c.world()
-	w.Nodes[0].Pods = slices.DeleteFunc(w.Nodes[0].Pods, playedBy(v1alpha1.LabelMIGManager))
-	g.Expect(rollout.Decide(w).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
+	s := c.world()
+	s.Nodes[0].Pods = slices.DeleteFunc(s.Nodes[0].Pods, playedBy(v1alpha1.LabelMIGManager))
+	g.Expect(rollout.Decide(s).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
 
 	d := c.during(19*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
@@ -362,9 +362,9 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 	for d.ConfigureMIGManager {
 		g.Expect(c.Now).To(BeTemporally("<", since.Add(21*time.Minute)))
 		c.tick(time.Second)
-		d = c.pass()
+		d = c.reconcile()
 	}
-	c.pass()
+	c.reconcile()
 	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelClient, "true")), "nothing is left paused")
 	d, _ = c.run(10)
 	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)

@@ -25,8 +25,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// The controller's account has every right here, so that what is denied is denied by the fence.
-func TestFenceAroundTheController(t *testing.T) {
+// The controller's account has every right here, so that what is denied is denied by the write guard.
+func TestWriteGuardAroundTheController(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA(), env.WithAutoscalers())
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -35,22 +35,22 @@ func TestFenceAroundTheController(t *testing.T) {
 		g.Expect(cluster.Client.Create(ctx, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "everything-" + account},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: fenceNamespace, Name: account}},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: guardNamespace, Name: account}},
 		})).To(Succeed())
 	}
 	as := func(account string) client.Client {
-		c, err := cluster.ClientAs(ctx, env.Identity{Namespace: fenceNamespace, ServiceAccount: account})
+		c, err := cluster.ClientAs(ctx, env.Identity{Namespace: guardNamespace, ServiceAccount: account})
 		g.Expect(err).NotTo(HaveOccurred())
 		return c
 	}
-	f := fence{cluster: cluster, controller: as("gpu-sharing-controller")}
-	for _, o := range fencedObjects() {
+	w := writeGuard{cluster: cluster, controller: as("gpu-sharing-controller")}
+	for _, o := range guardedObjects() {
 		g.Expect(cluster.Client.Create(ctx, o)).To(Succeed())
 	}
-	g.Eventually(func() error { return f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(ctx) }).
+	g.Eventually(func() error { return w.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(ctx) }).
 		WithTimeout(20*time.Second).Should(HaveOccurred(), "an admission policy takes effect a moment after it was applied")
 
-	for name, c := range f.cases() {
+	for name, c := range w.cases() {
 		t.Run(name, func(t *testing.T) {
 			err := c.do(t.Context())
 			if c.says == "" {
@@ -62,21 +62,21 @@ func TestFenceAroundTheController(t *testing.T) {
 	}
 	t.Run("counts what it denies", func(t *testing.T) {
 		g := NewWithT(t)
-		before, err := cluster.Denied(t.Context(), env.Fence)
+		before, err := cluster.Denied(t.Context(), env.WriteGuard)
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).NotTo(Succeed())
-		g.Expect(cluster.Denied(t.Context(), env.Fence)).To(BeNumerically(">", before))
+		g.Expect(w.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).NotTo(Succeed())
+		g.Expect(cluster.Denied(t.Context(), env.WriteGuard)).To(BeNumerically(">", before))
 	})
 	t.Run("concerns nobody else", func(t *testing.T) {
-		f.controller = as("another")
-		NewWithT(t).Expect(f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).To(Succeed())
+		w.controller = as("another")
+		NewWithT(t).Expect(w.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).To(Succeed())
 	})
 }
 
-const fenceNamespace = "gpu-sharing-operator"
+const guardNamespace = "gpu-sharing-operator"
 
-// fencedObjects are what the controller may touch, and what it may not.
-func fencedObjects() []client.Object {
+// guardedObjects are what the controller may touch, and what it may not.
+func guardedObjects() []client.Object {
 	container := []corev1.Container{{Name: "main", Image: "example.invalid/main"}}
 	owner := []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "nvidia-device-plugin-daemonset", UID: "1"}}
 	return []client.Object{
@@ -122,20 +122,20 @@ func nodeOverlay(name string, labels map[string]string, more map[string]any) *un
 	return u
 }
 
-func (f *fence) autoscalers(cases map[string]fenceCase) {
+func (w *writeGuard) autoscalers(cases map[string]guardCase) {
 	create := func(o *unstructured.Unstructured) func(context.Context) error {
-		return func(ctx context.Context) error { return f.controller.Create(ctx, o) }
+		return func(ctx context.Context) error { return w.controller.Create(ctx, o) }
 	}
 	remove := func(name string) func(context.Context) error {
-		return func(ctx context.Context) error { return f.controller.Delete(ctx, nodeOverlay(name, nil, nil)) }
+		return func(ctx context.Context) error { return w.controller.Delete(ctx, nodeOverlay(name, nil, nil)) }
 	}
 	set := func(patch string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return f.controller.Patch(ctx, machineSet(), client.RawPatch(types.MergePatchType, []byte(patch)))
+			return w.controller.Patch(ctx, machineSet(), client.RawPatch(types.MergePatchType, []byte(patch)))
 		}
 	}
 	const resources, own = "may announce resources of NVIDIA through NodeOverlays, and nothing else", "may write NodeOverlays only that have the label"
-	for name, c := range map[string]fenceCase{
+	for name, c := range map[string]guardCase{
 		"announces a shared GPU":               {do: create(nodeOverlay("gpu-sharing-new", ownOverlay, nil))},
 		"ends a NodeOverlay":                   {do: remove("gpu-sharing-old")},
 		"ends a NodeOverlay of another":        {do: remove("theirs"), says: own},
@@ -154,7 +154,7 @@ func (f *fence) autoscalers(cases map[string]fenceCase) {
 		"scales a MachineSet": {do: set(`{"spec": {"replicas": 9}}`), says: "may not change these fields of the spec of machinesets: replicas"},
 		"labels a MachineSet": {do: set(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of machinesets: a"},
 		"deletes a MachineSet": {
-			do: func(ctx context.Context) error { return f.controller.Delete(ctx, machineSet()) }, says: "may not DELETE machinesets",
+			do: func(ctx context.Context) error { return w.controller.Delete(ctx, machineSet()) }, says: "may not DELETE machinesets",
 		},
 	} {
 		cases["autoscalers: "+name] = c
@@ -170,16 +170,16 @@ func draObject(kind, name string, labels map[string]string, spec any) *unstructu
 	return u
 }
 
-func (f *fence) dra(cases map[string]fenceCase) {
+func (w *writeGuard) dra(cases map[string]guardCase) {
 	own := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedByOperator}
 	write := func(kind, name string, labels map[string]string, spec any) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return f.controller.Apply(ctx, client.ApplyConfigurationFromUnstructured(draObject(kind, name, labels, spec)), client.FieldOwner("gpusharing-controller"), client.ForceOwnership)
+			return w.controller.Apply(ctx, client.ApplyConfigurationFromUnstructured(draObject(kind, name, labels, spec)), client.FieldOwner("gpusharing-controller"), client.ForceOwnership)
 		}
 	}
 	remove := func(kind, name string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return f.controller.Delete(ctx, draObject(kind, name, nil, map[string]any{}))
+			return w.controller.Delete(ctx, draObject(kind, name, nil, map[string]any{}))
 		}
 	}
 	with := func(resource, selector string) map[string]any {
@@ -195,7 +195,7 @@ func (f *fence) dra(cases map[string]fenceCase) {
 	}
 	const offers = "may offer MIG instances and whole GPUs through DeviceClasses, and nothing else"
 	const owner, taints = "only that have its label and whose names begin with gpusharing-", "may taint devices of NVIDIA's driver in one pool only"
-	for name, c := range map[string]fenceCase{
+	for name, c := range map[string]guardCase{
 		"offers instances": {do: func(ctx context.Context) error {
 			if err := write("DeviceClass", "gpusharing-mig-1g.5gb", own, class("nvidia.com/mig-1g.5gb"))(ctx); err != nil {
 				return err
@@ -255,32 +255,32 @@ func clusterPolicy() *unstructured.Unstructured {
 	return u
 }
 
-type fence struct {
+type writeGuard struct {
 	cluster    *env.Cluster
 	controller client.Client
 }
 
-// fenceCase is a write of the controller; says is why it is denied, empty if it is not.
-type fenceCase struct {
+// guardCase is a write of the controller; says is why it is denied, empty if it is not.
+type guardCase struct {
 	do   func(context.Context) error
 	says string
 }
 
-func (f *fence) cases() map[string]fenceCase {
-	cases := map[string]fenceCase{}
-	f.nodes(cases)
-	f.clusterPolicies(cases)
-	f.nodeFeatures(cases)
-	f.autoscalers(cases)
-	f.dra(cases)
-	f.others(cases)
+func (w *writeGuard) cases() map[string]guardCase {
+	cases := map[string]guardCase{}
+	w.nodes(cases)
+	w.clusterPolicies(cases)
+	w.nodeFeatures(cases)
+	w.autoscalers(cases)
+	w.dra(cases)
+	w.others(cases)
 	return cases
 }
 
-func (f *fence) nodes(cases map[string]fenceCase) {
-	node := func(patch string) func(context.Context) error { return f.patch(&corev1.Node{}, "node-1", patch) }
+func (w *writeGuard) nodes(cases map[string]guardCase) {
+	node := func(patch string) func(context.Context) error { return w.patch(&corev1.Node{}, "node-1", patch) }
 	const taints, labels = "may not add or remove these taints: ", "may not change these labels of nodes: "
-	for name, c := range map[string]fenceCase{
+	for name, c := range map[string]guardCase{
 		"selects a configuration": {do: node(`{"metadata": {"labels": {"nvidia.com/device-plugin.config": "a-1"},
 			"annotations": {"gpusharing.io/selected": "a-1@1"}}}`)},
 		"pauses a client":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"}}}`)},
@@ -331,12 +331,12 @@ func withTaints(taints ...string) string {
 	return fmt.Sprintf(`{"spec": {"taints": [%s]}}`, strings.Join(taints, ", "))
 }
 
-func (f *fence) clusterPolicies(cases map[string]fenceCase) {
+func (w *writeGuard) clusterPolicies(cases map[string]guardCase) {
 	policy := func(patch string) func(context.Context) error {
-		return f.patch(clusterPolicy(), "cluster-policy", patch)
+		return w.patch(clusterPolicy(), "cluster-policy", patch)
 	}
 	const fields = "may not change more than its fields of the ClusterPolicy in spec: "
-	for name, c := range map[string]fenceCase{
+	for name, c := range map[string]guardCase{
 		"configures the device plugin": {do: policy(`{"metadata": {"annotations": {"gpusharing.io/baseline": "{}"}},
 			"spec": {"devicePlugin": {"config": {"name": "gpu-sharing-device-plugin", "default": "a"}}, "mig": {"strategy": null}}}`)},
 		"configures mig-manager":          {do: policy(`{"spec": {"migManager": {"config": {"name": "gpu-sharing-device-plugin"}}}}`)},
@@ -350,14 +350,14 @@ func (f *fence) clusterPolicies(cases map[string]fenceCase) {
 		"changes a priority":             {do: policy(`{"spec": {"daemonsets": {"priorityClassName": null}}}`), says: fields + "daemonsets"},
 		"replaces mig-manager's image":   {do: policy(`{"spec": {"migManager": {"image": "a", "config": {"name": "b"}}}}`), says: fields + "migManager"},
 		"labels the ClusterPolicy":       {do: policy(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of clusterpolicies: a"},
-		"deletes the ClusterPolicy":      {do: func(ctx context.Context) error { return f.controller.Delete(ctx, clusterPolicy()) }, says: "may not DELETE clusterpolicies"},
+		"deletes the ClusterPolicy":      {do: func(ctx context.Context) error { return w.controller.Delete(ctx, clusterPolicy()) }, says: "may not DELETE clusterpolicies"},
 		"annotates it as another's does": {do: policy(`{"metadata": {"annotations": {"a": "b"}}}`), says: "may not change these annotations of clusterpolicies: a"},
 	} {
 		cases["ClusterPolicy: it "+name] = c
 	}
 }
 
-func (f *fence) nodeFeatures(cases map[string]fenceCase) {
+func (w *writeGuard) nodeFeatures(cases map[string]guardCase) {
 	feature := func(namespace, name, label string, instances map[string]any) func(context.Context) error {
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 			"labels":   map[string]any{label: "false"},
@@ -367,22 +367,22 @@ func (f *fence) nodeFeatures(cases map[string]fenceCase) {
 		u.SetNamespace(namespace)
 		u.SetName(name)
 		u.SetLabels(map[string]string{"nfd.node.kubernetes.io/node-name": "node-1"})
-		return func(ctx context.Context) error { return f.controller.Create(ctx, u.DeepCopy(), client.DryRunAll) }
+		return func(ctx context.Context) error { return w.controller.Create(ctx, u.DeepCopy(), client.DryRunAll) }
 	}
 	write := func(namespace, name, label string) func(context.Context) error {
 		return feature(namespace, name, label, map[string]any{})
 	}
 	pci := map[string]any{"pci.device": map[string]any{"elements": []any{map[string]any{"attributes": map[string]any{"vendor": "10de"}}}}}
 	const place = "may write NodeFeatures in its own namespace only, whose names begin with zz-gpu-sharing-"
-	for name, c := range map[string]fenceCase{
-		"overrides nvidia.com/mps.capable": {do: write(fenceNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable")},
+	for name, c := range map[string]guardCase{
+		"overrides nvidia.com/mps.capable": {do: write(guardNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable")},
 		"writes in another namespace":      {do: write("default", "zz-gpu-sharing-node-1", "nvidia.com/mps.capable"), says: place},
-		"writes what is GFD's":             {do: write(fenceNamespace, "nvidia-features-for-node-1", "nvidia.com/mps.capable"), says: place},
+		"writes what is GFD's":             {do: write(guardNamespace, "nvidia-features-for-node-1", "nvidia.com/mps.capable"), says: place},
 		"sets another label": {
-			do: write(fenceNamespace, "zz-gpu-sharing-node-1", "node-role.kubernetes.io/a"), says: "may set these labels through NodeFeatures only: nvidia.com/mps.capable",
+			do: write(guardNamespace, "zz-gpu-sharing-node-1", "node-role.kubernetes.io/a"), says: "may set these labels through NodeFeatures only: nvidia.com/mps.capable",
 		},
 		"invents a device, for which a NodeFeatureRule may label, taint or annotate the node": {
-			do:   feature(fenceNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable", pci),
+			do:   feature(guardNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable", pci),
 			says: "may report no features of hardware",
 		},
 	} {
@@ -390,9 +390,9 @@ func (f *fence) nodeFeatures(cases map[string]fenceCase) {
 	}
 }
 
-func (f *fence) others(cases map[string]fenceCase) {
+func (w *writeGuard) others(cases map[string]guardCase) {
 	pod := func(patch string) func(context.Context) error {
-		return f.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, "workload", patch)
+		return w.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, "workload", patch)
 	}
 	const cuda = "nvidia-cuda-validator"
 	const deletesOnly = "may delete pods of DaemonSets and NVIDIA's validator pods of the ClusterPolicy only"
@@ -400,10 +400,10 @@ func (f *fence) others(cases map[string]fenceCase) {
 	deletes := func(name string, owner []metav1.OwnerReference, app string) func(context.Context) error {
 		return func(ctx context.Context) error {
 			p := validatorsPod(name, owner, app)
-			if err := f.cluster.Client.Create(ctx, p); err != nil {
+			if err := w.cluster.Client.Create(ctx, p); err != nil {
 				return err
 			}
-			return f.controller.Delete(ctx, p)
+			return w.controller.Delete(ctx, p)
 		}
 	}
 	configMap := func(name string) *corev1.ConfigMap {
@@ -411,14 +411,14 @@ func (f *fence) others(cases map[string]fenceCase) {
 			Namespace: "default", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "gpu-sharing-operator"},
 		}}
 	}
-	for name, c := range map[string]fenceCase{
+	for name, c := range map[string]guardCase{
 		"triggers a sync of a pod's volumes": {do: pod(`{"metadata": {"annotations": {"gpusharing.io/config": "a@1"}}}`)},
 		"annotates a pod":                    {do: pod(`{"metadata": {"annotations": {"a": "b"}}}`), says: "may not change these annotations of pods: a"},
 		"labels a pod":                       {do: pod(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of pods: a"},
 		"replaces a pod's image":             {do: pod(`{"spec": {"containers": [{"name": "main", "image": "evil"}]}}`), says: "may not change these fields of the spec of pods: containers"},
 		"deletes a workload's pod": {
 			do: func(ctx context.Context) error {
-				return f.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}})
+				return w.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}})
 			},
 			says: deletesOnly,
 		},
@@ -440,11 +440,11 @@ func (f *fence) others(cases map[string]fenceCase) {
 		},
 		"deletes a pod of the ClusterPolicy by another name": {do: deletes("train", ofClusterPolicy, cuda), says: deletesOnly},
 		"deletes a pod of a DaemonSet": {do: func(ctx context.Context) error {
-			return f.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})
+			return w.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})
 		}},
 		"creates a pod": {
 			do: func(ctx context.Context) error {
-				return f.controller.Create(ctx, &corev1.Pod{
+				return w.controller.Create(ctx, &corev1.Pod{
 					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "new"},
 					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "b"}}},
 				})
@@ -452,13 +452,13 @@ func (f *fence) others(cases map[string]fenceCase) {
 			says: "may not CREATE pods",
 		},
 		"creates and deletes its ConfigMap": {do: func(ctx context.Context) error {
-			if err := f.controller.Create(ctx, configMap("gpu-sharing-device-plugin")); err != nil {
+			if err := w.controller.Create(ctx, configMap("gpu-sharing-device-plugin")); err != nil {
 				return err
 			}
-			return f.controller.Delete(ctx, configMap("gpu-sharing-device-plugin"))
+			return w.controller.Delete(ctx, configMap("gpu-sharing-device-plugin"))
 		}},
 		"creates another ConfigMap": {
-			do:   func(ctx context.Context) error { return f.controller.Create(ctx, configMap("kube-root-ca.crt2")) },
+			do:   func(ctx context.Context) error { return w.controller.Create(ctx, configMap("kube-root-ca.crt2")) },
 			says: "may write these ConfigMaps only: gpu-sharing-device-plugin, nvidia-plugin-configs",
 		},
 	} {
@@ -467,14 +467,14 @@ func (f *fence) others(cases map[string]fenceCase) {
 }
 
 // patch is a merge patch of an object by the controller, which changes nothing yet.
-func (f *fence) patch(o client.Object, name, body string) func(context.Context) error {
+func (w *writeGuard) patch(o client.Object, name, body string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		target, is := o.DeepCopyObject().(client.Object)
 		if !is {
 			return fmt.Errorf("%T is no object", o)
 		}
 		target.SetName(name)
-		return f.controller.Patch(ctx, target, client.RawPatch(types.MergePatchType, []byte(body)), client.DryRunAll)
+		return w.controller.Patch(ctx, target, client.RawPatch(types.MergePatchType, []byte(body)), client.DryRunAll)
 	}
 }
 

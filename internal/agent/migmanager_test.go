@@ -21,7 +21,7 @@ func leavesToManager(s scenario) {
 		PolicyName: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "gpusharing-5f3a1c",
 		Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.10gb", 1))},
 	}
-	n.ask(spec)
+	n.setSpec(spec)
 	observed := 0
 	n.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpObserve {
@@ -38,7 +38,7 @@ func leavesToManager(s scenario) {
 
 	n.hardware.Fail = nil
 	spec.MIGConfigName = ""
-	n.ask(spec)
+	n.setSpec(spec)
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).

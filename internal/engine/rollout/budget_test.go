@@ -98,9 +98,9 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestANodeWhosePausesAreLeftHoldsItsPlace: its taint is gone, and the write that resumes NVIDIA's clients has failed.
-func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
-	for name, letGo := range map[string]func(*site){
+// TestANodeWhosePausesAreLeftHoldsItsSlot: its taint is gone, and the write that resumes NVIDIA's clients has failed.
+func TestANodeWhosePausesAreLeftHoldsItsSlot(t *testing.T) {
+	for name, release := range map[string]func(*site){
 		"where the policy cannot be honoured any more": func(c *site) { c.hosts["a"].Labels[optOutLabel] = "false" },
 		"where the agent is lost":                      func(c *site) { c.hosts["a"].AgentReady = false },
 	} {
@@ -112,9 +112,9 @@ func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
 			}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 			c.steps(1)
-			c.pass() // the clients are paused, and are still there
+			c.reconcile() // the clients are paused, and are still there
 			g.Expect(c.hosts["a"].Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
-			letGo(c)
+			release(c)
 			c.hosts["a"].Taints = nil
 			d := rollout.Decide(c.world())
 			g.Expect(started(d)).NotTo(ContainElement("b"), "%v", d.Nodes)
@@ -177,7 +177,7 @@ func TestAllNodesShareOneWriteOfKeys(t *testing.T) {
 	g.Expect(c.Configs).To(HaveLen(2), "this one and the one before, which was still selected: older ones are gone")
 }
 
-func TestAGentleChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
+func TestANonDisruptiveChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	c.run(60)

@@ -40,8 +40,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// passSizes names the environment variable with the numbers of nodes whose reconciles are measured.
-const passSizes = "PASS"
+// reconcileSizes names the environment variable with the numbers of nodes whose reconciles are measured.
+const reconcileSizes = "RECONCILE"
 
 // What stands beside the nodes when a reconcile is measured, and how often it is measured.
 const (
@@ -70,15 +70,15 @@ func verdict(figure, aim float64, text string) string {
 	return "aim " + text + ": missed"
 }
 
-// TestPass measures the CPU time of one reconcile of the rollout controller when nothing has changed and when one node
-// has, beside 20 policies that select no node and 10,000 pods that wait for other nodes. Policies, ConfigMaps and the
-// ClusterPolicy come from a real API server. So does one node, which a controller has brought to its desired state. The
-// cache gets copies of that node, its GPUNode and its pods from memory, because an API server needs many minutes for
-// 5,000 nodes.
-func TestPass(t *testing.T) {
-	sizes := os.Getenv(passSizes)
+// TestReconcile measures the CPU time of one reconcile of the rollout controller when nothing has changed and when one
+// node has, beside 20 policies that select no node and 10,000 pods that wait for other nodes. Policies, ConfigMaps and
+// the ClusterPolicy come from a real API server. So does one node, which a controller has brought to its desired state.
+// The cache gets copies of that node, its GPUNode and its pods from memory, because an API server needs many minutes
+// for 5,000 nodes.
+func TestReconcile(t *testing.T) {
+	sizes := os.Getenv(reconcileSizes)
 	if sizes == "" {
-		t.Skip("set " + passSizes + "=100,5000, or make bench")
+		t.Skip("set " + reconcileSizes + "=100,5000, or make bench")
 	}
 	log.SetLogger(logr.Discard())
 	s := &scaled{WithT: NewWithT(t), t: t, cluster: env.Start(t, env.WithNVIDIA()), began: time.Now()}
@@ -98,22 +98,22 @@ func TestPass(t *testing.T) {
 	s.settle()
 	s.stopController()
 
-	var all []passFigures
+	var all []reconcileFigures
 	for size := range strings.SplitSeq(sizes, ",") {
 		n, err := strconv.Atoi(size)
 		s.Expect(err).NotTo(HaveOccurred())
-		all = append(all, s.measurePass(n))
+		all = append(all, s.measureReconcile(n))
 	}
-	printPass(all)
+	printReconcile(all)
 }
 
-// passFigures are the CPU times of one reconcile; medians.
-type passFigures struct {
+// reconcileFigures are the CPU times of one reconcile; medians.
+type reconcileFigures struct {
 	nodes          int
 	unchanged, one time.Duration
 }
 
-func printPass(all []passFigures) {
+func printReconcile(all []reconcileFigures) {
 	fmt.Printf("\n%d policies without nodes, %d pending pods of other nodes; medians of %d rounds; load %s\n", idlePolicies, pendingPods, rounds, load())
 	for _, f := range all {
 		ratio := f.one.Seconds() / all[0].one.Seconds()
@@ -123,8 +123,8 @@ func printPass(all []passFigures) {
 	}
 }
 
-// measurePass measures reconciles over so many copies of the one node.
-func (s *scaled) measurePass(nodes int) passFigures {
+// measureReconcile measures reconciles over so many copies of the one node.
+func (s *scaled) measureReconcile(nodes int) reconcileFigures {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
 	copies := s.copies(ctx, nodes)
@@ -147,11 +147,11 @@ func (s *scaled) measurePass(nodes int) passFigures {
 	s.untilMatched(int32(nodes))
 	s.say("all are ready")
 
-	f := passFigures{nodes: nodes}
+	f := reconcileFigures{nodes: nodes}
 	f.unchanged = medianOf(func() time.Duration {
 		before := cpuTime()
 		for range unchangedSamples {
-			_, err := c.Reconcile(ctx, gpusharingpolicy.Pass{})
+			_, err := c.Reconcile(ctx, gpusharingpolicy.Request{})
 			s.Expect(err).NotTo(HaveOccurred())
 		}
 		return (cpuTime() - before) / unchangedSamples

@@ -18,12 +18,12 @@ import (
 // ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. The result released
 // says that the GPUNode records how a policy releases the node, or that there is nothing to record.
 func ungoverned(
-	w *cluster.Snapshot, n *cluster.Node, selected, governed policy.Governed, unserved bool,
+	s *cluster.Snapshot, n *cluster.Node, selected, governed policy.Governed, unserved bool,
 ) (m member, released, is bool) {
 	if governed.By != nil {
 		return m, false, false
 	}
-	v := &node.View{Snapshot: w, Node: n, Stack: w.StackOf(n)}
+	v := &node.View{Snapshot: s, Node: n, Stack: s.StackOf(n)}
 	if unserved || node.Retained(n.GPU.Spec) {
 		return staying(v, selected), node.ReleaseRecorded(n, selected.By), true
 	}

@@ -44,7 +44,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 			var d rollout.Decision
 			for range 700 {
 				before := len(c.evicted)
-				if d = c.pass(); len(c.evicted) > before {
+				if d = c.reconcile(); len(c.evicted) > before {
 					comes()
 				}
 				c.tick(time.Second)
@@ -75,7 +75,7 @@ func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
 	c.Policies = nil
 	most := map[string]int{}
 	for range 60 {
-		c.pass()
+		c.reconcile()
 		tainted := map[string]int{}
 		for name, h := range c.hosts {
 			if len(h.Taints) > 0 {
@@ -101,17 +101,17 @@ func ofPool(pool string) func(*v1alpha1.GPUSharingPolicy) {
 // was written when it lost that one.
 func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 	for name, test := range map[string]struct {
-		passes int  // before the node is lost
-		taint  bool // of the writes to the node only that fails which removes the taint; otherwise each does
-		before []v1alpha1.GPUSharingPolicy
-		pool   string // to which the node moves
+		reconciles int  // before the node is lost
+		taint      bool // of the writes to the node only that fails which removes the taint; otherwise each does
+		before     []v1alpha1.GPUSharingPolicy
+		pool       string // to which the node moves
 	}{
-		"tainted, nothing else recorded":                    {passes: 2, pool: "none"},
-		"back at its baseline, but for the taint":           {passes: 1, pool: "none", taint: true},
-		"the agent is at work":                              {passes: 4, pool: "none"},
-		"another policy governs it":                         {passes: 2, pool: "b"},
-		"another policy governed it before, and is deleted": {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), unavailable("100%"))}},
-		"another policy left it as it is":                   {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), retaining)}},
+		"tainted, nothing else recorded":                    {reconciles: 2, pool: "none"},
+		"back at its baseline, but for the taint":           {reconciles: 1, pool: "none", taint: true},
+		"the agent is at work":                              {reconciles: 4, pool: "none"},
+		"another policy governs it":                         {reconciles: 2, pool: "b"},
+		"another policy governed it before, and is deleted": {reconciles: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), unavailable("100%"))}},
+		"another policy left it as it is":                   {reconciles: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), retaining)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -123,7 +123,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{
 				policyOf("careful", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("other", mig(count("3g", 2)), ofPool("b"), paused),
 			}
-			c.steps(test.passes)
+			c.steps(test.reconciles)
 			g.Expect(c.changing()).To(Equal([]string{"n0"}))
 			lost.Labels["pool"] = test.pool
 			for range 120 {
@@ -136,7 +136,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 				g.Expect(c.changing()).To(Equal([]string{"n0"}))
 			}
 			for range 100 {
-				c.pass()
+				c.reconcile()
 				g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
 				c.tick(time.Second)
 			}
@@ -159,7 +159,7 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g.Expect(c.changing()).To(Equal([]string{"n0", "n1"}))
 	comes.Labels["pool"] = "b"
 	for range 100 {
-		c.pass()
+		c.reconcile()
 		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
 		c.tick(time.Second)
 	}
@@ -167,8 +167,8 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 }
 
 // TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to
-// has tainted it and changed nothing yet. To give it back needs no slot of the former policy, where another node is
-// changed. Until it is given back it counts for the policy that has tainted it.
+// has tainted it and changed nothing yet. To restore its scheduling needs no slot of the former policy, where another
+// node is changed. Until then it counts for the policy that has tainted it.
 func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 	for name, verified := range map[string]bool{"verified before": true, "not verified yet": false} {
 		t.Run(name, func(t *testing.T) {
@@ -190,10 +190,10 @@ func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 			g.Expect(c.changing()).To(ConsistOf("n0", "n1"))
 			g.Expect(returns.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
 			returns.Labels["pool"] = "b"
-			for pass := range 100 {
-				there.lags = pass < 20
+			for round := range 100 {
+				there.lags = round < 20
 				for _, a := range c.memory.decide(c.world()).Actions {
-					if frees(a) && pass < 10 {
+					if frees(a) && round < 10 {
 						continue // the write fails
 					}
 					c.do(a)
@@ -237,8 +237,8 @@ func TestNetworkCardsAreNoGPUs(t *testing.T) {
 	g.Expect(cluster.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
 }
 
-// TestWhatAPodAsksForIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
-func TestWhatAPodAsksForIsCountedAsTheSchedulerDoes(t *testing.T) {
+// TestWhatAPodRequestsIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
+func TestWhatAPodRequestsIsCountedAsTheSchedulerDoes(t *testing.T) {
 	gpus := func(n int, restarts ...corev1.ContainerRestartPolicy) corev1.Container {
 		c := corev1.Container{Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(n), resource.DecimalSI)},
@@ -306,7 +306,7 @@ func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T)
 			c, h := toMIG(evicting, test.with)
 			h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
 			c.tick(time.Minute)
-			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Fate).To(HavePrefix(test.says))
+			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Handling).To(HavePrefix(test.says))
 			d := c.during(5*time.Minute, 10*time.Second)
 			g.Expect(c.evicted).To(Equal(test.evicted))
 			if test.evicted == nil {

@@ -44,8 +44,8 @@ func on(t *testing.T, h gpu.Hardware) *Controller {
 	})
 }
 
-// pass is what a reconcile does between reading the spec and reporting.
-func pass(t *testing.T, c *Controller, desired []v1alpha1.DeviceSpec) (after observation, o outcome) {
+// reconcileSpec does what a reconcile does between reading the spec and reporting.
+func reconcileSpec(t *testing.T, c *Controller, desired []v1alpha1.DeviceSpec) (after observation, o outcome) {
 	t.Helper()
 	before, err := c.observe(t.Context())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -86,8 +86,8 @@ func layouts(one, two, three, seven string) map[string]layout {
 }
 
 // TestEveryChangeSurvivesEachCallFailing takes two GPUs from every layout to every other one, with each call failing
-// once. Each GPU is then as desired or as before, to the placement, without orphans; the pass says what failed; and the
-// next pass reaches the desired state.
+// once. Each GPU is then as desired or as before, to the placement, without orphans; the reconcile says what failed;
+// and the next reconcile reaches the desired state.
 func TestEveryChangeSurvivesEachCallFailing(t *testing.T) {
 	for model, all := range map[sim.Model]map[string]layout{
 		sim.A100: layouts("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"),
@@ -97,7 +97,7 @@ func TestEveryChangeSurvivesEachCallFailing(t *testing.T) {
 			h := sim.New(model, model)
 			c := on(t, h)
 			desired := start.desired(observed(t, h))
-			_, o := pass(t, c, desired)
+			_, o := reconcileSpec(t, c, desired)
 			NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
 			for to, end := range all {
 				t.Run(fmt.Sprintf("%s from %s to %s", model, from, to), func(t *testing.T) {
@@ -131,13 +131,13 @@ func survivesEachFailure(t *testing.T, start *sim.Hardware, desired []v1alpha1.D
 			return nil
 		}
 		c := on(t, h)
-		after, o := pass(t, c, desired)
+		after, o := reconcileSpec(t, c, desired)
 		if calls < k {
 			expectDesired(t, desired, after.devices)
 			return
 		}
 		expectRolledBack(t, desired, before, after.devices, o, k)
-		after, o = pass(t, c, desired)
+		after, o = reconcileSpec(t, c, desired)
 		NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
 		expectDesired(t, desired, after.devices)
 	}

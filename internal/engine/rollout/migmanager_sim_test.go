@@ -104,9 +104,9 @@ mig-configs:
     mig-devices: {1g.5gb: 7}
 `
 
-// asked is what a configuration asks for; nil if it does not cover every GPU.
-func (m migConfig) asked(devices []gpu.Device) []v1alpha1.DeviceSpec {
-	var asked []v1alpha1.DeviceSpec
+// requested is what a configuration asks for; nil if it does not cover every GPU.
+func (m migConfig) requested(devices []gpu.Device) []v1alpha1.DeviceSpec {
+	var specs []v1alpha1.DeviceSpec
 	for _, d := range devices {
 		for _, e := range m {
 			indexes, some := e.Devices.([]any)
@@ -120,13 +120,13 @@ func (m migConfig) asked(devices []gpu.Device) []v1alpha1.DeviceSpec {
 			for profile, n := range e.MIGDevices {
 				s.Instances = append(s.Instances, v1alpha1.InstanceCount{Profile: profile, Count: n})
 			}
-			asked = append(asked, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
+			specs = append(specs, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
 		}
 	}
-	if len(asked) != len(devices) {
+	if len(specs) != len(devices) {
 		return nil
 	}
-	return asked
+	return specs
 }
 
 func (h *host) state(state string) {
@@ -137,11 +137,11 @@ func (h *host) state(state string) {
 }
 
 func (h *host) begin(file map[string]migConfig) {
-	asked := file[h.last].asked(h.devices())
+	requested := file[h.last].requested(h.devices())
 	switch {
-	case asked == nil:
+	case requested == nil:
 		h.state("failed") // an unknown name
-	case len(migmanager.Clears(asked, h.devices())) == 0:
+	case len(migmanager.Clears(requested, h.devices())) == 0:
 		h.state("success")
 	default:
 		h.state("pending")
@@ -170,7 +170,7 @@ func (h *host) work(file map[string]migConfig) {
 	case "lies":
 		outcome = ""
 	default:
-		outcome = h.apply(file[h.last].asked(h.devices()))
+		outcome = h.apply(file[h.last].requested(h.devices()))
 	}
 	for _, label := range managerLabels() {
 		if h.Labels[label] == managerPaused {
@@ -186,11 +186,11 @@ func (h *host) work(file map[string]migConfig) {
 }
 
 // apply changes the GPUs, and returns what blocked that.
-func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
+func (h *host) apply(requested []v1alpha1.DeviceSpec) (failed string) {
 	if h.AgentReady && h.GPU.Spec.PolicyName != "" && h.GPU.Spec.MIGConfigName == "" && migmanager.Ours(h.last) {
 		h.mistakes = append(h.mistakes, "the agent has the driver open")
 	}
-	for _, d := range migmanager.Clears(asked, h.devices()) {
+	for _, d := range migmanager.Clears(requested, h.devices()) {
 		if len(d.Holders) > 0 {
 			h.mistakes = append(h.mistakes, fmt.Sprintf("pod %s holds GPU %d", d.Holders[0].Pod, d.Index))
 			return "In use by another client"
@@ -203,20 +203,20 @@ func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
 			g.Instances = nil
 		})
 	}
-	steps, err := plan.Node(asked, h.devices())
+	steps, err := plan.Node(requested, h.devices())
 	for err == nil && len(steps) > 0 {
 		if err := steps[0].Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
 			return err.Error()
 		}
-		steps, err = plan.Node(asked, h.devices())
+		steps, err = plan.Node(requested, h.devices())
 	}
 	return ""
 }
 
 // configureMIG is what the executor does with the ClusterPolicy.
 func (c *site) configureMIG(d rollout.Decision) {
-	c.rewired = d.ConfigureMIGManager != c.Plugin.MIGReady
-	if !c.rewired {
+	c.reconfigured = d.ConfigureMIGManager != c.Plugin.MIGReady
+	if !c.reconfigured {
 		return
 	}
 	c.Plugin.MIGReady = d.ConfigureMIGManager

@@ -70,7 +70,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	})
 	c.hold(byHand, "client", 0, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
-	d := c.pass()
+	d := c.reconcile()
 	g.Expect(d.Held).To(ContainSubstring("pod user/client"))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
 	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
@@ -78,7 +78,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	g.Expect(ready.Message).To(ContainSubstring("restarts NVIDIA's MPS daemons, which ends their clients: pod user/client"))
 
 	c.end(byHand, "client")
-	d = c.pass()
+	d = c.reconcile()
 	g.Expect(d.Held).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
 }
@@ -131,12 +131,12 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			}
 			c.steps(1)
 			late := func() rollout.Decision {
-				w := c.world()
-				w.Nodes[0].Pods = nil
+				s := c.world()
+				s.Nodes[0].Pods = nil
 				if of.starts {
-					w.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
+					s.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
 				}
-				return rollout.Decide(w)
+				return rollout.Decide(s)
 			}
 			selects := func(d rollout.Decision) bool {
 				return slices.ContainsFunc(d.Actions, func(a action.Action) bool {
@@ -173,7 +173,7 @@ func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 	for i := range 30 {
 		name := fmt.Sprint("client-", i)
 		c.hold(byHand, name, 0, gpu.WholeGPU)
-		d := c.pass()
+		d := c.reconcile()
 		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
 		ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
 		g.Expect(ready.Message).To(ContainSubstring("pod user/" + name))

@@ -28,9 +28,9 @@ type OtherController struct {
 	At     time.Time
 }
 
-// IsSlicerResource says whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which offers
-// instances as mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
-func IsSlicerResource(resource string) bool {
+// IsOtherPartitionerResource reports whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which
+// offers instances as mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
+func IsOtherPartitionerResource(resource string) bool {
 	return strings.HasPrefix(resource, "mig.das.com/") || strings.HasPrefix(resource, "instaslice.redhat.com/")
 }
 
@@ -169,8 +169,8 @@ const AbsentFor = 5 * time.Minute
 // ShownBy is what shows another controller on the node: the reason, and the resource or object. Both are empty if
 // nothing does.
 func ShownBy(n *Node) (reason, object string) {
-	if n.Slicer != "" {
-		return v1alpha1.ReasonSlicerActive, n.Slicer
+	if n.OtherPartitioner != "" {
+		return v1alpha1.ReasonSlicerActive, n.OtherPartitioner
 	}
 	return shownByDRA(n)
 }

@@ -41,7 +41,7 @@ func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 	c.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"first": "true"}}
 	c.hosts["worst"].Labels["first"] = "true"
 	c.steps(2)
-	c.pass()
+	c.reconcile()
 	c.hosts["worst"].GPU.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
 		Message: "no room", ObservedGeneration: c.hosts["worst"].GPU.Generation,
@@ -106,7 +106,7 @@ func TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked(t *testing.T) {
 	c.run(300)
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
 	for range 100 {
-		d := c.pass()
+		d := c.reconcile()
 		g.Expect(d.Policies["research"].Nodes.Blocked).To(BeZero(), "%s: %s", d.Nodes[0].State, d.Nodes[0].Message)
 		c.tick(time.Second)
 	}

@@ -98,7 +98,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 			situation: func() *site {
 				c, h := toMIG()
 				c.steps(1)
-				c.pass()
+				c.reconcile()
 				p := h.of(pluginLabel)
 				p.Terminating, p.EndsBy = true, c.Now
 				return c
@@ -126,7 +126,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 			situation: func() *site {
 				c, h := slicing()
 				c.steps(3)
-				c.pass()
+				c.reconcile()
 				h.Pods = h.Pods[1:]
 				return c
 			},

@@ -27,7 +27,7 @@ func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 		p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeEvict
 	})}
 	for range 60 {
-		c.pass()
+		c.reconcile()
 		c.tick(time.Second)
 		if len(h.devices()[0].ResetPeers) > 0 {
 			break

@@ -119,8 +119,9 @@ func startAgent(
 	})
 }
 
-// BenchmarkQuietPass is a pass with nothing changed on a node of eight GPUs: no API request, no write to the hardware.
-func BenchmarkQuietPass(b *testing.B) {
+// BenchmarkUnchangedReconcile is a reconcile with nothing changed on a node of eight GPUs: no API request, no write to
+// the hardware.
+func BenchmarkUnchangedReconcile(b *testing.B) {
 	cluster := env.Start(b)
 	models := make([]sim.Model, 8)
 	for i := range models {
@@ -146,7 +147,7 @@ func BenchmarkQuietPass(b *testing.B) {
 		b.Fatal(err)
 	}
 	node := &v1alpha1.GPUNode{}
-	pass := func() {
+	reconcile := func() {
 		if err := cluster.Client.Get(b.Context(), client.ObjectKey{Name: "quiet"}, node); err != nil {
 			b.Fatal(err)
 		}
@@ -154,7 +155,7 @@ func BenchmarkQuietPass(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	pass()
+	reconcile()
 	if err := cluster.Client.Get(b.Context(), client.ObjectKey{Name: "quiet"}, node); err != nil {
 		b.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
 					}
 					for range after {
 						c.tick(time.Second)
-						c.pass()
+						c.reconcile()
 					}
 					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("next", next, evicting)}
 					d := c.during(40*time.Minute, 5*time.Second)

@@ -27,11 +27,11 @@ func TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances(t *testing.
 			h.destroy(0)
 			c.version["n0"]++
 			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
-			for c.pass(); h.Annotations[v1alpha1.AnnotationPaused] == ""; c.pass() {
+			for c.reconcile(); h.Annotations[v1alpha1.AnnotationPaused] == ""; c.reconcile() {
 				c.tick(time.Second)
 			}
 			c.edit(resumed)
-			c.pass()
+			c.reconcile()
 			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing, p.Spec.Rollout.Paused = mig(count("3g", 2)), false })
 			c.tick(time.Second)

@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
 
-// wired says whether NVIDIA's programs run with our ConfigMap, all of them.
-func wired(ctx context.Context) error {
+// configuredForUs says whether NVIDIA's programs run with our ConfigMap, all of them.
+func configuredForUs(ctx context.Context) error {
 	pods := &corev1.PodList{}
 	if err := kube.List(ctx, pods, client.InNamespace(gpuoperator.Namespace)); err != nil {
 		return err
@@ -33,8 +33,8 @@ func wired(ctx context.Context) error {
 	return nil
 }
 
-// unwired says whether NVIDIA's programs are to run without our ConfigMap, all of them. They may not do so yet.
-func unwired(ctx context.Context) error {
+// restoredFromUs says whether NVIDIA's programs are to run without our ConfigMap, all of them. They may not do so yet.
+func restoredFromUs(ctx context.Context) error {
 	sets := &appsv1.DaemonSetList{}
 	if err := kube.List(ctx, sets, client.InNamespace(gpuoperator.Namespace)); err != nil {
 		return err

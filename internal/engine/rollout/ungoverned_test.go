@@ -38,13 +38,13 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 			}
 			anew()
 			for ends := c.Now.Add(timing.PoliciesReturn - time.Minute); c.Now.Before(ends); c.tick(10 * time.Second) {
-				c.pass()
+				c.reconcile()
 				g.Expect(stands()).To(BeTrue(), "after %s", c.Now.Sub(h.GPU.CreationTimestamp.Time))
 			}
 			g.Expect(h.waits()).To(ContainSubstring("made anew"))
 			c.Policies = policies
 			for range 90 {
-				c.pass()
+				c.reconcile()
 				c.tick(10 * time.Second)
 				g.Expect(stands()).To(BeTrue(), "under its policy again")
 			}

@@ -22,13 +22,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// cacheBarrier is what the cache has to show before a pass may decide: which nodes hold a slot in the budget is read
-// from Nodes and GPUNodes, so a pass over a cache that lacks our last write could give the same slot away twice. It is
-// the one thing that is remembered from pass to pass:
+// cacheBarrier is what the cache has to show before a reconcile may decide: which nodes hold a slot in the budget is
+// read from Nodes and GPUNodes, so a reconcile over a cache that lacks our last write could give the same slot away
+// twice. It is the one thing that is remembered from reconcile to reconcile:
 //
 //   - what this process wrote, at the resource version that the API server answered with;
-//   - what it may have written: where no answer came, the object is read from the API server before the next pass;
-//   - what an earlier leader wrote: before its first pass, a new leader reads from the API server how far all objects
+//   - what it may have written: where no answer came, the object is read from the API server before the next reconcile;
+//   - what an earlier leader wrote: before its first reconcile, a new leader reads from the API server how far all objects
 //     are. Its cache may have been filled long before, or from an API server that lags behind.
 //
 // What others write may come late: none of it can hide that a node holds a slot.
