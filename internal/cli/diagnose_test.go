@@ -79,8 +79,15 @@ func TestTheConfigMapOfADevicePluginIsThatOfItsConfigManager(t *testing.T) {
 	read := func() string {
 		is, n := installation{standAlone: true}, nodeParts{}
 		is.place(pod, &n)
+		if len(n.plugins) == 0 {
+			return "no plugin"
+		}
 		return n.plugins[0].config.String()
 	}
+	g.Expect(read()).To(Equal("no plugin"), "a pod of a tenant, which may not mount the kubelet's folder for plugins")
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{
+		Name: "kubelet", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/device-plugins"}},
+	})
 	g.Expect(read()).To(Equal("p/"), "a plugin alone follows no label of its node")
 	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
 		Name: "sidecar", VolumeMounts: mounts, Env: []corev1.EnvVar{{Name: "CONFIG_FILE_SRCDIR", Value: "/available"}},

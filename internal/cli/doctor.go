@@ -365,7 +365,8 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	case cluster.IsAgent(pod) && is.isOf(pod.Namespace):
 		part.outdated = is.isOutdated(pod)
 		n.agents = append(n.agents, part)
-	case isDevicePlugin(pod) && (of.NVIDIA || is.standAlone): // without the GPU Operator it may run in any namespace
+	// Without the GPU Operator it may run in any namespace. Pod Security baseline lets no pod of a tenant mount the kubelet's folder.
+	case isDevicePlugin(pod) && (of.NVIDIA || is.standAlone && cluster.MountsHost(pod.Spec.Volumes)):
 		part.config = configRead(pod)
 		n.plugins = append(n.plugins, part)
 	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.snapshot.Plugin.NodeFeatures):

@@ -131,7 +131,7 @@ func configRecorded(policy *unstructured.Unstructured) string {
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
 func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
 	all, err := configsOf(ctx, c, clusterPolicyKind())
-	return clusterpolicy.Oldest(all), err
+	return clusterpolicy.Active(all), err
 }
 
 // configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not

@@ -53,8 +53,9 @@ func readPrograms(ctx context.Context, c client.Client, namespace string, driver
 	if o.agents, err = ownNamespaces(ctx, c, namespace); err != nil {
 		return o, err
 	}
+	o.Own = o.agents
 	policies, err := o.readGPUOperators(ctx, c)
-	if err == nil && !clusterpolicy.RunsPlugin(clusterpolicy.Oldest(policies)) {
+	if err == nil && !clusterpolicy.RunsPlugin(clusterpolicy.Active(policies)) {
 		err = o.readStandAlone(ctx, c)
 	}
 	if apierrors.IsForbidden(err) {

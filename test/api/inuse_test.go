@@ -33,7 +33,9 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 	}
 	foreign := definitionOfClusterExtensions()
 	kept := []client.Object{definition("gpusharingpolicies." + v1alpha1.Group), definition("gpunodes." + v1alpha1.Group), ours}
-	deleted := func(ctx context.Context, o client.Object) error { return cluster.Client.Delete(ctx, o, client.DryRunAll) }
+	deleted := func(ctx context.Context, o client.Object) error {
+		return cluster.Client.Delete(ctx, o, client.DryRunAll)
+	}
 
 	for _, o := range kept {
 		g.Expect(deleted(ctx, o)).To(Succeed(), "nothing is shared")

@@ -4,12 +4,14 @@
 package api_test
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,10 +37,11 @@ func TestWhoWritesGPUNodes(t *testing.T) {
 		g.Expect(cluster.Client.Create(t.Context(), role)).To(Succeed())
 	}
 	aggregate(t, cluster.Client)
-	const onNode, own = "a program on the node", "gpu-sharing-operator"
+	const onNode, own, tenant = "a program on the node", "gpu-sharing-operator", "tenant"
+	g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})).To(Succeed())
 	for role, subjects := range map[string][]rbacv1.Subject{
 		"edit": user("edit"), "admin": user("admin"), "cluster-admin": user("an administrator"),
-		"gpunodes.gpusharing.io-v1alpha1-admin": user("all rights on GPUNodes"),
+		"gpunodes.gpusharing.io-v1alpha1-admin": append(user("all rights on GPUNodes"), account(tenant, "gpu-sharing-controller")),
 		"migration":                             {account("kube-system", "storage-version-migrator-controller")},
 		"gpu-sharing-agent":                     {account(own, "another")},
 	} {
@@ -58,7 +61,7 @@ func TestWhoWritesGPUNodes(t *testing.T) {
 		return c
 	}
 	as := func(id env.Identity) client.Client {
-		id.Namespace = own
+		id.Namespace = cmp.Or(id.Namespace, own)
 		c, err := cluster.ClientAs(t.Context(), id)
 		g.Expect(err).NotTo(HaveOccurred())
 		return c
@@ -82,6 +85,7 @@ func TestWhoWritesGPUNodes(t *testing.T) {
 		"garbage collection":     {collector, all[1:], upkeep},
 		"migration of storage":   {migrator, slices.Concat(all[1:4], status), upkeep[:2]},
 		"the controller":         {as(env.Identity{ServiceAccount: "gpu-sharing-controller"}), all, append(object, "report")},
+		"an account of a tenant": {as(env.Identity{Namespace: tenant, ServiceAccount: "gpu-sharing-controller"}), object, nil},
 		"the agent":              {as(env.Identity{ServiceAccount: "gpu-sharing-agent", Pod: "agent", Node: "a"}), status, status[1:]},
 		onNode:                   {as(env.Identity{ServiceAccount: "another", Pod: "another", Node: "a"}), status, nil},
 	}

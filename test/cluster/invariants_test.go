@@ -486,8 +486,8 @@ func (s *run) repair() {
 	for _, p := range s.all() {
 		s.changeNode(p.name, func(n *corev1.Node) {
 			for _, label := range []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery", v1alpha1.LabelClient} {
-				if n.Labels[label] == "false" {
-					delete(n.Labels, label) // NVIDIA's operator sets it again
+				if n.Labels[label] == "false" || n.Labels[label] == "" { // NVIDIA's operator sets none again that was removed
+					n.Labels[label] = "true"
 				}
 			}
 			if n.Labels[v1alpha1.LabelConfig] == "theirs" { // there is no such config

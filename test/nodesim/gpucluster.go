@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -83,15 +82,25 @@ func (o *GPUCluster) Swept() map[string]int {
 	return maps.Clone(o.swept)
 }
 
-// Reconcile reconciles once.
+// Reconcile reconciles once. Beside a ClusterPolicy it refuses the GPUCluster and deploys nothing.
 func (o *GPUCluster) Reconcile(ctx context.Context) error {
 	const exporter = "nvidia-dcgm-exporter-dra"
+	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
+	if err != nil {
+		return err
+	}
+	if len(policies) > 0 {
+		return o.report(ctx, map[string]any{"state": "notReady", "namespace": o.Namespace, "conditions": []any{map[string]any{
+			"type": "Error", "status": "True", "reason": "PrerequisiteNotMet", "lastTransitionTime": policies[0].GetCreationTimestamp().UTC().Format(time.RFC3339),
+			"message": "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time",
+		}}})
+	}
 	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet(exporter, "dcgm-exporter-dra", exporter)} {
 		if err := o.Client.Create(ctx, object); client.IgnoreAlreadyExists(err) != nil {
 			return fmt.Errorf("creating %s: %w", object.GetName(), err)
 		}
 	}
-	if err := o.report(ctx); err != nil {
+	if err := o.report(ctx, map[string]any{"state": "ready", "namespace": o.Namespace}); err != nil {
 		return err
 	}
 	nodes := &corev1.NodeList{}
@@ -106,20 +115,19 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 	return nil
 }
 
-// report tells in the status of the GPUCluster where the GPU Operator runs.
-func (o *GPUCluster) report(ctx context.Context) error {
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1alpha1", Kind: "GPUClusterList"})
-	if err := o.Client.List(ctx, list); err != nil {
-		return fmt.Errorf("listing GPUClusters: %w", err)
+// report tells in the status of the GPUCluster where the GPU Operator runs, and whether it follows it.
+func (o *GPUCluster) report(ctx context.Context, status map[string]any) error {
+	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
+	if err != nil {
+		return err
 	}
-	for i := range list.Items {
-		c := &list.Items[i]
-		if namespace, _, _ := unstructured.NestedString(c.Object, "status", "namespace"); namespace == o.Namespace {
+	for i := range clusters {
+		c := &clusters[i]
+		if state, _, _ := unstructured.NestedString(c.Object, "status", "state"); state == status["state"] {
 			continue
 		}
 		base := c.DeepCopy()
-		c.Object["status"] = map[string]any{"state": "ready", "namespace": o.Namespace}
+		c.Object["status"] = status
 		if err := o.Client.Status().Patch(ctx, c, client.MergeFrom(base)); err != nil {
 			return fmt.Errorf("reporting GPUCluster %s: %w", c.GetName(), err)
 		}

@@ -47,7 +47,8 @@ func nodeFeatureKind() schema.GroupVersionKind {
 type discovery struct {
 	*machine
 
-	merged time.Time // when nfd-master last looked at the NodeFeatures
+	merged   time.Time  // when nfd-master last looked at the NodeFeatures
+	labelled labelEvent // for which the GPU Operator has set its labels
 }
 
 // discoverFeatures is GPU Feature Discovery (GFD): it asks for labels by an object in its own namespace

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -78,11 +79,22 @@ func (w *world) allocatable() map[string]int64 {
 	return all
 }
 
+// label sets a label of the node; an empty value removes it.
 func (w *world) label(key, value string) {
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{key: value}}})
+	labels := map[string]*string{key: &value}
+	if value == "" {
+		labels[key] = nil
+	}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	w.Expect(err).NotTo(HaveOccurred())
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}
 	w.Expect(w.c.Patch(w.ctx, node, client.RawPatch("application/merge-patch+json", body))).To(Succeed())
+}
+
+func (w *world) labels() map[string]string {
+	node := &corev1.Node{}
+	w.Expect(w.c.Get(w.ctx, client.ObjectKey{Name: w.name}, node)).To(Succeed())
+	return node.Labels
 }
 
 // pod finds the pod of a DaemonSet on the node, if there is one.
@@ -124,6 +136,8 @@ func TestNode(t *testing.T) {
 	g.Expect(c.Create(t.Context(), policy)).To(Succeed())
 
 	t.Run("reports a new ClusterPolicy again and again", func(t *testing.T) { reports(t, cluster, policy) })
+	t.Run("follows one ClusterPolicy", func(t *testing.T) { followsOne(t, cluster, policy) })
+	t.Run("has its labels set by events", func(t *testing.T) { labelsByEvents(t, newWorld(t, cluster, "events", sim.T4)) })
 	t.Run("is as the GPU Operator leaves it", func(t *testing.T) {
 		w := newWorld(t, cluster, "fresh", sim.T4, sim.T4)
 		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
@@ -216,6 +230,73 @@ func reports(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstructur
 		policy.SetUID("")
 		w.Expect(w.c.Create(w.ctx, policy)).To(Succeed())
 	}
+}
+
+// followsOne looks at which of several ClusterPolicies counts, and at what a GPUCluster beside them does.
+func followsOne(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstructured) {
+	t.Helper()
+	w := &world{WithT: NewWithT(t), ctx: t.Context(), c: cluster.Client, clock: clocktesting.NewFakeClock(time.Now())}
+	w.operator = &nodesim.GPUOperator{Client: w.c, Namespace: namespace, Clock: w.clock, Tell: t.Logf}
+	second := policy.DeepCopy()
+	second.SetName("a-second")
+	second.SetResourceVersion("")
+	second.SetUID("")
+	unstructured.RemoveNestedField(second.Object, "status")
+	w.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "10s", "50ms").
+		Should(BeTemporally(">", policy.GetCreationTimestamp().Time), "creation times are in seconds")
+	w.Expect(w.c.Create(w.ctx, second)).To(Succeed())
+	defer func() { w.Expect(w.c.Delete(w.ctx, second)).To(Succeed()) }()
+	state := func(o *unstructured.Unstructured) string {
+		w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(o), o)).To(Succeed())
+		says, _, _ := unstructured.NestedString(o.Object, "status", "state")
+		return says
+	}
+	for first, follows := range map[string][]string{"": {"ready", "ignored"}, "a-second": {"ignored", "ready"}} {
+		w.operator.First = first
+		for range 3 {
+			w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
+		}
+		w.Expect([]string{state(policy), state(second)}).To(Equal(follows), first)
+	}
+
+	both := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"draDriver": map[string]any{"version": "v0.5.0"}}}}
+	both.SetAPIVersion("nvidia.com/v1alpha1")
+	both.SetKind("GPUCluster")
+	both.SetName("gpu-cluster")
+	w.Expect(w.c.Create(w.ctx, both)).To(Succeed())
+	defer func() { w.Expect(w.c.Delete(w.ctx, both)).To(Succeed()) }()
+	dra := &nodesim.GPUCluster{Client: w.c, Namespace: namespace}
+	w.Expect(dra.Reconcile(w.ctx)).To(Succeed())
+	w.Expect(state(both)).To(Equal("notReady"))
+	w.Expect(both.Object["status"]).To(HaveKeyWithValue("conditions", ContainElement(HaveKeyWithValue("reason", "PrerequisiteNotMet"))))
+	set := &appsv1.DaemonSet{}
+	w.Expect(apierrors.IsNotFound(w.c.Get(w.ctx, client.ObjectKey{Namespace: namespace, Name: "nvidia-dra-driver-kubelet-plugin"}, set))).To(BeTrue())
+	w.Expect(w.c.Get(w.ctx, client.ObjectKey{Namespace: namespace, Name: plugin}, set)).To(Succeed())
+	before := set.ResourceVersion
+	w.Expect(unstructured.SetNestedField(second.Object, "mixed", "spec", "mig", "strategy")).To(Succeed())
+	w.Expect(w.c.Update(w.ctx, second)).To(Succeed())
+	w.Expect(w.operator.Reconcile(w.ctx)).To(Succeed())
+	w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(set), set)).To(Succeed())
+	w.Expect(set.ResourceVersion).To(Equal(before), "no ClusterPolicy is followed any more")
+}
+
+// labelsByEvents: the GPU Operator sets a label again that somebody has removed only when something else happens, and
+// removes one at once that somebody sets on a node which has opted out.
+func labelsByEvents(t *testing.T, w *world) {
+	t.Helper()
+	const deploy = "nvidia.com/gpu.deploy.device-plugin"
+	w.reconcile()
+	w.Expect(w.labels()).To(HaveKeyWithValue(deploy, "true"))
+	w.label(deploy, "")
+	w.reconcile()
+	w.Expect(w.labels()).NotTo(HaveKey(deploy))
+	w.label("nvidia.com/gpu.deploy.operands", "false")
+	w.label("nvidia.com/gpu.deploy.client", "true")
+	w.reconcile()
+	w.Expect(w.labels()).NotTo(HaveKey("nvidia.com/gpu.deploy.client"))
+	w.label("nvidia.com/gpu.deploy.operands", "")
+	w.reconcile()
+	w.Expect(w.labels()).To(And(HaveKeyWithValue(deploy, "true"), HaveKeyWithValue("nvidia.com/gpu.deploy.client", "true")))
 }
 
 func allocates(t *testing.T, w *world) {

@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,6 +30,11 @@ type GPUOperator struct {
 	Namespace string
 	Clock     clock.WithTicker
 	Tell      func(format string, args ...any)
+	// First is the ClusterPolicy that it has reconciled first since its start, which counts up to v26.3 for as long as it
+	// exists. Empty: the oldest counts, as since v26.7.
+	First string
+
+	labelled string // the ClusterPolicy and its generation for which all nodes have their labels
 }
 
 // operand is one of the GPU Operator's DaemonSets.
@@ -65,31 +71,84 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// Reconcile renders the DaemonSets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
-// ignores. With the last one the DaemonSets go, which it owns.
+// Reconcile renders the DaemonSets of the ClusterPolicy that counts. Others it ignores. With the last one the
+// DaemonSets go, which it owns. Beside a GPUCluster it follows no ClusterPolicy, and what it has rendered stays
+// (v26.7.0, controllers/clusterpolicy_controller.go).
 func (o *GPUOperator) Reconcile(ctx context.Context) error {
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
-	if err := o.Client.List(ctx, list); err != nil {
-		return fmt.Errorf("listing ClusterPolicies: %w", err)
+	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
+	if err != nil {
+		return err
 	}
-	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
-	})
-	if len(list.Items) == 0 {
+	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
+	if err != nil {
+		return err
+	}
+	if len(policies) == 0 {
 		return o.remove(ctx)
 	}
-	for i := range list.Items {
+	if len(clusters) > 0 {
+		return nil
+	}
+	slices.SortFunc(policies, func(a, b unstructured.Unstructured) int {
+		return cmp.Or(o.follows(b.GetName())-o.follows(a.GetName()), a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time),
+			cmp.Compare(a.GetName(), b.GetName()))
+	})
+	for i := range policies {
 		if i > 0 {
-			if err := o.setState(ctx, &list.Items[i], "ignored", ""); err != nil {
+			if err := o.setState(ctx, &policies[i], "ignored", ""); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := o.render(ctx, &list.Items[i]); err != nil {
+		if err := o.render(ctx, &policies[i]); err != nil {
+			return err
+		}
+		if err := o.labelNodes(ctx, &policies[i]); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// follows is 1 for the ClusterPolicy that counts whatever its age.
+func (o *GPUOperator) follows(name string) int {
+	if name == o.First {
+		return 1
+	}
+	return 0
+}
+
+// listed are the objects of a kind of NVIDIA's; none where it is not served.
+func listed(ctx context.Context, c client.Client, version, kind string) ([]unstructured.Unstructured, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: version, Kind: kind + "List"})
+	if err := c.List(ctx, list); err != nil && !meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("listing objects of kind %s: %w", kind, err)
+	}
+	return list.Items, nil
+}
+
+// labelNodes sets the labels of all nodes anew for each generation of the ClusterPolicy, which is an event as labelEvent
+// is one of a node.
+func (o *GPUOperator) labelNodes(ctx context.Context, policy *unstructured.Unstructured) error {
+	event := fmt.Sprint(policy.GetUID(), policy.GetGeneration())
+	if event == o.labelled {
+		return nil
+	}
+	nodes := &corev1.NodeList{}
+	if err := o.Client.List(ctx, nodes, client.MatchingLabels{labelPresent: "true"}); err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		if n.Labels[deployPrefix+"dra-driver"] != "" {
+			continue
+		}
+		if err := setDeployLabels(ctx, o.Client, n, n.Labels["nvidia.com/mig.capable"] == "true"); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	o.labelled = event
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -78,16 +79,43 @@ func (m *machine) registrationLabels() map[string]string {
 	return labels
 }
 
-// labelNode sets the labels of the GPU Operator, unless it runs NVIDIA's DRA driver for a GPUCluster.
+// labelEvent is what of a node makes the GPU Operator set its labels when it changes. It does not when somebody removes
+// a label that it has set (controllers/nodelabeling_controller.go, v26.7.0: getNodeLabelUpdateReasons).
+type labelEvent struct {
+	node                        types.UID
+	present, operands, workload string
+	migCapable                  bool
+}
+
+// labelNode sets the labels of the GPU Operator after such an event, unless it runs NVIDIA's DRA driver for a
+// GPUCluster. From a node that has opted out it removes them, whoever sets one.
 func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
 	if node.Labels[deployPrefix+"dra-driver"] != "" {
+		d.labelled = labelEvent{}
 		return nil
 	}
 	inventory, err := d.Inventory(ctx)
 	if err != nil {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
-	patch := deployLabels(node.Labels, migCapable(inventory.Devices))
+	capable := migCapable(inventory.Devices)
+	event := labelEvent{
+		node: node.UID, present: node.Labels[labelPresent], operands: node.Labels[labelOptOut], workload: node.Labels["nvidia.com/gpu.workload.config"],
+		migCapable: capable,
+	}
+	if event == d.labelled && event.operands != "false" {
+		return nil
+	}
+	if err := setDeployLabels(ctx, d.Client, node, capable); err != nil {
+		return err
+	}
+	d.labelled = event
+	return nil
+}
+
+// setDeployLabels gives a node those labels that it has not.
+func setDeployLabels(ctx context.Context, c client.Client, node *corev1.Node, migCapable bool) error {
+	patch := deployLabels(node.Labels, migCapable)
 	for key, value := range patch {
 		if old, ok := node.Labels[key]; value != nil && ok && old == *value || value == nil && !ok {
 			delete(patch, key)
@@ -100,8 +128,8 @@ func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
-		return fmt.Errorf("labelling node %s: %w", d.Name, err)
+	if err := c.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
+		return fmt.Errorf("labelling node %s: %w", node.Name, err)
 	}
 	return nil
 }

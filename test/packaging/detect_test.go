@@ -15,6 +15,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -27,8 +28,23 @@ func pluginChart(t *testing.T) string {
 	return strings.TrimSpace(run(t, list)) + "/deployments/helm/nvidia-device-plugin"
 }
 
-// installPlugin installs the stand-alone device plugin as NVIDIA documents it, with a ConfigMap that the chart makes.
+// installPlugin installs the stand-alone device plugin as NVIDIA documents it, with a ConfigMap that the chart makes, and
+// lets its DaemonSets have pods.
 func (i installation) installPlugin(t *testing.T, namespace string) {
+	t.Helper()
+	i.installPluginWithoutPods(t, namespace)
+	g, sets := NewWithT(t), &appsv1.DaemonSetList{}
+	g.Expect(i.Client.List(t.Context(), sets, client.InNamespace(namespace))).To(Succeed())
+	g.Expect(sets.Items).NotTo(BeEmpty())
+	for _, set := range sets.Items {
+		set.Status.CurrentNumberScheduled, set.Status.DesiredNumberScheduled = 1, 1
+		g.Expect(i.Client.Status().Update(t.Context(), &set)).To(Succeed())
+	}
+}
+
+// installPluginWithoutPods is what a tenant can do in their own namespace: make the DaemonSet, whose pods Pod Security
+// refuses.
+func (i installation) installPluginWithoutPods(t *testing.T, namespace string) {
 	t.Helper()
 	_, err := i.run(t, "install", "nvdp", pluginChart(t), "--kubeconfig", i.kubeconfig, "--namespace", namespace, "--create-namespace",
 		"--set", "config.map.default=version: v1,config.default=default,fullnameOverride="+namespace)
@@ -76,6 +92,7 @@ func findsTheDevicePlugin(t *testing.T, i installation) {
 	g.Expect(i.told(t)).To(BeEmpty(), "it is not known which of two is meant")
 
 	i.uninstallPlugin(t, "plugin-b")
+	i.installPluginWithoutPods(t, "tenant")
 	plugin := []string{"plugin-a", "plugin-a-configs"}
 	g.Expect(i.do(t, "upgrade", release, i.chart)).To(ContainSubstring(found + strings.Join(plugin, "/")))
 	g.Expect(i.told(t)).To(Equal(plugin))
@@ -92,6 +109,7 @@ func findsTheDevicePlugin(t *testing.T, i installation) {
 	g.Expect(i.told(t)).To(Equal(plugin), "the plugin is away, as while it is installed anew")
 	i.do(t, "upgrade", release, i.chart, "--set", "devicePlugin.namespace=plugin-b,devicePlugin.configMap=mine")
 	g.Expect(i.told(t)).To(Equal([]string{"plugin-b", "mine"}), "a value counts before what is found")
+	i.uninstallPlugin(t, "tenant")
 }
 
 // TestHelmForgetsADevicePluginThatTheGPUOperatorReplaced: not while the plugin is there, whose ConfigMap may have the

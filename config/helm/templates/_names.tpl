@@ -159,14 +159,22 @@ away for a while, unless the GPU Operator runs one instead. `helm template` and 
 {{- end -}}
 {{- end }}
 
-{{/* Each ConfigMap that a device plugin of NVIDIA's chart reads, as it names the volume for its config-manager. */}}
+{{/*
+Each ConfigMap that a device plugin of NVIDIA's chart reads, as it names the volume for its config-manager. It mounts the kubelet's folder for plugins
+and has pods: every user of a namespace may make a DaemonSet like that, but Pod Security baseline, or OpenShift's restricted, lets none of its pods be.
+*/}}
 {{- define "gpusharing.standAlonePlugins" -}}
 {{- $found := list -}}
 {{- range $set := (lookup "apps/v1" "DaemonSet" "" "").items -}}
 {{- $commands := list -}}
 {{- range $set.spec.template.spec.containers }}{{ $commands = concat $commands (.command | default list) }}{{ end -}}
+{{- $serves := false -}}
 {{- range $set.spec.template.spec.volumes -}}
-{{- if and (eq .name "available-configs") .configMap (has "nvidia-device-plugin" $commands) -}}
+{{- if hasSuffix "/device-plugins" (dig "hostPath" "path" "" .) }}{{ $serves = true }}{{ end -}}
+{{- end -}}
+{{- $serves = and $serves (gt (int (dig "status" "currentNumberScheduled" 0 $set)) 0) -}}
+{{- range $set.spec.template.spec.volumes -}}
+{{- if and $serves (eq .name "available-configs") .configMap (has "nvidia-device-plugin" $commands) -}}
 {{- $found = append $found (dict "namespace" $set.metadata.namespace "configMap" .configMap.name) -}}
 {{- end -}}
 {{- end -}}

@@ -121,7 +121,7 @@ func slimPod(object any) (any, error) {
 		InitContainers: initHolder(pod),
 		NodeName:       pod.Spec.NodeName,
 		NodeSelector:   pod.Spec.NodeSelector,
-		Volumes:        configVolumes(pod.Spec.Volumes),
+		Volumes:        keptVolumes(pod),
 		Tolerations:    serverTolerations(pod),
 		Resources:      gpuRequest(&pod.Spec),
 	}
@@ -166,6 +166,16 @@ func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	}
 	return nil
+}
+
+// keptVolumes are those that show ConfigMaps and, of a pod that looks like one of NVIDIA's or of Node Feature Discovery,
+// one folder of the host for all of them.
+func keptVolumes(pod *corev1.Pod) []corev1.Volume {
+	kept := configVolumes(pod.Spec.Volumes)
+	if cluster.MayServe(pod) && cluster.MountsHost(pod.Spec.Volumes) {
+		kept = append(kept, corev1.Volume{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}})
+	}
+	return kept
 }
 
 // configVolumes keeps of the volumes which ConfigMaps they show, in the plainest form. Every pod projects the

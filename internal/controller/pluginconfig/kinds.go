@@ -170,7 +170,8 @@ func matters(old, updated any) bool {
 	if b.GroupVersionKind().GroupKind() == nodeFeature.GroupKind() {
 		return requestChanged(a, b)
 	}
-	return a.GetGeneration() != b.GetGeneration() || namespaceOf(a) != namespaceOf(b)
+	ignored := func(o *unstructured.Unstructured) bool { return stringAt(o, "status", "state") == "ignored" }
+	return a.GetGeneration() != b.GetGeneration() || namespaceOf(a) != namespaceOf(b) || ignored(a) != ignored(b)
 }
 
 func object(k schema.GroupVersionKind) *unstructured.Unstructured {

@@ -33,9 +33,10 @@ type overruling struct {
 }
 
 // While another controller and we revert each other, NVIDIA's programs restart on every node in each round. While we
-// wait, nodes may offer nothing: spec.mig.strategy single does not fit a node with a mixed MIG layout. So the first
-// wait is short, each is twice as long as the one before, and a revert that comes later than the longest one begins
-// anew: a user upgrades a Helm release.
+// wait, nodes may offer nothing: spec.mig.strategy single does not fit a node with a mixed MIG layout. So what is kept
+// apart is the times at which we overrule: by a minute at first, then by twice as long each time. A controller that
+// reverts within seconds meets the whole of that, and a person who installs a Helm release a few times none of it. A
+// revert that comes later than the longest wait begins anew.
 const (
 	firstWait   = time.Minute
 	longestWait = time.Hour
@@ -77,7 +78,11 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 		return nil
 	}
 	before, again := o.baseline.again(manager, at)
-	until := at.Add(timing.Doubled(firstWait, longestWait, before.Times))
+	since := before.At
+	if at.Before(since) { // the API server's clock is behind
+		since = at
+	}
+	until := since.Add(timing.Doubled(firstWait, longestWait, before.Times))
 	if !again || !now.Before(until) {
 		return nil
 	}
@@ -107,6 +112,16 @@ func (o *Observed) overruled(now time.Time) baseline {
 	b.Overruled[manager] = overruling{At: now.UTC().Truncate(time.Second), Times: before.Times + 1}
 	b.Revision++
 	return b
+}
+
+// last is when any manager was overruled last; zero: none was of late.
+func (b baseline) last(now time.Time) (at time.Time) {
+	for _, r := range b.Overruled {
+		if r.At.After(at) && now.Sub(r.At) < longestWait {
+			at = r.At
+		}
+	}
+	return at
 }
 
 // lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they

@@ -154,6 +154,23 @@ func testUpgradedEachMonth(f *fixture) {
 	}
 }
 
+// testInstalledAgain installs the chart a few times within an hour, as a person does who tries its values. Nobody but a
+// controller reverts what the operator has written within the minutes after that, again and again.
+func testInstalledAgain(f *fixture) {
+	policy, now := f.policy("cluster-policy", installed), time.Now()
+	f.configure(research)
+	for _, minute := range []time.Duration{-10, 0, 10, 20} {
+		f.clock.SetTime(now.Add(minute * time.Minute))
+		f.patch(policy, "helm", upgrade)
+		f.Expect(f.observe().Overridden).To(BeNil())
+		f.configure(research)
+		f.Expect(f.observe().Ready).To(BeTrue())
+		f.Expect(f.observe().Overruled).To(BeTemporally("~", f.clock.Now(), time.Second))
+	}
+	f.clock.SetTime(now.Add(2 * time.Hour))
+	f.Expect(f.observe().Overruled).To(BeZero())
+}
+
 // testFightCalms lets another controller revert the ClusterPolicy whenever the operator has set it.
 func testFightCalms(f *fixture) {
 	policy := f.policy("cluster-policy", installed)

@@ -6,7 +6,8 @@
 //
 //	found                          our ConfigMap                                       what is changed
 //	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing
-//	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
+//	GPUCluster and ClusterPolicy   the same, until a person deletes one of them        nothing
+//	ClusterPolicy (the active)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
 //	                                                                                   daemonsets.tolerations if taints need it
 //	neither, but flags name both   the one that they name, which may have other keys   nothing
 //	none of these                  none: NoDevicePlugin                                nothing
@@ -118,10 +119,10 @@ func (c *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	}
 	o.GPUOperators = namespacesOf(slices.Concat(clusters, policies))
 	if len(clusters) > 0 {
-		o.Reason, o.Message = draStackActive(clusters)
+		o.Reason, o.Message = draStackActive(clusters, clusterpolicy.Active(policies))
 		return o, nil
 	}
-	c.locate(o, clusterpolicy.Oldest(policies))
+	c.locate(o, clusterpolicy.Active(policies))
 	if err := c.observeConfigMaps(ctx, o); err != nil {
 		return nil, err
 	}
@@ -159,7 +160,7 @@ func (c *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
 	o.Ready = configured(policy, o.defaultKey) && contains(o.Applied, o.Configs)
-	o.Overridden = o.overridden(c.clock.Now())
+	o.Overridden, o.Overruled = o.overridden(c.clock.Now()), o.baseline.last(c.clock.Now())
 	if o.Overridden != nil {
 		o.Message = o.Overridden.Message
 	}

@@ -50,6 +50,7 @@ func TestConfigurer(t *testing.T) {
 	for name, test := range map[string]func(*fixture){
 		"says why there is no device plugin to configure":                     testReasons,
 		"follows the oldest ClusterPolicy":                                    testOldest,
+		"follows the one that the GPU Operator does not ignore":               testFirstReconciled,
 		"writes the keys, then the ClusterPolicy once, then nothing":          testOnce,
 		"goes on where it was killed":                                         testKilled,
 		"leaves MIG as it was on nodes that no policy governs":                testUngoverned,
@@ -66,6 +67,7 @@ func TestConfigurer(t *testing.T) {
 		"waits longer each time that it is reverted":                          testFightCalms,
 		"knows whom it overruled from either record":                          testRecordIsLost,
 		"takes upgrades that are weeks apart for no fight":                    testUpgradedEachMonth,
+		"takes a person who installs a few times in an hour for no fight":     testInstalledAgain,
 		"tries again at once when NVIDIA's operator reports":                  testMeetsStatusWrites,
 		"gives up after a few tries, and takes nobody for an adversary":       testMeetsTooManyWrites,
 		"records what a user writes in the same moment":                       testMeetsUser,
@@ -94,6 +96,13 @@ func testReasons(top *fixture) {
 			reason:  v1alpha1.ReasonDRAStackActive,
 			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device plugin to configure. " +
 				"Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, or replace the GPUCluster by a ClusterPolicy",
+		},
+		"a GPUCluster beside a ClusterPolicy": {
+			cluster: true, spec: installed, namespace: true,
+			reason: v1alpha1.ReasonDRAStackActive,
+			message: "GPUCluster dra and ClusterPolicy cluster-policy exist, and NVIDIA's GPU Operator serves only one of them: it refuses the " +
+				"GPUCluster, runs no DRA driver, and follows no change of the ClusterPolicy any more, whose device plugin goes on as it is. Delete the " +
+				"one that is not meant: GPUCluster dra to keep NVIDIA's device plugin, or ClusterPolicy cluster-policy to move to its DRA driver (docs/dra.md)",
 		},
 		"a ClusterPolicy that disables the device plugin": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
@@ -154,6 +163,20 @@ func testOldest(f *fixture) {
 	f.configure(research)
 	f.Expect(f.spec(nvidia("", "a"))).To(ContainSubstring(pluginconfig.ConfigMapName), "of equal age, the first by name")
 	f.Expect(f.spec(nvidia("", "b"))).NotTo(ContainSubstring(pluginconfig.ConfigMapName))
+}
+
+// testFirstReconciled: up to v26.3 the GPU Operator follows the first ClusterPolicy that it has reconciled since its
+// start, which may be the younger one.
+func testFirstReconciled(f *fixture) {
+	older := f.policy("a", installed)
+	f.configure(research)
+	f.policy("z", installed)
+	f.Expect(f.observe().Ready).To(BeTrue(), "nothing is known of the second one yet")
+	state := client.RawPatch(types.MergePatchType, []byte(`{"status":{"state":"ignored"}}`))
+	f.Expect(f.client.Status().Patch(f.ctx(), nvidia("ClusterPolicy", older.GetName()), state)).To(Succeed())
+	f.configure(research)
+	f.Expect(f.spec(nvidia("", "z"))).To(ContainSubstring(pluginconfig.ConfigMapName))
+	f.Expect(f.observe().Ready).To(BeTrue())
 }
 
 func testOnce(f *fixture) {

@@ -31,6 +31,9 @@ func MonitorLabels() []string {
 // (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
+// LabelPresent says whether the GPU Operator takes a node for one with GPUs of NVIDIA's; it is false on one that had some.
+const LabelPresent = NvidiaDomain + "gpu.present"
+
 // OfGPUCluster reports whether, by the labels of a node, the GPU Operator runs NVIDIA's DRA driver there, for a
 // GPUCluster.
 func OfGPUCluster(labels map[string]string) bool { return labels[LabelDRADriver] != "" }

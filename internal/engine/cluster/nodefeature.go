@@ -41,7 +41,7 @@ const (
 
 // IsNFDWorkers reports whether a NodeFeature is the one that NFD's worker on a node writes in its own namespace: it has
 // the name of the node (kubernetes-sigs/node-feature-discovery pkg/nfd-worker). The roles view, edit and admin of
-// Kubernetes do not allow that, and who may write NodeFeatures can set labels of any node by them.
+// Kubernetes do not allow that, but where the Operator Lifecycle Manager installed NFD, it has added it to them.
 func IsNFDWorkers(feature *unstructured.Unstructured) bool {
 	return feature.GetName() != "" && feature.GetName() == feature.GetLabels()[LabelNodeName]
 }

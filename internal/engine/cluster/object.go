@@ -159,7 +159,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 		p.Requests, p.Workload = gpuRequestsOf(&pod.Spec), workloadOf(pod)
 		p.InitHolds = HoldsByInit(pod)
 	}
-	p.Own, p.Tolerates = isOwn(pod), Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
+	p.Tolerates = Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
 	if p.Serves {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
 	}
@@ -223,8 +223,8 @@ func readySince(pod *corev1.Pod) time.Time {
 // IsAgent says whether a pod is one of the agents'.
 func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
 
-// isOwn reports whether a pod is one of the operator's, by its label app.kubernetes.io/name. A pod of a user with such
-// a label is not drained before a reboot, and goes down with the node.
+// isOwn reports whether a pod has the label app.kubernetes.io/name of one of the operator's. Programs tell whether it is
+// one.
 func isOwn(pod *corev1.Pod) bool {
 	return slices.Contains([]string{agentName, "gpu-sharing-controller", "gpu-sharing-mps", "gpu-sharing-operands"}, pod.Labels[labelName])
 }

@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Programs knows which pods are programs of NVIDIA's, or of Node Feature Discovery (NFD). A user who may create
+// Programs knows which pods are programs of NVIDIA's, of Node Feature Discovery (NFD), or the operator's own. It is the
+// one place that says so. A user who may create
 // pods in one namespace chooses their labels, node selectors, containers and owner references, also a reference to
 // an object of NVIDIA's. Only the namespace is not theirs to choose. So a program counts in a namespace that
 // something tells which such a user cannot write, and only with a controller. The zero value knows none.
@@ -26,8 +27,12 @@ type Programs struct {
 	// Drivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose
 	// account may publish ResourceSlices; sorted.
 	Drivers []string
-	// Discovery are the namespaces of NFD, in which its workers write NodeFeatures; sorted.
+	// Discovery are the namespaces in which NodeFeatures are written as by workers of NFD; sorted. Where the Operator
+	// Lifecycle Manager installed NFD, its roles let every user of a namespace do that, so the pod must also mount
+	// folders of the host, which Pod Security baseline and OpenShift's restricted forbid.
 	Discovery []string
+	// Own are the namespaces of the operator; none: they are not known, and the labels of its pods count.
+	Own []string
 	// Unverified reports that these namespaces are not known, and all pods count that look like such programs: to the
 	// cache, which keeps what any of them may need, and to programs that only print.
 	Unverified bool
@@ -39,7 +44,8 @@ func (o *Programs) tell(p *Pod, pod *corev1.Pod) {
 	p.Validator = p.NVIDIA && IsValidator(pod)
 	p.MountsConfig = pod.Namespace == o.ConfigMap.Namespace && Mounts(pod, o.ConfigMap.Name)
 	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.Drivers, pod.Namespace)))
-	discovers := isDiscovery(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
+	discovers := isDiscovery(pod) && (p.NVIDIA || MountsHost(pod.Spec.Volumes) && o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
+	p.Own = isOwn(pod) && (len(o.Own) == 0 || slices.Contains(o.Own, pod.Namespace))
 	p.Serves = p.DRA || discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)
 }
 
@@ -60,6 +66,11 @@ func (p *Pod) KeptBy(label string) bool { return p.NVIDIA && p.NodeSelector[labe
 // its DRA driver, or of NFD, whose labels make NVIDIA's operator set those. Programs tell whether it is one.
 func MayServe(pod *corev1.Pod) bool {
 	return isDiscovery(pod) || SelectsDeploy(pod.Spec.NodeSelector) || OffersGPUs(pod)
+}
+
+// MountsHost reports whether one of the volumes is a folder of the host.
+func MountsHost(volumes []corev1.Volume) bool {
+	return slices.ContainsFunc(volumes, func(v corev1.Volume) bool { return v.HostPath != nil })
 }
 
 func isDiscovery(pod *corev1.Pod) bool { return pod.Labels[labelName] == featureDiscovery }

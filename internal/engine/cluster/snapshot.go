@@ -188,6 +188,9 @@ type DevicePlugin struct {
 	Message string
 	// Ready says that the device plugin is configured to read our ConfigMap. Until then no key is selected on a node.
 	Ready bool
+	// Overruled is when the operator last set again what another controller had changed in the ClusterPolicy, in the
+	// last hour; zero: nobody did. NVIDIA's programs start anew then.
+	Overruled time.Time
 	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop
 	// NVIDIA's programs on a node. False: a stand-alone device plugin.
 	ClusterPolicy bool
@@ -202,6 +205,15 @@ type DevicePlugin struct {
 	// Configs are the keys that the device plugin itself needs in our ConfigMap, each with its content: the default key
 	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
 	Configs map[string]string
+}
+
+// Workload is what nodes are for whose label nvidia.com/gpu.workload.config does not tell it; empty: the label counts for
+// nothing (clusterpolicy.Operands).
+func (p *DevicePlugin) Workload() string {
+	if p.Operands == nil {
+		return ""
+	}
+	return p.Operands.Workload
 }
 
 // Users lists the pods that hold GPUs.

@@ -48,20 +48,28 @@ func decideNode(v *View) Result {
 			Next: atOnce(withdrawRequest(v, "leaving the MIG instances to NVIDIA's DRA driver")),
 		}
 	}
+	if v.Unsupported != nil && v.Unsupported.Reason == v1alpha1.ReasonNodeOptedOut { // the agent leaves with NVIDIA's programs
+		return unsupported(v)
+	}
 	if r, is := AgentNotReporting(v); is {
 		return r
 	}
 	if v.Unsupported != nil {
-		return Result{
-			State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
-			Next: atOnce(append(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v)...)...),
-		}
+		return unsupported(v)
 	}
 	r := progress(v)
 	if f := failedChange(v); f != nil && (v.FallsBack || r.State == PendingDisruptive) {
 		return failedBefore(v, *f, r)
 	}
 	return r
+}
+
+// unsupported is the result of a node where the policy cannot be honoured.
+func unsupported(v *View) Result {
+	return Result{
+		State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
+		Next: atOnce(append(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v)...)...),
+	}
 }
 
 // failedBefore reports why the change failed, while the node is on its way back, or waits to become idle after all.

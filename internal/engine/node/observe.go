@@ -135,7 +135,7 @@ func AgentNotReporting(v *View) (Result, bool) {
 		r.Reason, r.Message = v1alpha1.ReasonMIGManagerBusy, agentAwayMessage("NVIDIA's mig-manager is changing the node")
 		r.Next = atOnce(returnAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
-		r.Message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", cluster.AgentLabel(v.Node), value)
+		r.Reason, r.Message = agentKeptOff(v)
 	case !v.Node.AgentReady:
 		r.Message = "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	case found && c.Status != "True":
@@ -146,4 +146,22 @@ func AgentNotReporting(v *View) (Result, bool) {
 		return r, false
 	}
 	return r, true
+}
+
+// agentKeptOff says why the label that runs the agent does not do so, and what to do about it that the GPU Operator does
+// not undo: it removes that label from a node that has opted out or has no GPU.
+func agentKeptOff(v *View) (reason, message string) {
+	const away = "the agent does not run on the node"
+	switch problem := policy.OptedOut(v.Node.Labels, v.Snapshot.Plugin.Workload()); {
+	case problem != nil && v.Policy == nil:
+		return problem.Reason, away + ", which has opted out of NVIDIA's programs by its labels (nvidia.com/gpu.deploy.operands, " +
+			"nvidia.com/gpu.workload.config), so its GPUs cannot be restored; take that back until they are"
+	case problem != nil:
+		return problem.Reason, away + ": " + problem.Message
+	case v.Node.Labels[cluster.LabelPresent] == cluster.LabelFalse:
+		return v1alpha1.ReasonAgentNotReporting, fmt.Sprintf("%s, because Node Feature Discovery finds no GPU of NVIDIA's there (%s is false); "+
+			"look at its GPUs (lspci -d 10de:), or leave the node out of nodeSelector", away, cluster.LabelPresent)
+	}
+	label := cluster.AgentLabel(v.Node)
+	return v1alpha1.ReasonAgentNotReporting, fmt.Sprintf("%s, because its label %s is %q; set it to true", away, label, v.Node.Labels[label])
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // verifying compares what the node advertises with what it must.
@@ -33,11 +34,13 @@ func verifying(v *View) (Result, bool) {
 		}
 		return r, true
 	}
-	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
+	// Another attempt may find its config selected since the former one, and after another controller was overruled NVIDIA's
+	// programs start anew.
+	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.Reached() || v.Target.Expected == nil {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
-		r.Message += cmp.Or(unhealthyDevices(v), "; look at the pods of NVIDIA's device plugin on the node")
+		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := restartPluginOnce(v)
 		if left <= 0 {
 			actions = append(actions, removeTaints(v)...)
@@ -47,9 +50,15 @@ func verifying(v *View) (Result, bool) {
 		r.Next, r.After = atOnce(actions...), after
 		return r, true
 	}
+	if left <= 0 && !v.Snapshot.Plugin.Ready {
+		// What the device plugin reads is not the operator's, so another layout of the GPUs would be offered no better.
+		r.Message += cmp.Or(readsOther(v), "; NVIDIA's device plugin is being pointed at the operator's ConfigMap")
+		r.Next = atOnce(removeTaints(v)...)
+		return r, true
+	}
 	if left <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differences, ", "), cmp.Or(pluginTroubles(v),
-			"look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
+			strings.TrimPrefix(otherMPSRoot(v), "; "), "look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
 				"lost them, and only its restart helps"))
 		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
 	}
@@ -59,6 +68,26 @@ func verifying(v *View) (Result, bool) {
 	restarts, after := restartPluginOnce(v) // it may have read what another controller had written into the ConfigMap
 	r.Next, r.After = atOnce(restarts...), timing.Sooner(left, after)
 	return r, true
+}
+
+// readsOther adds to a message why NVIDIA's device plugin does not read the operator's ConfigMap; empty if it does, or
+// nothing keeps it from that.
+func readsOther(v *View) string {
+	if v.Snapshot.Plugin.Ready || v.Snapshot.Plugin.Message == "" {
+		return ""
+	}
+	return "; " + v.Snapshot.Plugin.Message
+}
+
+// otherMPSRoot adds to a message that NVIDIA's device plugin looks for MPS daemons elsewhere than where they usually are;
+// empty if it does not, or none is to serve the node. Where the operator's are only its installation knows.
+func otherMPSRoot(v *View) string {
+	o := v.Snapshot.Plugin.Operands
+	if o == nil || v.Target.Strategy != v1alpha1.StrategyMPS || o.MPSRoot == "" || o.MPSRoot == deviceplugin.MPSRoot {
+		return ""
+	}
+	return fmt.Sprintf("; ClusterPolicy %s has spec.devicePlugin.mps.root %s: the operator's must be the same (chart value mps.root), "+
+		"or remove it there", o.Name, o.MPSRoot)
 }
 
 // settling waits until what the node advertises is not the device plugin's default any more, which it advertises at

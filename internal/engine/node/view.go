@@ -82,7 +82,7 @@ func PolicyNode(n *cluster.Node) policy.Node {
 // RequestedNode is what a policy needs to know of the node to ask something of it.
 func (v *View) RequestedNode() policy.Node {
 	n := PolicyNode(v.Node)
-	n.Stack = v.Stack
+	n.Stack, n.Workload = v.Stack, v.Snapshot.Plugin.Workload()
 	n.Shares, _ = v.Node.Published.Shares()
 	return n
 }

@@ -57,8 +57,8 @@ const (
 // DesiredState is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be
 // honoured there until the policy or the node changes.
 func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
-	if err := optedOut(n); err != nil {
-		return Desired{}, err
+	if problem := OptedOut(n.Labels, n.Workload); problem != nil {
+		return Desired{}, problem
 	}
 	all := n.devices(p)
 	selected := selectGPUs(p, all)
@@ -131,25 +131,40 @@ func after(restored []v1alpha1.DeviceSpec, all []gpu.Device) []gpu.Device {
 	return all
 }
 
-// OptedOut reports whether NVIDIA's device plugin does not serve a node, as its labels say.
-func OptedOut(labels map[string]string) bool { return optedOut(Node{Labels: labels}) != nil }
+// workloads are what the GPU Operator makes nodes for, by their label nvidia.com/gpu.workload.config
+// (controllers/state_manager.go: isValidWorkloadConfig).
+var workloads = []string{container, "vm-passthrough", "vm-vgpu"}
 
-func optedOut(n Node) error {
-	if n.Labels[labelOperands] == "false" {
+const container = "container"
+
+// OptedOut is why NVIDIA's device plugin does not serve a node, as its labels say; nil: it does. The workload is what
+// nodes are for whose label does not tell it; empty: that label counts for nothing, as with the GPU Operator unless
+// spec.sandboxWorkloads of the ClusterPolicy is on.
+func OptedOut(labels map[string]string, workload string) *plan.Problem {
+	if labels[labelOperands] == "false" {
 		return &plan.Problem{
 			Reason: v1alpha1.ReasonNodeOptedOut,
-			Message: fmt.Sprintf("the node carries %s=false, so NVIDIA's device plugin does not serve it; "+
+			Message: fmt.Sprintf("the node carries %s=false, for which the GPU Operator takes its programs and the operator's agent off it; "+
 				"remove the label, or leave the node out of nodeSelector", labelOperands),
 		}
 	}
-	if workload := n.Labels[labelWorkload]; workload != "" && workload != "container" {
+	label := labels[labelWorkload]
+	named := slices.Contains(workloads, label)
+	switch {
+	case workload == "" || named && label == container || !named && workload == container:
+		return nil
+	case named:
 		return &plan.Problem{
 			Reason: v1alpha1.ReasonNodeOptedOut,
 			Message: fmt.Sprintf("the node carries %s=%s, so its GPUs are for virtual machines; "+
-				"set the label to container, or leave the node out of nodeSelector", labelWorkload, workload),
+				"set the label to container, or leave the node out of nodeSelector", labelWorkload, label),
 		}
 	}
-	return nil
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonNodeOptedOut,
+		Message: fmt.Sprintf("spec.sandboxWorkloads.defaultWorkload of the ClusterPolicy is %s, so the GPUs of the node are for virtual machines; "+
+			"set its label %s to container, or leave the node out of nodeSelector", workload, labelWorkload),
+	}
 }
 
 // partial rejects a selection that leaves out GPUs which NVIDIA's device plugin, or its DRA driver, would share too:

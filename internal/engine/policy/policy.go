@@ -32,6 +32,8 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 	// Changed are the GPUs that the operator has changed, each in its state before that.
 	Changed []v1alpha1.DeviceSpec
+	// Workload is what nodes are for whose labels do not tell it, see OptedOut.
+	Workload string
 	// Stack is which of NVIDIA's programs offers its GPUs; empty: the device plugin.
 	Stack dra.Stack
 	// Shares is how many claims can share a GPU, as NVIDIA's DRA driver publishes it; 0: not known, or any number.

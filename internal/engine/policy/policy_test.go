@@ -234,6 +234,7 @@ func TestDesiredStateRefuses(t *testing.T) {
 		models      []sim.Model
 		partitioned []int // the GPUs that have an instance 1g.5gb already
 		labels      map[string]string
+		workload    string // of spec.sandboxWorkloads
 		with        []func(*v1alpha1.GPUSharingPolicy)
 		reason      string
 		message     string
@@ -243,8 +244,12 @@ func TestDesiredStateRefuses(t *testing.T) {
 			reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
 		},
 		"a node of virtual machines": {
-			models: []sim.Model{sim.A100}, labels: map[string]string{"nvidia.com/gpu.workload.config": "vm-passthrough"},
+			models: []sim.Model{sim.A100}, labels: map[string]string{"nvidia.com/gpu.workload.config": "vm-passthrough"}, workload: "container",
 			reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.workload.config=vm-passthrough",
+		},
+		"a node in a cluster of virtual machines": {
+			models: []sim.Model{sim.A100}, workload: "vm-vgpu",
+			reason: v1alpha1.ReasonNodeOptedOut, message: "spec.sandboxWorkloads.defaultWorkload of the ClusterPolicy is vm-vgpu",
 		},
 		"time-slicing of some GPUs": {
 			models: []sim.Model{sim.A100, sim.T4},
@@ -303,7 +308,7 @@ func TestDesiredStateRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			p, n := named("p", c.with...), nodeWith(t, c.models...)
-			n.Labels = c.labels
+			n.Labels, n.Workload = c.labels, c.workload
 			for _, i := range c.partitioned {
 				n.Devices[i].Sharing = v1alpha1.DeviceSharing{
 					MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 1}},
@@ -316,6 +321,25 @@ func TestDesiredStateRefuses(t *testing.T) {
 			g.Expect(problem.Reason).To(Equal(c.reason), problem.Message)
 			g.Expect(problem.Message).To(ContainSubstring(c.message))
 		})
+	}
+}
+
+// TestTheWorkloadOfANodeCountsAsForTheGPUOperator: only with spec.sandboxWorkloads on, and only if it is one that the
+// GPU Operator knows.
+func TestTheWorkloadOfANodeCountsAsForTheGPUOperator(t *testing.T) {
+	for name, c := range map[string]struct {
+		label, workload string
+		out             bool
+	}{
+		"sandbox workloads are off":                   {label: "vm-passthrough"},
+		"a label that the GPU Operator does not know": {label: "vms", workload: "container"},
+		"the same where the default is another":       {label: "vms", workload: "vm-vgpu", out: true},
+		"containers":                                  {label: "container", workload: "vm-passthrough"},
+		"containers by default":                       {workload: "container"},
+		"virtual machines":                            {label: "vm-vgpu", workload: "container", out: true},
+	} {
+		problem := policy.OptedOut(map[string]string{"nvidia.com/gpu.workload.config": c.label}, c.workload)
+		NewWithT(t).Expect(problem != nil).To(Equal(c.out), name)
 	}
 }
 

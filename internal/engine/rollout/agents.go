@@ -17,7 +17,6 @@ import (
 
 const (
 	labelOperands = cluster.DeployPrefix + "operands" // false: no deploy label stays on the node
-	labelPresent  = cluster.NvidiaDomain + "gpu.present"
 	// clientSet begins the value of v1alpha1.AnnotationClient.
 	clientSet = "true"
 )
@@ -25,7 +24,7 @@ const (
 // allowAgent sets the label that the agent's DaemonSet selects where it is absent.
 func allowAgent(m *member) {
 	labels := m.Node.Labels
-	if cluster.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
+	if cluster.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[cluster.LabelPresent] == "false" {
 		return
 	}
 	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.Snapshot.Now.Sub(at) < timing.Patience {

@@ -29,8 +29,8 @@ func TestTheAgentIsAllowed(t *testing.T) {
 		"paused by driver-manager":          {labels: map[string]string{v1alpha1.LabelClient: driverPaused}, message: "Paused for a driver upgrade"},
 		"paused by mig-manager":             {labels: map[string]string{v1alpha1.LabelClient: managerPaused}, message: "mig-manager is changing"},
 		"set already":                       {labels: map[string]string{v1alpha1.LabelClient: "true"}, message: "the agent on the node is not Ready"},
-		"the node has opted out":            {labels: map[string]string{optOutLabel: "false"}, message: `is ""`},
-		"the node has lost its GPUs":        {labels: map[string]string{"nvidia.com/gpu.present": "false"}, message: `is ""`},
+		"the node has opted out":            {labels: map[string]string{optOutLabel: "false"}, message: optOutLabel + "=false"},
+		"the node has lost its GPUs":        {labels: map[string]string{"nvidia.com/gpu.present": "false"}, message: "finds no GPU"},
 		"without a policy, nothing is said": {sets: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,6 +54,35 @@ func TestTheAgentIsAllowed(t *testing.T) {
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
 		})
 	}
+}
+
+// TestANodeThatOptedOutIsNotToldToRunTheAgent: for nvidia.com/gpu.deploy.operands=false the GPU Operator removes every
+// deploy label, that of the agent too and also when somebody sets it again, so the agent leaves within seconds.
+func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
+	g := NewWithT(t)
+	w, h := toMIG()
+	w.run(90)
+	optOut := func() {
+		delete(h.Labels, v1alpha1.LabelClient)
+		h.Labels[optOutLabel], h.AgentReady = "false", false
+	}
+	optOut()
+	d := w.reconcile()
+	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported), "as before the agent has left")
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeOptedOut))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("remove the label, or leave the node out of nodeSelector"))
+
+	w.Policies = nil
+	d, _ = w.run(10)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeOptedOut))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("its GPUs cannot be restored; take that back until they are"))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient))
+
+	delete(h.Labels, optOutLabel)
+	h.Labels[v1alpha1.LabelClient], h.AgentReady = "true", true
+	d, _ = w.run(90)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.GPU.Spec).To(BeZero())
 }
 
 func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -72,6 +73,47 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(c.hosts["a"].GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
+}
+
+// TestAChangeDoesNotFailByTheClusterPolicyOfAnother: while the operator stands back from a controller that keeps
+// mig.strategy: single, NVIDIA's device plugin offers nothing on a node with MIG instances, whatever the layout.
+func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.broken = func(s cluster.Snapshot) bool { return !s.Plugin.Ready }
+	for range 200 {
+		c.reconcile()
+		if c.Plugin.Ready && len(h.instances()) > 0 {
+			c.Plugin.Ready, c.Plugin.Message = false, "field manager x keeps mig.strategy"
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(c.Plugin.Ready).To(BeFalse())
+	h.Labels[v1alpha1.LabelConfig] = h.GPU.Spec.ConfigName // as if the plugin had been configured until just now
+	h.Annotations[v1alpha1.AnnotationSelected] = timing.Stamp(h.GPU.Spec.ConfigName, c.Now)
+	d, _ := c.run(1200)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("field manager x keeps mig.strategy"))
+	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
+	g.Expect(h.Taints).To(BeEmpty(), "it is given back all the same")
+
+	c.Plugin.Ready, c.Plugin.Message, c.Plugin.Overruled = true, "", c.Now
+	h.broken, h.plugin.running = nil, false
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+}
+
+// TestAnotherMPSRootOfTheClusterPolicyIsNamed: NVIDIA's device plugin waits for daemons where nobody starts them.
+func TestAnotherMPSRootOfTheClusterPolicyIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	h.breaks("")
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", MPSRoot: "/var/lib/mps"}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("ClusterPolicy cluster-policy has spec.devicePlugin.mps.root /var/lib/mps"))
 }
 
 func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {

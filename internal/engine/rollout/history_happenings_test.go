@@ -44,8 +44,10 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 		"late-hang":     (*run).hangEvent,
 		"late-recreate": (*run).recreateEvent,
 		"nights":        (*run).nightsEvent,
+		"opt-out":       (*run).optOutEvent,
 		"pools":         (*run).poolsEvent,
 		"rename":        (*run).renameEvent,
+		"stand-back":    (*run).standBackEvent,
 		"tenant":        (*run).tenantEvent,
 	}
 }

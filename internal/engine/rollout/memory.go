@@ -197,7 +197,7 @@ func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *
 	for _, loser := range governed.Over {
 		in.groups[loser.Name].Lost = append(in.groups[loser.Name].Lost, lostNode{Node: n.Name, To: governed.By.Name})
 	}
-	if !unserved && governed.By == nil && !policy.OptedOut(n.Labels) {
+	if !unserved && governed.By == nil && policy.OptedOut(n.Labels, s.Plugin.Workload()) == nil {
 		if p := in.ranking.Awaits(node.PolicyNode(n)); p != nil && p.Spec.GPUSelector != nil {
 			in.groups[p.Name].Awaited = append(in.groups[p.Name].Awaited, n.Name)
 		}

@@ -88,6 +88,7 @@ func TestMemoryNoticesEveryChangeOfTheDevicePlugin(t *testing.T) {
 		"Message":       {"something else"},
 		"Ready":         {true, false},
 		"ClusterPolicy": {true, false},
+		"Overruled":     {time.Unix(1_800_000_000, 0)},
 		"NodeFeatures":  {true, false},
 		"Operands":      {(*clusterpolicy.Operands)(nil), operands("a"), operands("b")},
 		"NoMIGManager":  {"spec.migManager.enabled is false"},

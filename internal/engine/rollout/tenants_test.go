@@ -31,7 +31,8 @@ const ourConfigMap = "gpu-sharing-device-plugin"
 func (c *site) programs() *cluster.Programs {
 	p := &cluster.Programs{
 		ConfigMap:    types.NamespacedName{Namespace: "gpu-operator", Name: ourConfigMap},
-		GPUOperators: []string{"gpu-operator"}, Drivers: []string{"nvidia-dra"}, Discovery: []string{"nfd"},
+		GPUOperators: []string{"gpu-operator"}, Drivers: []string{"nvidia-dra"}, Own: []string{"gpu-sharing-operator"},
+		Discovery: []string{"nfd", tenant}, // where OLM installed NFD, a user may write NodeFeatures in their own namespace
 	}
 	if !c.Plugin.ClusterPolicy {
 		p.ConfigMap.Namespace, p.GPUOperators = "nvidia", nil
@@ -61,6 +62,7 @@ func disguises() map[string]func(*corev1.Pod) {
 	all := map[string]func(*corev1.Pod){
 		"label of the validator's workload": labelled(cluster.LabelApp, "nvidia-cuda-validator"),
 		"label of NFD":                      labelled("app.kubernetes.io/name", "node-feature-discovery"),
+		"label of the operator's agent":     labelled("app.kubernetes.io/name", "gpu-sharing-agent"),
 		"nodeSelector of the MPS DaemonSet": selects(mpsLabel),
 		"nodeSelector of mig-manager":       selects(v1alpha1.LabelMIGManager),
 		"nodeSelector of the driver":        selects("nvidia.com/gpu.deploy.driver"),
@@ -193,6 +195,9 @@ func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
 		},
 		"NFD with the GPU Operator": {"gpu-operator", "label of NFD", daemonSet, serves},
 		"NFD by itself":             {"nfd", "label of NFD", daemonSet, serves},
+		"the operator's agent": {
+			"gpu-sharing-operator", "label of the operator's agent", "none", func(p cluster.Pod) bool { return p.Own },
+		},
 		"the DRA driver by itself": {
 			"nvidia-dra", driver + "'s chart", daemonSet, func(p cluster.Pod) bool { return p.DRA && p.Serves },
 		},
@@ -207,12 +212,13 @@ func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
 			may := test.is(cluster.PodOf(pod, &cluster.Programs{Unverified: true}))
 			g.Expect(may).To(Equal(test.look != "volume of our ConfigMap"), "it may be one")
 			pod.Namespace = test.namespace
+			pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}})
 			g.Expect(test.is(cluster.PodOf(pod, newSite().programs()))).To(BeTrue())
-			if test.look != "volume of our ConfigMap" {
+			if test.look != "volume of our ConfigMap" && test.owner != "none" {
 				pod.OwnerReferences = nil
 				g.Expect(test.is(cluster.PodOf(pod, newSite().programs()))).To(BeFalse(), "without a controller")
 			}
-			g.Expect(test.is(cluster.PodOf(pod, &cluster.Programs{}))).To(BeFalse(), "where no namespace is known")
+			g.Expect(test.is(cluster.PodOf(pod, &cluster.Programs{Own: []string{"elsewhere"}}))).To(BeFalse(), "where its namespace is not known")
 		})
 	}
 }

@@ -16,17 +16,27 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Oldest is the ClusterPolicy that the GPU Operator follows: the oldest, then the first by name (gpu-operator v26.7.0,
-// controllers/active_config.go: getSingletonClusterPolicy). Nil if there is none.
-func Oldest(policies []unstructured.Unstructured) *unstructured.Unstructured {
+// Active is the ClusterPolicy that the GPU Operator follows. Since v26.7 that is the oldest, then the first by name
+// (controllers/active_config.go: getSingletonClusterPolicy); up to v26.3 the first that it has reconciled since its
+// start, whatever its age. Either writes status.state ignored on each other one, so of several those do not count, as
+// long as there is one without. Nil if there is none.
+func Active(policies []unstructured.Unstructured) *unstructured.Unstructured {
 	if len(policies) == 0 {
 		return nil
 	}
-	oldest := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
+	active := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
 		created, than := a.GetCreationTimestamp(), b.GetCreationTimestamp()
-		return cmp.Or(created.Compare(than.Time), strings.Compare(a.GetName(), b.GetName()))
+		return cmp.Or(cmp.Compare(ignored(&a), ignored(&b)), created.Compare(than.Time), strings.Compare(a.GetName(), b.GetName()))
 	})
-	return &oldest
+	return &active
+}
+
+// ignored is 1 if the GPU Operator follows another ClusterPolicy.
+func ignored(policy *unstructured.Unstructured) int {
+	if state, _, _ := unstructured.NestedString(policy.Object, "status", "state"); state == "ignored" {
+		return 1
+	}
+	return 0
 }
 
 // RunsPlugin reports whether the GPU Operator runs the device plugin, by its ClusterPolicy; nil: there is none. The
@@ -66,6 +76,13 @@ type Operands struct {
 	// k8s-operator-libs pkg/upgrade: podInSyncWithDS, internal/predicates/restart_only.go, k8s-driver-manager:
 	// shouldSkipUninstall).
 	Upgrades bool
+	// Workload is what nodes are for whose label nvidia.com/gpu.workload.config does not tell it: container, or one for
+	// virtual machines. Empty: that label counts for nothing, since spec.sandboxWorkloads is off
+	// (controllers/state_manager.go: getWorkloadConfig).
+	Workload string
+	// MPSRoot is where the device plugin looks for MPS daemons, spec.devicePlugin.mps.root; empty: NVIDIA's default,
+	// deviceplugin.MPSRoot.
+	MPSRoot string
 	// Toolkit says that one of the DaemonSets is that of the container toolkit. When its pod ends it restarts the
 	// container runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the
 	// kubelet fails the pods that hold GPUs (NVIDIA/gpu-operator issue 596).
@@ -80,12 +97,17 @@ func OperandsOf(policy *unstructured.Unstructured) Operands {
 	if len(have) == 0 {
 		have = byDefault()
 	}
+	sandbox, workload := enabled(policy, false, "sandboxWorkloads", "enabled"), ""
+	if sandbox {
+		named, _, _ := unstructured.NestedString(policy.Object, "spec", "sandboxWorkloads", "defaultWorkload")
+		workload = cmp.Or(named, "container")
+	}
+	mpsRoot, _, _ := unstructured.NestedString(policy.Object, "spec", "devicePlugin", "mps", "root")
 	return Operands{
-		Name: policy.GetName(), Tolerations: have, Ours: recorded(policy).Added,
+		Name: policy.GetName(), MPSRoot: mpsRoot, Tolerations: have, Ours: recorded(policy).Added,
 		Taken: taken(policy), Driver: driver,
-		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") &&
-			!enabled(policy, false, "sandboxWorkloads", "enabled"),
-		Toolkit: enabled(policy, true, "toolkit", "enabled"),
+		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") && !sandbox,
+		Workload: workload, Toolkit: enabled(policy, true, "toolkit", "enabled"),
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -51,6 +52,18 @@ func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, e
 	return c, err == nil, nil
 }
 
+// refuse is what the GPU Operator does where there are both: it refuses the GPUCluster, and follows no ClusterPolicy any
+// more. What it has rendered for that stays (controllers/gpucluster_controller.go: validatePrerequisites).
+func (o *Operator) refuse(ctx context.Context, c *unstructured.Unstructured) error {
+	if state, _, _ := unstructured.NestedString(c.Object, "status", "state"); state == "notReady" {
+		return nil
+	}
+	return o.setStatus(ctx, c, map[string]any{"namespace": Namespace, "state": "notReady", "conditions": []any{map[string]any{
+		"type": "Error", "status": "True", "reason": "PrerequisiteNotMet", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339),
+		"message": "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time",
+	}}})
+}
+
 // runCluster does what the GPU Operator does for a GPUCluster, in every reconcile: it applies the objects of NVIDIA's
 // DRA driver, also if another client changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
@@ -62,7 +75,7 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, clusterLabelled), o.report(ctx, c))
+	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), o.report(ctx, c))
 	return errors.Join(errs...)
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -44,8 +46,40 @@ var deployed = []string{
 	"operator-validator", "client",
 }
 
+// labelEvent is what makes the GPU Operator set the labels of a node when it changes. It does not when somebody removes a
+// label that it has set (controllers/nodelabeling_controller.go, v26.7.0: getNodeLabelUpdateReasons).
+type labelEvent struct {
+	node, policy                types.UID
+	generation                  int64
+	present, operands, workload string
+	onPCI, migCapable           bool
+}
+
+// labelledByEvents returns a node's labels as the GPU Operator writes them for the ClusterPolicy: all of them after such an
+// event. Those that no longer belong there it removes, whoever sets one.
+func (o *Operator) labelledByEvents(n *corev1.Node, policy *unstructured.Unstructured, p *clusterPolicy) map[string]string {
+	now := n.Labels
+	event := labelEvent{
+		node: n.UID, policy: policy.GetUID(), generation: policy.GetGeneration(), present: now[LabelPresent], operands: now[noOperands],
+		workload: now["nvidia.com/gpu.workload.config"], onPCI: onPCI(now), migCapable: migCapable(now),
+	}
+	if event == o.events[n.Name] && deploys(now) {
+		return now
+	}
+	labels := labelled(now, p)
+	if maps.Equal(labels, now) {
+		o.events[n.Name] = event // not before it has them
+	}
+	return labels
+}
+
+// deploys reports whether operands run on a node, by its labels.
+func deploys(labels map[string]string) bool {
+	return labels[LabelPresent] == "true" && labels[noOperands] != "false"
+}
+
 // labelNodes gives every node the labels that the GPU Operator owns.
-func (o *Operator) labelNodes(ctx context.Context, labelled func(now map[string]string) map[string]string) error {
+func (o *Operator) labelNodes(ctx context.Context, labelled func(*corev1.Node) map[string]string) error {
 	nodes := &corev1.NodeList{}
 	if err := o.client.List(ctx, nodes); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -54,7 +88,7 @@ func (o *Operator) labelNodes(ctx context.Context, labelled func(now map[string]
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		before := node.DeepCopy()
-		node.Labels = labelled(node.Labels)
+		node.Labels = labelled(before)
 		if !maps.Equal(node.Labels, before.Labels) {
 			errs = append(errs, o.client.Patch(ctx, node, client.MergeFrom(before)))
 		}
@@ -70,7 +104,7 @@ func labelled(now map[string]string, p *clusterPolicy) map[string]string {
 		labels = map[string]string{}
 	}
 	labelPresent(labels)
-	if labels[LabelPresent] != "true" || labels[noOperands] == "false" {
+	if !deploys(labels) {
 		for _, operand := range deployed {
 			delete(labels, LabelDeploy+operand)
 		}
@@ -91,11 +125,15 @@ func labelled(now map[string]string, p *clusterPolicy) map[string]string {
 	return labels
 }
 
+// onPCI reports whether Node Feature Discovery found a GPU of NVIDIA's.
+func onPCI(labels map[string]string) bool {
+	return slices.ContainsFunc(pciLabels, func(key string) bool { return labels[key] == "true" })
+}
+
 // labelPresent sets, in a node's labels, the one that says whether it has GPUs.
 func labelPresent(labels map[string]string) {
-	onPCI := slices.ContainsFunc(pciLabels, func(key string) bool { return labels[key] == "true" })
 	switch {
-	case onPCI:
+	case onPCI(labels):
 		labels[LabelPresent] = "true"
 	case labels[LabelPresent] == "true":
 		labels[LabelPresent] = "false"

@@ -6,6 +6,10 @@ package gpuoperator
 import (
 	"maps"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 const deployPlugin, deployClient = LabelDeploy + "device-plugin", LabelDeploy + "client"
@@ -88,6 +92,42 @@ func TestNoLayoutWithoutDefault(t *testing.T) {
 			t.Errorf("%s: label %s is %q, expected none", name, LabelMIGConfig, got)
 		}
 	}
+}
+
+// TestLabelsAreSetByEvents: a label that somebody removes stays away until something else changes, and one that somebody
+// sets on a node without operands goes at once.
+func TestLabelsAreSetByEvents(t *testing.T) {
+	o, policy := &Operator{events: map[string]labelEvent{}}, &unstructured.Unstructured{Object: map[string]any{}}
+	policy.SetGeneration(1)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{pciLabels[0]: "true"}}}
+	pass := func() {
+		for range 3 {
+			node.Labels = o.labelledByEvents(node, policy, &clusterPolicy{})
+		}
+	}
+	expect := func(key, value, when string) {
+		t.Helper()
+		if got := node.Labels[key]; got != value {
+			t.Errorf("%s: label %s is %q, expected %q", when, key, got, value)
+		}
+	}
+	pass()
+	expect(deployPlugin, "true", "a new node")
+	delete(node.Labels, deployPlugin)
+	pass()
+	expect(deployPlugin, "", "removed by somebody")
+	policy.SetGeneration(2)
+	pass()
+	expect(deployPlugin, "true", "with another ClusterPolicy")
+	node.Labels[noOperands], node.Labels[deployClient] = "false", "true"
+	pass()
+	expect(deployClient, "", "without operands")
+	node.Labels[deployClient] = "true"
+	pass()
+	expect(deployClient, "", "set by somebody")
+	delete(node.Labels, noOperands)
+	pass()
+	expect(deployClient, "true", "with operands again")
 }
 
 // with returns labels with others, given as keys and values.

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -56,6 +57,7 @@ type Operator struct {
 	client client.Client
 	log    io.Writer
 	said   string
+	events map[string]labelEvent // by node: that for which it has its labels
 }
 
 // New makes an operator of the cluster that tells on log what it could not do.
@@ -68,7 +70,7 @@ func New(of *rest.Config, scheme *runtime.Scheme, log io.Writer) (*Operator, err
 	if err != nil {
 		return nil, fmt.Errorf("making the client of the GPU Operator's stand-in: %w", err)
 	}
-	return &Operator{cache: watched, client: c, log: log}, nil
+	return &Operator{cache: watched, client: c, log: log, events: map[string]labelEvent{}}, nil
 }
 
 // Install creates what NVIDIA's Helm chart does: namespace, accounts, the runtime class.
@@ -113,12 +115,15 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if exists {
-		return o.runCluster(ctx, cluster)
-	}
 	found := &unstructured.Unstructured{}
 	found.SetGroupVersionKind(PolicyKind())
 	err = o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
+	switch {
+	case exists && err == nil:
+		return o.refuse(ctx, cluster)
+	case exists && client.IgnoreNotFound(err) == nil:
+		return o.runCluster(ctx, cluster)
+	}
 	if client.IgnoreNotFound(err) == nil && err != nil || meta.IsNoMatchError(err) {
 		return o.remove(ctx, append(operands(), DRAName)...)
 	}
@@ -136,7 +141,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 		off = slices.DeleteFunc(off, func(name string) bool { return name == set.Name })
 	}
 	errs = append(errs, o.remove(ctx, off...))
-	return errors.Join(append(errs, o.labelNodes(ctx, func(now map[string]string) map[string]string { return labelled(now, p) }), o.report(ctx, found))...)
+	return errors.Join(append(errs, o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return o.labelledByEvents(n, found, p) }), o.report(ctx, found))...)
 }
 
 // applySet writes a DaemonSet if it differs from what was rendered last.
