@@ -17,22 +17,20 @@ import (
 )
 
 func guideSpecs() {
-	Describe("Guides that are followed by hand today:", Offset(1), func() {
-		all, err := guides.All()
-		if err != nil {
-			panic(err) // without it no spec can be named
-		}
-		for _, g := range all {
-			Describe(g.Title, Ordered, func() {
-				BeforeAll(func(ctx SpecContext) { begin(ctx, g.GPUs...) })
-				for _, e := range g.Entries {
-					if e.Replayed() {
-						It(fmt.Sprintf("line %s: %s", e.Lines, e.Guide), func(ctx SpecContext) { replay(ctx, e.Replay) })
-					}
+	all, err := guides.All()
+	if err != nil {
+		panic(err) // without it no spec can be named
+	}
+	for _, g := range all {
+		Describe(fmt.Sprintf("The guide %q, which is followed by hand today:", g.Title), Ordered, Offset(1), func() {
+			BeforeAll(func(ctx SpecContext) { begin(ctx, g.GPUs...) })
+			for _, e := range g.Entries {
+				if e.Replayed() {
+					It(fmt.Sprintf("line %s: %s", e.Lines, e.Guide), func(ctx SpecContext) { replay(ctx, e.Replay) })
 				}
-			})
-		}
-	})
+			}
+		})
+	}
 }
 
 // guidePolicy is the one policy of a guide.
