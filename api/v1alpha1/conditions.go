@@ -55,6 +55,8 @@ const (
 	ReasonNoDevicePlugin = "NoDevicePlugin"
 	// ReasonNoMatchingNodes: no GPU node has the labels, or no GPU the products, that the policy selects.
 	ReasonNoMatchingNodes = "NoMatchingNodes"
+	// ReasonTooManyPolicies: the cluster has more policies than the operator follows, and this one is among those beyond. It governs nothing.
+	ReasonTooManyPolicies = "TooManyPolicies"
 	// ReasonPaused: the policy's rollout is paused.
 	ReasonPaused = "Paused"
 	// ReasonInvalidWindow: a maintenance window of the policy (rollout.windows) has a schedule that never opens it, or a time
@@ -93,6 +95,9 @@ const (
 	ReasonUnknownShape = "UnknownShape"
 	// ReasonAmbiguousShape: the nodes of the group, or the shapes declared for it, differ.
 	ReasonAmbiguousShape = "AmbiguousShape"
+	// ReasonNodesDisagree: the agent of a node reports GPUs that neither its kubelet nor the other nodes of the group confirm. What it reports
+	// is not written for the group.
+	ReasonNodesDisagree = "NodesDisagree"
 	// ReasonNodeGroupNotFound: nodeShapes names a node group that does not exist.
 	ReasonNodeGroupNotFound = "NodeGroupNotFound"
 	// ReasonNodeGroupNotSelected: nodeShapes names a node group whose nodes the policy will not govern.
@@ -118,7 +123,7 @@ const (
 	ReasonInvalidValue = "InvalidValue"
 	// ReasonNotPermitted: the operator may not write what the policy asks for.
 	ReasonNotPermitted = "NotPermitted"
-	// ReasonWriteFailed: the API server refused what the operator wrote.
+	// ReasonWriteFailed: the API server refused what the operator wrote. Nodes have it too.
 	ReasonWriteFailed = "WriteFailed"
 	// ReasonAcceleratorLabel: nodes have a GPU label of Cluster Autoscaler and will not advertise nvidia.com/gpu, so Cluster Autoscaler
 	// takes them for broken.
@@ -152,11 +157,15 @@ const (
 	ReasonReady = "Ready"
 	// ReasonAgentNotReporting: the agent of the node does not run or has not reported its GPUs.
 	ReasonAgentNotReporting = "AgentNotReporting"
+	// ReasonGPUNodeMissing: the operator has changed the node, and its GPUNode is gone and could not be made again.
+	ReasonGPUNodeMissing = "GPUNodeMissing"
 	// ReasonNodeOptedOut: the node carries nvidia.com/gpu.deploy.operands=false, or runs virtual machines, so NVIDIA's
 	// device plugin does not serve it.
 	ReasonNodeOptedOut = "NodeOptedOut"
 	// ReasonConfiguringDevicePlugin: the operator configures NVIDIA's device plugin to read the operator's ConfigMap.
 	ReasonConfiguringDevicePlugin = "ConfiguringDevicePlugin"
+	// ReasonConfigMapFull: the operator's ConfigMap has no room for the device-plugin configuration of the node.
+	ReasonConfigMapFull = "ConfigMapFull"
 	// ReasonOutsideWindow: a disruptive change waits for a maintenance window of the policy (rollout.windows).
 	ReasonOutsideWindow = "OutsideWindow"
 	// ReasonWaitingForFirst: one node goes first with this configuration; the others follow once it has verified.

@@ -45,7 +45,7 @@ func (c *Controller) reportUnread(ctx context.Context, message string) error {
 		p := &policies.Items[i]
 		if len(p.Status.NodeGroups) > 0 || p.Spec.Autoscaling.Mode == v1alpha1.AutoscalingModeManage {
 			errs = append(errs, c.reportPolicy(ctx, p, p.Status.NodeGroups, metav1.Condition{
-				Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonClusterNotRead, Message: message,
+				Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonClusterNotRead, Message: format.Cut(message, longestUnread),
 			}, true))
 		}
 	}
@@ -90,6 +90,9 @@ func (c *Controller) reportPolicy(
 	}
 	return nil
 }
+
+// longestUnread is how much is reported of why objects cannot be read, in characters.
+const longestUnread = 1024
 
 // maxNote is the longest note of an Event in bytes, from the API server's validation.
 const maxNote = 1024

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -77,10 +78,10 @@ func (r *reconciliation) carryOut(ctx context.Context, a action.Action) error {
 		return nil
 	}
 	wrote, err := r.writer.do(ctx, a)
-	if _, taints := a.(action.TaintDevices); taints && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
-		r.repeats.Note(a, r.snapshot.Now) // so that a node that is refused its rule each time takes no turn of others
-	}
 	if err != nil {
+		if refuses(err) {
+			r.repeats.Refuse(a, err.Error(), r.snapshot.Now)
+		}
 		return fmt.Errorf("%s: %w", a, err)
 	}
 	if wrote {
@@ -94,6 +95,13 @@ func (r *reconciliation) carryOut(ctx context.Context, a action.Action) error {
 		r.metrics.did(a, r.failedOf(a.Target()))
 	}
 	return nil
+}
+
+// refuses reports whether the API server, or a webhook that it asks, refused a write for what it is: the same write is
+// refused again. Whatever passes by itself, such as a conflict or a lack of time, is none.
+func refuses(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err) ||
+		apierrors.IsInternalError(err) && strings.Contains(err.Error(), "webhook")
 }
 
 // about are the keys and values of an action's log line.

@@ -93,11 +93,14 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	}
 	k.claim(dra.claimed, changed)
 	if complete && reflect.DeepEqual(was, programs) {
-		err = c.readAgain(ctx, changed)
+		err = c.readAgain(ctx, changed, s.snapshot.Now)
 	} else {
-		err = c.readAll(ctx)
+		err = c.readAll(ctx, s.snapshot.Now)
 	}
 	if err != nil {
+		return err
+	}
+	if err := c.readLost(ctx, s.snapshot.Now); err != nil {
 		return err
 	}
 	dra.deploy(drivers, k.nodes)
@@ -109,7 +112,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	s.dra, s.snapshot.DRA = dra, dra.cluster
 	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
 	s.snapshot.Nodes, s.snapshot.Unscheduled, s.snapshot.UnscheduledVersion = k.listed, k.unscheduled, k.unscheduledVersion
-	return k.missing()
+	return k.missing(s.snapshot.Now)
 }
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {

@@ -11,9 +11,11 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,8 +38,8 @@ type nodeStore struct {
 	programs cluster.Programs // by which pods were read
 	nodes    map[string]*corev1.Node
 	gpuNodes map[string]*v1alpha1.GPUNode
-	listed   []cluster.Node  // nodes with a GPUNode, by name
-	lost     map[string]bool // nodes that the operator changed and that have no GPUNode
+	listed   []cluster.Node       // nodes with a GPUNode, by name, and those that lack one for too long
+	lost     map[string]time.Time // nodes that the operator changed and that have no GPUNode: when that was first seen
 	versions int64
 
 	claims map[string]string // by which pods have GPUs, by UID
@@ -71,21 +73,65 @@ func (k *nodeStore) put(read []cluster.Node, gone map[string]bool) {
 	}
 }
 
-// lose notes a node without a GPUNode, if the operator has changed it.
-func (k *nodeStore) lose(node *corev1.Node) {
-	if node.Annotations[v1alpha1.AnnotationBaseline] != "" && node.DeletionTimestamp == nil {
-		k.lost[node.Name] = true
+// lostDeadline is how long the controller of GPUNodes may take to make one again. It takes milliseconds, unless the API
+// server refuses it.
+const lostDeadline = 10 * time.Second
+
+// lose notes a node without a GPUNode, if the operator has changed it, by when that was seen first, if it was.
+func (k *nodeStore) lose(node *corev1.Node, since, now time.Time) {
+	if node.Annotations[v1alpha1.AnnotationBaseline] == "" || node.DeletionTimestamp != nil {
+		return
 	}
+	if since.IsZero() {
+		since = now
+	}
+	k.lost[node.Name] = since
 }
 
-// missing is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never
+// missing is an error if a node that the operator changed has no GPUNode yet: it would be taken for one that was never
 // changed, and what is restored once no node is changed would be restored too early. The controller of GPUNodes makes
-// it again.
-func (k *nodeStore) missing() error {
-	if len(k.lost) == 0 {
+// it again. One that cannot be made in time costs its own node only (readLost).
+func (k *nodeStore) missing(now time.Time) error {
+	var awaited []string
+	for name, since := range k.lost {
+		if now.Sub(since) < lostDeadline {
+			awaited = append(awaited, name)
+		}
+	}
+	if len(awaited) == 0 {
 		return nil
 	}
-	return fmt.Errorf("GPUNode of %s is %w", format.List(slices.Sorted(maps.Keys(k.lost))), pluginconfig.ErrNotSynced)
+	slices.Sort(awaited)
+	return fmt.Errorf("GPUNode of %s is %w", format.List(awaited), pluginconfig.ErrNotSynced)
+}
+
+// readLost reads the nodes whose GPUNode could not be made again in time. They are decided upon as they are, so that
+// what they hold counts, and nothing is asked of their agents.
+func (c *Controller) readLost(ctx context.Context, now time.Time) error {
+	k := &c.store
+	var read []cluster.Node
+	for name, since := range k.lost {
+		if now.Sub(since) < lostDeadline {
+			continue
+		}
+		node := &corev1.Node{}
+		there, err := c.cached(ctx, name, node)
+		if err != nil {
+			return err
+		}
+		if !there {
+			continue
+		}
+		n, err := c.readNode(ctx, node, &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		if err != nil {
+			return err
+		}
+		n.NoGPUNode = true
+		k.nodes[name] = node
+		read = append(read, n)
+	}
+	k.put(read, nil)
+	return nil
 }
 
 func byName(n cluster.Node, name string) int { return cmp.Compare(n.Name, name) }
@@ -118,7 +164,7 @@ func (k *nodeStore) claim(claims map[string]string, changed changedNodes) {
 }
 
 // readAll reads all nodes.
-func (c *Controller) readAll(ctx context.Context) error {
+func (c *Controller) readAll(ctx context.Context, now time.Time) error {
 	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
 	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading nodes: %w", err)
@@ -128,7 +174,8 @@ func (c *Controller) readAll(ctx context.Context) error {
 	}
 	k := &c.store
 	k.nodes, k.gpuNodes, k.listed = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
-	k.lost = map[string]bool{}
+	lost := k.lost
+	k.lost = map[string]time.Time{}
 	for i := range gpuNodes.Items {
 		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
 	}
@@ -137,7 +184,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 		node := &nodes.Items[i]
 		gpuNode, hasGPUs := k.gpuNodes[node.Name]
 		if !hasGPUs {
-			k.lose(node)
+			k.lose(node, lost[node.Name], now)
 			continue
 		}
 		k.nodes[node.Name] = node
@@ -152,7 +199,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 }
 
 // readAgain reads the nodes that have changed.
-func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error {
+func (c *Controller) readAgain(ctx context.Context, changed changedNodes, now time.Time) error {
 	k, gone := &c.store, map[string]bool{}
 	var read []cluster.Node
 	for name, matters := range changed.nodes {
@@ -167,11 +214,12 @@ func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error 
 		}
 		delete(k.nodes, name)
 		delete(k.gpuNodes, name)
+		since := k.lost[name]
 		delete(k.lost, name)
 		if hasGPUs {
 			k.gpuNodes[name] = gpuNode
 		} else if there {
-			k.lose(node)
+			k.lose(node, since, now)
 		}
 		if !there || !hasGPUs {
 			gone[name] = true

@@ -81,7 +81,8 @@ func messageOf(findings []finding) string {
 	if more := len(findings) - maxNamed; more > 0 {
 		lines = append(lines, fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", more))
 	}
-	return strings.Join(lines, ". ")
+	const length = 2048
+	return format.Cut(strings.Join(lines, ". "), length)
 }
 
 // announce tells of an incident on the pod and on the policy.

@@ -6,6 +6,7 @@ package action
 import (
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
 	"strings"
@@ -23,21 +24,49 @@ import (
 // so that a fight does not leave a node tainted.
 const mostRepeats = 8
 
+// mostReturns is how often within an hour a field gets one value again though the operator itself writes others between:
+// once in a minute. What the operator decides by changes as often then, and each time it writes to the API server.
+const mostReturns = 60
+
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written
 // mostRepeats times within an hour waits until that hour is over. Only what another writer undid counts: once the
-// operator itself has written another value to a field, the count of that field begins anew. It is kept by the program
+// operator itself has written another value to a field, the count of that field begins anew, up to mostReturns. It is kept by the program
 // that carries decisions out, and is lost with it. The zero value has counted nothing. Note may be called by several
 // goroutines.
 type Repeats struct {
 	mu       sync.Mutex
 	policies string // the signature of the policies; others begin anew
 	fields   map[string]written
+	refused  map[string]refused
+}
+
+// RefusedAgain is how long the operator waits before it writes again what the API server has refused: nothing tells when
+// an admission webhook, a policy or a right changes.
+const RefusedAgain = time.Minute
+
+// refused is the value of a field that the API server refused, and why.
+type refused struct {
+	value, why string
+	at         time.Time
 }
 
 // written is the value that the operator wrote to a field last, and when: each time since it wrote another one.
 type written struct {
-	value string
-	at    []time.Time
+	value   string
+	at      []time.Time
+	returns map[uint64]returned // by the hash of each value of the last hour
+}
+
+// returned is how often a field got a value since a time.
+type returned struct {
+	times int
+	since time.Time
+}
+
+func hashOf(value string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(value))
+	return h.Sum64()
 }
 
 // Note counts an action that was carried out.
@@ -48,13 +77,51 @@ func (r *Repeats) Note(a Action, now time.Time) {
 		r.fields = map[string]written{}
 	}
 	for field, value := range valuesOf(a) {
+		delete(r.refused, field)
 		last := r.fields[field]
 		if last.value != value {
-			last = written{value: value}
+			last.value, last.at = value, nil
 		}
 		last.at = append(last.at, now)
+		if last.returns == nil {
+			last.returns = map[uint64]returned{}
+		}
+		of := last.returns[hashOf(value)]
+		if of.since.IsZero() {
+			of.since = now
+		}
+		of.times++
+		last.returns[hashOf(value)] = of
 		r.fields[field] = last
 	}
+}
+
+// Refuse notes that the API server refused an action, and why. It waits for RefusedAgain, so that a node whose writes are
+// refused takes no turn of others.
+func (r *Repeats) Refuse(a Action, why string, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.refused == nil {
+		r.refused = map[string]refused{}
+	}
+	for field, value := range valuesOf(a) {
+		r.refused[field] = refused{value: value, why: why, at: now}
+	}
+}
+
+// Refusal is why the API server refused an action when it was last tried; empty: it did not.
+func (r *Repeats) Refusal(a Action) string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for field, value := range valuesOf(a) {
+		if last := r.refused[field]; last.value == value {
+			return last.why
+		}
+	}
+	return ""
 }
 
 // Begin forgets what is past, and everything if the policies have changed.
@@ -65,13 +132,15 @@ func (r *Repeats) Begin(policies string, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.policies != policies {
-		r.policies, r.fields = policies, nil
+		r.policies, r.fields, r.refused = policies, nil, nil
 	}
+	maps.DeleteFunc(r.refused, func(_ string, last refused) bool { return now.Sub(last.at) >= timing.Patience })
 	for field, last := range r.fields {
 		last.at = slices.DeleteFunc(last.at, func(t time.Time) bool { return now.Sub(t) >= timing.Patience })
+		maps.DeleteFunc(last.returns, func(_ uint64, of returned) bool { return now.Sub(of.since) >= timing.Patience })
 		r.fields[field] = last
 	}
-	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at) == 0 })
+	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at)+len(last.returns) == 0 })
 }
 
 // Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was
@@ -88,12 +157,31 @@ func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	}
 	var left time.Duration
 	for field, value := range valuesOf(a) {
+		if no := r.refused[field]; no.value == value {
+			left = max(left, no.at.Add(RefusedAgain).Sub(now))
+		}
 		last := r.fields[field]
+		if of := last.returns[hashOf(value)]; of.times >= mostReturns {
+			left = max(left, of.since.Add(timing.Patience).Sub(now), time.Second)
+		}
 		if last.value == value && len(last.at) >= most {
 			left = max(left, last.at[len(last.at)-most].Add(timing.Patience).Sub(now), time.Second)
 		}
 	}
 	return left
+}
+
+// Returns reports whether an action waits because the operator itself writes that value and others in turn, rather than
+// because another writer undoes it.
+func (r *Repeats) Returns(a Action) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for field, value := range valuesOf(a) {
+		if last := r.fields[field]; last.returns[hashOf(value)].times >= mostReturns && (last.value != value || len(last.at) < mostRepeats) {
+			return true
+		}
+	}
+	return false
 }
 
 // RestoresScheduling reports whether an action lets a node take pods again, or resumes NVIDIA's clients.

@@ -45,6 +45,7 @@ type entry struct {
 	shape     shape
 	resources map[string]int64
 	findings  []finding
+	doubts    []string // what agents of its nodes report and nobody confirms
 	written   []string
 	paste     []string
 	after     time.Duration
@@ -59,6 +60,7 @@ func (e *entry) find(reason, format string, args ...any) {
 
 // Advise decides what autoscalers must be told.
 func (s *Snapshot) Advise() Advice {
+	s = s.followed()
 	ranking, known := policy.Rank(s.Policies), hardwareOf(s.Nodes)
 	advice := Advice{Groups: map[string][]Group{}}
 	var wanted wants
@@ -77,31 +79,47 @@ func (s *Snapshot) Advise() Advice {
 				advice.After = e.after
 			}
 		}
+		for _, doubt := range e.doubts {
+			e.find(v1alpha1.ReasonNodesDisagree, "%s", doubt)
+		}
 		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], Group{NodeGroupStatus: e.status(), Paste: e.paste})
 	}
 	advice.Writes = s.writes(wanted)
 	return advice
 }
 
+// followed is the snapshot without the policies that are too many, by what the rollout reports.
+func (snapshot *Snapshot) followed() *Snapshot {
+	tooMany := func(p v1alpha1.GPUSharingPolicy) bool {
+		return slices.ContainsFunc(p.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1alpha1.ReasonTooManyPolicies })
+	}
+	s := *snapshot
+	s.Policies = slices.DeleteFunc(slices.Clone(snapshot.Policies), tooMany)
+	return &s
+}
+
 // entries are what policies report of a group: one for each shape of its nodes.
 func (s *Snapshot) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
-	shapes, ambiguous := s.shapes(g, known)
+	shapes, ambiguous, doubts := s.shapes(g, known, ranking)
 	if len(shapes) == 0 {
-		by := selects(ranking, g, ambiguous != "")
+		by := selects(ranking, g, ambiguous != "" || len(doubts) > 0)
 		if by == nil {
 			return nil
 		}
 		e := &entry{s: s, g: g, by: by, shape: shape{nodes: len(g.nodes)}}
-		if ambiguous != "" {
+		switch {
+		case ambiguous != "":
 			e.find(v1alpha1.ReasonAmbiguousShape, "%s, and the autoscaler takes them for alike. Give each kind of node a group of its own", ambiguous)
-		} else {
+		case len(doubts) > 0:
+			e.find(v1alpha1.ReasonNodesDisagree, "%s", strings.Join(doubts, ". "))
+		default:
 			e.find(v1alpha1.ReasonUnknownShape, "No node of %s has reported its GPUs. Declare them in spec.autoscaling.nodeShapes: %s", g.Ref, example(g.Ref))
 		}
 		return []*entry{e}
 	}
 	var all []*entry
 	for _, found := range shapes {
-		e := &entry{s: s, g: g, shape: found}
+		e := &entry{s: s, g: g, shape: found, doubts: doubts}
 		e.govern(ranking, known)
 		if e.by != nil {
 			all = append(all, e)
@@ -315,7 +333,7 @@ func (e *entry) announce(wanted *wants) {
 // the policy.
 var severity = []string{
 	v1alpha1.ReasonNotPermitted, v1alpha1.ReasonWriteFailed, v1alpha1.ReasonInvalidValue, v1alpha1.ReasonOwnedByOther, v1alpha1.ReasonRemovedByOther,
-	v1alpha1.ReasonNodeGroupNotFound, v1alpha1.ReasonNodeGroupNotSelected, v1alpha1.ReasonAmbiguousShape, v1alpha1.ReasonUnknownShape, v1alpha1.ReasonPaused,
+	v1alpha1.ReasonNodeGroupNotFound, v1alpha1.ReasonNodeGroupNotSelected, v1alpha1.ReasonAmbiguousShape, v1alpha1.ReasonNodesDisagree, v1alpha1.ReasonUnknownShape, v1alpha1.ReasonPaused,
 	v1alpha1.ReasonOverlayNotServed, v1alpha1.ReasonFeatureGateOff, v1alpha1.ReasonOverlayConflict, v1alpha1.ReasonAcceleratorLabel,
 	v1alpha1.ReasonGPUCountRises, v1alpha1.ReasonResourceNotSupported, v1alpha1.ReasonStaleTemplate, v1alpha1.ReasonMultipleResources,
 	v1alpha1.ReasonAdviceOnly, v1alpha1.ReasonConfiguring, v1alpha1.ReasonLimitsNotCounted, v1alpha1.ReasonScaleDownCandidate,
@@ -329,7 +347,7 @@ func bySeverity(a, b string) int {
 
 // status is what is reported of the group.
 func (e *entry) status() v1alpha1.NodeGroupStatus {
-	const longest = 2048 // of the schema
+	const longest, longestProduct, mostTypes = 2048, 256, 32 // of the schema
 	findings := slices.Clone(e.findings)
 	slices.SortStableFunc(findings, func(a, b finding) int { return bySeverity(a.reason, b.reason) })
 	messages := make([]string, 0, len(findings))
@@ -342,23 +360,28 @@ func (e *entry) status() v1alpha1.NodeGroupStatus {
 		}
 		messages = append(messages, f.message)
 	}
+	types := e.shape.instanceTypes
+	if len(types) > mostTypes {
+		messages = append(messages, fmt.Sprintf("instanceTypes lists %d of %d", mostTypes, len(types)))
+		types = types[:mostTypes]
+	}
 	uid := ""
 	if e.g.scalable != nil {
 		uid = e.g.scalable.UID
 	}
 	return v1alpha1.NodeGroupStatus{
 		Kind: e.g.Kind, Namespace: e.g.Namespace, Name: e.g.Name, UID: uid, Autoscaler: e.g.autoscaler(), Nodes: int32(e.shape.nodes),
-		Product: e.shape.product, GPUsPerNode: int32(e.shape.count), InstanceTypes: e.shape.instanceTypes[:min(len(e.shape.instanceTypes), 32)],
+		Product: format.Cut(e.shape.product, longestProduct), GPUsPerNode: int32(e.shape.count), InstanceTypes: types,
 		Resources: listed(e.resources), Advertised: listed(e.shape.advertised), Written: e.written,
 		Reason: findings[0].reason, Message: format.Cut(strings.Join(messages, ". "), longest),
 	}
 }
 
 func listed(counts map[string]int64) []v1alpha1.NodeResource {
-	const most = 16 // of the schema
+	const most, longest = 16, 63 // of the schema
 	var all []v1alpha1.NodeResource
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		if counts[name] > 0 && len(all) < most {
+		if counts[name] > 0 && len(all) < most && len(name) <= longest {
 			all = append(all, v1alpha1.NodeResource{Name: name, Count: counts[name]})
 		}
 	}

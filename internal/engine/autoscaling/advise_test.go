@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 func TestWhatANewNodeAdvertises(t *testing.T) {
@@ -57,7 +58,7 @@ func TestWhatANewNodeAdvertises(t *testing.T) {
 func TestANodeThatIsSharedAlreadyIsTakenAsNew(t *testing.T) {
 	n := node("a", a100, 2, inPool("type"))
 	n.Devices[1].Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}}
-	n.Advertised = map[string]int64{"nvidia.com/mig-7g.40gb": 1}
+	n.Advertised = map[string]int64{"nvidia.com/mig-7g.40gb": 1, "nvidia.com/gpu": 1}
 	g := only(t, karpenter(t, "sharing: {strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}\ngpuSelector: {indexes: [0]}", n))
 	NewWithT(t).Expect(offers(g)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 1}), g.Message)
 }
@@ -148,7 +149,8 @@ func TestAShapeIsRememberedWhenTheNodesAreGone(t *testing.T) {
 // GPUs die. A new node has all of them.
 func TestANodeThatLostAGPUIsNoOtherShape(t *testing.T) {
 	g := NewWithT(t)
-	group := only(t, karpenter(t, renamed, node("a", t4, 3, inPool("t4.four")), node("b", t4, 4, inPool("t4.four"))))
+	group := only(t, karpenter(t, renamed, listing(node("a", t4, 3, inPool("t4.four")), plan.ResourceGPU, 3),
+		listing(node("b", t4, 4, inPool("t4.four")), plan.ResourceGPU, 4)))
 	g.Expect(group.Nodes).To(BeEquivalentTo(2))
 	g.Expect(offers(group)).To(Equal(map[string]int64{shared: 40}))
 }

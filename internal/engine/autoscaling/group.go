@@ -83,6 +83,9 @@ func isCloud(kind v1alpha1.NodeGroupKind) bool {
 	return kind == v1alpha1.NodeGroupEKS || kind == v1alpha1.NodeGroupAKS || kind == v1alpha1.NodeGroupGKE
 }
 
+// How long the name of an object and that of a namespace are at most. An annotation may have anything.
+const longestName, longestNamespace = 253, 63
+
 // groupOf is the group that a node belongs to.
 func (s *Snapshot) groupOf(n *Node) (Ref, bool) {
 	if name := n.Labels[labelNodePool]; name != "" {
@@ -92,7 +95,8 @@ func (s *Snapshot) groupOf(n *Node) (Ref, bool) {
 		namespace, name, found := strings.Cut(s.MachineSets[machine], "/")
 		return Ref{Group: GroupOpenShift, Kind: v1alpha1.NodeGroupMachineSet, Namespace: namespace, Name: name}, found
 	}
-	if name := n.Annotations[annotationCAPIOwner]; name != "" && n.Annotations[annotationCAPIKind] == string(v1alpha1.NodeGroupMachineSet) {
+	if name := n.Annotations[annotationCAPIOwner]; name != "" && len(name) <= longestName && len(n.Annotations[annotationCAPINamespace]) <= longestNamespace &&
+		n.Annotations[annotationCAPIKind] == string(v1alpha1.NodeGroupMachineSet) {
 		return Ref{
 			Group: GroupClusterAPI, Kind: v1alpha1.NodeGroupMachineSet, Namespace: n.Annotations[annotationCAPINamespace], Name: name,
 		}, true

@@ -11,8 +11,10 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // shape is the GPUs that a new node of a group has.
@@ -52,20 +54,6 @@ func (g *group) labels() map[string]string {
 
 // hardware is the GPUs that the nodes of the cluster show, by product.
 type hardware map[string]v1alpha1.DeviceStatus
-
-// hardwareOf keeps one GPU of each product, if possible one that tells its MIG profiles.
-func hardwareOf(nodes []Node) hardware {
-	known := hardware{}
-	for i := range nodes {
-		for j := range nodes[i].Devices {
-			d := &nodes[i].Devices[j]
-			if have, found := known[d.Product]; !found || len(have.Profiles) < len(d.Profiles) {
-				known[d.Product] = fresh(*d, 0)
-			}
-		}
-	}
-	return known
-}
 
 // fresh is a GPU as a new node has it: nothing is changed on it, and nobody uses it.
 func fresh(d v1alpha1.DeviceStatus, index int) v1alpha1.DeviceStatus {
@@ -118,11 +106,12 @@ func profilesOf(d gpu.Device) []v1alpha1.ProfileStatus {
 
 // shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that
 // policies declare. A shape is for instance types, and the first source of an instance type counts. ambiguous is why
-// one node group would have nodes that differ, though its autoscaler takes them for alike.
-func (s *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous string) {
-	all, ambiguous = live(g.nodes)
+// one node group would have nodes that differ, though its autoscaler takes them for alike. doubts are what agents report
+// and nobody confirms.
+func (s *Snapshot) shapes(g *group, known hardware, ranking policy.Ranking) (all []shape, ambiguous string, doubts []string) {
+	all, ambiguous, doubts = s.live(g, known, ranking)
 	if ambiguous != "" {
-		return nil, ambiguous
+		return nil, ambiguous, doubts
 	}
 	isPool := g.Kind == v1alpha1.NodeGroupNodePool
 	if len(all) == 0 || isPool {
@@ -137,10 +126,10 @@ func (s *Snapshot) shapes(g *group, known hardware) (all []shape, ambiguous stri
 		}
 	}
 	if !isPool && len(all) > 1 {
-		return nil, fmt.Sprintf("%s has nodes with %s", g.Ref, differing(all))
+		return nil, fmt.Sprintf("%s has nodes with %s", g.Ref, differing(all)), doubts
 	}
 	slices.SortFunc(all, func(a, b shape) int { return cmp.Or(cmp.Compare(a.product, b.product), cmp.Compare(a.count, b.count)) })
-	return all, ""
+	return all, "", doubts
 }
 
 func differing(all []shape) string {
@@ -152,42 +141,73 @@ func differing(all []shape) string {
 	return strings.Join(parts, " and with ")
 }
 
-// live are the shapes of nodes. GPUs die, so of nodes of one instance type the one with the most GPUs counts.
-func live(nodes []*Node) (all []shape, ambiguous string) {
-	byType, best := map[string]*shape{}, map[string]*Node{}
-	for _, n := range nodes {
-		if len(n.Devices) == 0 {
-			continue
+// live are the shapes of nodes, one for each instance type. GPUs die, so the nodes with the most GPUs count, as far as
+// others confirm them (settle). Where nobody does, the shape that a policy reported last stays.
+func (s *Snapshot) live(g *group, known hardware, ranking policy.Ranking) (all []shape, ambiguous string, doubts []string) {
+	byType := map[string][]*Node{}
+	for _, n := range g.nodes {
+		if len(n.Devices) > 0 {
+			byType[n.Labels[labelInstanceType]] = append(byType[n.Labels[labelInstanceType]], n)
 		}
-		instanceType := n.Labels[labelInstanceType]
-		s, product := byType[instanceType], productOf(n)
-		if s == nil {
-			s = &shape{product: product, labels: maps.Clone(n.Labels)}
-			byType[instanceType] = s
-			delete(s.labels, "kubernetes.io/hostname")
-			if instanceType != "" {
-				s.instanceTypes = []string{instanceType}
-			}
-		}
-		if s.product != product {
-			return nil, fmt.Sprintf("nodes of instance type %q have %s and %s", instanceType, s.product, product)
-		}
-		if len(n.Devices) > s.count {
-			s.count, best[instanceType] = len(n.Devices), n
-		}
-		if s.nodes++; len(n.Advertised) > 0 {
-			s.advertised = n.Advertised
-		}
-		maps.DeleteFunc(s.labels, func(label, value string) bool { return n.Labels[label] != value })
 	}
 	for _, instanceType := range slices.Sorted(maps.Keys(byType)) {
-		s := byType[instanceType]
-		for _, d := range best[instanceType].Devices {
-			s.devices = append(s.devices, fresh(d, int(d.Index)))
+		nodes := byType[instanceType]
+		last := s.lastOfType(g.Ref, instanceType)
+		is := settle(nodes, last, ranking)
+		if is.ambiguous {
+			return nil, fmt.Sprintf("nodes of instance type %q have %s", instanceType, format.Join(productsOf(nodes))), doubts
 		}
-		all = add(all, []shape{*s}, true)
+		if doubt := is.doubt(g); doubt != "" {
+			doubts = append(doubts, doubt)
+		}
+		s := shape{nodes: len(nodes), labels: maps.Clone(shapeLabels(nodes))}
+		switch {
+		case is.claim != nil:
+			s.product, s.count, s.devices = is.claim.product, is.claim.count, is.claim.devices
+		case last != nil:
+			s.product, s.count = last.Product, int(last.GPUsPerNode)
+			s.devices, _ = known.gpus(s.product, s.count)
+		default:
+			continue
+		}
+		delete(s.labels, "kubernetes.io/hostname")
+		if instanceType != "" {
+			s.instanceTypes = []string{instanceType}
+		}
+		for _, n := range nodes {
+			if len(n.Advertised) > 0 {
+				s.advertised = n.Advertised
+			}
+		}
+		all = add(all, []shape{s}, true)
 	}
-	return all, ""
+	return all, "", doubts
+}
+
+// lastOfType is what a policy reported last of the nodes of a group that have an instance type, or none; nil: nothing.
+func (s *Snapshot) lastOfType(of Ref, instanceType string) *v1alpha1.NodeGroupStatus {
+	for i := range s.Policies {
+		all := s.Policies[i].Status.NodeGroups
+		for j := range all {
+			s := &all[j]
+			if of.is(s.Kind, s.Namespace, s.Name) && s.Product != "" && s.GPUsPerNode > 0 && !strings.Contains(s.Product, ",") &&
+				(slices.Contains(s.InstanceTypes, instanceType) || instanceType == "" && len(s.InstanceTypes) == 0) {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// productsOf are the products of the GPUs of nodes, in their order, those of one node by comma.
+func productsOf(nodes []*Node) []string {
+	var all []string
+	for _, n := range nodes {
+		if product := productOf(n); !slices.Contains(all, product) {
+			all = append(all, product)
+		}
+	}
+	return all
 }
 
 // productOf names the products of the GPUs of a node.

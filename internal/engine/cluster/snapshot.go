@@ -47,6 +47,8 @@ type Snapshot struct {
 	// OtherControllers remembers other controllers that were seen a moment ago; nil: only the annotation on the Node
 	// does.
 	OtherControllers *OtherControllers
+	// FullConfigs are the keys for which our ConfigMap has no room. rollout.Decide finds them.
+	FullConfigs map[string]bool
 	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide finds them.
 	MpsUsers []string
 }
@@ -71,6 +73,9 @@ type Node struct {
 	// GPU is the GPUNode of the node: its spec and status.rollout as last written by the controller, the rest of its
 	// status as last written by its agent.
 	GPU v1alpha1.GPUNode
+	// NoGPUNode reports that the node, which the operator has changed, has no GPUNode, and that its controller could not
+	// make it again in time. GPU then has its name and, from the copy, its baseline.
+	NoGPUNode bool
 	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
 	BaselineLost bool
 	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not

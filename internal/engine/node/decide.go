@@ -26,6 +26,13 @@ import (
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
+	if v.Node.NoGPUNode {
+		return Result{
+			State: Unknown, Reason: v1alpha1.ReasonGPUNodeMissing,
+			Message: fmt.Sprintf("the operator has changed the node, and its GPUNode is gone and could not be made again, so nothing is changed or restored. "+
+				"The log of the controller has the error (writing GPUNode %s): look for an admission webhook or policy that refuses it", v.Node.Name),
+		}
+	}
 	r := decideNode(v)
 	if m, is := UnderMaintenance(v); is {
 		return underMaintenanceResult(v, m, r)

@@ -182,11 +182,17 @@ func agentObservedGeneration(v *View) bool {
 	return reported && c.ObservedGeneration >= v.Node.GPU.Generation
 }
 
+// mostReason is how long a reason is at most, of the schema of status.pending and status.rollout.
+const mostReason = 64
+
 // Stalled is the message of the agent that only another desired state helps.
 func (v *View) Stalled() (reason, message string, is bool) {
 	c, ok := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
 	if !ok || c.Status != "True" || c.ObservedGeneration != v.Node.GPU.Generation {
 		return "", "", false
+	}
+	if len(c.Reason) > mostReason {
+		c.Reason = v1alpha1.ReasonStepFailed // no agent of the operator's reports it
 	}
 	return c.Reason, c.Message, true
 }

@@ -60,6 +60,45 @@ type ranked struct {
 	selector labels.Selector
 }
 
+// MostPolicies is how many policies the operator follows. Each reconcile compares every policy with every node that has
+// changed, each policy has configs in one ConfigMap, and its taints need tolerations in one ClusterPolicy. It is more
+// than a cluster has teams.
+const MostPolicies = 500
+
+// Within returns the policies that the operator follows, in their order, and those beyond MostPolicies. Policies that
+// govern a node, by name, come first, then the oldest, then the first by name: a further policy takes no node from
+// another, whatever its priority.
+func Within(policies []v1alpha1.GPUSharingPolicy, governs map[string]bool) (within, beyond []v1alpha1.GPUSharingPolicy) {
+	if len(policies) <= MostPolicies {
+		return policies, nil
+	}
+	order := make([]*v1alpha1.GPUSharingPolicy, len(policies))
+	for i := range policies {
+		order[i] = &policies[i]
+	}
+	first := func(p *v1alpha1.GPUSharingPolicy) int {
+		if governs[p.Name] {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(order, func(a, b *v1alpha1.GPUSharingPolicy) int {
+		return cmp.Or(cmp.Compare(first(a), first(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	out := make(map[string]bool, len(policies)-MostPolicies)
+	for _, p := range order[MostPolicies:] {
+		out[p.Name] = true
+	}
+	for i := range policies {
+		if out[policies[i].Name] {
+			beyond = append(beyond, policies[i])
+		} else {
+			within = append(within, policies[i])
+		}
+	}
+	return within, beyond
+}
+
 // Rank orders policies by precedence. One that is being deleted does not count any more.
 func Rank(policies []v1alpha1.GPUSharingPolicy) Ranking {
 	ranking := make(Ranking, 0, len(policies))

@@ -228,6 +228,9 @@ func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string
 		return v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
 	case g.By.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
+	case m.Desired != nil && s.FullConfigs[m.Desired.Config.Key] && !m.Holds:
+		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
+			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
 	case !s.Plugin.Ready && !m.ByDriver() && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
 	case !s.Plugin.Ready && !m.ByDriver():

@@ -16,6 +16,8 @@ import (
 const (
 	mostResources = 64 // of a policy
 	mostOfANode   = 16
+
+	longestResource = 63 // its name; one that is longer is no resource of the operator's
 )
 
 // countsOf returns what a node advertises of GPUs and instances and what it is expected to, by resource.
@@ -34,7 +36,7 @@ func countsOf(v *node.View) []v1alpha1.ResourceCount {
 		}
 	}
 	for name, count := range v.Node.Offered(v.Stack) {
-		if count != 0 && cluster.IsGPUResource(name) {
+		if count != 0 && cluster.IsGPUResource(name) && len(name) <= longestResource {
 			c := counts[name]
 			c.Advertised = count
 			counts[name] = c

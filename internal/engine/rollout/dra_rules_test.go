@@ -30,7 +30,7 @@ func TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp(t *testing.T) {
 		},
 		"a webhook refuses it": {
 			set:    func(h *host, prevented bool) { h.driver.refused = prevented },
-			reason: v1alpha1.ReasonChangedByOthers, says: "DeviceTaintRule gpusharing-a",
+			reason: v1alpha1.ReasonWriteFailed, says: "DeviceTaintRule gpusharing-a",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,6 +60,10 @@ func (c *site) noting(d time.Duration) (last rollout.Decision) {
 		last = c.memory.decide(c.world())
 		for _, a := range last.Actions {
 			c.do(a)
+			if _, rules := a.(action.TaintDevices); rules && c.hosts[a.Target()].driver.refused {
+				c.Repeats.Refuse(a, "denied by webhook", c.Now)
+				continue
+			}
 			c.Repeats.Note(a, c.Now)
 		}
 		c.tick(time.Second)

@@ -32,6 +32,7 @@ type Group struct {
 	// Unrecorded is the number of nodes whose GPUNode does not say yet how this policy releases them.
 	Unrecorded int
 
+	Beyond     int             // how many policies there are, if this one is beyond those that the operator follows
 	Windows    timing.Calendar // in which disruptive changes start
 	Invalid    error           // why the policy has no valid windows
 	NextWindow *metav1.Time    // for which some node waits

@@ -41,8 +41,11 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 	return map[string]func(*run, *rand.Rand){
 		"jobs":          (*run).jobsEvent,
 		"late-chart":    (*run).chartEvent,
+		"late-garbage":  (*run).garbageEvent,
 		"late-hang":     (*run).hangEvent,
 		"late-recreate": (*run).recreateEvent,
+		"late-refuse":   (*run).refuseEvent,
+		"late-unmade":   (*run).unmadeEvent,
 		"nights":        (*run).nightsEvent,
 		"opt-out":       (*run).optOutEvent,
 		"pools":         (*run).poolsEvent,

@@ -279,6 +279,9 @@ func (c *run) carryOut(a action.Action) {
 		return
 	}
 	c.tell("  %s", a)
+	if c.isRefused(h, a) {
+		return
+	}
 	c.takesOver(h, a)
 	c.opens(h, a)
 	switch a := a.(type) {

@@ -37,6 +37,9 @@ const reportAt = 30 * time.Second
 // reportAction returns the report that is due about the node, and takes from the actions what it records.
 func reportAction(m *member) (action.Report, bool) {
 	report := action.Report{Node: m.Node.Name, Policy: m.Ref()}
+	if m.Node.NoGPUNode {
+		return report, false
+	}
 	records := false
 	m.Actions = slices.DeleteFunc(slices.Clone(m.Actions), func(a action.Action) bool {
 		r, is := a.(action.Report)

@@ -15,7 +15,7 @@ import (
 func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Group) {
 	spec := m.Node.GPU.Spec
 	groups[by.Name].Unrecorded++
-	if spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+	if m.Node.NoGPUNode || spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.Actions, action.SetsSpec) {
 		return // the write that ends that records it
 	}
 	spec = *spec.DeepCopy()

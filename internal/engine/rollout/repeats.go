@@ -16,16 +16,27 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// withholdRepeats leaves out what was written too often, and reports that.
+// mostOfWrite is how much of a write, and of the answer to it, a message tells, in characters.
+const mostOfWrite = 512
+
+// withholdRepeats leaves out what was written too often, or refused a moment ago, and reports that.
 func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var kept []action.Action
-	var held action.Action
+	var held, refused action.Action
 	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
 		left := s.Repeats.Left(a, s.Now)
-		if left == 0 {
+		isRefused := s.Repeats.Refusal(a) != ""
+		if isRefused {
+			refused = a
+		}
+		switch {
+		case left == 0:
 			kept = append(kept, a)
+			continue
+		case isRefused:
+			m.After = timing.Sooner(m.After, left)
 			continue
 		}
 		held, again = a, timing.Sooner(again, left)
@@ -33,28 +44,59 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 		policyTaints = policyTaints || keeps
 		startup = startup || keeps && !slices.ContainsFunc(keep.Want, isStartupTaint)
 	}
-	if held == nil {
+	switch {
+	case held != nil:
+		m.After = timing.Sooner(m.After, again)
+		m.Reason, m.Message = v1alpha1.ReasonChangedByOthers, heldMessage(m, s, held, format.Clock(s.Now.Add(again)))
+		if _, deletes := held.(action.DeletePod); deletes { // the operator's own deletions are no other controller's doing
+			m.Reason = v1alpha1.ReasonClientsNotEnding
+		}
+	case refused != nil:
+		m.Reason, m.Message = v1alpha1.ReasonWriteFailed, refusedMessage(m, s, refused)
+	default:
 		return
 	}
-	m.After = timing.Sooner(m.After, again)
-	m.Actions, m.Reason, m.CachedState = kept, v1alpha1.ReasonChangedByOthers, nil
-	m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
-		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
-		action.Unstamped(held), format.Clock(s.Now.Add(again)), m.Node.Name, m.Message), "; ")
-	if _, rule := held.(action.TaintDevices); rule {
-		m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller deletes or refuses again and again what the operator writes (%s). The operator waits "+
-			"until %s. Look for an admission webhook or policy that refuses it: the log of the operator's controller has the error; %s",
-			action.Unstamped(held), format.Clock(s.Now.Add(again)), m.Message), "; ")
+	m.Actions, m.CachedState = kept, nil
+	if policyTaints {
+		reportTaintFight(m, startup)
 	}
-	if deletion, is := held.(action.DeletePod); is { // the operator's own deletions are no other controller's doing
-		m.Reason = v1alpha1.ReasonClientsNotEnding
-		m.Message = strings.TrimSuffix(fmt.Sprintf("The operator deleted pod %s/%s again and again (%s), and it does not end or comes back as "+
+}
+
+// refusedMessage tells of a write that the API server refuses. It is the same each time.
+func refusedMessage(m *member, s *cluster.Snapshot, refused action.Action) string {
+	const most = 512 // characters of a write, and of the answer to it
+	return strings.TrimSuffix(fmt.Sprintf("The API server refuses what the operator writes (%s), and the operator tries again every minute: %s. Look for "+
+		"an admission webhook or policy that refuses it; %s", format.Cut(action.Unstamped(refused).String(), most), format.Cut(s.Repeats.Refusal(refused), most),
+		m.Message), "; ")
+}
+
+// heldMessage tells of a write that waits until a time of day because it was made too often.
+func heldMessage(m *member, s *cluster.Snapshot, held action.Action, until string) string {
+	what := action.Unstamped(held)
+	deletion, deletes := held.(action.DeletePod)
+	_, rule := held.(action.TaintDevices)
+	message := ""
+	switch {
+	case s.Repeats.Returns(held):
+		message = fmt.Sprintf("What the operator decides by changes back and forth, so that it writes the same again and again (%s). It waits until %s. Find what "+
+			"changes: kubectl get events --field-selector involvedObject.name=%s; %s", what, until, m.Node.Name, m.Message)
+	case deletes:
+		message = fmt.Sprintf("The operator deleted pod %s/%s again and again (%s), and it does not end or comes back as "+
 			"it was. It is deleted again at %s. Look at its events and finalizers: kubectl describe pod -n %s %s; %s", deletion.Namespace,
-			deletion.Pod, deletion.Why, format.Clock(s.Now.Add(again)), deletion.Namespace, deletion.Pod, m.Message), "; ")
+			deletion.Pod, deletion.Why, until, deletion.Namespace, deletion.Pod, m.Message)
+	case rule:
+		message = fmt.Sprintf("Another controller deletes again and again what the operator writes (%s). The operator waits "+
+			"until %s. The audit log of the API server names the other controller; %s", what, until, m.Message)
+	default:
+		message = fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
+			"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s", what, until, m.Node.Name, m.Message)
 	}
-	if !policyTaints {
-		return
-	}
+	return strings.TrimSuffix(message, "; ")
+}
+
+// reportTaintFight reports that taints of a policy are not written for now; startup: that the startup taint is not
+// taken off.
+func reportTaintFight(m *member, startup bool) {
 	m.TaintStatus.Reason, m.TaintStatus.Message = m.Reason, m.Message
 	if machine, has := m.Node.Annotations[cluster.AnnotationMachine], startupTaintOn(m.View); machine != "" && has != nil && startup {
 		m.TaintStatus.Reason = v1alpha1.ReasonStartupTaintInMachineSet

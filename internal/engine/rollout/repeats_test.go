@@ -206,6 +206,27 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 		g.Expect(repeats.Left(pauses, now)).To(Equal(time.Hour))
 		g.Expect(repeats.Left(patch(map[string]*string{"discovery": new("paused")}), now)).To(BeZero())
 	})
+	t.Run("up to once in a minute", func(t *testing.T) {
+		g := NewWithT(t)
+		repeats := &action.Repeats{}
+		taint, untaint := action.Taint{Node: "a"}, action.Untaint{Node: "a"}
+		now := time.Unix(1000, 0)
+		writes := 0
+		for range 3600 {
+			repeats.Begin("", now)
+			for _, a := range []action.Action{taint, untaint} {
+				if repeats.Left(a, now) == 0 {
+					repeats.Note(a, now)
+					writes++
+				}
+			}
+			now = now.Add(time.Second)
+		}
+		g.Expect(writes).To(Equal(120), "in an hour")
+		g.Expect(repeats.Returns(taint)).To(BeTrue())
+		repeats.Begin("", now)
+		g.Expect(repeats.Left(taint, now)).To(BeZero())
+	})
 	t.Run("claims of monitors come and go", func(t *testing.T) {
 		g := NewWithT(t)
 		repeats := &action.Repeats{}

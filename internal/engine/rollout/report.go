@@ -44,7 +44,7 @@ func describeSteps(v *node.View) []string {
 		steps = append(steps, format.Cut(node.ManagerClearing(v), length))
 	}
 	if node.ExcludesNVIDIAMPS(v) && !node.MPSLabelOverridden(v) && node.OverriddenByNodeFeature(v) {
-		steps = append(steps, "keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+action.OverrideName(v.Node.Name))
+		steps = append(steps, format.Cut("keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+action.OverrideName(v.Node.Name), length))
 	}
 	for _, s := range v.Steps {
 		if len(steps) < most && (!v.Managed() || !plan.ChangesMIG(s)) {

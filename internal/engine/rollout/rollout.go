@@ -5,7 +5,7 @@
 // is pure; it knows neither a client nor a clock.
 //
 //	Snapshot ─→ toleranceOf ─→ for each node: node.Observe, node.Decide, node.AddFindings, keepTaints ─→ group
-//	─→ unmetWorkloads, paceGroup, computeStatus, writeConfigs ─→ Decision
+//	─→ configsOf, unmetWorkloads, paceGroup, computeStatus ─→ Decision
 //
 //	rollout → node → cluster → action → timing
 package rollout
@@ -59,6 +59,7 @@ func Decide(s cluster.Snapshot) Decision { return new(Memory).Decide(s) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last reconcile.
 func (memory *Memory) Decide(s cluster.Snapshot) Decision {
+	beyond := limitPolicies(&s)
 	groups := groupsOf(&s)
 	ranking := policy.Rank(s.Policies)
 	memory.begin(&s, ranking)
@@ -74,6 +75,9 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 	}
 
 	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: pluginConfigHeld(&s)}
+	d.require(&s, all)
+	configs := configsOf(&s, all, d.ConfigureMIGManager)
+	s.FullConfigs = configs.full
 	d.Unmet = unmetWorkloads(&s, groups, all, memory.queue.Of(&s))
 	for name, g := range groups {
 		pace(&s, g, name, groups)
@@ -81,7 +85,12 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 			d.Policies[g.By.Name] = computeStatus(g, &s, tolerated, d.Unmet[g.By.Name])
 		}
 	}
-	d.configure(&s, all)
+	for i := range beyond {
+		d.Policies[beyond[i].Name] = computeStatus(&Group{By: &beyond[i], Beyond: len(s.Policies) + len(beyond)}, &s, tolerated, nil)
+	}
+	if write, needed := configs.write(&s); needed && d.ConfigurePlugin {
+		d.Actions, d.After = s.Repeats.Admit(d.Actions, write, s.Now, d.After)
+	}
 	d.configureDRA(&s, all)
 	for _, m := range all {
 		d.add(&s, m, len(all))
@@ -114,14 +123,24 @@ func pace(s *cluster.Snapshot, g *Group, name string, groups map[string]*Group) 
 	}
 }
 
-// configure decides what NVIDIA's device plugin and mig-manager have to read.
-func (d *Decision) configure(s *cluster.Snapshot, all []*member) {
+// limitPolicies leaves out of the snapshot the policies that are too many, and returns them.
+func limitPolicies(s *cluster.Snapshot) (beyond []v1alpha1.GPUSharingPolicy) {
+	if len(s.Policies) <= policy.MostPolicies {
+		return nil
+	}
+	governs := map[string]bool{}
+	for i := range s.Nodes {
+		governs[s.Nodes[i].GPU.Spec.PolicyName] = true
+	}
+	s.Policies, beyond = policy.Within(s.Policies, governs)
+	return beyond
+}
+
+// require decides whether NVIDIA's device plugin and mig-manager have to read our ConfigMap.
+func (d *Decision) require(s *cluster.Snapshot, all []*member) {
 	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsPlugin }) || pluginStaysConfigured(s)
 	d.KeepStrategy = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.ByDefault })
 	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsMIGManager })
-	if write, needed := writeConfigs(s, all, d.ConfigureMIGManager); needed && d.ConfigurePlugin {
-		d.Actions, d.After = s.Repeats.Admit(d.Actions, write, s.Now, d.After)
-	}
 }
 
 // add adds what is done about a node, one of so many, and what is reported of it.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -186,7 +187,13 @@ func (s *simulation) known() cluster.Snapshot {
 		n := s.cache.nodes[name]
 		n.Pods, n.AgentReady = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
 		n.Features = s.cache.features[name]
-		snapshot.Nodes = append(snapshot.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
+		if h := s.hosts[name]; h == nil || !h.withoutGPUNode {
+			snapshot.Nodes = append(snapshot.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
+		} else if n.Annotations[v1alpha1.AnnotationBaseline] != "" {
+			n = n.WithCopy(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
+			n.NoGPUNode = true
+			snapshot.Nodes = append(snapshot.Nodes, n)
+		}
 	}
 	return snapshot
 }

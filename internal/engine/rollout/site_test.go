@@ -89,6 +89,7 @@ type host struct {
 	machine
 	manager
 	hardwareEvents
+	refusals
 	upgrade upgrade
 	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
 	flips   bool                // the plugin starts with its default, as NVIDIA's does

@@ -16,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -136,6 +137,10 @@ func pendingNodes(g *Group) []v1alpha1.PendingNode {
 func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
+	case g.Beyond > 0:
+		c.Reason = v1alpha1.ReasonTooManyPolicies
+		c.Message = fmt.Sprintf("the cluster has %d policies, and the operator follows %d: those that govern nodes, then the oldest. This one is not among "+
+			"them and changes nothing. Delete policies that nobody needs, or join those that ask for the same into one", g.Beyond, policy.MostPolicies)
 	case s.Plugin.Reason != "" && len(g.Members) == 0:
 		c.Reason, c.Message = s.Plugin.Reason, s.Plugin.Message
 	case g.Invalid != nil:
@@ -162,8 +167,13 @@ func conflictMessage(g *Group) string {
 	for _, l := range g.Lost {
 		by[l.To] = append(by[l.To], l.Node)
 	}
+	const most = 8 // policies that the message names
 	var parts []string
-	for _, winner := range slices.Sorted(maps.Keys(by)) {
+	for i, winner := range slices.Sorted(maps.Keys(by)) {
+		if i == most {
+			parts = append(parts, fmt.Sprintf("%d more policies govern others", len(by)-most))
+			break
+		}
 		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, format.List(by[winner])))
 	}
 	return strings.Join(parts, "; ") + "; give this policy a higher priority, or select other nodes"

@@ -33,7 +33,9 @@ type tolerance struct {
 	coming bool
 	// unsafe is why the ClusterPolicy is left as it is though it lacks some; empty: it does not.
 	unsafe string
-	known  map[wantedTaint]taintRefusal // what refuses has found out
+	// full says that policies ask for more tolerations than mostTolerations.
+	full  bool
+	known map[wantedTaint]taintRefusal // what refuses has found out
 }
 
 // wantedTaint is a taint, and whether NVIDIA's DRA driver has to tolerate it rather than the device plugin.
@@ -47,6 +49,10 @@ type taintRefusal struct {
 	reason, message string
 	unknown         bool // nothing tells now what they tolerate: a taint that is there stays
 }
+
+// mostTolerations is how many tolerations the operator adds to the ClusterPolicy. Each is in the pods of all of NVIDIA's
+// DaemonSets, and in an annotation of the ClusterPolicy, of which the API server takes 256 KiB together.
+const mostTolerations = 128
 
 // toleranceOf finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since
 // it replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
@@ -63,6 +69,18 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 		if !clusterpolicy.Tolerates(slices.Concat(users, want), taint) {
 			want = append(want, tolerationOf(taint))
 		}
+	}
+	if t.full = len(want) > mostTolerations; t.full { // those that are there stay
+		slices.SortStableFunc(want, func(a, b corev1.Toleration) int {
+			switch x, y := hasToleration(o.Ours, a), hasToleration(o.Ours, b); {
+			case x == y:
+				return 0
+			case x:
+				return -1
+			}
+			return 1
+		})
+		want = want[:mostTolerations]
 	}
 	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !hasToleration(o.Ours, x) }) {
 		return t
@@ -221,6 +239,10 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return t.podsRefuse(taint, byDriver, missing)
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
+	case t.full && !hasToleration(t.Ours, tolerationOf(taint)):
+		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; the policies ask for more than %d tolerations, which is as many as the operator adds to ClusterPolicy %s. "+
+			"Use one taint for several policies, or add %s to spec.daemonsets.tolerations there (with Helm: to daemonsets.tolerations)",
+			missing, mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
 	case t.coming:
 		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)

@@ -4,6 +4,7 @@
 package dra
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
@@ -208,7 +209,8 @@ func Classes(have []Class, want []Write, named func(Class) bool) (write []Write,
 	return write, remove
 }
 
-// beside are the other classes that serve the resource of a class, by comma; empty if it has none.
+// beside are the other classes that serve the resource of a class, by comma, or a hash of them if they are many; empty if
+// it has none.
 func beside(have []Class, name, resource string) string {
 	var others []string
 	for _, c := range have {
@@ -217,7 +219,13 @@ func beside(have []Class, name, resource string) string {
 		}
 	}
 	slices.Sort(others)
-	return strings.Join(others, ",")
+	const most = 1024 // of an annotation
+	text := strings.Join(others, ",")
+	if len(text) <= most {
+		return text
+	}
+	sum := sha256.Sum256([]byte(text))
+	return fmt.Sprintf("%d classes, %x", len(others), sum[:8])
 }
 
 // asWritten is a class of the operator's as it was written; known is false if another client edited it.

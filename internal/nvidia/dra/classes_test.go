@@ -4,6 +4,8 @@
 package dra_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -222,4 +224,24 @@ func TestARuleThatTaintsNothingIsNoRule(t *testing.T) {
 			g.Expect(ok).To(BeFalse())
 		})
 	}
+}
+
+// TestTheRecordOfOtherClassesFits: the names of the other classes of a resource are an annotation, which has its limit. That one of them came or
+// went still shows.
+func TestTheRecordOfOtherClassesFits(t *testing.T) {
+	g := NewWithT(t)
+	own := dra.ForInstances("1g.5gb")
+	have := []dra.Class{{Name: own.Name, Resource: own.Resource, Selector: own.Selector, Own: true}}
+	beside := func() string {
+		write, _ := dra.Classes(have, nil, func(dra.Class) bool { return true })
+		g.Expect(write).To(HaveLen(1))
+		return write[0].Beside
+	}
+	for i := range 2000 {
+		have = append(have, dra.Class{Name: fmt.Sprintf("%04d.%s", i, strings.Repeat("c", 240)), Resource: own.Resource})
+	}
+	many := beside()
+	g.Expect(len(many)).To(BeNumerically("<=", 1024))
+	have = have[:len(have)-1]
+	g.Expect(beside()).NotTo(Equal(many))
 }

@@ -1,0 +1,229 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// An agent can report of its node whatever it likes, and what is written for a group holds for all its nodes. So where nodes of one
+// instance type report different GPUs, or others than before, their kubelets and the other nodes decide:
+//
+//	claims → without those of more GPUs than their kubelets list → confirmed by a kubelet, or known and reported by most → the most GPUs
+//
+// A claim that loses by that is reported with its node (ReasonNodesDisagree). GPUs die, so a node with fewer of them is no liar.
+
+// claim is the GPUs that some nodes of one instance type report.
+type claim struct {
+	product   string
+	count     int
+	devices   []v1alpha1.DeviceStatus // as a new node has them
+	resources map[string]int64        // that such a node advertises under the policy that governs it; nil: not known
+	nodes     []*Node
+	confirmed bool // a kubelet lists what a node with these GPUs advertises
+}
+
+// claimsOf are the different GPUs that nodes of one instance type report.
+func claimsOf(nodes []*Node) []*claim {
+	var all []*claim
+	for _, n := range nodes {
+		at := slices.IndexFunc(all, func(c *claim) bool { return slices.EqualFunc(c.nodes[0].Devices, n.Devices, alike) })
+		if at < 0 {
+			c := &claim{product: productOf(n), count: len(n.Devices)}
+			for _, d := range n.Devices {
+				c.devices = append(c.devices, fresh(d, int(d.Index)))
+			}
+			all, at = append(all, c), len(all)
+		}
+		all[at].nodes = append(all[at].nodes, n)
+	}
+	return all
+}
+
+// alike reports whether two GPUs are the same hardware, as far as sharing them goes.
+func alike(a, b v1alpha1.DeviceStatus) bool {
+	return a.Product == b.Product && a.MemoryMiB == b.MemoryMiB && a.ComputeCapability == b.ComputeCapability && a.Virtual == b.Virtual &&
+		a.MIGCapable == b.MIGCapable && slices.EqualFunc(a.Profiles, b.Profiles, func(a, b v1alpha1.ProfileStatus) bool {
+		return a.Name == b.Name && a.ID == b.ID && a.Slices == b.Slices && a.MemoryMiB == b.MemoryMiB && a.Max == b.Max && a.Size == b.Size &&
+			slices.Equal(a.Starts, b.Starts)
+	})
+}
+
+// settled is the claim that counts of the nodes of one instance type, and the others that a person should look at. The claim is nil if
+// none counts; ambiguous is set if that is because the nodes have different products.
+type settled struct {
+	claim     *claim
+	doubts    []*claim
+	ambiguous bool
+}
+
+// settle decides which claim of the nodes of one instance type counts. last is what a policy reported of it before; nil: nothing.
+func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Ranking) settled {
+	claims := claimsOf(nodes)
+	known := func(c *claim) bool {
+		return last != nil && c.product == last.Product && c.count == int(last.GPUsPerNode)
+	}
+	if len(claims) == 1 && (last == nil || known(claims[0])) && !claims[0].refuted() {
+		return settled{claim: claims[0]}
+	}
+	claims = weighed(claims, ranking)
+	kept := slices.DeleteFunc(slices.Clone(claims), (*claim).refuted)
+	if last != nil && slices.ContainsFunc(kept, func(c *claim) bool { return c.product == last.Product }) { // no kubelet lists products
+		kept = slices.DeleteFunc(kept, func(c *claim) bool { return c.product != last.Product })
+	}
+	backed := only(kept, func(c *claim) bool { return c.confirmed || known(c) && 2*len(c.nodes) > len(nodes) })
+	if len(backed) == 0 {
+		backed = only(kept, known)
+	}
+	if len(backed) == 0 && len(kept) == 1 && last == nil {
+		backed = kept
+	}
+	var s settled
+	other := func(c *claim) bool { return c.product != kept[0].product }
+	if s.ambiguous = len(backed) != 1 && slices.ContainsFunc(kept, other); s.ambiguous {
+		return s
+	}
+	if len(backed) > 0 {
+		s.claim = slices.MaxFunc(backed, func(a, b *claim) int {
+			return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(len(a.nodes), len(b.nodes)))
+		})
+	}
+	s.doubts = only(claims, func(c *claim) bool {
+		fewer := s.claim != nil && c.product == s.claim.product && c.count < s.claim.count
+		return c != s.claim && !fewer && (!c.confirmed || s.claim == nil || c.product != s.claim.product)
+	})
+	return s
+}
+
+func only(claims []*claim, is func(*claim) bool) []*claim {
+	return slices.DeleteFunc(slices.Clone(claims), func(c *claim) bool { return !is(c) })
+}
+
+// weighed are the claims with what a node would advertise by each, and whether a kubelet lists that. Those by which it would advertise
+// the same are one: drivers differ in the MIG profiles that they list.
+func weighed(claims []*claim, ranking policy.Ranking) []*claim {
+	var all []*claim
+	for _, c := range claims {
+		c.resources = advertises(c, c.nodes[0], ranking)
+		c.confirmed = slices.ContainsFunc(c.nodes, func(n *Node) bool {
+			listed := listedGPUs(n)
+			return maps.Equal(listed, map[string]int64{plan.ResourceGPU: int64(c.count)}) || len(listed) > 0 && maps.Equal(listed, advertises(c, n, ranking))
+		})
+		at := slices.IndexFunc(all, func(o *claim) bool {
+			return o.product == c.product && o.count == c.count && maps.Equal(o.resources, c.resources)
+		})
+		if at < 0 {
+			all = append(all, c)
+			continue
+		}
+		all[at].nodes = append(all[at].nodes, c.nodes...)
+		all[at].confirmed = all[at].confirmed || c.confirmed
+	}
+	return all
+}
+
+// advertises is what a node with the GPUs of a claim and the labels of another node advertises once it is ready; nil: no policy governs
+// it, or none can be honoured there.
+func advertises(c *claim, as *Node, ranking policy.Ranking) map[string]int64 {
+	n := policy.Node{Name: as.Name, Labels: as.Labels, Devices: c.devices}
+	by := ranking.Govern(n).By
+	if by == nil {
+		return nil
+	}
+	want, err := policy.DesiredState(by, n)
+	if err != nil {
+		return nil
+	}
+	return want.Config.Resources
+}
+
+// refuted reports whether the kubelet of each of the nodes lists fewer GPUs, instances and replicas than the GPUs that they report. A
+// kubelet that lists none says nothing: NVIDIA's device plugin does not run yet, or its DRA driver offers the GPUs.
+func (c *claim) refuted() bool {
+	return !slices.ContainsFunc(c.nodes, func(n *Node) bool {
+		sum := int64(0)
+		for _, count := range listedGPUs(n) {
+			sum += count
+		}
+		return sum == 0 || sum >= int64(c.count)
+	})
+}
+
+// listedGPUs is what the kubelet of a node lists of GPUs and instances.
+func listedGPUs(n *Node) map[string]int64 {
+	all := map[string]int64{}
+	for name, count := range n.Advertised {
+		if strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-") {
+			all[name] = count
+		}
+	}
+	return all
+}
+
+// doubt tells of the nodes whose agents nobody confirms.
+func (s settled) doubt(g *group) string {
+	if len(s.doubts) == 0 {
+		return ""
+	}
+	var parts, names []string
+	for _, c := range s.doubts {
+		n := c.nodes[0]
+		names = append(names, n.Name)
+		lists := "lists no GPU"
+		if listed := listedGPUs(n); len(listed) > 0 {
+			lists = "lists " + text(listed)
+		}
+		parts = append(parts, fmt.Sprintf("node %s reports %d × %s, and its kubelet %s", n.Name, c.count, c.product, lists))
+	}
+	goesBy := "so nothing new is written"
+	if s.claim != nil {
+		goesBy = fmt.Sprintf("so the operator goes by %d × %s", s.claim.count, s.claim.product)
+	}
+	return fmt.Sprintf("The agents of %s report GPUs that neither their kubelets nor other nodes confirm: %s; %s. Look at the pods with "+
+		"app.kubernetes.io/name=gpu-sharing-agent on %s", g.Ref, format.List(parts), goesBy, format.List(names))
+}
+
+// hardwareOf keeps one GPU of each product: as most nodes report it, of those that tell its MIG profiles if any does. What one node
+// alone reports of a GPU that the operator knows counts for nothing: it would hold for all groups that have such GPUs.
+func hardwareOf(nodes []Node) hardware {
+	reported := map[string][]*claim{}
+	for i := range nodes {
+		n := &nodes[i]
+		seen := map[string]bool{}
+		for _, d := range n.Devices {
+			if seen[d.Product] {
+				continue
+			}
+			seen[d.Product] = true
+			all := reported[d.Product]
+			at := slices.IndexFunc(all, func(c *claim) bool { return alike(c.devices[0], d) })
+			if at < 0 {
+				all, at = append(all, &claim{product: d.Product, devices: []v1alpha1.DeviceStatus{d}}), len(all)
+				reported[d.Product] = all
+			}
+			all[at].nodes = append(all[at].nodes, n)
+		}
+	}
+	known := hardware{}
+	for product, claims := range reported {
+		best := slices.MaxFunc(claims, func(a, b *claim) int {
+			x, y := len(a.devices[0].Profiles), len(b.devices[0].Profiles)
+			return cmp.Or(cmp.Compare(min(x, 1), min(y, 1)), cmp.Compare(len(a.nodes), len(b.nodes)), cmp.Compare(x, y))
+		})
+		if _, listed := catalogue.Find(product); !listed || len(best.nodes) > 1 {
+			known[product] = fresh(best.devices[0], 0)
+		}
+	}
+	return known
+}
