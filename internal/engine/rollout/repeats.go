@@ -16,6 +16,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
+// withheldFor is how long an action on a node has to wait, because it was repeated too often.
+func withheldFor(m *member, a action.Action) time.Duration {
+	return m.Snapshot.Repeats.Left(restamped(m.Node, a), m.Node.Created, m.Snapshot.Now)
+}
+
+func restamped(n *cluster.Node, a action.Action) action.Action {
+	return action.Restamped(a, n.Labels, n.Annotations, n.GPU.Spec)
+}
+
 // withholdRepeats leaves out what was written too often, and reports that.
 func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var kept []action.Action
@@ -23,7 +32,7 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
-		left := s.Repeats.Left(a, s.Now)
+		left := withheldFor(m, a)
 		if left == 0 {
 			kept = append(kept, a)
 			continue

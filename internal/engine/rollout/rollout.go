@@ -119,6 +119,9 @@ func (d *Decision) configure(s *cluster.Snapshot, all []*member) {
 	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsPlugin }) || pluginStaysConfigured(s)
 	d.KeepStrategy = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.ByDefault })
 	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsMIGManager })
+	if !d.ConfigurePlugin { // the executor takes the configs away
+		s.Repeats.Undid(action.WriteConfigs{})
+	}
 	if write, needed := writeConfigs(s, all, d.ConfigureMIGManager); needed && d.ConfigurePlugin {
 		d.Actions, d.After = s.Repeats.Admit(d.Actions, write, s.Now, d.After)
 	}
@@ -128,10 +131,15 @@ func (d *Decision) configure(s *cluster.Snapshot, all []*member) {
 func (d *Decision) add(s *cluster.Snapshot, m *member, nodes int) {
 	if !m.Unchanged {
 		if report, news := reportAction(m); news {
-			d.Actions, d.After = s.Repeats.Admit(d.Actions, report, s.Now, d.After)
+			left := withheldFor(m, report)
+			if d.After = timing.Sooner(d.After, left); left == 0 {
+				d.Actions = append(d.Actions, report)
+			}
 		}
 	}
-	d.Actions = append(d.Actions, m.Actions...)
+	for _, a := range m.Actions {
+		d.Actions = append(d.Actions, restamped(m.Node, a))
+	}
 	d.After = timing.Sooner(d.After, m.After)
 	if !m.HasStatus() {
 		return
