@@ -309,7 +309,8 @@ const (
 	ReasonMIGConfigIgnored = "MIGConfigIgnored"
 	// ReasonChangedByOthers: another controller undoes again and again what the operator does. If it changes the MIG instances of a
 	// GPU, the agent makes them three times within an hour. Everything else is written eight times within an hour while no policy
-	// changes. After that the operator waits until the hour is over.
+	// changes. After that the operator waits until the hour is over. What the operator itself replaced, and what it wrote to another
+	// Node of the same name, does not count.
 	ReasonChangedByOthers = "ChangedByOthers"
 )
 
@@ -490,7 +491,9 @@ const (
 	AnnotationPaused = Group + "/paused"
 	// AnnotationTimedOut records, on a Node, that a change with nothing to fall back to did not end in time, and when:
 	// <reason>.<change>.<times in succession>@<seconds since 1970>. The operator has removed its taint and resumed NVIDIA's
-	// programs then, and begins that change again an hour later, the next time two hours later, and so on up to eight.
+	// programs then, and begins that change again an hour later, the next time two hours later, and so on up to eight. A change that
+	// was interrupted for too long counts from the second time on. With the reason OutsideWindow the drain ended with its maintenance
+	// window, so that other nodes come first in the next.
 	AnnotationTimedOut = Group + "/timed-out"
 	// AnnotationInterrupted records, on a Node, that a driver upgrade or other maintenance interrupted a change there, or that
 	// its agent was lost, and when: maintenance@<seconds since 1970> or agent-lost@<seconds since 1970>. The change continues

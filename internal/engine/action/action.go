@@ -60,6 +60,8 @@ type PatchNode struct {
 	// Locked says that the patch takes something from the node, so it carries the resource version of the Node that the
 	// snapshot was read from, as Taint does, and is left to the next reconcile when the Node has changed since.
 	Locked bool
+
+	stamps []string // labels and annotations that have this value already, but for the time (Restamped)
 }
 
 // Taint adds a taint to a node, as a merge patch with optimistic lock (taints are an atomic list). A node that has a
@@ -144,6 +146,8 @@ type SetSpec struct {
 	Spec   v1alpha1.GPUNodeSpec
 	Policy PolicyRef
 	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
+
+	again bool // the GPUNode has this spec already, but for the time (Restamped)
 }
 
 // Report applies what the controller writes of the status of a GPUNode (server-side): rollout, observedGeneration, and

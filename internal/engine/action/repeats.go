@@ -9,10 +9,12 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -29,8 +31,8 @@ const mostRepeats = 8
 const mostReturns = 60
 
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written
-// mostRepeats times within an hour waits until that hour is over. Only what another writer undid counts: once the
-// operator itself has written another value to a field, the count of that field begins anew, up to mostReturns. It is kept by the program
+// mostRepeats times within an hour waits until that hour is over. Once the operator itself has written another value to
+// a field, the count of that field begins anew, up to mostReturns, and so it does on another Node of the same name. It is kept by the program
 // that carries decisions out, and is lost with it. The zero value has counted nothing. Note may be called by several
 // goroutines.
 type Repeats struct {
@@ -124,6 +126,18 @@ func (r *Repeats) Refusal(a Action) string {
 	return ""
 }
 
+// Undid notes that the operator itself undoes what an action wrote, otherwise than by an action.
+func (r *Repeats) Undid(a Action) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for field := range valuesOf(a) {
+		delete(r.fields, field)
+	}
+}
+
 // Begin forgets what is past, and everything if the policies have changed.
 func (r *Repeats) Begin(policies string, now time.Time) {
 	if r == nil {
@@ -144,8 +158,8 @@ func (r *Repeats) Begin(policies string, now time.Time) {
 }
 
 // Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was
-// written too often.
-func (r *Repeats) Left(a Action, now time.Time) time.Duration {
+// written too often since the node joined; zero: there is none.
+func (r *Repeats) Left(a Action, joined, now time.Time) time.Duration {
 	if r == nil {
 		return 0
 	}
@@ -161,11 +175,12 @@ func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 			left = max(left, no.at.Add(RefusedAgain).Sub(now))
 		}
 		last := r.fields[field]
-		if of := last.returns[hashOf(value)]; of.times >= mostReturns {
+		if of := last.returns[hashOf(value)]; of.times >= mostReturns && !of.since.Before(joined) {
 			left = max(left, of.since.Add(timing.Patience).Sub(now), time.Second)
 		}
-		if last.value == value && len(last.at) >= most {
-			left = max(left, last.at[len(last.at)-most].Add(timing.Patience).Sub(now), time.Second)
+		at := last.at[sort.Search(len(last.at), func(i int) bool { return !last.at[i].Before(joined) }):]
+		if last.value == value && len(at) >= most {
+			left = max(left, at[len(at)-most].Add(timing.Patience).Sub(now), time.Second)
 		}
 	}
 	return left
@@ -193,7 +208,7 @@ func RestoresScheduling(a Action) bool {
 
 // Admit adds an action unless it has to wait, and is when to decide again.
 func (r *Repeats) Admit(actions []Action, a Action, now time.Time, after time.Duration) ([]Action, time.Duration) {
-	if left := r.Left(a, now); left > 0 {
+	if left := r.Left(a, time.Time{}, now); left > 0 {
 		return actions, timing.Sooner(after, left)
 	}
 	return append(actions, a), after
@@ -234,6 +249,9 @@ func valuesOf(a Action) map[string]string {
 	case DeleteClass:
 		return one("no class " + a.Name)
 	case SetSpec: // a change and its record are two writes, of which none undoes the other
+		if a.again {
+			return nil
+		}
 		return one("spec for "+a.Why, a.Spec.ConfigName, a.Spec.AdminClaims)
 	case Report:
 		return one("status", a.Why, contentOf(a.Status))
@@ -247,6 +265,9 @@ func entriesOf(a PatchNode) map[string]string {
 	for _, of := range []map[string]*string{a.Labels, a.Annotations} {
 		for name, value := range of {
 			field := name + " " + a.Node
+			if slices.Contains(a.stamps, name) {
+				continue
+			}
 			if values[field] = "-"; value != nil {
 				text, _, timed := strings.Cut(*value, "@")
 				values[field] = fmt.Sprint("=", text, timed)
@@ -268,6 +289,31 @@ func contentOf(s v1alpha1.GPUNodeStatus) string {
 		return ""
 	}
 	return string(text)
+}
+
+// Restamped is an action as it is counted that finds labels and annotations of a Node and the spec of its GPUNode so:
+// what is there already but for the time was undone by nobody.
+func Restamped(a Action, labels, annotations map[string]string, spec v1alpha1.GPUNodeSpec) Action {
+	switch a := a.(type) {
+	case PatchNode:
+		for _, of := range []struct {
+			want map[string]*string
+			has  map[string]string
+		}{{a.Labels, labels}, {a.Annotations, annotations}} {
+			for name, value := range of.want {
+				if is, has := of.has[name]; has && value != nil && untimed(is) == untimed(*value) {
+					a.stamps = append(a.stamps, name)
+				}
+			}
+		}
+		slices.Sort(a.stamps)
+		return a
+	case SetSpec:
+		spec.ChangeTime = a.Spec.ChangeTime
+		a.again = equality.Semantic.DeepEqual(spec, a.Spec)
+		return a
+	}
+	return a
 }
 
 func untimed(value string) string {

@@ -121,15 +121,14 @@ func valueBefore(v *View, name, value string, has bool) (string, bool) {
 // operatorInCharge reports whether the operator shares the GPUs of the node, by what it has written on the Node.
 func operatorInCharge(v *View) bool {
 	_, selected := v.Node.Annotations[v1alpha1.AnnotationSelected]
-	return selected || isOwnMIGConfig(v) || isOwnConfig(v, v.Node.Labels[v1alpha1.LabelConfig])
+	return selected || isOwnMIGConfig(v) || SelectsOwnConfig(v)
 }
 
 // restoreConfigLabel takes the label that selects a configuration of the operator's back to the baseline, on a node
 // that NVIDIA's DRA driver serves now: nothing reads it there. The label of another author stays.
 func restoreConfigLabel(v *View, labels map[string]*string) {
 	delete(labels, v1alpha1.LabelConfig)
-	value, has := v.Node.Labels[v1alpha1.LabelConfig]
-	if !has || !isOwnConfig(v, value) {
+	if !SelectsOwnConfig(v) {
 		return
 	}
 	labels[v1alpha1.LabelConfig] = nil
@@ -154,6 +153,12 @@ func isOwnConfig(v *View, key string) bool {
 	}
 	_, written := v.Snapshot.Configs[key]
 	return written || v.Snapshot.Plugin.ClusterPolicy && deviceplugin.Rendered(key)
+}
+
+// SelectsOwnConfig reports whether the label of the node selects such a config.
+func SelectsOwnConfig(v *View) bool {
+	key, has := v.Node.Labels[v1alpha1.LabelConfig]
+	return has && isOwnConfig(v, key)
 }
 
 // recordDevices adds to the baseline the GPUs of the target that it does not list. Those that it lists keep their

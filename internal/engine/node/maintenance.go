@@ -236,6 +236,9 @@ func continueInterrupted(v *View, r Result) Result {
 	if _, used := interruptedByUsersAt(v); used && r.State == PendingDisruptive && len(v.Blockers) > 0 {
 		return r
 	}
+	if _, rests := restsAfterTimeout(v); rests {
+		return r
+	}
 	again, waits := RequestAgain(v)
 	if r.State == Unknown {
 		again, waits = r, true

@@ -98,7 +98,7 @@ func leftPaused(v *View, s State) Finding {
 			return Finding{After: left}
 		}
 		return Finding{
-			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: RestoreScheduling(v, "the agent does not come back"),
+			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: EndInterrupted(v, "the agent does not come back"),
 			Message: fmt.Sprintf("the operator paused NVIDIA's GPU clients at %s for a change that the agent has not ended; "+
 				"they are being resumed, and the change goes on once the agent reports again", format.Clock(v.Node.HeldSince)),
 		}

@@ -90,22 +90,20 @@ func failChange(v *View, r Result, reason, message string) Result {
 // one that reached its target before do not: they are waited for, and hold nobody up.
 func hasFallback(v *View) bool { return v.Desired != nil && !v.FallsBack && !v.Reached() }
 
-// RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to. It records
-// that in the write that resumes NVIDIA's programs, which comes first: a node without our taint and without the record
-// would be tainted again at once.
+// RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to, with a
+// record of that.
 func RecordTimeout(v *View, reason, why string) []action.Action {
 	if v.Managed() {
 		return RestoreScheduling(v, why)
 	}
-	patch, _ := resumeClients(v, why)
-	patch.Annotations[v1alpha1.AnnotationTimedOut] = new(nextTimeout(v, reason))
-	return append([]action.Action{patch}, removeTaints(v)...)
+	last, _ := lastTimeout(v)
+	return giveBack(v, Timeout{Reason: reason, Times: last.Times + 1}, why)
 }
 
 // restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds
 // the node for good reason.
 func restoreSchedulingUnlessBusy(v *View, why string) []action.Action {
-	if agentBusy(v) {
+	if BusyFor(v) > 0 {
 		return nil
 	}
 	return RestoreScheduling(v, why)

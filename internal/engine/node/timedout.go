@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
@@ -23,30 +24,62 @@ import (
 // Timeout is the record that a change with nothing to fall back to did not end in time.
 type Timeout struct {
 	Reason string
-	Times  int // in succession
+	Times  int // in succession; 0: it has only been interrupted, or has had its turn in a window
 	At     time.Time
 }
 
 // Until is when the operator may begin again.
 func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
+// LastTurn is when the node was last given back to its users before its change was done; zero if it was not.
+func LastTurn(v *View) time.Time {
+	t, _ := lastTimeout(v)
+	return t.At
+}
+
+// EndTurn is RestoreScheduling for a change that ends with its maintenance window. The record has the nodes come first
+// in the next window that had no turn in this one. The change has not timed out.
+func EndTurn(v *View) []action.Action {
+	last, _ := lastTimeout(v)
+	return giveBack(v, Timeout{Reason: v1alpha1.ReasonOutsideWindow, Times: last.Times}, "its maintenance window has closed")
+}
+
+// EndInterrupted is RestoreScheduling for a change that was interrupted for too long, by maintenance or because the
+// agent was lost. It goes on as soon as that is over, but not at once if that has happened before.
+func EndInterrupted(v *View, why string) []action.Action {
+	t, again := lastTimeout(v)
+	if again {
+		t.Times++
+	}
+	return giveBack(v, Timeout{Reason: v1alpha1.ReasonApplyTimedOut, Times: t.Times}, why)
+}
+
+// giveBack is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a node
+// without our taint and without the record would be tainted again at once.
+func giveBack(v *View, t Timeout, why string) []action.Action {
+	patch, _ := resumeClients(v, why)
+	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, attempt(v), t.Times), v.Snapshot.Now)
+	patch.Annotations[v1alpha1.AnnotationTimedOut] = &record
+	return append([]action.Action{patch}, removeTaints(v)...)
+}
+
 // recordedTimeout returns that record; ok is false if the change of the node has not timed out since the agent was last
 // asked for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again,
 // and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !stranded(v)
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !stranded(v)
 	return t, ok
 }
 
-// releasesAgain reports whether the release of a node from which nothing had to be taken back is to be tried again:
-// timing.Patience after the agent was asked for it, and only while nobody uses what must be changed.
+// releasesAgain reports whether the release of a node is to be tried again, and only while nobody uses what must be
+// changed: at once after an interruption and, where nothing had to be taken back, timing.Patience after the agent was
+// asked for it.
 func releasesAgain(v *View) bool {
 	since := v.Node.GPU.Spec.ChangeTime
-	if t, recorded := lastTimeout(v); recorded && !since.After(t.At) {
-		return false
-	}
-	if v.Policy != nil || since.IsZero() || v.Snapshot.Now.Sub(since.Time) < timing.Patience {
+	t, recorded := lastTimeout(v)
+	recorded = recorded && !since.After(t.At)
+	if v.Policy != nil || since.IsZero() || recorded && t.Times > 0 || !recorded && v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
 	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !stranded(v)
@@ -58,12 +91,6 @@ func restsAfterTimeout(v *View) (t Timeout, is bool) {
 	t, isTimedOut := recordedTimeout(v)
 	_, reboot := waitsForReboot(v)
 	return t, isTimedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
-}
-
-// nextTimeout is the value of v1alpha1.AnnotationTimedOut for a change that times out now.
-func nextTimeout(v *View, reason string) string {
-	last, _ := lastTimeout(v)
-	return timing.Stamp(fmt.Sprintf("%s.%s.%d", reason, attempt(v), last.Times+1), v.Snapshot.Now)
 }
 
 // mostTimeouts is the highest count that is read: the rest is as long as it gets well before.
@@ -78,7 +105,7 @@ func lastTimeout(v *View) (t Timeout, ok bool) {
 		return Timeout{}, false
 	}
 	times, err := strconv.Atoi(parts[2])
-	return Timeout{Reason: parts[0], Times: min(times, mostTimeouts), At: at}, err == nil && times > 0
+	return Timeout{Reason: parts[0], Times: min(times, mostTimeouts), At: at}, err == nil && times >= 0
 }
 
 func fromFuture(v *View, at time.Time) bool {

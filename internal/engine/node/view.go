@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -120,13 +121,20 @@ func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
 	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
 }
 
-// agentBusy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot,
-// which it has no permission for, is not, also if that state is another policy's.
-func agentBusy(v *View) bool {
+// BusyFor is for how long the agent may yet be at work on an earlier desired state; 0: it is not. One that can do no
+// more before a reboot, which it has no permission for, is not, also if that state is another policy's.
+func BusyFor(v *View) time.Duration {
+	spec := v.Node.GPU.Spec
 	_, _, stalled := v.Stalled()
-	waits := stalled || pendsReboot(v) && v.Node.GPU.Spec.Reboot == nil
-	return len(v.Node.GPU.Spec.Devices) > 0 && !waits &&
-		!condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation)
+	waits := stalled || pendsReboot(v) && spec.Reboot == nil
+	if len(spec.Devices) == 0 || waits || condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation) {
+		return 0
+	}
+	timeout := timing.ApplyTimeout
+	if spec.Reboot != nil {
+		timeout = timing.RebootTimeout
+	}
+	return max(spec.ChangeTime.Add(timeout).Sub(v.Snapshot.Now), 0)
 }
 
 // Disruptive says whether a step is left that needs something idle.

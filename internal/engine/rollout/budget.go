@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // The budget decides which nodes may change at the same time.
@@ -33,12 +34,13 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.MaxFailures, 1))
 	b := newBudget(g)
 	for _, m := range changeOrder(g) {
+		endLostTurn(g, s, m)
 		step, needsSlot := m.Next.(node.PacedStep)
 		if !needsSlot {
 			continue
 		}
 		reason, message := blockedBy(g, s, m)
-		if withheld := func(a action.Action) bool { return s.Repeats.Left(a, s.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
+		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
 			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
 		}
@@ -160,7 +162,9 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 func holdBack(m *member, reason, message string) {
 	_, step := node.SplitStep(m.Next)
 	m.Actions = append(m.Actions, step.OnDenied...)
-	untilSlotExpires(m)
+	if untilSlotExpires(m); m.Disturbed() && len(step.OnDenied) == 0 {
+		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
+	}
 	m.Reason = reason
 	if m.Message != "" {
 		message += "; " + m.Message
@@ -169,15 +173,15 @@ func holdBack(m *member, reason, message string) {
 }
 
 // changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then
-// those that are released, then by name.
+// those that are released, then in turn.
 func changeOrder(g *Group) []*member {
-	order := make([]*member, 0, len(g.Members)+len(g.Leaving))
+	order, members := make([]*member, 0, len(g.Members)+len(g.Leaving)), inTurn(g)
 	for _, turn := range []func(*member) bool{
 		func(m *member) bool { return m.Holds },
 		func(m *member) bool { return !m.Holds && m.State == node.Failed },
 		func(m *member) bool { return !m.Holds && m.State != node.Failed },
 	} {
-		for _, nodes := range [][]*member{g.Leaving, g.Members} {
+		for _, nodes := range [][]*member{g.Leaving, members} {
 			for _, m := range nodes {
 				if turn(m) {
 					order = append(order, m)
@@ -186,6 +190,17 @@ func changeOrder(g *Group) []*member {
 		}
 	}
 	return order
+}
+
+// inTurn is the order of the nodes that a policy governs: by name. A maintenance window may end before all of them had
+// a slot, so in windows nodes that nothing blocks come first, then those whose last turn was the longest ago.
+func inTurn(g *Group) []*member {
+	if len(g.Windows) == 0 {
+		return g.Members
+	}
+	return slices.SortedStableFunc(slices.Values(g.Members), func(a, b *member) int {
+		return cmp.Or(cmp.Compare(min(len(a.Blockers), 1), min(len(b.Blockers), 1)), node.LastTurn(a.View).Compare(node.LastTurn(b.View)))
+	})
 }
 
 // slotCount is how many nodes may be changing at the same time.

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -627,6 +628,63 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 		g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 		g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
 	}
+}
+
+// TestARetainedNodeMovesToTheDriverAndBack: nothing reads the label of the node while NVIDIA's DRA driver serves it. Its
+// config stays there all the same, so that NVIDIA's device plugin starts once the node moves back.
+func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
+	for name, ends := range map[string]func(*site){
+		"the policy is deleted": func(c *site) { c.Policies = nil },
+		"the policy is edited and paused": func(c *site) {
+			c.reshare(timeSlicing(2))
+			c.Policies[0].Spec.Rollout.Paused = true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
+				p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+			})}
+			c.run(60)
+			key := h.Labels[v1alpha1.LabelConfig]
+			lasts := func(d time.Duration) {
+				for end := c.Now.Add(d); c.Now.Before(end); c.tick(5 * time.Second) {
+					if d := c.reconcile(); !d.ConfigurePlugin { // as the executor does
+						c.Configs, c.ConfigsCopy = maps.Clone(c.Plugin.Configs), nil
+					}
+				}
+			}
+			c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+			c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
+			c.switchOver(h, true)
+			lasts(5 * time.Minute)
+			ends(c)
+			lasts(5 * time.Minute)
+			c.crashes = nil
+			c.switchOver(h, false)
+			lasts(5 * time.Minute)
+			g.Expect(c.crashes).To(BeEmpty())
+			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, key))
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+		})
+	}
+}
+
+// TestADriverThatPublishesNothingKeepsNoNode: neither the change nor the way back is published. Pods may use the GPUs for
+// a day before the change, but once it has come to them that is no time of its own.
+func TestADriverThatPublishesNothingKeepsNoNode(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = 86400 })
+	c.run(240)
+	h.driver.broken = true
+	c.reshare(mig(count("2g", 3)))
+	c.during(5*time.Minute, 5*time.Second)
+	g.Expect(h.isKept()).To(BeTrue())
+	d := c.during(mostInOneGo, 5*time.Second)
+	g.Expect(h.isKept()).To(BeFalse(), one(d).Message)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonNotPublished))
 }
 
 // TestAClusterWithoutADevicePlugin: nodes of the driver are governed, and others report that there is none.

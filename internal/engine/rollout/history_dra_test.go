@@ -417,8 +417,10 @@ func (c *run) monitorEvent(random *rand.Rand) {
 }
 
 // switchEvent moves a node from NVIDIA's device plugin to its DRA driver, or back, as docs/dra.md leads.
-func (c *run) switchEvent(random *rand.Rand) {
-	h := c.some(random)
+func (c *run) switchEvent(random *rand.Rand) { c.switches(c.some(random), random) }
+
+// switches moves a node to the other stack, if it can be moved now.
+func (c *run) switches(h *host, random *rand.Rand) {
 	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.OtherPartitioner != "" ||
 		!h.driver.serves && (h.DRA != "" || slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })) {
 		return

@@ -17,7 +17,11 @@ import (
 
 // onego is for how long a node is kept from its users, by our taint or our pauses, with breaks that are too short to be
 // any.
-type onego struct{ since, until time.Time }
+type onego struct {
+	since, until time.Time
+	whole        time.Time // since when there was no break at all
+	maintained   time.Time // since when the driver is being upgraded
+}
 
 // mostInOneGo is how long that may last: the drain, the pause, the agent's time with one reboot, the verification, and
 // the same once more without a drain on the way back.
@@ -30,7 +34,12 @@ const shortBreak = timing.Patience / 2
 // isKept reports whether the operator keeps a node from its users.
 func (h *host) isKept() bool {
 	_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-	return paused || !h.DevicesTaintedAt.IsZero() || len(withoutOurs(h.Taints)) < len(h.Taints)
+	return paused || h.isTainted()
+}
+
+// isTainted reports whether it does so by a taint.
+func (h *host) isTainted() bool {
+	return !h.DevicesTaintedAt.IsZero() || len(withoutOurs(h.Taints)) < len(h.Taints)
 }
 
 // begin begins the time anew in which nodes may be kept from their users: something else happens.
@@ -40,17 +49,29 @@ func (c *run) begin() {
 	}
 }
 
-// checkRelease looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow.
-// Maintenance, and who undoes what the operator writes, have no deadline.
+// checkRelease looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow,
+// whoever stands in the way. An upgrade of the driver keeps NVIDIA's clients off by itself, and has a deadline too.
 func (c *run) checkRelease() {
 	for _, h := range c.all() {
-		switch {
-		case h.off || h.upgrade.goesOn() || len(c.fights) > 0 || c.Now.Sub(h.taken.until) > shortBreak:
-			h.taken = onego{since: c.Now, until: c.Now}
-		case h.isKept():
-			h.taken.until = c.Now
+		t, kept := &h.taken, h.isKept()
+		if t.whole.IsZero() { // it has just joined
+			*t = onego{whole: c.Now, maintained: c.Now}
 		}
-		if lasts := h.taken.until.Sub(h.taken.since); lasts > mostInOneGo {
+		if !h.upgrade.goesOn() {
+			t.maintained = c.Now
+		} else if kept = h.isTainted(); kept && c.Now.Sub(t.maintained) > timing.MaintenanceTimeout+timing.PauseTimeout {
+			c.breaks("bounded", "node %s is tainted for %s under maintenance (%s)", h.Name, c.Now.Sub(t.maintained), c.states[h.Name])
+		}
+		switch {
+		case h.off || h.upgrade.goesOn() || c.Now.Sub(t.until) > shortBreak:
+			t.since, t.until = c.Now, c.Now
+		case kept:
+			t.until = c.Now
+		}
+		if h.off || !kept {
+			t.whole = c.Now
+		}
+		if lasts := max(t.until.Sub(t.since), c.Now.Sub(t.whole)); lasts > mostInOneGo {
 			c.breaks("bounded", "node %s is kept from its users for %s in one go (%s)", h.Name, lasts, c.states[h.Name])
 		}
 	}
@@ -74,19 +95,27 @@ func (c *run) hangEvent(random *rand.Rand) {
 		c.editEvent(random)
 	}
 	c.rest([]time.Duration{20 * time.Minute, 3 * time.Hour, 6 * time.Hour}[random.IntN(3)], 300)
-	if c.Policies == nil && len(asked) > 0 {
-		for i := range asked {
-			asked[i] = *asked[i].DeepCopy()
-			asked[i].Status = v1alpha1.GPUSharingPolicyStatus{}
-		}
-		c.create(asked)
-		c.countsAnew()
-		c.tell("the policies are created again: %s", history.Says(&c.Policies[0]))
+	if c.Policies == nil {
+		c.createAgain(asked)
 	}
 	if random.IntN(2) == 0 {
 		c.hangsNoMore(h)
 		c.tell("what hangs on %s ends", h.Name)
 	}
+}
+
+// createAgain creates policies that were deleted.
+func (c *run) createAgain(asked []v1alpha1.GPUSharingPolicy) {
+	if len(asked) == 0 {
+		return
+	}
+	for i := range asked {
+		asked[i] = *asked[i].DeepCopy()
+		asked[i].Status = v1alpha1.GPUSharingPolicyStatus{}
+	}
+	c.create(asked)
+	c.countsAnew()
+	c.tell("the policies are created again: %s", history.Says(&c.Policies[0]))
 }
 
 // hangsOn lets a test workload of NVIDIA's validator stay on a host, or the pod of the device plugin that is there.

@@ -39,6 +39,7 @@ func happenings() map[string]func(*run, *rand.Rand) {
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
 func lateHappenings() map[string]func(*run, *rand.Rand) {
 	return map[string]func(*run, *rand.Rand){
+		"flaps":         (*run).flapsEvent,
 		"jobs":          (*run).jobsEvent,
 		"late-chart":    (*run).chartEvent,
 		"late-garbage":  (*run).garbageEvent,
@@ -50,8 +51,12 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 		"opt-out":       (*run).optOutEvent,
 		"pools":         (*run).poolsEvent,
 		"rename":        (*run).renameEvent,
+		"retained":      (*run).retainedEvent,
+		"scales":        (*run).scalesEvent,
 		"stand-back":    (*run).standBackEvent,
 		"tenant":        (*run).tenantEvent,
+		"upgrades":      (*run).upgradesEvent,
+		"windows":       (*run).windowsEvent,
 	}
 }
 
@@ -66,8 +71,12 @@ func (c *run) upgradeEvent(random *rand.Rand) {
 	if h.off || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy {
 		return
 	}
-	restart := random.IntN(2) == 0
-	if !restart {
+	c.upgrades(h, upgrade{restart: random.IntN(2) == 0, builds: time.Duration(random.IntN(20)) * time.Second})
+}
+
+// upgrades upgrades NVIDIA's driver on a node.
+func (c *run) upgrades(h *host, u upgrade) {
+	if !u.restart {
 		for _, p := range h.userPods() {
 			c.leaves(h, p)
 		}
@@ -77,9 +86,9 @@ func (c *run) upgradeEvent(random *rand.Rand) {
 			}
 		})
 	}
-	h.begins(upgrade{restart: restart, builds: time.Duration(random.IntN(20)) * time.Second})
+	h.begins(u)
 	c.version[h.Name]++
-	c.tell("NVIDIA's driver is upgraded on %s, the pod only: %v", h.Name, restart)
+	c.tell("NVIDIA's driver is upgraded on %s, the pod only: %v", h.Name, u.restart)
 }
 
 // crdEvent lets the kind NodeFeature or NVIDIA's ClusterPolicy go, or come back.

@@ -371,11 +371,11 @@ func (c *run) keptFromReboot(h *host, s rollout.NodeState) bool {
 	})
 }
 
-// keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under
-// drain mode Never. That it does so by its looks is what impartial finds.
+// keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that is not
+// evicted. That it does so by its looks is what impartial finds.
 func (c *run) keptByTenant(h *host, s rollout.NodeState) bool {
 	by, _, _ := c.desired(h)
-	return s.Reason == v1alpha1.ReasonGPUInUse && by.Spec.Rollout.Drain.Mode == v1alpha1.DrainModeNever &&
+	return by.Spec.Rollout.Drain.Mode != v1alpha1.DrainModeEvict &&
 		strings.Contains(s.Message, "pod "+tenant+"/") && strings.Contains(s.Message, "the node, which must be rebooted")
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -82,6 +83,11 @@ func (c *run) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
 	c.checkRelease()
+	for _, h := range c.all() {
+		if c.turns != nil && h.isKept() {
+			c.turns[h.Name] = true
+		}
+	}
 }
 
 // rest reconciles as a controller does that wakes up when something changes and when a deadline of its own passes,
@@ -496,6 +502,12 @@ func (c *run) released() {
 			h.AgentReady = !h.off && !h.forsaken
 		}
 	}
+	leftAsIs := map[string]bool{} // by an earlier policy
+	for _, h := range c.all() {
+		spec := h.GPU.Spec
+		leftAsIs[h.Name] = spec.Baseline != nil && spec.PolicyName == "" && node.Retained(spec)
+		retains = retains || leftAsIs[h.Name]
+	}
 	c.tell("every policy is deleted, after releasePolicy Retain: %v", retains)
 	c.Policies = nil
 	d := c.comesToRest()
@@ -509,7 +521,7 @@ func (c *run) released() {
 			}
 			continue
 		}
-		if retains {
+		if retains || leftAsIs[h.Name] {
 			continue
 		}
 		if problem := c.unrestored(h); problem != "" && h.waits() == "" {

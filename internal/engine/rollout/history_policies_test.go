@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -79,7 +80,11 @@ func (c *run) create(policies []v1alpha1.GPUSharingPolicy) {
 
 // allows notes the budget of a policy.
 func (c *run) allows(p *v1alpha1.GPUSharingPolicy) {
-	c.slots[p.Name] = max(c.slots[p.Name], p.Spec.Rollout.MaxUnavailable.IntVal)
+	slots, err := intstr.GetScaledValueFromIntOrPercent(p.Spec.Rollout.MaxUnavailable, len(c.hosts)+4, true) // more nodes may join
+	if err != nil {
+		panic(err)
+	}
+	c.slots[p.Name] = max(c.slots[p.Name], int32(slots))
 }
 
 func (c *run) countsAnew() {

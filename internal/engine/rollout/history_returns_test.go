@@ -80,28 +80,64 @@ func (c *run) poolsEvent(random *rand.Rand) {
 	c.tell("%d pools of a policy each scale to zero and back", pools)
 	for n := range 10 {
 		c.serial++
-		name := fmt.Sprintf("s%d", c.serial)
-		c.machine(name, random)
-		h := c.hosts[name]
-		h.pool = fmt.Sprint("pool-", n%pools)
-		h.Labels[history.PoolLabel] = h.pool
-		c.snapshot(h)
-		var d rollout.Decision
-		for range 7 {
-			d = c.step(true)
-			c.lapse(5 * time.Second)
-		}
-		c.unhindered(d)
-		delete(c.hosts, name)
-		delete(c.before, name)
-		delete(c.theirs, name)
-		if c.broken != "" {
+		if c.joins(fmt.Sprintf("s%d", c.serial), fmt.Sprint("pool-", n%pools), random); c.broken != "" {
 			return
 		}
 	}
 	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(p v1alpha1.GPUSharingPolicy) bool {
 		return !slices.ContainsFunc(others, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == p.Name })
 	})
+}
+
+// joins lets a machine come to a pool, and go again after 35 s.
+func (c *run) joins(name, pool string, random *rand.Rand) {
+	c.machine(name, random)
+	h := c.hosts[name]
+	h.pool = pool
+	h.Labels[history.PoolLabel] = h.pool
+	c.snapshot(h)
+	var d rollout.Decision
+	for range 7 {
+		d = c.step(true)
+		c.lapse(5 * time.Second)
+	}
+	c.unhindered(d)
+	delete(c.hosts, name)
+	delete(c.before, name)
+	delete(c.theirs, name)
+}
+
+// scalesEvent scales a pool with a policy of its own to zero and back again and again: its machine has the same name
+// each time, as in a scale set, or another one. At times there is no other policy.
+func (c *run) scalesEvent(random *rand.Rand) {
+	const pool = "scales"
+	others, alone, same := c.Policies, random.IntN(2) == 0, random.IntN(2) == 0
+	if alone {
+		c.Policies = nil
+		c.rest(30*time.Minute, 200)
+	}
+	p := policyOf(pool, timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector, p.Spec.Priority = &v1alpha1.NodeSelector{MatchLabels: map[string]string{history.PoolLabel: pool}}, 9
+	})
+	c.serial++
+	p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(pool, "-", c.serial)), metav1.NewTime(c.Now)
+	c.Policies = append(slices.Clone(c.Policies), p)
+	c.allows(&p)
+	c.tell("a pool scales to zero and back, its policy is the only one: %v, its machine has the same name: %v", alone, same)
+	for range 12 {
+		name := pool
+		if c.serial++; !same {
+			name = fmt.Sprint(pool, "-", c.serial)
+		}
+		if c.joins(name, pool, random); c.broken != "" {
+			return
+		}
+		c.rest(time.Minute, 10)
+	}
+	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == pool })
+	if alone {
+		c.createAgain(others)
+	}
 }
 
 // jobsEvent edits a policy, which drains no more, while short jobs follow one another on a node: the next one is bound

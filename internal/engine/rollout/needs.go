@@ -23,9 +23,14 @@ func summaryOf(m *member) summary {
 }
 
 // needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One
-// that is paused from the start changes nothing, and configuring the plugin restarts it on every node.
+// that is paused from the start changes nothing, and configuring the plugin restarts it on every node. Where NVIDIA's
+// DRA driver serves the node nothing reads its label, but while that names a config of ours the node may move back.
 func needsPlugin(m *member) bool {
-	return !m.ByDriver() && (m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil)
+	changed := m.Node.GPU.Spec.Baseline != nil
+	if m.ByDriver() {
+		return changed && node.SelectsOwnConfig(m.View)
+	}
+	return changed || m.Policy != nil && !m.Policy.Spec.Rollout.Paused
 }
 
 // pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a
@@ -40,6 +45,6 @@ func pluginStaysConfigured(s *cluster.Snapshot) bool {
 // byDefault reports whether the node gets the default config and has instances.
 func byDefault(m *member) bool {
 	_, labelled := m.Node.Labels[v1alpha1.LabelConfig]
-	return !m.ByDriver() && (m.Policy == nil || m.Paused()) && m.Node.GPU.Spec.Baseline == nil && !labelled &&
+	return !m.ByDriver() && (m.Policy == nil || m.Paused()) && node.Retained(m.Node.GPU.Spec) && !labelled &&
 		slices.ContainsFunc(m.Node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }

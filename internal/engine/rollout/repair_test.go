@@ -77,7 +77,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 			actions: []string{
 				"remove our taint from node a",
 				"patch node a (resuming NVIDIA's GPU clients: the agent does not come back): " + pluginLabel + "=true " +
-					gfdLabel + "=true gpusharing.io/paused-",
+					gfdLabel + "=true gpusharing.io/paused- gpusharing.io/timed-out=ApplyTimedOut.62554f97.0@1800000901",
 			},
 		},
 		"a mig-manager that does not end": {

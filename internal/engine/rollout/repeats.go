@@ -16,8 +16,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// mostOfWrite is how much of a write, and of the answer to it, a message tells, in characters.
-const mostOfWrite = 512
+// withheldFor is how long an action on a node has to wait, because it was repeated too often, or refused.
+func withheldFor(m *member, a action.Action) time.Duration {
+	return m.Snapshot.Repeats.Left(restamped(m.Node, a), m.Node.Created, m.Snapshot.Now)
+}
+
+func restamped(n *cluster.Node, a action.Action) action.Action {
+	return action.Restamped(a, n.Labels, n.Annotations, n.GPU.Spec)
+}
 
 // withholdRepeats leaves out what was written too often, or refused a moment ago, and reports that.
 func withholdRepeats(m *member, s *cluster.Snapshot) {
@@ -26,8 +32,8 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
-		left := s.Repeats.Left(a, s.Now)
-		isRefused := s.Repeats.Refusal(a) != ""
+		left := withheldFor(m, a)
+		isRefused := s.Repeats.Refusal(restamped(m.Node, a)) != ""
 		if isRefused {
 			refused = a
 		}
@@ -66,7 +72,7 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 func refusedMessage(m *member, s *cluster.Snapshot, refused action.Action) string {
 	const most = 512 // characters of a write, and of the answer to it
 	return strings.TrimSuffix(fmt.Sprintf("The API server refuses what the operator writes (%s), and the operator tries again every minute: %s. Look for "+
-		"an admission webhook or policy that refuses it; %s", format.Cut(action.Unstamped(refused).String(), most), format.Cut(s.Repeats.Refusal(refused), most),
+		"an admission webhook or policy that refuses it; %s", format.Cut(action.Unstamped(refused).String(), most), format.Cut(s.Repeats.Refusal(restamped(m.Node, refused)), most),
 		m.Message), "; ")
 }
 

@@ -141,16 +141,24 @@ func (d *Decision) require(s *cluster.Snapshot, all []*member) {
 	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsPlugin }) || pluginStaysConfigured(s)
 	d.KeepStrategy = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.ByDefault })
 	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *member) bool { return m.Summary.NeedsMIGManager })
+	if !d.ConfigurePlugin { // the executor takes the configs away
+		s.Repeats.Undid(action.WriteConfigs{})
+	}
 }
 
 // add adds what is done about a node, one of so many, and what is reported of it.
 func (d *Decision) add(s *cluster.Snapshot, m *member, nodes int) {
 	if !m.Unchanged {
 		if report, news := reportAction(m); news {
-			d.Actions, d.After = s.Repeats.Admit(d.Actions, report, s.Now, d.After)
+			left := withheldFor(m, report)
+			if d.After = timing.Sooner(d.After, left); left == 0 {
+				d.Actions = append(d.Actions, report)
+			}
 		}
 	}
-	d.Actions = append(d.Actions, m.Actions...)
+	for _, a := range m.Actions {
+		d.Actions = append(d.Actions, restamped(m.Node, a))
+	}
 	d.After = timing.Sooner(d.After, m.After)
 	if !m.HasStatus() {
 		return

@@ -23,7 +23,7 @@ func slotOf(m *member) Slot {
 	if !hasBegun(m) {
 		return Slot{}
 	}
-	until := slotDeadline(m.View)
+	until := slotDeadline(m)
 	if until.After(m.Snapshot.Now) {
 		return Slot{Holds: true, Until: until}
 	}
@@ -50,8 +50,34 @@ func acts(m *member) bool {
 	return len(m.Actions)+len(step.Start) > 0
 }
 
-// slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded.
-func slotDeadline(v *node.View) time.Time {
+// mostTaken is how long a node is kept from its users after its time for draining: one interruption or reboot, and for
+// the change and its way back the times of NVIDIA's programs and of the agent.
+const mostTaken = timing.RebootTimeout + 2*(timing.PauseTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
+
+// slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded, and begins
+// anew with each. Whatever begins steps anew, it is no later than mostTaken.
+func slotDeadline(m *member) time.Time {
+	until := stepDeadline(m.View, drained(m))
+	if t := m.Taint(); t != nil && t.TimeAdded != nil {
+		if most := t.TimeAdded.Add(m.DrainTimeout() + mostTaken); most.Before(until) {
+			return most
+		}
+	}
+	return until
+}
+
+// drained reports whether the change of a node has come to its GPUs, so that the time for draining is no longer its
+// deadline.
+func drained(m *member) bool {
+	state := m.State
+	if state == node.Failed {
+		state = m.Rollback
+	}
+	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing, node.Degraded, node.UpToDate}, state)
+}
+
+// stepDeadline is the deadline of the step that a change has come to.
+func stepDeadline(v *node.View, drained bool) time.Time {
 	if at, was := node.InterruptedAt(v); was {
 		return at.Add(timing.MaintenanceTimeout)
 	}
@@ -62,12 +88,17 @@ func slotDeadline(v *node.View) time.Time {
 	if len(node.OwnPauses(v)) > 0 {
 		last = timing.Latest(last, v.Node.HeldSince)
 	}
-	if at, requested := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); requested {
+	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
 		last = timing.Latest(last, at)
 	}
 	until := last.Add(slotTimeout)
-	if !node.DrainingSince(v).IsZero() { // without its time, as another client may write it, nothing would end the drain
-		until = timing.Latest(until, v.Snapshot.Now.Add(node.DrainLeft(v)+timing.PauseTimeout+time.Minute))
+	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another client may write it, nothing would end the drain
+		const pauses = timing.PauseTimeout + time.Minute
+		ends := v.Snapshot.Now.Add(node.DrainLeft(v) + pauses)
+		if most := since.Add(slotTimeout); drained && most.Before(ends) {
+			ends = most
+		}
+		until = timing.Latest(until, ends)
 	}
 	return until
 }
@@ -78,7 +109,11 @@ func reclaimSlot(m *member) {
 	if !acts(m) {
 		untilSlotExpires(m)
 	}
-	if _, is := node.UnderMaintenance(m.View); is || !m.Expired {
+	if !m.Expired {
+		return
+	}
+	if _, is := node.UnderMaintenance(m.View); is {
+		endMaintained(m)
 		return
 	}
 	if _, waits := node.RequestAgain(m.View); waits && m.Node.AgentReady {
@@ -101,11 +136,24 @@ func reclaimSlot(m *member) {
 	}
 }
 
-// releaseStale ends a change that has made no step in time. Where the agent is away the change goes on once it is back;
-// else, with a step left that would take the same from the node again, not at once.
+// endMaintained gives back a node that is under maintenance for too long: what its users still lack then, NVIDIA or the
+// machine keeps from them. NVIDIA's device plugin stays paused where it must not see the next driver before the agent
+// does; without a driver it could offer nothing.
+func endMaintained(m *member) {
+	const why = "the maintenance of the node lasts for too long"
+	if len(node.RestoreScheduling(m.View, why)) > 0 {
+		m.Next, m.Actions = nil, node.EndInterrupted(m.View, why)
+	}
+}
+
+// releaseStale ends a change that has made no step in time. Where the agent is away the change goes on once it is back,
+// for the first time; else, with a step left that would take the same from the node again, not at once.
 func releaseStale(m *member) []action.Action {
 	const why = "the change has made no step in time"
-	if m.State == node.Unknown || !m.Disruptive() {
+	switch {
+	case m.State == node.Unknown:
+		return node.EndInterrupted(m.View, why)
+	case !m.Disruptive():
 		return node.RestoreScheduling(m.View, why)
 	}
 	return node.RecordTimeout(m.View, m.Reason, why)

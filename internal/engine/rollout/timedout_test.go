@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -270,4 +271,78 @@ func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
 	c.deletePod(h, "validator")
 	c.keeps(h, 24, func() {})
 	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
+}
+
+// TestWhatInterruptsAChangeBeginsNoDeadlineAnew: an agent that comes and goes, and a driver that is replaced again and
+// again. Each interruption begins the time of the agent anew, and the node is given back all the same.
+func TestWhatInterruptsAChangeBeginsNoDeadlineAnew(t *testing.T) {
+	const hours = 8
+	for name, test := range map[string]struct {
+		strike func(c *site, h *host, since time.Duration)
+		most   time.Duration // in all
+	}{
+		"the agent comes for two minutes, and goes for longer than a change keeps its slot": {
+			strike: func(_ *site, h *host, since time.Duration) { h.AgentReady = since%(33*time.Minute) >= 31*time.Minute },
+			most:   hours * time.Hour / 4,
+		},
+		"the agent comes for two minutes, and goes for 20": {
+			strike: func(_ *site, h *host, since time.Duration) { h.AgentReady = since%(22*time.Minute) >= 20*time.Minute },
+			most:   hours * time.Hour / 4,
+		},
+		"the driver is replaced every six minutes": {
+			strike: func(c *site, h *host, since time.Duration) {
+				h.Labels[upgradeLabel] = "pod-restart-required"
+				if since%(6*time.Minute) >= 4*time.Minute {
+					h.Labels[upgradeLabel] = "upgrade-done"
+				}
+				c.held(h)
+			},
+			most: 3 * mostInOneGo,
+		},
+	} {
+		for _, released := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, the policy is deleted: %v", name, released), func(t *testing.T) {
+				g := NewWithT(t)
+				c, h := toMIG()
+				if released {
+					c.run(60)
+					c.Policies = nil
+				}
+				h.hardware.Fail = func(op sim.Op, _ string) error { // the agent does not come far
+					if op == sim.OpObserve {
+						return nil
+					}
+					return sim.ErrCrash
+				}
+				began := c.Now
+				k := c.keeps(h, hours, func() {
+					test.strike(c, h, c.Now.Sub(began))
+					c.version[h.Name]++
+				})
+				g.Expect(k.tainted).To(BeNumerically(">", 0))
+				g.Expect(k.longest).To(BeNumerically("<=", mostInOneGo+time.Minute))
+				g.Expect(k.tainted).To(BeNumerically("<=", test.most+time.Minute), "%+v", k)
+			})
+		}
+	}
+}
+
+// TestAReleaseUnderMaintenanceGivesTheNodeBack: the upgrade of the driver fails in the middle of it.
+func TestAReleaseUnderMaintenanceGivesTheNodeBack(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(60)
+	c.Policies, h.lags = nil, true
+	c.steps(6)
+	g.Expect(h.isTainted()).To(BeTrue())
+	h.Labels[upgradeLabel] = "upgrade-failed"
+	c.version[h.Name]++
+	c.during(40*time.Minute, 10*time.Second)
+	g.Expect(h.isKept()).To(BeFalse())
+	g.Expect(h.waits()).To(ContainSubstring("The upgrade of NVIDIA's driver failed on the node"))
+	h.Labels[upgradeLabel], h.lags = "upgrade-done", false
+	c.version[h.Name]++
+	c.during(time.Hour, 10*time.Second)
+	g.Expect(h.Annotations).To(BeEmpty())
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 }

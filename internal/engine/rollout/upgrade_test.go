@@ -349,6 +349,7 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	d, _ = w.run(200)
 	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), d.Nodes[1].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("no slot in the budget"))
+	g.Expect(a.isKept()).To(BeFalse(), "what its users still lack is not the operator's")
 	a.hardware.Fail = nil
 	a.Labels[upgradeLabel] = "upgrade-done"
 	d, _ = w.run(60)

@@ -337,3 +337,80 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestABusyNodeTakesNoWindowFromOthers: on the first node a pod runs for weeks, so that its drain ends with each window.
+// The nodes that nobody uses are changed in the first window all the same. Of those that are used each has its turn.
+func TestABusyNodeTakesNoWindowFromOthers(t *testing.T) {
+	for _, budget := range []intstr.IntOrString{intstr.FromInt32(1), intstr.FromString("100%")} {
+		t.Run(budget.String(), func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			for _, name := range []string{"a", "b", "c", "d"} {
+				c.add(name, sim.A100)
+			}
+			c.hold(c.hosts["a"], "training", 0, gpu.WholeGPU)
+			c.hold(c.hosts["b"], "notebook", 0, gpu.WholeGPU)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)),
+				inWindows(window("0 22 * * *", "4h")), cancelsDrains, func(p *v1alpha1.GPUSharingPolicy) {
+					p.Spec.Rollout.MaxUnavailable = &budget
+					p.Spec.Rollout.Drain = v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 86400}
+				})}
+			night := func(ends string) (d rollout.Decision) {
+				drained := false
+				for end := c.Now.Add(24 * time.Hour); c.Now.Before(end); c.tick(5 * time.Minute) {
+					d = c.reconcile()
+					if h := c.hosts[ends]; ends != "" && len(h.Taints) > 0 && !drained {
+						drained = true
+						c.end(h, "notebook")
+					}
+				}
+				return d
+			}
+			d := night("")
+			g.Expect(d.Nodes[2].State).To(Equal(node.UpToDate), d.Nodes[2].Message)
+			g.Expect(d.Nodes[3].State).To(Equal(node.UpToDate), d.Nodes[3].Message)
+			night("b") // its pod ends once nothing new comes to the node
+			d = night("b")
+			g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), d.Nodes[1].Message)
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
+		})
+	}
+}
+
+// TestADrainEndsWithItsWindowThoughTheAgentIsLost: nothing tells any more who uses the GPUs.
+func TestADrainEndsWithItsWindowThoughTheAgentIsLost(t *testing.T) {
+	g := NewWithT(t)
+	c, h := drainsAtTheEnd(cancelsDrains, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = 86400 })
+	g.Expect(h.isKept()).To(BeTrue())
+	h.AgentReady = false
+	d := c.reconcile()
+	g.Expect(h.isKept()).To(BeTrue())
+	g.Expect(d.After).To(BeNumerically("<=", 4*time.Hour))
+	c.tick(d.After)
+	c.reconcile()
+	g.Expect(h.isKept()).To(BeFalse())
+}
+
+// TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow: it was asked for a change just before the policy got windows
+// and asks for something else. Once its time is over the node is given back.
+func TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	for h.GPU.Spec.PolicyName == "" {
+		c.reconcile()
+		c.tick(time.Second)
+		h.lags = true
+	}
+	p := &c.Policies[0]
+	p.Generation++
+	p.Spec.Sharing, p.Spec.Rollout.Drain.TimeoutSeconds = mig(count("1g", 7)), 86400
+	inWindows(tonight)(p)
+	cancelsDrains(p)
+	d := c.reconcile()
+	for asked := h.GPU.Spec.ChangeTime.Time; h.isKept() && c.Now.Sub(asked) < 20*time.Minute; d = c.reconcile() {
+		c.tick(max(d.After, time.Second)) // its deadline wakes the controller
+	}
+	g.Expect(h.isKept()).To(BeFalse())
+	g.Expect(c.Now).To(BeTemporally("<", h.GPU.Spec.ChangeTime.Add(20*time.Minute)))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
+}

@@ -44,11 +44,25 @@ func outsideWindow(g *Group, s *cluster.Snapshot, m *member) (reason, message st
 		return "", ""
 	}
 	g.NextWindow = new(metav1.NewTime(changes))
-	if node.OnlyRebootLeft(m.View) && devicesUntouched(m.View) {
-		m.Next = node.PacedStep{OnDenied: node.RestoreScheduling(m.View, "the reboot waits for a maintenance window")}
+	if _, step := node.SplitStep(m.Next); m.Disturbed() && (len(step.OnDenied) > 0 || node.OnlyRebootLeft(m.View) && devicesUntouched(m.View)) {
+		m.Next = node.PacedStep{OnDenied: node.EndTurn(m.View)}
 	}
 	return v1alpha1.ReasonOutsideWindow, fmt.Sprintf("Waiting for a maintenance window (rollout.windows): the next one opens at %s",
 		changes.Format(time.RFC3339))
+}
+
+// endLostTurn ends a drain with its window where the agent is lost in the middle, so that no step of the node waits for a
+// window.
+func endLostTurn(g *Group, s *cluster.Snapshot, m *member) {
+	if len(g.Windows) == 0 || m.State != node.Unknown || m.Taint() == nil || m.Policy == nil || m.InFlight() ||
+		m.Policy.Spec.Rollout.OnWindowEnd != v1alpha1.WindowEndCancelDrain {
+		return
+	}
+	open, changes := g.Windows.At(s.Now)
+	m.After = timing.Sooner(m.After, changes.Sub(s.Now))
+	if !open && len(m.Actions) == 0 {
+		m.Actions = append(m.Actions, node.EndTurn(m.View)...)
+	}
 }
 
 // devicesUntouched reports whether all GPUs of the node are still as they were before the change, so that the node can

@@ -1,0 +1,182 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
+)
+
+// What others take for long or again and again: the only slot of each maintenance window, the agent, the driver. And
+// what is left behind on a node that moves between NVIDIA's programs.
+
+// lasts lets a time pass, in which the controller wakes up as it does, so many times at most.
+func (c *run) lasts(d time.Duration, most int) {
+	end := c.Now.Add(d)
+	c.rest(d, most)
+	if left := end.Sub(c.Now); left > 0 && c.broken == "" {
+		c.lapse(left)
+	}
+}
+
+// windowsEvent has a policy partition GPUs one node after another, in a window each night that ends a drain which is
+// not done. Some pods run for weeks, and an agent may be lost from the middle of a window to the next. After as many windows as there are nodes, and one more, each node had its turn.
+func (c *run) windowsEvent(random *rand.Rand) {
+	by, _, _ := c.desired(c.some(random))
+	if by == nil || len(c.hosts) < 2 || c.Plugin.Reason != "" {
+		return
+	}
+	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == by.Name })]
+	was := p.Spec.Rollout
+	for _, h := range c.all() {
+		for range random.IntN(2) {
+			c.start(h, "replica", random)
+		}
+	}
+	p.Generation++
+	p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
+	p.Spec.Rollout = v1alpha1.Rollout{
+		MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 10, Reboot: was.Reboot, StartupTaint: was.StartupTaint,
+		Drain:       v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 86400},
+		Windows:     []v1alpha1.MaintenanceWindow{window("0 22 * * *", "1h")},
+		OnWindowEnd: v1alpha1.WindowEndCancelDrain,
+	}
+	if random.IntN(2) == 0 {
+		p.Spec.Rollout.MaxUnavailable = new(intstr.FromString("100%"))
+	}
+	c.countsAnew()
+	c.allows(p)
+	c.tell("policy %s has a window each night: %s", p.Name, history.Says(p))
+	waited, windows := map[string]int{}, len(c.hosts)+1
+	var lost *host
+	for range windows {
+		opens := c.Now.UTC().Truncate(24 * time.Hour).Add(22 * time.Hour)
+		if !opens.After(c.Now) {
+			opens = opens.Add(24 * time.Hour)
+		}
+		if c.lasts(opens.Sub(c.Now), 120); c.broken != "" {
+			return
+		}
+		lost = c.finds(lost)
+		c.turns = map[string]bool{}
+		var d rollout.Decision
+		for n := range 48 { // the last of them just before it closes
+			d = c.step(true)
+			if h := c.some(random); n == 24 && h.isKept() && h.AgentReady && random.IntN(2) == 0 {
+				lost, h.AgentReady = h, false
+				c.tell("the agent of %s is lost", h.Name)
+			}
+			if c.lapse(time.Second); n%6 == 5 && n < 47 {
+				c.lapse(8 * time.Minute)
+			}
+		}
+		for _, n := range d.Nodes {
+			if waits := n.Reason == v1alpha1.ReasonWaitingForBudget || n.Reason == v1alpha1.ReasonWaitingForFirst; waits && !c.turns[n.Node] {
+				waited[n.Node]++
+			}
+			if waited[n.Node] == windows {
+				c.breaks("progress", "in none of %d windows came the turn of node %s: %s", windows, n.Node, n.Message)
+			}
+		}
+		c.turns = nil
+	}
+	c.finds(lost)
+	at := slices.IndexFunc(c.Policies, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == p.Name })
+	c.Policies[at].Generation++
+	c.Policies[at].Spec.Rollout = was
+	c.tell("policy %s has no window any more", p.Name)
+}
+
+// finds brings the agent of a host back that was lost.
+func (c *run) finds(lost *host) *host {
+	if lost != nil {
+		lost.AgentReady = !lost.off && lost.down.IsZero() && !lost.upgrade.leaves
+		c.tell("the agent of %s is back: %v", lost.Name, lost.AgentReady)
+	}
+	return nil
+}
+
+// flapsEvent lets the agent of a node go again and again, for longer than a change keeps its slot, and come back for a
+// few minutes.
+func (c *run) flapsEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off || !h.AgentReady || h.forsaken || h.upgrade.goesOn() || !h.down.IsZero() {
+		return
+	}
+	c.editEvent(random)
+	c.tell("the agent of %s comes and goes", h.Name)
+	for range 4 {
+		c.reconciles(random.IntN(6))
+		h.AgentReady = false
+		if c.lasts(time.Duration(31+random.IntN(5))*time.Minute, 200); c.broken != "" {
+			break
+		}
+		h.AgentReady = !h.off && h.down.IsZero() && !h.upgrade.leaves
+	}
+	c.tell("the agent of %s stays", h.Name)
+}
+
+// upgradesEvent upgrades NVIDIA's driver on a node, which takes hours or is done again and again, while a policy is
+// edited.
+func (c *run) upgradesEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off || h.upgrade.goesOn() || !h.down.IsZero() || !c.Plugin.ClusterPolicy {
+		return
+	}
+	c.editEvent(random)
+	c.reconciles(random.IntN(12))
+	builds := []time.Duration{4 * time.Hour, 25 * time.Minute, 5 * time.Minute}[random.IntN(3)]
+	restart := random.IntN(2) == 0
+	for end := c.Now.Add(4 * time.Hour); c.Now.Before(end) && c.broken == "" && !h.off; {
+		if !h.upgrade.goesOn() {
+			c.upgrades(h, upgrade{restart: restart, builds: builds})
+		}
+		for range 4 {
+			c.unhindered(c.step(true))
+			c.lapse(20 * time.Second)
+		}
+	}
+}
+
+// retainedEvent gives all policies the same releasePolicy, moves a node to the other one of NVIDIA's programs, and
+// deletes the policies before or after that. The node may move back, and the policies return.
+func (c *run) retainedEvent(random *rand.Rand) {
+	if c.seed < onDriver || len(c.Policies) == 0 {
+		return
+	}
+	h := c.some(random)
+	release := []v1alpha1.ReleasePolicy{v1alpha1.ReleasePolicyRestore, v1alpha1.ReleasePolicyRetain}[random.IntN(2)]
+	c.Policies = slices.Clone(c.Policies)
+	for i := range c.Policies {
+		c.Policies[i].Generation++
+		c.Policies[i].Spec.ReleasePolicy = release
+	}
+	c.tell("every policy has releasePolicy %s", release)
+	c.rest(10*time.Minute, 60)
+	asked, first := c.Policies, random.IntN(2) == 0
+	for _, deletes := range []bool{first, !first} {
+		if deletes {
+			c.Policies = nil
+			c.tell("every policy is deleted")
+		} else {
+			c.switches(h, random)
+		}
+		c.rest(20*time.Minute, 100)
+	}
+	if random.IntN(2) == 0 && c.broken == "" {
+		c.switches(h, random)
+		c.rest(20*time.Minute, 100)
+	}
+	for i := range asked {
+		asked[i].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRestore
+	}
+	c.createAgain(asked)
+}
