@@ -52,9 +52,9 @@ func outsideWindow(g *Group, s *cluster.Snapshot, m *member) (reason, message st
 }
 
 // endLostTurn ends a drain with its window where the agent is lost in the middle, so that no step of the node waits for a
-// window.
+// window. The agent may be at an earlier change still, but not at the one for which the node is drained.
 func endLostTurn(g *Group, s *cluster.Snapshot, m *member) {
-	if len(g.Windows) == 0 || m.State != node.Unknown || m.Taint() == nil || m.Policy == nil || m.InFlight() ||
+	if len(g.Windows) == 0 || m.State != node.Unknown || m.Taint() == nil || m.Policy == nil || m.InFlight() && m.SpecMatchesTarget() ||
 		m.Policy.Spec.Rollout.OnWindowEnd != v1alpha1.WindowEndCancelDrain {
 		return
 	}
