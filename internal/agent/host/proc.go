@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Proc reads the proc file system. It implements Processes, Programs and Boot. To see the processes of the whole node
@@ -26,7 +28,7 @@ func NewProc(root *os.Root) *Proc { return &Proc{root: root} }
 // Describe implements Processes.
 func (p *Proc) Describe(pid int) Process {
 	dir := strconv.Itoa(pid)
-	described := Process{Name: p.name(dir), HostPIDs: p.inOwnPIDs(dir)}
+	described := Process{Name: printable(p.name(dir)), HostPIDs: p.inOwnPIDs(dir)}
 	if cgroups, err := p.root.ReadFile(path.Join(dir, "cgroup")); err == nil {
 		described.PodUID, described.ContainerID = parseCgroups(string(cgroups))
 	}
@@ -55,6 +57,17 @@ func (p *Proc) name(dir string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(comm))
+}
+
+// printable is a name as reports and terminals show it: a process may call itself anything. Bytes that are no text would
+// be others once the API server has them, and so a change with each report.
+func printable(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
 }
 
 // ID implements Boot.

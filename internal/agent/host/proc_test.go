@@ -83,9 +83,10 @@ func TestDescribe(t *testing.T) {
 
 func TestDescribeNames(t *testing.T) {
 	g := gomega.NewWithT(t)
-	proc := newProc(t, map[string]string{"7/comm": "kworker/0:1\n", "7/cmdline": ""})
+	proc := newProc(t, map[string]string{"7/comm": "kworker/0:1\n", "7/cmdline": "", "9/cmdline": "\x1b[2Jfree\xff\nGPU\x00"})
 	g.Expect(proc.Describe(7)).To(gomega.Equal(host.Process{Name: "kworker/0:1"}), "a kernel thread has no command line")
 	g.Expect(proc.Describe(8)).To(gomega.Equal(host.Process{}), "a process that is gone")
+	g.Expect(proc.Describe(9).Name).To(gomega.Equal("?[2Jfree??GPU"), "a process calls itself as it likes")
 }
 
 func TestBootID(t *testing.T) {
