@@ -52,15 +52,16 @@ func outsideWindow(g *Group, s *cluster.Snapshot, m *member) (reason, message st
 }
 
 // endLostTurn ends a drain with its window where the agent is lost in the middle, so that no step of the node waits for a
-// window. The agent may be at an earlier change still, but not at the one for which the node is drained.
+// window. An agent that was asked for something has its time for that.
 func endLostTurn(g *Group, s *cluster.Snapshot, m *member) {
-	if len(g.Windows) == 0 || m.State != node.Unknown || m.Taint() == nil || m.Policy == nil || m.InFlight() && m.SpecMatchesTarget() ||
+	if len(g.Windows) == 0 || m.State != node.Unknown || m.Taint() == nil || m.Policy == nil ||
 		m.Policy.Spec.Rollout.OnWindowEnd != v1alpha1.WindowEndCancelDrain {
 		return
 	}
 	open, changes := g.Windows.At(s.Now)
-	m.After = timing.Sooner(m.After, changes.Sub(s.Now))
-	if !open && len(m.Actions) == 0 {
+	busy := node.BusyFor(m.View)
+	m.After = timing.Sooner(timing.Sooner(m.After, changes.Sub(s.Now)), busy)
+	if !open && busy == 0 && len(m.Actions) == 0 {
 		m.Actions = append(m.Actions, node.EndTurn(m.View)...)
 	}
 }
