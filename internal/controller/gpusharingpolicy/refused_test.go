@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -85,6 +86,37 @@ func TestAGPUNodeThatCannotBeMadeAgainCostsItsNodeOnly(t *testing.T) {
 	}
 	s.Expect(s.node("a").Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
 	s.Expect(s.configMap()).To(BeNil())
+}
+
+// TestARefusedConfigMapIsReported: nothing makes NVIDIA's programs read what is not there, no node begins, and the policy says why.
+func TestARefusedConfigMapIsReported(t *testing.T) {
+	t.Parallel()
+	s := newScenario(t, env.Start(t, env.WithNVIDIA()))
+	s.machine("a", sim.A100)
+	was := s.clusterSpec()
+	s.fail = func(write string) error {
+		if write == "apply ConfigMap "+pluginconfig.ConfigMapName {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, pluginconfig.ConfigMapName, errors.New("not today"))
+		}
+		return nil
+	}
+	s.policy("research", "{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}}")
+	c := s.controller()
+	for range 20 {
+		_ = s.reconciled(c)
+		s.others()
+	}
+	is := s.pending("research", "a")
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonWriteFailed))
+	s.Expect(is.Message).To(ContainSubstring("not today"))
+	s.Expect(s.clusterSpec()).To(Equal(was))
+	s.Expect(s.node("a").Spec.Taints).To(BeEmpty())
+	s.fail = nil
+	for range 60 {
+		_ = s.reconciled(c)
+		s.others()
+	}
+	s.expectReady("research")
 }
 
 // TestARefusedWriteCostsItsNodeOnly: an admission webhook refuses what the operator writes about one node, which would be the first to change.

@@ -99,7 +99,7 @@ func (r *Repeats) Note(a Action, now time.Time) {
 }
 
 // Refuse notes that the API server refused an action, and why. It waits for RefusedAgain, so that a node whose writes are
-// refused takes no turn of others.
+// refused takes no turn of others. WriteConfigs does not wait, because other writes wait for it.
 func (r *Repeats) Refuse(a Action, why string, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,13 +165,14 @@ func (r *Repeats) Left(a Action, joined, now time.Time) time.Duration {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	_, configs := a.(WriteConfigs) // whatever makes NVIDIA's programs read the ConfigMap waits for that write to succeed
 	most := mostRepeats
 	if RestoresScheduling(a) {
 		most *= 2 // what was taken before the taking had to wait is restored
 	}
 	var left time.Duration
 	for field, value := range valuesOf(a) {
-		if no := r.refused[field]; no.value == value {
+		if no := r.refused[field]; no.value == value && !configs {
 			left = max(left, no.at.Add(RefusedAgain).Sub(now))
 		}
 		last := r.fields[field]

@@ -49,6 +49,9 @@ type Snapshot struct {
 	OtherControllers *OtherControllers
 	// FullConfigs are the keys for which our ConfigMap has no room. rollout.Decide finds them.
 	FullConfigs map[string]bool
+	// ConfigsRefused is why the API server refuses what our ConfigMap must hold; empty: it does not. rollout.Decide finds
+	// it.
+	ConfigsRefused string
 	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide finds them.
 	MpsUsers []string
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // The budget decides which nodes may change at the same time.
@@ -246,6 +247,8 @@ func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string
 	case m.Desired != nil && s.FullConfigs[m.Desired.Config.Key] && !m.Holds:
 		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
 			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
+	case s.ConfigsRefused != "" && !m.ByDriver() && !m.Holds && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
+		return v1alpha1.ReasonWriteFailed, "Waiting: the API server refuses the operator's ConfigMap for NVIDIA's device plugin, and the operator tries again: " + format.Cut(s.ConfigsRefused, 512)
 	case !s.Plugin.Ready && !m.ByDriver() && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
 	case !s.Plugin.Ready && !m.ByDriver():

@@ -78,6 +78,10 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 	d.require(&s, all)
 	configs := configsOf(&s, all, d.ConfigureMIGManager)
 	s.FullConfigs = configs.full
+	write, incomplete := configs.write(&s)
+	if incomplete {
+		s.ConfigsRefused = s.Repeats.Refusal(write)
+	}
 	d.Unmet = unmetWorkloads(&s, groups, all, memory.queue.Of(&s))
 	for name, g := range groups {
 		pace(&s, g, name, groups)
@@ -88,7 +92,7 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 	for i := range beyond {
 		d.Policies[beyond[i].Name] = computeStatus(&Group{By: &beyond[i], Beyond: len(s.Policies) + len(beyond)}, &s, tolerated, nil)
 	}
-	if write, needed := configs.write(&s); needed && d.ConfigurePlugin {
+	if incomplete && d.ConfigurePlugin {
 		d.Actions, d.After = s.Repeats.Admit(d.Actions, write, s.Now, d.After)
 	}
 	d.configureDRA(&s, all)
