@@ -102,7 +102,7 @@ func (f *fleet) removeDefinition(name string) {
 	definition := &unstructured.Unstructured{}
 	definition.SetGroupVersionKind(pluginconfig.Definitions().GroupVersionKind())
 	definition.SetName(name)
-	f.Expect(f.client.Delete(f.t.Context(), definition)).To(Succeed())
+	f.Expect(f.cluster.DeleteKind(f.t.Context(), name)).To(Succeed())
 	f.Eventually(func() bool {
 		return apierrors.IsNotFound(f.client.Get(f.t.Context(), client.ObjectKeyFromObject(definition), definition))
 	}, patience, pollEvery).Should(BeTrue())

@@ -10,13 +10,47 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // WriteGuard is the name of the admission policy around the controller.
 const WriteGuard = "gpu-sharing-controller-fence"
+
+// inUse is the name of the admission policy that keeps the operator's kinds while there is a policy.
+const inUse = "gpu-sharing-in-use"
+
+// DeleteKind deletes a definition of the operator's although there are policies, as a person does who insists: the
+// binding of the admission policy that refuses it goes first, and takes effect a moment later.
+func (c *Cluster) DeleteKind(ctx context.Context, name string) error {
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: inUse}}
+	if err := client.IgnoreNotFound(c.Client.Delete(ctx, binding)); err != nil {
+		return fmt.Errorf("deleting the binding of %s: %w", inUse, err)
+	}
+	definition := &unstructured.Unstructured{}
+	definition.SetName(name)
+	definition.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		err := c.Client.Delete(ctx, definition)
+		return err == nil, client.IgnoreNotFound(ignoreForbidden(err))
+	})
+}
+
+func ignoreForbidden(err error) error {
+	if apierrors.IsForbidden(err) {
+		return nil
+	}
+	return err
+}
 
 // Denied counts the requests that an admission policy has denied since the test got the API server.
 func (c *Cluster) Denied(ctx context.Context, policy string) (int, error) {

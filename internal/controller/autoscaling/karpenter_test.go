@@ -69,7 +69,7 @@ func TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind(t *testing.T) {
 	definition := &unstructured.Unstructured{}
 	definition.SetGroupVersionKind(pluginconfig.Definitions().GroupVersionKind())
 	definition.SetName(pluginconfig.PolicyDefinition)
-	s.Expect(s.client.Delete(t.Context(), definition)).To(Succeed())
+	s.Expect(s.cluster.DeleteKind(t.Context(), pluginconfig.PolicyDefinition)).To(Succeed())
 	s.Eventually(func() bool {
 		return apierrors.IsNotFound(s.client.Get(t.Context(), client.ObjectKeyFromObject(definition), pluginconfig.Definitions()))
 	}, wait, poll).Should(BeTrue())
