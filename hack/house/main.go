@@ -25,19 +25,19 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1765},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2085},
-	{"KB of tests and of test", 3640},
+	{"KB of Go in internal, without tests", 1855},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2175},
+	{"KB of tests and of test", 3770},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
-	{"arrows between packages of internal", 130},
+	{"arrows between packages of internal", 132},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 6400},
-	{"words of other docs that are written by hand", 40100},
+	{"words of docs/dev", 7400},
+	{"words of other docs that are written by hand", 43400},
 	{"words of README.md", 2480},
 }
 

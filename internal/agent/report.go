@@ -160,14 +160,19 @@ func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonNoPolicy, "no policy asks for a change of a GPU"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
-		c.Message = gpus(len(node.Spec.Devices)) + " in the desired state"
-		if lost := fleeting(r.observed.devices); len(lost) > 0 {
-			c.Message += "; the compute mode of " + format.Join(lost) + " is not kept while no program has it open, since its driver has no " +
-				"persistence mode: until an MPS server runs, a program that is no MPS client can use the GPU without the limits; " +
-				"start nvidia-persistenced on the node"
-		}
+		c.Message = gpus(len(node.Spec.Devices)) + " in the desired state" + notKept(r.observed.devices)
 	}
 	return c
+}
+
+// notKept adds to a message which GPUs lose their compute mode; empty: none does.
+func notKept(devices []gpu.Device) string {
+	lost := fleeting(devices)
+	if len(lost) == 0 {
+		return ""
+	}
+	return "; the compute mode of " + format.Join(lost) + " is not kept while no program has it open, since its driver has no persistence mode: until an " +
+		"MPS server runs, a program that is no MPS client can use the GPU without the limits; start nvidia-persistenced on the node"
 }
 
 // beside is the message of a spec that cannot be reached for some GPUs, with what is the matter with the others.

@@ -19,7 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// Whoever uninstalls the operator deletes one of these first. The deletions are dry runs, which pass the same admission.
+// To uninstall the operator one of these is deleted first. The deletions are dry runs, which pass the same admission.
 func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 	cluster := env.Start(t)
 	g := NewWithT(t)

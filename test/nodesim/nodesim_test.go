@@ -280,8 +280,8 @@ func followsOne(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstruc
 	w.Expect(set.ResourceVersion).To(Equal(before), "no ClusterPolicy is followed any more")
 }
 
-// labelsByEvents: the GPU Operator sets a label again that somebody has removed only when something else happens, and
-// removes one at once that somebody sets on a node which has opted out.
+// labelsByEvents: the GPU Operator sets a label again that a user has removed only when something else happens, and
+// removes one at once that a user sets on a node which has opted out.
 func labelsByEvents(t *testing.T, w *world) {
 	t.Helper()
 	const deploy = "nvidia.com/gpu.deploy.device-plugin"

@@ -79,7 +79,7 @@ func (m *machine) registrationLabels() map[string]string {
 	return labels
 }
 
-// labelEvent is what of a node makes the GPU Operator set its labels when it changes. It does not when somebody removes
+// labelEvent is what of a node makes the GPU Operator set its labels when it changes. It does not when a user removes
 // a label that it has set (controllers/nodelabeling_controller.go, v26.7.0: getNodeLabelUpdateReasons).
 type labelEvent struct {
 	node                        types.UID
@@ -88,7 +88,7 @@ type labelEvent struct {
 }
 
 // labelNode sets the labels of the GPU Operator after such an event, unless it runs NVIDIA's DRA driver for a
-// GPUCluster. From a node that has opted out it removes them, whoever sets one.
+// GPUCluster. From a node that has opted out it removes them, also those that a user sets.
 func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
 	if node.Labels[deployPrefix+"dra-driver"] != "" {
 		d.labelled = labelEvent{}

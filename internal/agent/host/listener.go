@@ -19,7 +19,7 @@ var ErrNoSocket = errors.New("no socket")
 type Listener struct {
 	// Process is the one that began to listen, as the kernel has noted it.
 	Process Process
-	// Known is false if nobody listens, or if that process has ended, whoever has its socket now.
+	// Known is false if nobody listens, or if that process has ended, though another has its socket now.
 	Known bool
 	// Socket is the node at the path, which is another one whenever a process makes one there. Zero: nothing is there.
 	Socket FileID
@@ -30,7 +30,7 @@ type Listener struct {
 func (p *Proc) Listener(socket string) (Listener, error) {
 	node, err := unix.Open(socket, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return Listener{}, nil //nolint:nilerr // nobody listens where nothing is
+		return Listener{}, nil // nobody listens where nothing is
 	}
 	defer unix.Close(node) //nolint:errcheck // only looked at
 	var stat unix.Stat_t

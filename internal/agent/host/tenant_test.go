@@ -68,14 +68,14 @@ func TestMountedFindsWhoWasGivenAFolderOfTheNode(t *testing.T) {
 	const (
 		pipe, other = "/run/nvidia/mps/nvidia.com/gpu/pipe", "/run/nvidia/mps/nvidia.com/gpu.shared/pipe"
 		own         = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n21 20 0:99 / /run rw - tmpfs run rw\n" +
-			"22 21 0:25 /nvidia/mps /run/nvidia/mps rw shared:1 - tmpfs tmpfs rw\n23 22 0:77 / /run/nvidia/mps/shm rw - tmpfs shm rw\n"
-		client = "40 1 0:50 / / rw - overlay overlay rw\n41 40 0:25 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs tmpfs rw\n"
+			"22 21 0:25 /nvidia/mps /run/nvidia/mps rw shared:1 - tmpfs memory rw\n23 22 0:77 / /run/nvidia/mps/shm rw - tmpfs shm rw\n"
+		client = "40 1 0:50 / / rw - overlay layers rw\n41 40 0:25 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs memory rw\n"
 	)
 	proc := procOf(t, map[string]string{
 		"1/mountinfo": own, "10/mountinfo": client,
 		"11/mountinfo": "", // shares the mounts of 10, and is not asked
-		"12/mountinfo": "50 1 0:51 / / rw - overlay overlay rw\n51 50 0:25 /nvidia/mps /mps rw - tmpfs tmpfs rw\n",
-		"13/mountinfo": "60 1 0:52 / / rw - overlay overlay rw\n61 60 0:66 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs tmpfs rw\n",
+		"12/mountinfo": "50 1 0:51 / / rw - overlay layers rw\n51 50 0:25 /nvidia/mps /mps rw - tmpfs memory rw\n",
+		"13/mountinfo": "60 1 0:52 / / rw - overlay layers rw\n61 60 0:66 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs memory rw\n",
 		"13/environ":   "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe\x00",
 	}, map[string]string{
 		"self": "1", "1/ns/mnt": "mnt:[1]", "1/root": "/", "10/ns/mnt": "mnt:[10]", "10/root": "/", "11/ns/mnt": "mnt:[10]", "11/root": "/",

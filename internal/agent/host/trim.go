@@ -49,8 +49,8 @@ func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (hel
 		}
 	}
 	held = there.bytes
+	defer closeAll(removed)
 	for _, f := range removed {
-		defer unix.Close(f.fd) //nolint:errcheck // emptied, or left
 		held += f.bytes
 	}
 	if held <= bytes && there.entries <= entries {
@@ -62,6 +62,12 @@ func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (hel
 	}
 	errs = append(errs, empty(root, there.entries > entries))
 	return held, errors.Join(errs...)
+}
+
+func closeAll(files []removedFile) {
+	for _, f := range files {
+		_ = unix.Close(f.fd) // emptied, or left
+	}
 }
 
 // weight is what a folder holds.

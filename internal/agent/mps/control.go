@@ -57,7 +57,7 @@ type Control struct {
 	runner    host.Runner
 	clock     clock.Clock
 	files     files
-	listeners Listeners // nil: whoever answers is believed
+	listeners Listeners // nil: each answer is believed
 	lost      *lost
 }
 
@@ -345,7 +345,7 @@ func (c Control) run(ctx context.Context, resource string, command host.Command,
 	case r := <-done:
 		c.lost.set(resource, false)
 		return r.stdout, r.err
-	case <-time.After(killTimeout): // of the machine: a simulated clock does not know how long a kill takes
+	case <-clock.RealClock{}.After(killTimeout): // of the machine: a simulated clock does not know how long a kill takes
 		return "", fmt.Errorf("%w: %s for %s was killed and does not end: %w", ErrDaemon, controlProgram, resource, context.Cause(ctx))
 	}
 }

@@ -204,7 +204,7 @@ func (h *Host) trim(resource string, thorough bool) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(trimTimeout): // of the machine: the work is the kernel's
+	case <-clock.RealClock{}.After(trimTimeout): // of the machine: the work is the kernel's
 		return fmt.Errorf("%w: emptying the %s of %s goes on: its clients go on filling it", ErrDaemon, PipeFolder, resource)
 	}
 }

@@ -59,14 +59,14 @@ func pointerAt(o *unstructured.Unstructured, path ...string) *string {
 // draStackActive says that a GPUCluster keeps the operator from configuring a device plugin. Beside a ClusterPolicy the
 // GPU Operator (v26.7) refuses it, runs no DRA driver, and leaves what runs for the ClusterPolicy as it is
 // (controllers/gpucluster_controller.go: validatePrerequisites; clusterpolicy_controller.go: "cannot co-exist").
-func draStackActive(clusters []unstructured.Unstructured, policy *unstructured.Unstructured) (reason, message string) {
+func draStackActive(clusters []unstructured.Unstructured, policy *unstructured.Unstructured) (message string) {
 	if policy != nil {
-		return v1alpha1.ReasonDRAStackActive, fmt.Sprintf("GPUCluster %[1]s and ClusterPolicy %[2]s exist, and NVIDIA's GPU Operator serves only "+
+		return fmt.Sprintf("GPUCluster %[1]s and ClusterPolicy %[2]s exist, and NVIDIA's GPU Operator serves only "+
 			"one of them: it refuses the GPUCluster, runs no DRA driver, and follows no change of the ClusterPolicy any more, whose device plugin goes on "+
 			"as it is. Delete the one that is not meant: GPUCluster %[1]s to keep NVIDIA's device plugin, or ClusterPolicy %[2]s to move to its "+
 			"DRA driver (docs/dra.md)", clusters[0].GetName(), policy.GetName())
 	}
-	return v1alpha1.ReasonDRAStackActive, fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is "+
+	return fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is "+
 		"no device plugin to configure. Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, "+
 		"or replace the GPUCluster by a ClusterPolicy", clusters[0].GetName())
 }

@@ -159,8 +159,8 @@ func testUpgradedEachMonth(f *fixture) {
 func testInstalledAgain(f *fixture) {
 	policy, now := f.policy("cluster-policy", installed), time.Now()
 	f.configure(research)
-	for _, minute := range []time.Duration{-10, 0, 10, 20} {
-		f.clock.SetTime(now.Add(minute * time.Minute))
+	for _, minutes := range []int{-10, 0, 10, 20} {
+		f.clock.SetTime(now.Add(time.Duration(minutes) * time.Minute))
 		f.patch(policy, "helm", upgrade)
 		f.Expect(f.observe().Overridden).To(BeNil())
 		f.configure(research)

@@ -119,7 +119,7 @@ func (c *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	}
 	o.GPUOperators = namespacesOf(slices.Concat(clusters, policies))
 	if len(clusters) > 0 {
-		o.Reason, o.Message = draStackActive(clusters, clusterpolicy.Active(policies))
+		o.Reason, o.Message = v1alpha1.ReasonDRAStackActive, draStackActive(clusters, clusterpolicy.Active(policies))
 		return o, nil
 	}
 	c.locate(o, clusterpolicy.Active(policies))

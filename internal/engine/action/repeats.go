@@ -239,10 +239,7 @@ func valuesOf(a Action) map[string]string {
 	case TaintDevices:
 		return one("rule", true)
 	case UntaintDevices:
-		if a.Edited {
-			return one("edited rule", false) // the operator still wants one
-		}
-		return one("rule", false)
+		return one(map[bool]string{false: "rule", true: "edited rule"}[a.Edited], false) // where it was edited the operator still wants one
 	case WriteClass: // one that another client edited is deleted and written again, which are two writes against that client
 		return one("class "+a.Class.Name, a.Class.Beside)
 	case DeletePod: // one whose deletion is refused keeps no other from being deleted

@@ -89,13 +89,13 @@ func (s *Snapshot) Advise() Advice {
 }
 
 // followed is the snapshot without the policies that are too many, by what the rollout reports.
-func (snapshot *Snapshot) followed() *Snapshot {
+func (s *Snapshot) followed() *Snapshot {
 	tooMany := func(p v1alpha1.GPUSharingPolicy) bool {
 		return slices.ContainsFunc(p.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1alpha1.ReasonTooManyPolicies })
 	}
-	s := *snapshot
-	s.Policies = slices.DeleteFunc(slices.Clone(snapshot.Policies), tooMany)
-	return &s
+	followed := *s
+	followed.Policies = slices.DeleteFunc(slices.Clone(s.Policies), tooMany)
+	return &followed
 }
 
 // entries are what policies report of a group: one for each shape of its nodes.

@@ -78,17 +78,7 @@ func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Rankin
 		return settled{claim: claims[0]}
 	}
 	claims = weighed(claims, ranking)
-	kept := slices.DeleteFunc(slices.Clone(claims), (*claim).refuted)
-	if last != nil && slices.ContainsFunc(kept, func(c *claim) bool { return c.product == last.Product }) { // no kubelet lists products
-		kept = slices.DeleteFunc(kept, func(c *claim) bool { return c.product != last.Product })
-	}
-	backed := only(kept, func(c *claim) bool { return c.confirmed || known(c) && 2*len(c.nodes) > len(nodes) })
-	if len(backed) == 0 {
-		backed = only(kept, known)
-	}
-	if len(backed) == 0 && len(kept) == 1 && last == nil {
-		backed = kept
-	}
+	kept, backed := backedOf(claims, last, known, len(nodes))
 	var s settled
 	other := func(c *claim) bool { return c.product != kept[0].product }
 	if s.ambiguous = len(backed) != 1 && slices.ContainsFunc(kept, other); s.ambiguous {
@@ -99,11 +89,35 @@ func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Rankin
 			return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(len(a.nodes), len(b.nodes)))
 		})
 	}
-	s.doubts = only(claims, func(c *claim) bool {
-		fewer := s.claim != nil && c.product == s.claim.product && c.count < s.claim.count
-		return c != s.claim && !fewer && (!c.confirmed || s.claim == nil || c.product != s.claim.product)
-	})
+	s.doubts = only(claims, s.isDoubt)
 	return s
+}
+
+// isDoubt reports whether a person should look at a claim beside the one that counts.
+func (s settled) isDoubt(c *claim) bool {
+	if c == s.claim || s.claim == nil {
+		return c != s.claim
+	}
+	if c.product == s.claim.product {
+		return !c.confirmed && c.count >= s.claim.count // GPUs die
+	}
+	return true
+}
+
+// backedOf are the claims of so many nodes that their kubelets do not refute, and of these the ones that something confirms.
+func backedOf(claims []*claim, last *v1alpha1.NodeGroupStatus, known func(*claim) bool, nodes int) (kept, backed []*claim) {
+	kept = slices.DeleteFunc(slices.Clone(claims), (*claim).refuted)
+	if last != nil && slices.ContainsFunc(kept, func(c *claim) bool { return c.product == last.Product }) { // no kubelet lists products
+		kept = slices.DeleteFunc(kept, func(c *claim) bool { return c.product != last.Product })
+	}
+	backed = only(kept, func(c *claim) bool { return c.confirmed || known(c) && 2*len(c.nodes) > nodes })
+	if len(backed) == 0 {
+		backed = only(kept, known)
+	}
+	if len(backed) == 0 && len(kept) == 1 && last == nil {
+		backed = kept
+	}
+	return kept, backed
 }
 
 func only(claims []*claim, is func(*claim) bool) []*claim {

@@ -57,7 +57,7 @@ func TestTheAgentIsAllowed(t *testing.T) {
 }
 
 // TestANodeThatOptedOutIsNotToldToRunTheAgent: for nvidia.com/gpu.deploy.operands=false the GPU Operator removes every
-// deploy label, that of the agent too and also when somebody sets it again, so the agent leaves within seconds.
+// deploy label, that of the agent too and also when an administrator sets it again, so the agent leaves within seconds.
 func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
 	g := NewWithT(t)
 	w, h := toMIG()

@@ -235,6 +235,7 @@ func waitsForManager(m *member) (reason, message string) {
 
 // blockedBy says why no change may start or go on at all on a node, whatever the budget.
 func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string) {
+	configReason, configMessage := blockedByConfig(s, m)
 	switch {
 	case m.Policy == nil && node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
@@ -244,6 +245,20 @@ func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string
 		return v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
 	case g.By.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
+	case configReason != "":
+		return configReason, configMessage
+	case node.ManagerBlocksChange(m.View):
+		return waitsForManager(m)
+	case g.Halted && m.State != node.Failed:
+		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
+			"look at those, then change the policy", g.Failures, max(g.By.Spec.Rollout.MaxFailures, 1))
+	}
+	return outsideWindow(g, s, m)
+}
+
+// blockedByConfig says why what NVIDIA's device plugin must read cannot be there yet.
+func blockedByConfig(s *cluster.Snapshot, m *member) (reason, message string) {
+	switch {
 	case m.Desired != nil && s.FullConfigs[m.Desired.Config.Key] && !m.Holds:
 		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
 			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
@@ -253,11 +268,6 @@ func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
 	case !s.Plugin.Ready && !m.ByDriver():
 		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(s.Plugin.Message, "NVIDIA's device plugin is being configured to use the operator's ConfigMap")
-	case node.ManagerBlocksChange(m.View):
-		return waitsForManager(m)
-	case g.Halted && m.State != node.Failed:
-		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
-			"look at those, then change the policy", g.Failures, max(g.By.Spec.Rollout.MaxFailures, 1))
 	}
-	return outsideWindow(g, s, m)
+	return "", ""
 }

@@ -86,7 +86,7 @@ func (c *run) inForce(happens func()) {
 }
 
 // optOutEvent takes NVIDIA's programs off a node for a while, by the label for that. The GPU Operator removes every
-// deploy label then, whatever its value, that of the agent too, and again when somebody sets one. It sets them when the
+// deploy label then, whatever its value, that of the agent too, and again when another client sets one. It sets them when the
 // node is no longer opted out. Nobody is told to set what it removes.
 func (c *run) optOutEvent(random *rand.Rand) {
 	h := c.some(random)

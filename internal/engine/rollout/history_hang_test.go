@@ -50,7 +50,7 @@ func (c *run) begin() {
 }
 
 // checkRelease looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow,
-// whoever stands in the way. An upgrade of the driver keeps NVIDIA's clients off by itself, and has a deadline too.
+// whatever blocks it. An upgrade of the driver keeps NVIDIA's clients off by itself, and has a deadline too.
 func (c *run) checkRelease() {
 	for _, h := range c.all() {
 		t, kept := &h.taken, h.isKept()

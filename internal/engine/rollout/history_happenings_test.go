@@ -74,7 +74,7 @@ func (c *run) upgradeEvent(random *rand.Rand) {
 	c.upgrades(h, upgrade{restart: random.IntN(2) == 0, builds: time.Duration(random.IntN(20)) * time.Second})
 }
 
-// upgrades upgrades NVIDIA's driver on a node.
+// upgrades replaces NVIDIA's driver on a node.
 func (c *run) upgrades(h *host, u upgrade) {
 	if !u.restart {
 		for _, p := range h.userPods() {

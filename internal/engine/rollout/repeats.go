@@ -81,7 +81,7 @@ func heldMessage(m *member, s *cluster.Snapshot, held action.Action, until strin
 	what := action.Unstamped(held)
 	deletion, deletes := held.(action.DeletePod)
 	_, rule := held.(action.TaintDevices)
-	message := ""
+	var message string
 	switch {
 	case s.Repeats.Returns(held):
 		message = fmt.Sprintf("What the operator decides by changes back and forth, so that it writes the same again and again (%s). It waits until %s. Find what "+

@@ -97,7 +97,7 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 	}
 	d.configureDRA(&s, all)
 	for _, m := range all {
-		d.add(&s, m, len(all))
+		d.add(m, len(all))
 	}
 	return d
 }
@@ -151,7 +151,7 @@ func (d *Decision) require(s *cluster.Snapshot, all []*member) {
 }
 
 // add adds what is done about a node, one of so many, and what is reported of it.
-func (d *Decision) add(s *cluster.Snapshot, m *member, nodes int) {
+func (d *Decision) add(m *member, nodes int) {
 	if !m.Unchanged {
 		if report, news := reportAction(m); news {
 			left := withheldFor(m, report)

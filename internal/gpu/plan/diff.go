@@ -22,7 +22,7 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	case d.PendingMIG != want.MIG:
 		steps = append(steps, keepMIG{device: d})
 	}
-	if !want.MIG && d.State.ComputeMode != want.ComputeMode && !(want.MPS != nil && fleeting(d)) {
+	if !want.MIG && d.State.ComputeMode != want.ComputeMode && (want.MPS == nil || !fleeting(d)) {
 		steps = append(steps, setComputeMode{device: d, mode: want.ComputeMode})
 	}
 	if !want.MIG && want.TimeSlice != gpu.TimeSliceUnread && d.State.TimeSlice != want.TimeSlice {

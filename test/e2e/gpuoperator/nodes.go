@@ -46,7 +46,7 @@ var deployed = []string{
 	"operator-validator", "client",
 }
 
-// labelEvent is what makes the GPU Operator set the labels of a node when it changes. It does not when somebody removes a
+// labelEvent is what makes the GPU Operator set the labels of a node when it changes. It does not when a user removes a
 // label that it has set (controllers/nodelabeling_controller.go, v26.7.0: getNodeLabelUpdateReasons).
 type labelEvent struct {
 	node, policy                types.UID
@@ -56,7 +56,7 @@ type labelEvent struct {
 }
 
 // labelledByEvents returns a node's labels as the GPU Operator writes them for the ClusterPolicy: all of them after such an
-// event. Those that no longer belong there it removes, whoever sets one.
+// event. Those that no longer belong there it removes, also those that a user sets.
 func (o *Operator) labelledByEvents(n *corev1.Node, policy *unstructured.Unstructured, p *clusterPolicy) map[string]string {
 	now := n.Labels
 	event := labelEvent{

@@ -94,7 +94,7 @@ func TestNoLayoutWithoutDefault(t *testing.T) {
 	}
 }
 
-// TestLabelsAreSetByEvents: a label that somebody removes stays away until something else changes, and one that somebody
+// TestLabelsAreSetByEvents: a label that a user removes stays away until something else changes, and one that a user
 // sets on a node without operands goes at once.
 func TestLabelsAreSetByEvents(t *testing.T) {
 	o, policy := &Operator{events: map[string]labelEvent{}}, &unstructured.Unstructured{Object: map[string]any{}}
@@ -115,7 +115,7 @@ func TestLabelsAreSetByEvents(t *testing.T) {
 	expect(deployPlugin, "true", "a new node")
 	delete(node.Labels, deployPlugin)
 	pass()
-	expect(deployPlugin, "", "removed by somebody")
+	expect(deployPlugin, "", "removed by a user")
 	policy.SetGeneration(2)
 	pass()
 	expect(deployPlugin, "true", "with another ClusterPolicy")
@@ -124,7 +124,7 @@ func TestLabelsAreSetByEvents(t *testing.T) {
 	expect(deployClient, "", "without operands")
 	node.Labels[deployClient] = "true"
 	pass()
-	expect(deployClient, "", "set by somebody")
+	expect(deployClient, "", "set by a user")
 	delete(node.Labels, noOperands)
 	pass()
 	expect(deployClient, "true", "with operands again")
