@@ -75,7 +75,7 @@ func (c *run) othersGoOn(but *host, random *rand.Rand) {
 	for range random.IntN(3) {
 		c.editEvent(random)
 	}
-	c.rest([]time.Duration{20 * time.Minute, 2 * time.Hour}[random.IntN(2)], 200)
+	c.rest([]time.Duration{time.Hour, 2 * time.Hour}[random.IntN(2)], 900) // a change that has begun keeps its slot for half an hour
 	d := c.step(true)
 	for range 3 { // what is refused is tried again now and then, and has its turn in that reconcile
 		if !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return a.Target() == but.Name }) {
