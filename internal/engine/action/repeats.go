@@ -246,15 +246,20 @@ func valuesOf(a Action) map[string]string {
 		return one("no pod " + a.Why)
 	case DeleteClass:
 		return one("no class " + a.Name)
-	case SetSpec: // a change and its record are two writes, of which none undoes the other
-		if a.again {
-			return nil
-		}
-		return one("spec for "+a.Why, a.Spec.ConfigName, a.Spec.AdminClaims)
+	case SetSpec:
+		return requestOf(a)
 	case Report:
 		return one("status", a.Why, contentOf(a.Status))
 	}
 	return one(fmt.Sprintf("%T", a))
+}
+
+// requestOf is what a spec asks for. A change and its record are two writes, of which none undoes the other.
+func requestOf(a SetSpec) map[string]string {
+	if a.again {
+		return nil
+	}
+	return map[string]string{"spec for " + a.Why + " " + a.Node: fmt.Sprint(a.Spec.ConfigName, a.Spec.AdminClaims)}
 }
 
 // entriesOf is the value of each label and annotation that a patch writes; of one with a time that it has one.

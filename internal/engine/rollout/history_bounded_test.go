@@ -28,33 +28,26 @@ func (c *run) lasts(d time.Duration, most int) {
 }
 
 // windowsEvent has a policy partition GPUs one node after another, in a window each night that ends a drain which is
-// not done. Some pods run for weeks, and an agent may be lost from the middle of a window to the next. After as many windows as there are nodes, and one more, each node had its turn.
+// not done. Some pods run for weeks, and an agent may be lost from the middle of a window to the next. After as many
+// windows as there are nodes, and one more, each node had its turn.
 func (c *run) windowsEvent(random *rand.Rand) {
 	by, _, _ := c.desired(c.some(random))
 	if by == nil || len(c.hosts) < 2 || c.Plugin.Reason != "" {
 		return
 	}
-	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == by.Name })]
-	was := p.Spec.Rollout
 	for _, h := range c.all() {
 		for range random.IntN(2) {
 			c.start(h, "replica", random)
 		}
 	}
+	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == by.Name })]
+	name, was := p.Name, p.Spec.Rollout
 	p.Generation++
 	p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
-	p.Spec.Rollout = v1alpha1.Rollout{
-		MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 10, Reboot: was.Reboot, StartupTaint: was.StartupTaint,
-		Drain:       v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 86400},
-		Windows:     []v1alpha1.MaintenanceWindow{window("0 22 * * *", "1h")},
-		OnWindowEnd: v1alpha1.WindowEndCancelDrain,
-	}
-	if random.IntN(2) == 0 {
-		p.Spec.Rollout.MaxUnavailable = new(intstr.FromString("100%"))
-	}
+	p.Spec.Rollout = nightly(was, random)
 	c.countsAnew()
 	c.allows(p)
-	c.tell("policy %s has a window each night: %s", p.Name, history.Says(p))
+	c.tell("policy %s has a window each night: %s", name, history.Says(p))
 	waited, windows := map[string]int{}, len(c.hosts)+1
 	var lost *host
 	for range windows {
@@ -65,19 +58,10 @@ func (c *run) windowsEvent(random *rand.Rand) {
 		if c.lasts(opens.Sub(c.Now), 120); c.broken != "" {
 			return
 		}
-		lost = c.finds(lost)
+		c.finds(lost)
 		c.turns = map[string]bool{}
-		var d rollout.Decision
-		for n := range 48 { // the last of them just before it closes
-			d = c.step(true)
-			if h := c.some(random); n == 24 && h.isKept() && h.AgentReady && random.IntN(2) == 0 {
-				lost, h.AgentReady = h, false
-				c.tell("the agent of %s is lost", h.Name)
-			}
-			if c.lapse(time.Second); n%6 == 5 && n < 47 {
-				c.lapse(8 * time.Minute)
-			}
-		}
+		d, l := c.night(random)
+		lost = l
 		for _, n := range d.Nodes {
 			if waits := n.Reason == v1alpha1.ReasonWaitingForBudget || n.Reason == v1alpha1.ReasonWaitingForFirst; waits && !c.turns[n.Node] {
 				waited[n.Node]++
@@ -89,19 +73,47 @@ func (c *run) windowsEvent(random *rand.Rand) {
 		c.turns = nil
 	}
 	c.finds(lost)
-	at := slices.IndexFunc(c.Policies, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == p.Name })
+	at := slices.IndexFunc(c.Policies, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == name })
 	c.Policies[at].Generation++
 	c.Policies[at].Spec.Rollout = was
-	c.tell("policy %s has no window any more", p.Name)
+	c.tell("policy %s has no window any more", name)
+}
+
+// nightly is a rollout in windows of an hour each night.
+func nightly(was v1alpha1.Rollout, random *rand.Rand) v1alpha1.Rollout {
+	r := v1alpha1.Rollout{
+		MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 10, Reboot: was.Reboot, StartupTaint: was.StartupTaint,
+		Drain:       v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 86400},
+		Windows:     []v1alpha1.MaintenanceWindow{window("0 22 * * *", "1h")},
+		OnWindowEnd: v1alpha1.WindowEndCancelDrain,
+	}
+	if random.IntN(2) == 0 {
+		r.MaxUnavailable = new(intstr.FromString("100%"))
+	}
+	return r
+}
+
+// night is a window, with the last decision before it closes, and the host that has lost its agent; nil: none has.
+func (c *run) night(random *rand.Rand) (d rollout.Decision, lost *host) {
+	for n := range 48 {
+		d = c.step(true)
+		if h := c.some(random); n == 24 && h.isKept() && h.AgentReady && random.IntN(2) == 0 {
+			lost, h.AgentReady = h, false
+			c.tell("the agent of %s is lost", h.Name)
+		}
+		if c.lapse(time.Second); n%6 == 5 && n < 47 {
+			c.lapse(8 * time.Minute)
+		}
+	}
+	return d, lost
 }
 
 // finds brings the agent of a host back that was lost.
-func (c *run) finds(lost *host) *host {
+func (c *run) finds(lost *host) {
 	if lost != nil {
 		lost.AgentReady = !lost.off && lost.down.IsZero() && !lost.upgrade.leaves
 		c.tell("the agent of %s is back: %v", lost.Name, lost.AgentReady)
 	}
-	return nil
 }
 
 // flapsEvent lets the agent of a node go again and again, for longer than a change keeps its slot, and come back for a
