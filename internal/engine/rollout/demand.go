@@ -86,7 +86,7 @@ func hashPair(name, value string) uint64 {
 type labelIndex map[string]map[string][]*offer
 
 // with are the offers of the nodes on which a label has a value.
-func (i *impact) with(name, value string) []*offer {
+func (i *unmetFinder) with(name, value string) []*offer {
 	if i.labels == nil {
 		i.labels = labelIndex{}
 	}
@@ -104,7 +104,7 @@ func (i *impact) with(name, value string) []*offer {
 }
 
 // admitting are the offers of the nodes that a pod's node selector admits.
-func (i *impact) admitting(p *cluster.Pod) []*offer {
+func (i *unmetFinder) admitting(p *cluster.Pod) []*offer {
 	var fewest []*offer
 	selects := 0
 	for name, value := range p.NodeSelector {
@@ -126,7 +126,7 @@ func (i *impact) admitting(p *cluster.Pod) []*offer {
 }
 
 // policiesFor are the policies some of whose nodes a waiting pod's node selector admits.
-func (i *impact) policiesFor(p *cluster.Pod, d Demand) []string {
+func (i *unmetFinder) policiesFor(p *cluster.Pod, d Demand) []string {
 	policies, known := i.waiting[d.Selector]
 	if !known {
 		seen := map[string]bool{"": true}

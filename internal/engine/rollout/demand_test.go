@@ -16,7 +16,7 @@ import (
 // only with the nodes that have a label which they select.
 func TestWaitingPodsAreComparedOnce(t *testing.T) {
 	g := NewWithT(t)
-	i := impact{met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{}}
+	i := unmetFinder{met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{}}
 	for n := range 500 {
 		i.offers = append(i.offers, &offer{
 			Policy: fmt.Sprint("p", n%2), Labels: map[string]string{"pool": fmt.Sprint(n % 5), "host": fmt.Sprint(n)}, Resources: map[string]int64{"nvidia.com/gpu": 2},

@@ -85,7 +85,7 @@ type taintStatus struct {
 // lostNode is a node that a policy selects and another one governs.
 type lostNode struct{ Node, To string }
 
-// demandTally is what impact and status count on a node.
+// demandTally is what unmetFinder and status count on a node.
 type demandTally struct {
 	Demands []podDemand // of the pods of the node
 	Counts  []v1alpha1.ResourceCount

@@ -22,10 +22,10 @@ import (
 //
 //	pods → demands (request, node selector) → offers of the nodes → unmet, a line each with what to change
 
-// impact finds the workloads of which no node meets the request once every policy is in force, for each policy one line
+// unmetFinder finds the workloads of which no node meets the request once every policy is in force, for each policy one line
 // for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on
 // a node concerns the policy of that node; one that waits concerns each policy whose nodes its node selector admits.
-type impact struct {
+type unmetFinder struct {
 	offers  []*offer
 	labels  labelIndex
 	met     map[Demand]bool
@@ -48,7 +48,7 @@ type unmet struct {
 // unmetWorkloads lists of each policy, by its name, the workloads of which no node meets the request once all policies
 // are in force.
 func unmetWorkloads(s *cluster.Snapshot, groups map[string]*Group, all []*member, waiting []waitingDemand) map[string][]string {
-	i := impact{
+	i := unmetFinder{
 		offers: make([]*offer, len(all)), met: map[Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
 	for at, m := range all {
@@ -115,7 +115,7 @@ func singleResources(v *node.View) map[string]bool {
 }
 
 // weigh notes a pod of which no node will meet the request.
-func (i *impact) weigh(policy string, p *cluster.Pod, d Demand) {
+func (i *unmetFinder) weigh(policy string, p *cluster.Pod, d Demand) {
 	if i.isMet(p, d) {
 		return
 	}
@@ -129,7 +129,7 @@ func (i *impact) weigh(policy string, p *cluster.Pod, d Demand) {
 	i.found[policy][key].pods++
 }
 
-func (i *impact) isMet(p *cluster.Pod, d Demand) bool {
+func (i *unmetFinder) isMet(p *cluster.Pod, d Demand) bool {
 	met, known := i.met[d]
 	if !known {
 		met = slices.ContainsFunc(i.admitting(p), func(o *offer) bool { return offerMeets(o, p) })
@@ -159,7 +159,7 @@ func selectorAdmits(p *cluster.Pod, have map[string]string) bool {
 }
 
 // describe tells of each workload what it asks for, what is there instead, and what to change.
-func (i *impact) describe(g *Group, workloads map[unmetKey]*unmet) []string {
+func (i *unmetFinder) describe(g *Group, workloads map[unmetKey]*unmet) []string {
 	most := map[string]int64{}
 	single := false
 	for _, m := range g.Members {
