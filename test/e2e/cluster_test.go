@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -116,8 +117,20 @@ var _ = ReportAfterEach(func(spec SpecReport) {
 	broken = broken || spec.Failed()
 	if spec.Failed() && machine != nil {
 		GinkgoWriter.Printf("What the kubelet said last of device plugins, which it lost %d times on this node:\n%s", machine.Lost(), machine.DevicePlugins(60))
+		GinkgoWriter.Printf("What the controller said last:\n%s", controllerLog(60))
 	}
 })
+
+// controllerLog are the last lines that the controller has logged on the node.
+func controllerLog(lines int) string {
+	files, _ := filepath.Glob("/var/log/pods/" + operatorNamespace + "_gpu-sharing-controller-*/*/*.log") // the pattern is not malformed
+	var said []string
+	for _, file := range files {
+		raw, _ := os.ReadFile(file) // a pod that is gone says nothing
+		said = append(said, strings.SplitAfter(string(raw), "\n")...)
+	}
+	return strings.Join(said[max(0, len(said)-lines):], "")
+}
 
 // rebuild makes the cluster anew, so that what a spec leaves when it fails is no other's failure.
 func rebuild(ctx context.Context) {
