@@ -47,8 +47,9 @@ func staying(v *node.View, selected policy.Governed) member {
 }
 
 // policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still
-// follow: no policy has reached its aim under it, and it is younger than what was done to its node, or the agent was
-// asked only under another one. A policy that is absent meanwhile was not deleted.
+// follow: no policy has reached its aim under it, and it is younger than what was done to its node, or it has lost the
+// baseline and the agent was asked under another one. A policy that is absent meanwhile was not deleted. One that failed
+// before it asked for anything was.
 func policiesReturn(v *node.View) (until time.Time, may bool) {
 	n, spec, created := v.Node, &v.Node.GPU.Spec, v.Node.GPU.CreationTimestamp.Time
 	until = created.Add(timing.PoliciesReturn)
@@ -57,7 +58,7 @@ func policiesReturn(v *node.View) (until time.Time, may bool) {
 	}
 	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
 	younger := stamped && selected.Add(timing.ClocksDiffer).Before(created)
-	return until, younger || spec.ChangeTime.IsZero() && !node.AgentNeverRequested(v)
+	return until, younger || spec.ChangeTime.IsZero() && n.BaselineLost && !node.AgentNeverRequested(v)
 }
 
 // awaiting is a node that is left as it is until its policy is back, or until then.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy: the operator's definitions are installed again after they were deleted
@@ -63,4 +64,26 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 			g.Expect(h.GPU.Spec).To(BeZero())
 		})
 	}
+}
+
+// TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce: the GPUNode of a new machine is as young as one that was
+// made anew, and has a baseline, but nothing was done to the node under another one.
+func TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.nfd.denies = true
+	h := c.add("a", sim.A100)
+	h.GPU.CreationTimestamp = metav1.NewTime(c.Now)
+	c.tick(time.Second)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+
+	c.Policies = nil
+	d, _ = c.run(30)
+	g.Expect(c.Now.Sub(h.GPU.CreationTimestamp.Time)).To(BeNumerically("<", timing.PoliciesReturn))
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(d.ConfigurePlugin).To(BeFalse(), "the ClusterPolicy is restored")
+	g.Expect(h.GPU.Spec).To(BeZero())
 }
