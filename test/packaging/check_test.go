@@ -221,6 +221,9 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 		}
 		if app == "nvidia-device-plugin" {
 			readsConfigMap(&pod.Spec, "plugin-configs")
+			pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "kubelet", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/device-plugins"},
+			}})
 		}
 		g.Expect(i.Client.Create(t.Context(), pod)).To(Succeed())
 		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
