@@ -93,6 +93,7 @@ func upgradeSpecs() {
 			Expect(err).NotTo(HaveOccurred())
 			share(ctx, second)
 			Eventually(instances).WithContext(ctx).ShouldNot(ContainElements(before), "the agent is at work")
+			Eventually(offered).WithContext(ctx).Should(BeEmpty(), "the kubelet publishes every two seconds that the device plugin is paused")
 			seen := watchOffered(ctx)
 			var overlaid []string // of our own pause, by the one of the upgrade
 			watch := notes(func() (map[string]string, error) { return nodeLabels(ctx) })
