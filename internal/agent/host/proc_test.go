@@ -123,20 +123,5 @@ func TestPrograms(t *testing.T) {
 
 func newProc(t *testing.T, files map[string]string) *host.Proc {
 	t.Helper()
-	dir := t.TempDir()
-	for name, content := range files {
-		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = root.Close() })
-	return host.NewProc(root)
+	return procOf(t, files, nil)
 }
