@@ -85,7 +85,7 @@ func slimNode(object any) (any, error) {
 	if !isNode {
 		return object, nil
 	}
-	node.ManagedFields = append(cluster.Holding(node), cluster.ConfigWriters(node)...)
+	node.ManagedFields = append(cluster.WorkMarkAuthors(node), cluster.ConfigWriters(node)...)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	node.Status = corev1.NodeStatus{

@@ -230,7 +230,7 @@ func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		view, _ := nodeView(slim.(*corev1.Node))
 		g.Expect(view).To(Equal(full))
-		g.Expect(view.HeldSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.HeldSince)
+		g.Expect(view.MarkedAtWorkSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.MarkedAtWorkSince)
 		again, err := slimNode(slim.(*corev1.Node).DeepCopy())
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(again).To(Equal(slim))

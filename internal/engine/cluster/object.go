@@ -90,7 +90,7 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 func NodeAlone(node *corev1.Node) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
-		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node), ConfigWriter: configWriter(node),
+		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, MarkedAtWorkSince: markedAtWorkSince(node), ConfigWriter: configWriter(node),
 	}
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]

@@ -95,9 +95,9 @@ func SelectsDeploy(nodeSelector map[string]string) bool {
 	return false
 }
 
-// Holding are the authors of the labels which say that another controller works on a node, each with the time of its
-// last write and nothing else. There are none where no label says so.
-func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
+// WorkMarkAuthors are the authors of the labels which say that a controller works on a node, also the operator itself,
+// each with the time of its last write and nothing else. There are none where no label says so.
+func WorkMarkAuthors(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	var fields []string
 	for name, value := range node.Labels {
 		if saysAtWork(name, value) {
@@ -129,9 +129,9 @@ func saysAtWork(label, value string) bool {
 	return strings.HasPrefix(label, DeployPrefix) && value != "" && value != "true" && value != "false"
 }
 
-// heldSince is when the last of those wrote anything who say that they are at work.
-func heldSince(node *corev1.Node) (since time.Time) {
-	for _, e := range Holding(node) {
+// markedAtWorkSince is when the last of those wrote anything who say that they are at work.
+func markedAtWorkSince(node *corev1.Node) (since time.Time) {
+	for _, e := range WorkMarkAuthors(node) {
 		if e.Time.After(since) {
 			since = e.Time.Time
 		}

@@ -86,9 +86,10 @@ type Node struct {
 	ChangedFor string
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
-	// HeldSince is since when, at the latest, a label on it says that another controller works there: a deploy label of
-	// NVIDIA's that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
-	HeldSince time.Time
+	// MarkedAtWorkSince is since when, at the latest, a label on the node says that a controller works there, also the
+	// operator itself: a deploy label of NVIDIA's that is neither true nor false, or mig-manager's state. Zero if none
+	// does, or it is not known.
+	MarkedAtWorkSince time.Time
 	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another
 	// than the operator; empty: not known.
 	ConfigWriter string

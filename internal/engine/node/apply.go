@@ -74,11 +74,11 @@ func applying(v *View) Result {
 // was asked for before that counts from then on.
 func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 	since := v.Node.GPU.Spec.ChangeTime.Time
-	if since.IsZero() || v.Reached() && !v.Disturbed() {
+	if since.IsZero() || v.Reached() && !v.MadeUnavailable() {
 		return 0, 0, false
 	}
 	if v.Reached() || v.FallsBack {
-		since = timing.Latest(since, unschedulableSince(v))
+		since = timing.Latest(since, unavailableSince(v))
 	}
 	timeout = timing.ApplyTimeout
 	if _, waits := waitsForReboot(v); !waits && rebootPermitted(v) {
@@ -91,7 +91,7 @@ func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 // state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
 // again.
 func releaseFailed(v *View) bool {
-	if v.Policy != nil || v.Taint() != nil || !v.Disruptive() {
+	if v.Policy != nil || v.Taint() != nil || !v.ChangeIsDisruptive() {
 		return false
 	}
 	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {

@@ -121,8 +121,8 @@ func progress(v *View) Result {
 		return resting(v, timeout)
 	case requested && releaseFailed(v):
 		return applying(v)
-	case disrupts(v, requested):
-		return disrupt(v, requested)
+	case mustDrainAndPause(v, requested):
+		return drainAndPause(v, requested)
 	case !requested:
 		return setNonDisruptively(v)
 	}
@@ -135,10 +135,10 @@ func progress(v *View) Result {
 	return applying(v)
 }
 
-// disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that
+// mustDrainAndPause reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that
 // is only so while something blocks it.
-func disrupts(v *View, requested bool) bool {
-	return v.Disruptive() && (!requested || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
+func mustDrainAndPause(v *View, requested bool) bool {
+	return v.ChangeIsDisruptive() && (!requested || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }
 
 // afterApplying is the state of a node whose GPUs are as its target has them.

@@ -16,8 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
-func disrupt(v *View, requested bool) Result {
+// drainAndPause brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
+func drainAndPause(v *View, requested bool) Result {
 	r := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
@@ -39,7 +39,7 @@ func disrupt(v *View, requested bool) Result {
 	case blocked:
 		return draining(v, r)
 	}
-	return drained(v, r, requested)
+	return afterDrain(v, r, requested)
 }
 
 // keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
@@ -47,8 +47,8 @@ func keepsPodsOff(v *View, blocked bool) bool {
 	return v.Tainted() || MustStayUntainted(v) && !blocked
 }
 
-// drained goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
-func drained(v *View, r Result, requested bool) Result {
+// afterDrain goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
+func afterDrain(v *View, r Result, requested bool) Result {
 	if r, waits := settlingClaims(v, r); waits {
 		return r
 	}

@@ -152,8 +152,8 @@ func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
 	if patch, pauses := keepPluginAwayFromDriver(v, m); pauses {
 		actions = append(actions, patch)
 	}
-	if m.Validates && v.Disturbed() {
-		left := v.Node.HeldSince.Add(timing.PauseTimeout).Sub(v.Snapshot.Now)
+	if m.Validates && v.MadeUnavailable() {
+		left := v.Node.MarkedAtWorkSince.Add(timing.PauseTimeout).Sub(v.Snapshot.Now)
 		if left <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}

@@ -517,10 +517,10 @@ func managerLeft(v *View) (left time.Duration, works bool) {
 	if partitionedByManager(v) || !managerWorks(v) {
 		return 0, false
 	}
-	if v.Node.HeldSince.IsZero() {
+	if v.Node.MarkedAtWorkSince.IsZero() {
 		return timing.LeftTimeout, true
 	}
-	return v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
+	return v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
 }
 
 // ManagerBlocksChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
@@ -547,7 +547,7 @@ func managerStuck(v *View, _ State) Finding {
 	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerStuck,
 		Message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
-			ManagerChanging(v), format.Clock(v.Node.HeldSince)),
+			ManagerChanging(v), format.Clock(v.Node.MarkedAtWorkSince)),
 	}
 }
 

@@ -109,7 +109,7 @@ func planSteps(v *View) {
 			addUsers(v, d)
 		}
 	}
-	if v.Disruptive() || OnlyRebootLeft(v) {
+	if v.ChangeIsDisruptive() || OnlyRebootLeft(v) {
 		addUnreportedHolders(v)
 	}
 	if emptiesNode(v) {

@@ -104,7 +104,7 @@ func pausing(v *View, r Result, requested bool) Result {
 // counts, if that is longer.
 func pauseLeft(v *View, requested bool) (left, timeout time.Duration) {
 	since := v.Snapshot.Now.Add(DrainLeft(v))
-	if taken := unschedulableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
+	if taken := unavailableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
 		since = taken
 	}
 	if f := failedChange(v); f != nil {

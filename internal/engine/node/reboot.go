@@ -79,12 +79,12 @@ func stranded(v *View) bool {
 	if v.Desired != nil && !v.FallsBack || !awaitsReboot(v) || !helpless {
 		return false
 	}
-	drained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
+	possibleOnceDrained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
 		waits := func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG && slices.Contains(plan.GPUs(s), d.UUID) }
-		disrupts := s.Needs() > plan.NeedsNothing || s.Closes()
-		return disrupts && !slices.ContainsFunc(v.Devices, waits)
+		needsIdle := s.Needs() > plan.NeedsNothing || s.Closes()
+		return needsIdle && !slices.ContainsFunc(v.Devices, waits)
 	}
-	return !slices.ContainsFunc(v.Steps, drained)
+	return !slices.ContainsFunc(v.Steps, possibleOnceDrained)
 }
 
 // waitsForReboot says why a node that needs a reboot is not rebooted by the operator, and what helps.

@@ -73,10 +73,10 @@ func gpuMissing(v *View, _ State) Finding {
 // leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by
 // a mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
 func leftPaused(v *View, s State) Finding {
-	if !v.ByGPUOperator() || v.Node.HeldSince.IsZero() {
+	if !v.ByGPUOperator() || v.Node.MarkedAtWorkSince.IsZero() {
 		return Finding{}
 	}
-	left := v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
+	left := v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
 	theirs := pausedByOthers(v)
 	switch {
 	case len(theirs) > 0 && !managerWorks(v):
@@ -91,7 +91,7 @@ func leftPaused(v *View, s State) Finding {
 		return Finding{
 			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: []action.Action{patch},
 			Message: fmt.Sprintf("NVIDIA's GPU clients were left paused since %s (%s) by a mig-manager that does not work on "+
-				"the node any more; they are being resumed", format.Clock(v.Node.HeldSince), format.List(theirs)),
+				"the node any more; they are being resumed", format.Clock(v.Node.MarkedAtWorkSince), format.List(theirs)),
 		}
 	case len(OwnPauses(v)) > 0 && s == Unknown:
 		if left > 0 {
@@ -100,7 +100,7 @@ func leftPaused(v *View, s State) Finding {
 		return Finding{
 			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: EndInterrupted(v, "the agent does not come back"),
 			Message: fmt.Sprintf("the operator paused NVIDIA's GPU clients at %s for a change that the agent has not ended; "+
-				"they are being resumed, and the change goes on once the agent reports again", format.Clock(v.Node.HeldSince)),
+				"they are being resumed, and the change goes on once the agent reports again", format.Clock(v.Node.MarkedAtWorkSince)),
 		}
 	}
 	return Finding{}

@@ -74,7 +74,7 @@ func failChange(v *View, r Result, reason, message string) Result {
 	switch {
 	case hasFallback(v):
 		actions = append(actions, recordFailure(v, reason, message)...)
-	case v.Disturbed():
+	case v.MadeUnavailable():
 		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
 	case v.Desired == nil && !v.Managed():
 		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
@@ -97,7 +97,7 @@ func RecordTimeout(v *View, reason, why string) []action.Action {
 		return RestoreScheduling(v, why)
 	}
 	last, _ := lastTimeout(v)
-	return giveBack(v, Timeout{Reason: reason, Times: last.Times + 1}, why)
+	return restoreAndRecord(v, Timeout{Reason: reason, Times: last.Times + 1}, why)
 }
 
 // restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds
@@ -140,14 +140,14 @@ func resumeClients(v *View, why string) (patch action.PatchNode, resumes bool) {
 	return patch, true
 }
 
-// unschedulableSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it
+// unavailableSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it
 // is not.
-func unschedulableSince(v *View) (since time.Time) {
+func unavailableSince(v *View) (since time.Time) {
 	if t := v.Taint(); t != nil && t.TimeAdded != nil {
 		since = t.TimeAdded.Time
 	}
 	if len(OwnPauses(v)) > 0 {
-		since = timing.Latest(since, v.Node.HeldSince)
+		since = timing.Latest(since, v.Node.MarkedAtWorkSince)
 	}
 	return since
 }
@@ -314,7 +314,7 @@ func DrainingSince(v *View) time.Time {
 	case t != nil && t.TimeAdded != nil:
 		return t.TimeAdded.Time
 	case t == nil && MustStayUntainted(v) && len(OwnPauses(v)) > 0:
-		return v.Node.HeldSince
+		return v.Node.MarkedAtWorkSince
 	}
 	return time.Time{}
 }

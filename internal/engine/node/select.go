@@ -124,7 +124,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
 	}
 	stampSeen(v, patch)
-	if !v.Target.Final && !v.HeldByOther() {
+	if !v.Target.Final && !v.UnavailableForOther() {
 		saveBaselineCopy(v, patch)
 	}
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0

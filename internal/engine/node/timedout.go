@@ -41,7 +41,7 @@ func LastTurn(v *View) time.Time {
 // in the next window that had no turn in this one. The change has not timed out.
 func EndTurn(v *View) []action.Action {
 	last, _ := lastTimeout(v)
-	return giveBack(v, Timeout{Reason: v1alpha1.ReasonOutsideWindow, Times: last.Times}, "its maintenance window has closed")
+	return restoreAndRecord(v, Timeout{Reason: v1alpha1.ReasonOutsideWindow, Times: last.Times}, "its maintenance window has closed")
 }
 
 // EndInterrupted is RestoreScheduling for a change that was interrupted for too long, by maintenance or because the
@@ -51,12 +51,12 @@ func EndInterrupted(v *View, why string) []action.Action {
 	if again {
 		t.Times++
 	}
-	return giveBack(v, Timeout{Reason: v1alpha1.ReasonApplyTimedOut, Times: t.Times}, why)
+	return restoreAndRecord(v, Timeout{Reason: v1alpha1.ReasonApplyTimedOut, Times: t.Times}, why)
 }
 
-// giveBack is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a node
+// restoreAndRecord is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a node
 // without our taint and without the record would be tainted again at once.
-func giveBack(v *View, t Timeout, why string) []action.Action {
+func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 	patch, _ := resumeClients(v, why)
 	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, attempt(v), t.Times), v.Snapshot.Now)
 	patch.Annotations[v1alpha1.AnnotationTimedOut] = &record
@@ -68,7 +68,7 @@ func giveBack(v *View, t Timeout, why string) []action.Action {
 // and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !stranded(v)
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.Managed() && !stranded(v)
 	return t, ok
 }
 
@@ -82,7 +82,7 @@ func releasesAgain(v *View) bool {
 	if v.Policy != nil || since.IsZero() || recorded && t.Times > 0 || !recorded && v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
-	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !stranded(v)
+	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.Managed() && !stranded(v)
 }
 
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody

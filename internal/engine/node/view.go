@@ -137,8 +137,8 @@ func BusyFor(v *View) time.Duration {
 	return max(spec.ChangeTime.Add(timeout).Sub(v.Snapshot.Now), 0)
 }
 
-// Disruptive says whether a step is left that needs something idle.
-func (v *View) Disruptive() bool {
+// ChangeIsDisruptive reports whether a step is left that needs something idle.
+func (v *View) ChangeIsDisruptive() bool {
 	return len(v.EndingNVIDIAMPS()) > 0 ||
 		slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
 }
@@ -228,9 +228,9 @@ func (v *View) Tainted() bool {
 	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 }
 
-// Disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes
-// them back may have failed when that of the taint did not.
-func (v *View) Disturbed() bool {
+// MadeUnavailable reports whether the operator keeps the node from its users, as rollout.maxUnavailable counts it: by
+// our taint, or by our pauses, of which the write that takes them back may have failed when that of the taint did not.
+func (v *View) MadeUnavailable() bool {
 	_, pauses := v.Node.Annotations[v1alpha1.AnnotationPaused]
 	return pauses || v.Taint() != nil
 }

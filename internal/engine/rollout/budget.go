@@ -61,7 +61,7 @@ type budget struct {
 	slots, left int
 	proven      map[string]bool // configurations that some node of the group has reached
 	others      int             // nodes that the policy is changing, without those that failed
-	disturbed   int             // nodes that are kept from their users
+	unavailable int             // nodes that are kept from their users
 	alone       bool            // one of them goes first with a new configuration
 }
 
@@ -80,10 +80,10 @@ func newBudget(g *Group) *budget {
 		}
 	}
 	for _, m := range g.Counted {
-		if isDisturbed(m) {
-			b.disturbed++
+		if countsAsUnavailable(m) {
+			b.unavailable++
 		}
-		if m.Disturbed() && m.Holds {
+		if m.MadeUnavailable() && m.Holds {
 			b.left--
 		}
 	}
@@ -92,8 +92,8 @@ func newBudget(g *Group) *budget {
 
 // spend counts a node that holds a slot.
 func (b *budget) spend(m *member) {
-	if isDisturbed(m) {
-		b.disturbed++
+	if countsAsUnavailable(m) {
+		b.unavailable++
 	}
 	if !m.Holds {
 		return
@@ -105,11 +105,11 @@ func (b *budget) spend(m *member) {
 	}
 }
 
-// isDisturbed reports whether a node counts among those that are kept from their users. One whose slot has expired
+// countsAsUnavailable reports whether a node counts among those that are kept from their users. One whose slot has expired
 // counts until its scheduling is restored: the write that does that may fail, or come after the taint of the node that
 // gets the slot.
-func isDisturbed(m *member) bool {
-	return m.Disturbed() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
+func countsAsUnavailable(m *member) bool {
+	return m.MadeUnavailable() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
 }
 
 func (b *budget) count(m *member) {
@@ -130,15 +130,15 @@ func (b *budget) unproven(m *member) bool {
 // than there are slots: one whose slot had expired may hold one on top of them.
 func (b *budget) admit(m *member, step node.PacedStep) (reason, message string) {
 	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
-	disturbs := taints && !m.Disturbed() || m.Disturbed() && !m.Holds
+	makesUnavailable := taints && !m.MadeUnavailable() || m.MadeUnavailable() && !m.Holds
 	switch {
-	case disturbs && b.disturbed >= b.slots, taints && b.disturbed > b.slots: // pauses that protect a node wait for no slot
+	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // pauses that protect a node wait for no slot
 		return b.full()
 	case !m.Holds:
 		reason, message = b.acquireSlot(m)
 	}
-	if reason == "" && disturbs {
-		b.disturbed++
+	if reason == "" && makesUnavailable {
+		b.unavailable++
 	}
 	return reason, message
 }
@@ -163,7 +163,7 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 func holdBack(m *member, reason, message string) {
 	_, step := node.SplitStep(m.Next)
 	m.Actions = append(m.Actions, step.OnDenied...)
-	if untilSlotExpires(m); m.Disturbed() && len(step.OnDenied) == 0 {
+	if untilSlotExpires(m); m.MadeUnavailable() && len(step.OnDenied) == 0 {
 		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
 	}
 	m.Reason = reason

@@ -301,7 +301,7 @@ func TestTheWriterOfTheConfigLabelIsKnownByTheManagedFields(t *testing.T) {
 		{Manager: "gpusharing-controller", Time: at(3), FieldsV1: fields(v1alpha1.LabelConfig)},
 	}}}
 	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
-	node.ManagedFields = append(cluster.Holding(node), cluster.ConfigWriters(node)...)
+	node.ManagedFields = append(cluster.WorkMarkAuthors(node), cluster.ConfigWriters(node)...)
 	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
 }
 

@@ -211,7 +211,7 @@ func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *
 		g.Leaving = append(g.Leaving, m)
 		return m
 	}
-	if m.HeldByOther() {
+	if m.UnavailableForOther() {
 		of, held := in.group(n.ChangedFor), *m
 		of.Counted = append(of.Counted, &held)
 		untilSlotExpires(m)
@@ -253,7 +253,7 @@ func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Gove
 
 // isUnchanged reports whether nothing is to be done about the node, and no time passes that counts.
 func isUnchanged(m *member) bool {
-	return len(m.Actions) == 0 && m.After == 0 && !m.Holds && !m.Disturbed() && !hasNews(m)
+	return len(m.Actions) == 0 && m.After == 0 && !m.Holds && !m.MadeUnavailable() && !hasNews(m)
 }
 
 // cachedView finds what was derived of a node the last time, and derives anew what no longer holds.

@@ -119,7 +119,7 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 		last = timing.Latest(last, t.TimeAdded.Time)
 	}
 	left := last.Add(reportAt).Sub(m.Snapshot.Now)
-	if left <= 0 || m.Disturbed() && condition.IsTrue(have.Conditions, v1alpha1.ConditionReady) {
+	if left <= 0 || m.MadeUnavailable() && condition.IsTrue(have.Conditions, v1alpha1.ConditionReady) {
 		return false
 	}
 	m.After = timing.Sooner(m.After, left)

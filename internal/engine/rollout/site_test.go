@@ -341,11 +341,11 @@ func (c *site) sync(h *host, a action.TriggerSync) {
 
 // held notes, as the managed fields of a Node do, when another controller said last that it works there.
 func (c *site) held(h *host) {
-	h.HeldSince = time.Time{}
+	h.MarkedAtWorkSince = time.Time{}
 	for name, value := range h.Labels {
 		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
 			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
-			h.HeldSince = c.Now.Add(-c.behind)
+			h.MarkedAtWorkSince = c.Now.Add(-c.behind)
 		}
 	}
 }

@@ -36,12 +36,12 @@ func slotOf(m *member) Slot {
 func hasBegun(m *member) bool {
 	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing}
 	if m.State == node.Failed {
-		return m.Disturbed() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)
+		return m.MadeUnavailable() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)
 	}
 	if m.State == node.Unsupported {
-		return m.Disturbed()
+		return m.MadeUnavailable()
 	}
-	return m.Disturbed() || slices.Contains(changing, m.State) || m.InFlight()
+	return m.MadeUnavailable() || slices.Contains(changing, m.State) || m.InFlight()
 }
 
 // acts reports whether anything is done about the node, or will be once it has a slot.
@@ -57,7 +57,7 @@ const mostTaken = timing.RebootTimeout + 2*(timing.PauseTimeout+timing.ApplyTime
 // slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded, and begins
 // anew with each. Whatever begins steps anew, it is no later than mostTaken.
 func slotDeadline(m *member) time.Time {
-	until := stepDeadline(m.View, drained(m))
+	until := stepDeadline(m.View, pastDrain(m))
 	if t := m.Taint(); t != nil && t.TimeAdded != nil {
 		if most := t.TimeAdded.Add(m.DrainTimeout() + mostTaken); most.Before(until) {
 			return most
@@ -66,9 +66,9 @@ func slotDeadline(m *member) time.Time {
 	return until
 }
 
-// drained reports whether the change of a node has come to its GPUs, so that the time for draining is no longer its
+// pastDrain reports whether the change of a node has come to its GPUs, so that the time for draining is no longer its
 // deadline.
-func drained(m *member) bool {
+func pastDrain(m *member) bool {
 	state := m.State
 	if state == node.Failed {
 		state = m.Rollback
@@ -77,7 +77,7 @@ func drained(m *member) bool {
 }
 
 // stepDeadline is the deadline of the step that a change has come to.
-func stepDeadline(v *node.View, drained bool) time.Time {
+func stepDeadline(v *node.View, pastDrain bool) time.Time {
 	if at, was := node.InterruptedAt(v); was {
 		return at.Add(timing.MaintenanceTimeout)
 	}
@@ -86,7 +86,7 @@ func stepDeadline(v *node.View, drained bool) time.Time {
 	}
 	last := timing.Latest(v.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(v))
 	if len(node.OwnPauses(v)) > 0 {
-		last = timing.Latest(last, v.Node.HeldSince)
+		last = timing.Latest(last, v.Node.MarkedAtWorkSince)
 	}
 	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
 		last = timing.Latest(last, at)
@@ -95,7 +95,7 @@ func stepDeadline(v *node.View, drained bool) time.Time {
 	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another client may write it, nothing would end the drain
 		const pauses = timing.PauseTimeout + time.Minute
 		ends := v.Snapshot.Now.Add(node.DrainLeft(v) + pauses)
-		if most := since.Add(slotTimeout); drained && most.Before(ends) {
+		if most := since.Add(slotTimeout); pastDrain && most.Before(ends) {
 			ends = most
 		}
 		until = timing.Latest(until, ends)
@@ -119,7 +119,7 @@ func reclaimSlot(m *member) {
 	if _, waits := node.RequestAgain(m.View); waits && m.Node.AgentReady {
 		return // NVIDIA's device plugin must not start before the agent has made its instances again
 	}
-	if m.Disturbed() {
+	if m.MadeUnavailable() {
 		_, step := node.SplitStep(m.Next)
 		if slices.ContainsFunc(step.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
 			m.Actions = append(m.Actions, step.Start...)
@@ -136,7 +136,7 @@ func reclaimSlot(m *member) {
 	}
 }
 
-// endMaintained gives back a node that is under maintenance for too long: what its users still lack then, NVIDIA or the
+// endMaintained makes a node available again that is under maintenance for too long: what its users still lack then, NVIDIA or the
 // machine keeps from them. NVIDIA's device plugin stays paused where it must not see the next driver before the agent
 // does; without a driver it could offer nothing.
 func endMaintained(m *member) {
@@ -153,7 +153,7 @@ func releaseStale(m *member) []action.Action {
 	switch {
 	case m.State == node.Unknown:
 		return node.EndInterrupted(m.View, why)
-	case !m.Disruptive():
+	case !m.ChangeIsDisruptive():
 		return node.RestoreScheduling(m.View, why)
 	}
 	return node.RecordTimeout(m.View, m.Reason, why)

@@ -44,7 +44,7 @@ func outsideWindow(g *Group, s *cluster.Snapshot, m *member) (reason, message st
 		return "", ""
 	}
 	g.NextWindow = new(metav1.NewTime(changes))
-	if _, step := node.SplitStep(m.Next); m.Disturbed() && (len(step.OnDenied) > 0 || node.OnlyRebootLeft(m.View) && devicesUntouched(m.View)) {
+	if _, step := node.SplitStep(m.Next); m.MadeUnavailable() && (len(step.OnDenied) > 0 || node.OnlyRebootLeft(m.View) && devicesUntouched(m.View)) {
 		m.Next = node.PacedStep{OnDenied: node.EndTurn(m.View)}
 	}
 	return v1alpha1.ReasonOutsideWindow, fmt.Sprintf("Waiting for a maintenance window (rollout.windows): the next one opens at %s",
