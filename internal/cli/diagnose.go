@@ -221,7 +221,7 @@ func (d *diagnosis) nvidia(is installation) {
 }
 
 // usesPlugin reports whether the device plugin is to serve a node.
-func usesPlugin(n nodeParts) bool { return n.stack != dra.Driver }
+func usesPlugin(n nodeParts) bool { return n.stack != dra.DRADriver }
 
 // dra diagnoses NVIDIA's DRA driver, and what Kubernetes has around it, where it serves nodes.
 func (d *diagnosis) dra(is installation) {

@@ -45,7 +45,7 @@ func healthy(t *testing.T, nodes int) installation {
 func drivenIn(fault func(*installation)) func(*installation) {
 	return func(is *installation) {
 		n := &is.nodes[1]
-		n.stack, n.plugins, n.drivers = dra.Driver, nil, []component{{name: "d", version: "v0.5.0", ready: true}}
+		n.stack, n.plugins, n.drivers = dra.DRADriver, nil, []component{{name: "d", version: "v0.5.0", ready: true}}
 		is.snapshot.DRA = cluster.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
 		fault(is)
 	}

@@ -99,7 +99,7 @@ func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, 
 		n := &s.Nodes[i]
 		if stack := s.StackOf(n); stack != dra.DevicePlugin {
 			shared.Nodes[i].Driver = &importer.Driver{
-				Alone: stack == dra.Driver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.DynamicMIG }),
+				Alone: stack == dra.DRADriver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.DynamicMIG }),
 			}
 		}
 	}

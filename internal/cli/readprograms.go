@@ -34,7 +34,7 @@ type programs struct {
 func (o *programs) podOf(pod *corev1.Pod) cluster.Pod {
 	known := o.Programs
 	if o.published[pod.Spec.NodeName] {
-		known.Drivers = []string{pod.Namespace}
+		known.DRADrivers = []string{pod.Namespace}
 	}
 	return cluster.PodOf(pod, &known)
 }

@@ -22,7 +22,7 @@ import (
 // programOf names what offers the GPUs of a node.
 func programOf(s dra.Stack) string {
 	switch s {
-	case dra.Driver:
+	case dra.DRADriver:
 		return "NVIDIA's DRA driver"
 	case dra.Both:
 		return "NVIDIA's device plugin and its DRA driver, both for the same GPUs"
@@ -93,8 +93,8 @@ func sharesOf(policy string, s *cluster.Snapshot) int64 {
 
 // afterMove is what pods can request of a node once the other one of NVIDIA's programs offers its GPUs.
 func afterMove(stack dra.Stack, now, then *rollout.NodeState, shares int64) string {
-	to := dra.Driver
-	if stack == dra.Driver {
+	to := dra.DRADriver
+	if stack == dra.DRADriver {
 		to = dra.DevicePlugin
 	}
 	says := "to " + programOf(to) + ": "
@@ -107,9 +107,9 @@ func afterMove(stack dra.Stack, now, then *rollout.NodeState, shares int64) stri
 		says += resources(then.Expected)
 	}
 	switch {
-	case to == dra.Driver && shares > 1:
+	case to == dra.DRADriver && shares > 1:
 		says += ", with " + dra.Values(shares) + ", for all its nodes"
-	case to == dra.Driver && shares == 0 && then.Expected[plan.ResourceGPU] > 0:
+	case to == dra.DRADriver && shares == 0 && then.Expected[plan.ResourceGPU] > 0:
 		says += ", and " + plan.ResourceGPU + " times consumableShares of its chart"
 	}
 	return says + ". docs/dra.md has the order"

@@ -51,14 +51,14 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (cluster.Progr
 		switch {
 		case !elsewhere[account]:
 		case c.publishers[account].may:
-			programs.Drivers = append(programs.Drivers, set.Namespace)
+			programs.DRADrivers = append(programs.DRADrivers, set.Namespace)
 		default:
 			continue
 		}
 		drivers = append(drivers, *set)
 	}
-	slices.Sort(programs.Drivers)
-	programs.Drivers = slices.Compact(programs.Drivers)
+	slices.Sort(programs.DRADrivers)
+	programs.DRADrivers = slices.Compact(programs.DRADrivers)
 	return programs, drivers, nil
 }
 

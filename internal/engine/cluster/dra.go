@@ -63,7 +63,7 @@ func (s *Snapshot) StackOf(n *Node) dra.Stack {
 // Offered returns the extended resources of GPUs and instances that pods can get on the node, each with its number:
 // what the kubelet lists as allocatable, or what NVIDIA's DRA driver publishes where it alone serves the node.
 func (n *Node) Offered(stack dra.Stack) map[string]int64 {
-	if stack == dra.Driver {
+	if stack == dra.DRADriver {
 		return n.Published.Published()
 	}
 	return n.Allocatable

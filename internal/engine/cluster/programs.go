@@ -26,7 +26,7 @@ type Programs struct {
 	GPUOperators []string
 	// Drivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose
 	// account may publish ResourceSlices; sorted.
-	Drivers []string
+	DRADrivers []string
 	// Discovery are the namespaces in which NodeFeatures are written as by workers of NFD; sorted. Where the Operator
 	// Lifecycle Manager installed NFD, its roles let every user of a namespace do that, so the pod must also mount
 	// folders of the host, which Pod Security baseline and OpenShift's restricted forbid.
@@ -43,7 +43,7 @@ func (o *Programs) tell(p *Pod, pod *corev1.Pod) {
 	p.NVIDIA = o.verified(pod, slices.Contains(o.GPUOperators, pod.Namespace) || pod.Namespace == o.ConfigMap.Namespace)
 	p.Validator = p.NVIDIA && IsValidator(pod)
 	p.MountsConfig = pod.Namespace == o.ConfigMap.Namespace && Mounts(pod, o.ConfigMap.Name)
-	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.Drivers, pod.Namespace)))
+	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.DRADrivers, pod.Namespace)))
 	discovers := isDiscovery(pod) && (p.NVIDIA || MountsHost(pod.Spec.Volumes) && o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
 	p.Own = isOwn(pod) && (len(o.Own) == 0 || slices.Contains(o.Own, pod.Namespace))
 	p.Serves = p.DRA || discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)

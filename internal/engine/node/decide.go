@@ -144,7 +144,7 @@ func mustDrainAndPause(v *View, requested bool) bool {
 // afterApplying is the state of a node whose GPUs are as its target has them.
 func afterApplying(v *View) Result {
 	gates := []gateFunc{contested, selecting, pluginEnumerating, verifying, settling}
-	if v.ByDriver() {
+	if v.ServedByDRADriver() {
 		gates = []gateFunc{selecting, publishing}
 	}
 	for _, gate := range gates {

@@ -32,7 +32,7 @@ const pluginStarts = time.Minute
 
 // pluginFailing finds pods of NVIDIA's that serve the configuration and do not run as they should.
 func pluginFailing(v *View, s State) Finding {
-	if v.ByDriver() {
+	if v.ServedByDRADriver() {
 		return Finding{} // NVIDIA's DRA driver serves the node
 	}
 	if !slices.Contains([]State{Selecting, Verifying, Degraded, UpToDate, Failed}, s) {

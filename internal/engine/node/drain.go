@@ -71,7 +71,7 @@ func tainting(v *View, r Result) Result {
 	if r, pending := prepareForMPS(v, r.State); pending {
 		return r
 	}
-	if problem := noTaintRule(v); problem != nil && v.ByDriver() {
+	if problem := noTaintRule(v); problem != nil && v.ServedByDRADriver() {
 		r.Reason, r.Message = problem.Reason, problem.Message // the node holds no slot meanwhile
 		return r
 	}
@@ -86,7 +86,7 @@ func tainting(v *View, r Result) Result {
 // settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just
 // before, and the claim that tells so follows.
 func settlingClaims(v *View, r Result) (Result, bool) {
-	if !v.ByDriver() || v.Node.DevicesTaintedAt.IsZero() {
+	if !v.ServedByDRADriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
 	}
 	left := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
@@ -142,7 +142,7 @@ func draining(v *View, r Result) Result {
 // come.
 func taintNode(v *View) []action.Action {
 	now := metav1.NewTime(v.Snapshot.Now)
-	if !v.ByDriver() {
+	if !v.ServedByDRADriver() {
 		return []action.Action{action.Taint{
 			Node: v.Node.Name, Policy: v.Ref(), Baseline: baselineCopy(v),
 			Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},

@@ -358,7 +358,7 @@ func profilesOf(devices []v1alpha1.DeviceSpec) []string {
 // hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another
 // one. Until the driver publishes what is there, nothing tells which devices are gone.
 func hangingClaims(v *View, s State) Finding {
-	if !v.ByDriver() || s != UpToDate {
+	if !v.ServedByDRADriver() || s != UpToDate {
 		return Finding{}
 	}
 	var hanging []string
@@ -387,7 +387,7 @@ func hangingClaims(v *View, s State) Finding {
 // duplicatedClasses finds that several DeviceClasses serve a resource of the node: another one was made after the
 // operator had looked for an owner.
 func duplicatedClasses(v *View, s State) Finding {
-	if !v.ByDriver() || v.Policy == nil || s != UpToDate {
+	if !v.ServedByDRADriver() || v.Policy == nil || s != UpToDate {
 		return Finding{}
 	}
 	var says []string
@@ -424,7 +424,7 @@ const draPluginStartsWithin = time.Minute
 
 // draPluginFailing finds that the pod of the driver does not run as it should, or is missing, where that is waited for.
 func draPluginFailing(v *View, s State) Finding {
-	if !v.ByDriver() || !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
+	if !v.ServedByDRADriver() || !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
 		return Finding{}
 	}
 	f := Finding{}

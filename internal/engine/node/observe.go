@@ -65,7 +65,7 @@ func findDesired(v *View) {
 	}
 	v.Desired, v.Target = &w, targetOf(w)
 	v.Target.Strategy, v.Target.Actuator = v.Policy.Spec.Sharing.Strategy, actuatorOf(v.Policy)
-	if v.ByDriver() {
+	if v.ServedByDRADriver() {
 		v.Target.Shares = dra.Shares(v.Policy.Spec.Sharing)
 		if v.Unsupported = draLacks(v); v.Unsupported != nil {
 			return

@@ -28,7 +28,7 @@ func released(v *View) Result {
 // published is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited
 // for longer than after a change: the desired state of the agent may be reached no more.
 func published(v *View) (Result, bool) {
-	if !v.ByDriver() {
+	if !v.ServedByDRADriver() {
 		return Result{}, false
 	}
 	r, pending := publishing(v)

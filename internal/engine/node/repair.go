@@ -148,7 +148,7 @@ func notEnding(v *View, s State) Finding {
 // ClusterPolicy names our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
 func pluginOutdated(v *View, s State) Finding {
 	since, names := v.Node.GPU.Spec.ChangeTime, pluginsReadingOthers(v)
-	if v.ByDriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
+	if v.ServedByDRADriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
 		return Finding{}
 	}
 	if left := since.Add(timing.OutdatedTimeout).Sub(v.Snapshot.Now); left > 0 {

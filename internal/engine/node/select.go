@@ -19,7 +19,7 @@ import (
 // configReset reports whether another controller set the label that selects a configuration after the operator had.
 func configReset(v *View) bool {
 	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
-	return selected && v.Target.Config != "" && !v.Target.Final && !v.ByDriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
+	return selected && v.Target.Config != "" && !v.Target.Final && !v.ServedByDRADriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
 }
 
 // contested leaves a label alone for an hour that another controller sets again and again. A change that is not
@@ -58,7 +58,7 @@ func selecting(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	r := Result{State: Selecting, Reason: v1alpha1.ReasonSelecting}
-	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && !v.ByDriver() {
+	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && !v.ServedByDRADriver() {
 		if message, wait := hidden(v); wait {
 			r.Message = message
 			return r, true
@@ -76,7 +76,7 @@ func selecting(v *View) (Result, bool) {
 	}
 	r.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
 	switch {
-	case v.ByDriver():
+	case v.ServedByDRADriver():
 		r.Message = "recording what NVIDIA's DRA driver must publish"
 	case v.Target.Config == "":
 		r.Message = "taking back the label " + v1alpha1.LabelConfig
@@ -135,7 +135,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 func selectConfig(v *View, labels map[string]*string) {
 	labels[v1alpha1.LabelConfig] = nil
 	switch {
-	case v.ByDriver():
+	case v.ServedByDRADriver():
 		restoreConfigLabel(v, labels)
 	case v.Target.Config != "":
 		labels[v1alpha1.LabelConfig] = new(v.Target.Config)
@@ -144,7 +144,7 @@ func selectConfig(v *View, labels map[string]*string) {
 
 // stampSeen notes in a patch which instances NVIDIA's program will see that offers them.
 func stampSeen(v *View, patch action.PatchNode) {
-	if v.ByDriver() {
+	if v.ServedByDRADriver() {
 		dropRestartStamps(v, patch)
 		return
 	}
@@ -205,7 +205,7 @@ func pluginUnseen(v *View) time.Duration {
 
 // syncAhead triggers syncs while the agent is at work, so that the key is visible when it is done.
 func syncAhead(v *View) []action.Action {
-	if _, wait := hidden(v); wait || v.ByDriver() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
+	if _, wait := hidden(v); wait || v.ServedByDRADriver() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
 		return nil
 	}
 	syncs, _, _ := triggerSyncs(v)

@@ -178,10 +178,10 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 // OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver
 // sets time slices itself; in its baseline the node has the former ones.
 func (v *View) OnStack(t Target) Target {
-	if v.ByDriver() && !t.Final {
+	if v.ServedByDRADriver() && !t.Final {
 		t.Devices = plan.WithoutIntervals(t.Devices)
 	}
-	if v.ByDriver() && !dra.IsConfig(t.Config) {
+	if v.ServedByDRADriver() && !dra.IsConfig(t.Config) {
 		t.Config, t.Data = "", ""
 	}
 	return t
@@ -191,7 +191,7 @@ func (v *View) OnStack(t Target) Target {
 // nothing there reads its configuration.
 func (v *View) LastOnStack() *v1alpha1.GPUNode {
 	n := v.Node.GPU
-	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) != v.ByDriver() {
+	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) != v.ServedByDRADriver() {
 		n.Status.Rollout.LastGood = nil
 	}
 	return &n

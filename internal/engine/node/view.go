@@ -88,12 +88,12 @@ func (v *View) RequestedNode() policy.Node {
 	return n
 }
 
-// ByDriver reports whether NVIDIA's DRA driver alone offers the GPUs of the node.
-func (v *View) ByDriver() bool { return v.Stack == dra.Driver }
+// ServedByDRADriver reports whether NVIDIA's DRA driver alone offers the GPUs of the node.
+func (v *View) ServedByDRADriver() bool { return v.Stack == dra.DRADriver }
 
 // NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can
 // configure.
-func (v *View) NoPlugin() bool { return v.Snapshot.Plugin.Reason != "" && !v.ByDriver() }
+func (v *View) NoPlugin() bool { return v.Snapshot.Plugin.Reason != "" && !v.ServedByDRADriver() }
 
 // DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
 func (v *View) DesiredHash() string {
@@ -222,7 +222,7 @@ func (v *View) Taint() *corev1.Taint {
 
 // Tainted reports whether our taint keeps new pods off the GPUs, in the form that the stack of the node heeds.
 func (v *View) Tainted() bool {
-	if v.ByDriver() {
+	if v.ServedByDRADriver() {
 		return !v.Node.DevicesTaintedAt.IsZero()
 	}
 	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
@@ -359,7 +359,7 @@ func AdvertisesNoGPU(v *View) bool {
 // that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
 // turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
-	return !v.ByDriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
+	return !v.ServedByDRADriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
 }
 
 // Attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of

@@ -83,7 +83,7 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 		return Desired{}, err
 	}
 	devices = append(devices, restored...)
-	if n.Stack == dra.Driver { // it sets them itself
+	if n.Stack == dra.DRADriver { // it sets them itself
 		devices = plan.WithoutIntervals(devices)
 	}
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
@@ -96,7 +96,7 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 
 // render is the configuration of the program that offers the GPUs of the node.
 func render(p *v1alpha1.GPUSharingPolicy, of Node, n deviceplugin.Node) (deviceplugin.Config, error) {
-	if of.Stack == dra.Driver {
+	if of.Stack == dra.DRADriver {
 		return dra.Render(p.Spec.Sharing, n, of.Shares)
 	}
 	return deviceplugin.Render(p.Name, p.Spec.Sharing, n)
@@ -181,7 +181,7 @@ func partial(p *v1alpha1.GPUSharingPolicy, stack dra.Stack, all, selected []gpu.
 		return nil
 	}
 	program := "device plugin"
-	if stack == dra.Driver {
+	if stack == dra.DRADriver {
 		program = "DRA driver"
 	}
 	return &plan.Problem{

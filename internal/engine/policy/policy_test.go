@@ -412,7 +412,7 @@ func TestBothStacks(t *testing.T) {
 			plugin, err := policy.DesiredState(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(plugin.Config.Resources).To(Equal(c.resources))
-			n.Stack = dra.Driver
+			n.Stack = dra.DRADriver
 			driver, err := policy.DesiredState(&p, n)
 			if c.refused != "" {
 				var problem *plan.Problem
@@ -438,7 +438,7 @@ func TestBothStacks(t *testing.T) {
 		g := NewWithT(t)
 		desiredOf := func(s v1alpha1.Sharing, published int64) deviceplugin.Config {
 			p, n := named("p", sharing(s)), nodeWith(t, sim.A100, sim.T4, sim.T4)
-			n.Stack, n.Shares = dra.Driver, published
+			n.Stack, n.Shares = dra.DRADriver, published
 			desired, err := policy.DesiredState(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			return desired.Config
@@ -456,7 +456,7 @@ func TestBothStacks(t *testing.T) {
 		}
 	})
 	t.Run("a selection of some GPUs is refused on both", func(t *testing.T) {
-		for stack, program := range map[dra.Stack]string{dra.DevicePlugin: "device plugin", dra.Driver: "DRA driver"} {
+		for stack, program := range map[dra.Stack]string{dra.DevicePlugin: "device plugin", dra.DRADriver: "DRA driver"} {
 			p, n := named("p", sharing(slicing), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}})), nodeWith(t, sim.A100, sim.T4)
 			n.Stack = stack
 			_, err := policy.DesiredState(&p, n)

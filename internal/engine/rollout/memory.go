@@ -83,7 +83,7 @@ type basis struct {
 
 func basisOf(s *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy, stack dra.Stack) basis {
 	b := basis{OtherController: s.OtherControllers.Of(n)}
-	if stack == dra.Driver {
+	if stack == dra.DRADriver {
 		b.dra = s.DRA.Signature()
 	}
 	if by != nil {
@@ -112,7 +112,7 @@ func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking po
 		if r.round != memory.round {
 			r.round, r.positions, r.stack, r.member.Unchanged = memory.round, ranking.Selecting(node.PolicyNode(r.node)), s.StackOf(r.node), false
 		}
-		if r.stack != dra.Driver {
+		if r.stack != dra.DRADriver {
 			continue
 		}
 		if by := ranking.Governed(r.positions).By; by != nil && dra.Shares(by.Spec.Sharing) != 0 {
@@ -185,7 +185,7 @@ func (in assignment) group(name string) *Group {
 func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *member {
 	n, m := r.node, &r.member
 	selected := in.ranking.Governed(r.positions)
-	governed, unserved := selected, s.Plugin.Reason != "" && r.stack != dra.Driver
+	governed, unserved := selected, s.Plugin.Reason != "" && r.stack != dra.DRADriver
 	if unserved {
 		governed = policy.Governed{}
 	}
@@ -225,7 +225,7 @@ func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *
 func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Governed, in assignment) {
 	n, m := r.node, &r.member
 	awaited, settled := in.ranking.Awaits(node.PolicyNode(n)), true
-	unserved := s.Plugin.Reason != "" && r.stack != dra.Driver
+	unserved := s.Plugin.Reason != "" && r.stack != dra.DRADriver
 	stays, released, is := ungoverned(s, n, selected, governed, unserved)
 	if is {
 		r.derived, *m = nil, stays
@@ -247,8 +247,8 @@ func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Gove
 	allowAgent(m)
 	recordOthers(m, governed.By != nil)
 	m.Summary = summaryOf(m)
-	tainted := awaited != nil || selected.By != nil && len(taintsOf(selected.By)) > 0        // what NVIDIA's programs tolerate concerns all nodes
-	m.Unchanged = settled && released && !tainted && r.stack != dra.Driver && isUnchanged(m) // what the driver offers concerns all its nodes
+	tainted := awaited != nil || selected.By != nil && len(taintsOf(selected.By)) > 0           // what NVIDIA's programs tolerate concerns all nodes
+	m.Unchanged = settled && released && !tainted && r.stack != dra.DRADriver && isUnchanged(m) // what the driver offers concerns all its nodes
 }
 
 // isUnchanged reports whether nothing is to be done about the node, and no time passes that counts.

@@ -145,7 +145,7 @@ func nodeStatus(m *member, have v1alpha1.GPUNodeStatus, record v1alpha1.RolloutS
 	}
 	s.Conditions = condition.SetProgress(s.Conditions, problem, now)
 	sortConditions(s.Conditions)
-	if m.ByDriver() {
+	if m.ServedByDRADriver() {
 		s.Rollout.Shares, _ = m.Node.Published.Shares()
 	}
 	if !m.HasStatus() {

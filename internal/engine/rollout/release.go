@@ -30,7 +30,7 @@ func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Gr
 func keepAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
 	governed := m.Policy != nil || spec.Baseline != nil
-	if !governed || !m.ByDriver() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+	if !governed || !m.ServedByDRADriver() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
 		return
 	}
 	spec = *spec.DeepCopy()

@@ -31,7 +31,7 @@ const ourConfigMap = "gpu-sharing-device-plugin"
 func (c *site) programs() *cluster.Programs {
 	p := &cluster.Programs{
 		ConfigMap:    types.NamespacedName{Namespace: "gpu-operator", Name: ourConfigMap},
-		GPUOperators: []string{"gpu-operator"}, Drivers: []string{"nvidia-dra"}, Own: []string{"gpu-sharing-operator"},
+		GPUOperators: []string{"gpu-operator"}, DRADrivers: []string{"nvidia-dra"}, Own: []string{"gpu-sharing-operator"},
 		Discovery: []string{"nfd", tenant}, // where OLM installed NFD, a user may write NodeFeatures in their own namespace
 	}
 	if !c.Plugin.ClusterPolicy {

@@ -25,7 +25,7 @@ func TestTheStackOfANode(t *testing.T) {
 	}{
 		"nothing yet":                             {dra.Facts{}, dra.DevicePlugin},
 		"the device plugin":                       {dra.Facts{Plugin: true, Allocatable: true}, dra.DevicePlugin},
-		"the driver alone":                        {dra.Facts{Driver: true}, dra.Driver},
+		"the driver alone":                        {dra.Facts{Driver: true}, dra.DRADriver},
 		"the driver beside a plugin that starts":  {dra.Facts{Driver: true, Plugin: true}, dra.Both},
 		"the driver beside what the kubelet kept": {dra.Facts{Driver: true, Allocatable: true}, dra.Both},
 	} {

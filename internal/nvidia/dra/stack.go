@@ -11,7 +11,7 @@ const (
 	// DevicePlugin is NVIDIA's device plugin, or nothing as yet.
 	DevicePlugin Stack = "DevicePlugin"
 	// Driver is NVIDIA's DRA driver, alone.
-	Driver Stack = "DRA"
+	DRADriver Stack = "DRA"
 	// Both means that each of them offers the GPUs, and gives them to pods of which the other knows nothing. The
 	// operator changes nothing on such a node.
 	Both Stack = "Both"
@@ -36,5 +36,5 @@ func StackOf(f Facts) Stack {
 	case f.Plugin || f.Allocatable:
 		return Both
 	}
-	return Driver
+	return DRADriver
 }
