@@ -18,7 +18,7 @@ func setNonDisruptively(v *View) Result {
 		State: PendingNonDisruptive, Reason: underwayReason(v),
 		Message: "the node is not in the desired state yet; the change disturbs nothing that runs",
 	}
-	if disabling, pending := disableMIGManager(v); pending {
+	if disabling, pending := awaitMIGManagerDisabled(v); pending {
 		if _, step := SplitStep(disabling.Next); len(step.Start) > 0 {
 			disabling.State = r.State
 		}
@@ -50,7 +50,7 @@ func applying(v *View) Result {
 		return r
 	}
 	late := v1alpha1.ReasonApplyTimedOut
-	help, waits := waitsForReboot(v)
+	help, waits := whyNotRebooted(v)
 	switch {
 	case waits:
 		r.Reason, late = v1alpha1.ReasonRebootRequired, v1alpha1.ReasonRebootRequired
@@ -74,14 +74,14 @@ func applying(v *View) Result {
 // was asked for before that counts from then on.
 func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 	since := v.Node.GPU.Spec.ChangeTime.Time
-	if since.IsZero() || v.Reached() && !v.MadeUnavailable() {
+	if since.IsZero() || v.TargetIsLastGood() && !v.MadeUnavailable() {
 		return 0, 0, false
 	}
-	if v.Reached() || v.FallsBack {
+	if v.TargetIsLastGood() || v.FallsBack {
 		since = timing.Latest(since, unavailableSince(v))
 	}
 	timeout = timing.ApplyTimeout
-	if _, waits := waitsForReboot(v); !waits && rebootPermitted(v) {
+	if _, waits := whyNotRebooted(v); !waits && rebootPermitted(v) {
 		timeout = timing.RebootTimeout
 	}
 	return since.Add(timeout).Sub(v.Snapshot.Now), timeout, true
@@ -112,7 +112,7 @@ func resting(v *View, t Timeout) Result {
 		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
 	}
 	r.Message = agentMessage(v, r.Message)
-	if _, reboot := waitsForReboot(v); reboot {
+	if _, reboot := whyNotRebooted(v); reboot {
 		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
 		return r
 	}

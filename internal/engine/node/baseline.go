@@ -142,7 +142,7 @@ func restoreConfigLabel(v *View, labels map[string]*string) {
 // isOwnMIGConfig reports whether the value of nvidia.com/mig.config is one that the operator writes.
 func isOwnMIGConfig(v *View) bool {
 	config := v.Node.Labels[v1alpha1.LabelMIGConfig]
-	return config == migConfigClaimed || migmanager.Ours(config)
+	return config == migConfigPlaceholder || migmanager.Ours(config)
 }
 
 // isOwnConfig reports whether a config is one that the operator has rendered, and not one that it copied from the
@@ -241,16 +241,16 @@ func withoutRestored(v *View, devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSp
 // there is none and keeps what there is. No file of mig-manager's holds a configuration of that name: if it came back
 // by mistake, it would refuse the value and change nothing. The release restores both labels together with the GPUs.
 const (
-	// migConfigClaimed is the value of v1alpha1.LabelMIGConfig while the agent partitions a node.
-	migConfigClaimed = "gpu-sharing-operator"
+	// migConfigPlaceholder is the value of v1alpha1.LabelMIGConfig while the agent partitions a node.
+	migConfigPlaceholder = "gpu-sharing-operator"
 	// migConfigDefault is what the GPU Operator sets where there is none.
 	migConfigDefault = "all-disabled"
 )
 
-// claimMIG adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what
+// overwriteMIGLabels adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what
 // was there before, and no later value of another author.
-func claimMIG(v *View, labels map[string]*string) {
-	if !mustDisableMIGManager(v) || v.Target.Final {
+func overwriteMIGLabels(v *View, labels map[string]*string) {
+	if !mustDisableMIGManager(v) || v.Target.ReleasesNode {
 		return
 	}
 	baseline := v.Node.GPU.Spec.Baseline
@@ -263,14 +263,14 @@ func claimMIG(v *View, labels map[string]*string) {
 	is, was := v.Node.Labels[v1alpha1.LabelMIGConfig], baseline.Labels[v1alpha1.LabelMIGConfig]
 	_, deployed := v.Node.Labels[v1alpha1.LabelMIGManager]
 	replaces := is == "" && deployed || is != "" && (slices.Contains([]string{was, migConfigDefault}, is) || migmanager.Ours(is))
-	if replaces && !v.Reached() {
-		labels[v1alpha1.LabelMIGConfig] = new(migConfigClaimed)
+	if replaces && !v.TargetIsLastGood() {
+		labels[v1alpha1.LabelMIGConfig] = new(migConfigPlaceholder)
 	}
 }
 
-// unclaimMIG adds to a patch what mig-manager's labels were before the agent partitioned the node.
-func unclaimMIG(v *View, labels map[string]*string) {
-	if !v.Target.Final || v.Node.Labels[v1alpha1.LabelMIGConfig] != migConfigClaimed {
+// restoreMIGLabels adds to a patch what mig-manager's labels were before the agent partitioned the node.
+func restoreMIGLabels(v *View, labels map[string]*string) {
+	if !v.Target.ReleasesNode || v.Node.Labels[v1alpha1.LabelMIGConfig] != migConfigPlaceholder {
 		return
 	}
 	for _, name := range []string{v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState} {

@@ -46,8 +46,8 @@ func decideNode(v *View) Result {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
 		return awaitNodeUp(v)
 	}
-	if managerReleased(v) {
-		return released(v)
+	if managerLabelRestored(v) {
+		return leftToManager(v)
 	}
 	if problem := dynamicMIG(v); problem != nil && len(v.Node.GPU.Spec.Devices) > 0 { // also while the agent is away: it would make them again
 		return Result{
@@ -105,25 +105,25 @@ func retryAdvice(v *View) string {
 
 // progress is the state of a node on its way to its target.
 func progress(v *View) Result {
-	requested := v.SpecMatchesTarget()
-	if r, pending := byManager(v, requested); pending {
+	targetInSpec := v.SpecMatchesTarget()
+	if r, pending := byManager(v, targetInSpec); pending {
 		return r
 	}
 	timeout, rests := restsAfterTimeout(v)
 	switch {
 	case instancesLeftToOthers(v):
 		return applying(v)
-	case requested && stranded(v):
-		return awaitReboot(v)
+	case targetInSpec && needsManualReboot(v):
+		return awaitManualReboot(v)
 	case v.OnlyComputeMode():
 		return afterApplying(v)
 	case rests:
 		return resting(v, timeout)
-	case requested && releaseFailed(v):
+	case targetInSpec && releaseFailed(v):
 		return applying(v)
-	case mustDrainAndPause(v, requested):
-		return drainAndPause(v, requested)
-	case !requested:
+	case mustDrainAndPause(v, targetInSpec):
+		return drainAndPause(v, targetInSpec)
+	case !targetInSpec:
 		return setNonDisruptively(v)
 	}
 	if v.Applied() {
@@ -137,15 +137,15 @@ func progress(v *View) Result {
 
 // mustDrainAndPause reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that
 // is only so while something blocks it.
-func mustDrainAndPause(v *View, requested bool) bool {
-	return v.ChangeIsDisruptive() && (!requested || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
+func mustDrainAndPause(v *View, targetInSpec bool) bool {
+	return v.ChangeIsDisruptive() && (!targetInSpec || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }
 
 // afterApplying is the state of a node whose GPUs are as its target has them.
 func afterApplying(v *View) Result {
-	gates := []gateFunc{contested, selecting, pluginEnumerating, verifying, settling}
+	gates := []gateFunc{awaitLabelUncontested, awaitSelected, awaitPluginEnumerated, awaitAdvertised, awaitPluginSettled}
 	if v.ServedByDRADriver() {
-		gates = []gateFunc{selecting, publishing}
+		gates = []gateFunc{awaitSelected, awaitPublished}
 	}
 	for _, gate := range gates {
 		if r, pending := gate(v); pending {
@@ -156,11 +156,11 @@ func afterApplying(v *View) Result {
 }
 
 // byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
-func byManager(v *View, requested bool) (Result, bool) {
+func byManager(v *View, targetInSpec bool) (Result, bool) {
 	switch {
-	case v.Partitions() && requested && v.Node.GPU.Spec.MIGConfigName != "":
+	case v.Partitions() && targetInSpec && v.Node.GPU.Spec.MIGConfigName != "":
 		return managerReturns(v, driveManager(v)), true
-	case v.Partitions() && !requested && v.Taint() == nil:
+	case v.Partitions() && !targetInSpec && v.Taint() == nil:
 		return prepareManager(v)
 	}
 	return Result{}, false

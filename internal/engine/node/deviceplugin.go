@@ -21,7 +21,7 @@ import (
 // The pods of NVIDIA's device plugin on a node: which config they read, which MIG instances they have seen, why they do
 // not run, and when they are started anew.
 //
-//	instances changed → pluginEnumerating → deleted → seen
+//	instances changed → awaitPluginEnumerated → deleted → seen
 //	not advertised → restartPluginOnce
 
 // configManagerContainer begins the names of the containers that follow the label of the node.
@@ -165,10 +165,10 @@ const unseenInstances = "it has not seen the MIG instances that are there"
 // pluginRereads is why it is started anew on a node without any.
 const pluginRereads = "it does not advertise what the configuration that the node selects promises"
 
-// pluginEnumerating has the device plugin look again where the MIG instances are not those that it has seen. To start
+// awaitPluginEnumerated has the device plugin look again where the MIG instances are not those that it has seen. To start
 // it anew is the least that does: nothing signals it under the same key, and any other key would be advertised
 // meanwhile. Pods that run keep what they hold.
-func pluginEnumerating(v *View) (Result, bool) {
+func awaitPluginEnumerated(v *View) (Result, bool) {
 	seen, leaving := enumeratedInstances(v)
 	r := Result{
 		State: Selecting, Reason: v1alpha1.ReasonSelecting,
@@ -212,12 +212,12 @@ func stampInstances(v *View, patch action.PatchNode) {
 	seen, leaving := enumeratedInstances(v)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
 	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
-	if restarted, has := v.Node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.Target.Final || restarted != restartOccasion(v)) {
+	if restarted, has := v.Node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.Target.ReleasesNode || restarted != restartOccasion(v)) {
 		patch.Annotations[v1alpha1.AnnotationRestarted] = nil
 	}
 	now := hashOfInstances(v)
 	switch {
-	case v.Target.Final || now == "" && !pluginLeaves(v):
+	case v.Target.ReleasesNode || now == "" && !pluginLeaves(v):
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
@@ -254,7 +254,7 @@ func withMonitors(v *View, now, seen string) string {
 // restartPluginOnce starts the device plugin anew where it does not advertise what it must: it has not seen the MIG
 // instances, or it started while the config had another content. It does so once for the config and the instances of a
 // boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that
-// has been started lately is left alone: then that is not why. The patch has pluginEnumerating delete the pods.
+// has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the pods.
 func restartPluginOnce(v *View) (actions []action.Action, after time.Duration) {
 	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !instancesVisible(v) {

@@ -17,17 +17,17 @@ import (
 )
 
 // drainAndPause brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
-func drainAndPause(v *View, requested bool) Result {
+func drainAndPause(v *View, targetInSpec bool) Result {
 	r := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
 	pod, age := justBoundPod(v)
 	switch {
-	case mustRemoveNVIDIAMPS(v) && v.Reached() && mpsLabelLeft(v) > 0:
+	case mustRemoveNVIDIAMPS(v) && v.TargetIsLastGood() && mpsLabelLeft(v) > 0:
 		return leaveToNVIDIAMPS(v)
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
-		r.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, requested)...)...)
+		r.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, targetInSpec)...)...)
 		return r
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
@@ -39,7 +39,7 @@ func drainAndPause(v *View, requested bool) Result {
 	case blocked:
 		return draining(v, r)
 	}
-	return afterDrain(v, r, requested)
+	return afterDrain(v, r, targetInSpec)
 }
 
 // keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
@@ -48,15 +48,15 @@ func keepsPodsOff(v *View, blocked bool) bool {
 }
 
 // afterDrain goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
-func afterDrain(v *View, r Result, requested bool) Result {
-	if r, waits := settlingClaims(v, r); waits {
+func afterDrain(v *View, r Result, targetInSpec bool) Result {
+	if r, waits := awaitClaimsSettled(v, r); waits {
 		return r
 	}
 	if pod, age := justBoundPod(v); pod != "" {
 		r.State = Draining
 		return justBound(r, pod, age)
 	}
-	return pauseClients(v, r, requested)
+	return changeIdleNode(v, r, targetInSpec)
 }
 
 // justBound waits for the agent to report what a pod holds that was bound to the node so long ago.
@@ -83,9 +83,9 @@ func tainting(v *View, r Result) Result {
 	return r
 }
 
-// settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just
+// awaitClaimsSettled waits a moment after the devices of the node were tainted: the scheduler may have allocated one just
 // before, and the claim that tells so follows.
-func settlingClaims(v *View, r Result) (Result, bool) {
+func awaitClaimsSettled(v *View, r Result) (Result, bool) {
 	if !v.ServedByDRADriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
 	}
@@ -100,8 +100,8 @@ func settlingClaims(v *View, r Result) (Result, bool) {
 
 // interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once
 // they are gone.
-func interruptedByUsers(v *View, requested bool) []action.Action {
-	if !requested || WasInterrupted(v) {
+func interruptedByUsers(v *View, targetInSpec bool) []action.Action {
+	if !targetInSpec || WasInterrupted(v) {
 		return nil
 	}
 	patch := v.Patch("recording that users of the GPUs interrupt the change")

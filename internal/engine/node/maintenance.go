@@ -22,7 +22,7 @@ import (
 //
 //	driver upgrade | machine-config operator → underMaintenanceResult
 //	     → over → continueInterrupted: the agent looks again, all deadlines begin anew
-//	reboot permitted → awaitNodeUp → agent Ready | not permitted: awaitReboot
+//	reboot permitted → awaitNodeUp → agent Ready | not permitted: awaitManualReboot
 
 // What begins the value of v1alpha1.AnnotationInterrupted.
 const (
@@ -166,7 +166,7 @@ func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
 // explainMaintenance adds to a result that maintenance is the reason.
 func explainMaintenance(v *View, m Maintenance, r Result) Result {
 	switch {
-	case r.State == UpToDate && !v.Target.Final: // one that goes back is not forgotten meanwhile
+	case r.State == UpToDate && !v.Target.ReleasesNode: // one that goes back is not forgotten meanwhile
 		return r
 	case r.State == Failed || r.State == Unsupported:
 		r.Message += ". " + m.Message

@@ -25,10 +25,10 @@ import (
 
 // NVIDIA's mig-manager is kept off a node that the agent partitions, or driven where a policy asks for that.
 //
-//	agent:       disableMIGManager → NVIDIA's mig-manager is gone → … → managerReleased: its labels are restored, it
-//	             comes back → migManagerDone
-//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerReleased: its label is restored
-//	             → migManagerDone
+//	agent:       awaitMIGManagerDisabled → NVIDIA's mig-manager is gone → … → managerLabelRestored: its labels are restored, it
+//	             comes back → awaitMIGManagerDone
+//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerLabelRestored: its label is restored
+//	             → awaitMIGManagerDone
 //
 // Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of
 // our agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and
@@ -277,9 +277,9 @@ func ManagerClearing(v *View) string {
 	return fmt.Sprintf("NVIDIA's mig-manager: apply %s, which clears %s", migConfig(v).Name, strings.Join(cleared, ", "))
 }
 
-// disableMIGManager keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive
+// awaitMIGManagerDisabled keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive
 // MIG. Its label is recorded in the baseline before it is changed, and stays until the node goes back to that.
-func disableMIGManager(v *View) (Result, bool) {
+func awaitMIGManagerDisabled(v *View) (Result, bool) {
 	value := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if !mustDisableMIGManager(v) {
 		return Result{}, false
@@ -292,7 +292,7 @@ func disableMIGManager(v *View) (Result, bool) {
 	}
 	patch := v.Patch("keeping NVIDIA's mig-manager off the node")
 	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
-	claimMIG(v, patch.Labels)
+	overwriteMIGLabels(v, patch.Labels)
 	saveBaselineCopy(v, patch)
 	patch.Locked = true // on a Node that was restored from a backup meanwhile, the copy of the baseline would be missing
 	r.Message, r.Next = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", withSlot(v, patch)
@@ -302,14 +302,14 @@ func disableMIGManager(v *View) (Result, bool) {
 // migManagerIsBack reports whether a user or another controller lets NVIDIA's mig-manager back onto a node that was
 // verified without it.
 func migManagerIsBack(v *View) bool {
-	return !v.Target.Final && mustDisableMIGManager(v) && v.Reached() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
+	return !v.Target.ReleasesNode && mustDisableMIGManager(v) && v.TargetIsLastGood() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
 // disablesMIGManagerAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes
 // in the patch that another controller is overruled.
 func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	manager := v.Node.Labels[v1alpha1.LabelMIGManager]
-	if v.Target.Final || !mustDisableMIGManager(v) || manager == "" || manager == "false" {
+	if v.Target.ReleasesNode || !mustDisableMIGManager(v) || manager == "" || manager == "false" {
 		return false
 	}
 	if !migManagerIsBack(v) {
@@ -355,11 +355,11 @@ func migManagerEnabledByOthers(v *View, _ State) Finding {
 // migConfigIgnored finds that a user tells NVIDIA's mig-manager what to do on a node where it does not run.
 func migConfigIgnored(v *View, _ State) Finding {
 	spec := v.Node.GPU.Spec
-	if v.Policy == nil || v.Target.Final || spec.Baseline == nil || !mustDisableMIGManager(v) || partitionedByManager(v) {
+	if v.Policy == nil || v.Target.ReleasesNode || spec.Baseline == nil || !mustDisableMIGManager(v) || partitionedByManager(v) {
 		return Finding{}
 	}
 	was, requested := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.Node.Labels[v1alpha1.LabelMIGConfig]
-	if requested == was || requested == "" || requested == migConfigClaimed || was == "" && requested == migConfigDefault {
+	if requested == was || requested == "" || requested == migConfigPlaceholder || was == "" && requested == migConfigDefault {
 		return Finding{}
 	}
 	return Finding{
@@ -376,10 +376,10 @@ func migConfigIgnored(v *View, _ State) Finding {
 // end. The ClusterPolicy keeps naming the operator's ConfigMap until mig-manager has answered: to change that replaces
 // the pod of mig-manager, which in the middle of its work would leave NVIDIA's clients paused.
 
-// managerReleaseLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
+// restoreManagerLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
 // there. Its state is removed with that, so that the next one is its answer.
-func managerReleaseLabels(v *View, labels map[string]*string) {
-	if v.Managed() && !v.Target.Final || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
+func restoreManagerLabels(v *View, labels map[string]*string) {
+	if v.Managed() && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
 		return
 	}
 	labels[v1alpha1.LabelMIGConfig] = nil
@@ -399,7 +399,7 @@ func managerReleaseLabels(v *View, labels map[string]*string) {
 // of anything else that it was asked for. One from a clock that was ahead is written anew: its time would end late.
 func stampManagerRequest(v *View, patch action.PatchNode) {
 	name := labelRestored(v, patch)
-	if at, former, is := managerFormerSince(v); name == "" && is && v.Target.Final {
+	if at, former, is := managerFormerSince(v); name == "" && is && v.Target.ReleasesNode {
 		if !at.After(v.Snapshot.Now) {
 			return
 		}
@@ -421,7 +421,7 @@ func labelRestored(v *View, patch action.PatchNode) string {
 	_, config := patch.Labels[v1alpha1.LabelMIGConfig]
 	name := labelPatched(v, patch, v1alpha1.LabelMIGConfig)
 	reads := v.Managed() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
-	if !v.Target.Final || !reads || !manager && !config || migmanager.Ours(name) || name == migConfigClaimed {
+	if !v.Target.ReleasesNode || !reads || !manager && !config || migmanager.Ours(name) || name == migConfigPlaceholder {
 		return ""
 	}
 	return name
@@ -435,11 +435,11 @@ func labelPatched(v *View, patch action.PatchNode, label string) string {
 	return v.Node.Labels[label]
 }
 
-// managerReleased reports whether mig-manager has the label back that it had before, so that the GPUs are not the
+// managerLabelRestored reports whether mig-manager has the label back that it had before, so that the GPUs are not the
 // operator's any more.
-func managerReleased(v *View) bool {
+func managerLabelRestored(v *View) bool {
 	_, _, is := managerFormerSince(v)
-	return is && v.Target.Final
+	return is && v.Target.ReleasesNode
 }
 
 // managerFormerSince is since when mig-manager has the label back that it had before, and its value; another policy may
@@ -479,7 +479,7 @@ func managerMayFinish(v *View) bool {
 // migManagerFinishing finds that mig-manager is still at work on its label of before under another policy, and forgets
 // that once it is over: its next pod may begin anew, and is the administrator's.
 func migManagerFinishing(v *View, _ State) Finding {
-	if _, _, former := managerFormerSince(v); !former || managerReleased(v) {
+	if _, _, former := managerFormerSince(v); !former || managerLabelRestored(v) {
 		return Finding{}
 	}
 	if by, _ := managerDoneBy(v); managerMayFinish(v) {
@@ -489,9 +489,9 @@ func migManagerFinishing(v *View, _ State) Finding {
 	return Finding{Repair: []action.Action{patch}}
 }
 
-// migManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time
+// awaitMIGManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time
 // for that is over.
-func migManagerDone(v *View) (Result, bool) {
+func awaitMIGManagerDone(v *View) (Result, bool) {
 	by, waits := managerDoneBy(v)
 	left := by.Sub(v.Snapshot.Now)
 	if !waits || left <= 0 {

@@ -39,15 +39,15 @@ import (
 // draRestartReason is why the pod is deleted.
 const draRestartReason = "it has not seen the GPUs and MIG instances that are there"
 
-// publishing is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by UUID,
+// awaitPublished is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by UUID,
 // and that classes offer them.
-func publishing(v *View) (Result, bool) {
+func awaitPublished(v *View) (Result, bool) {
 	if dynamicMIG(v) != nil {
 		return Result{}, false // what it publishes is not what the agent sees
 	}
 	stale := v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)
 	differences := stale
-	if !v.Target.Final { // a release does not wait for a GPU that is unhealthy
+	if !v.Target.ReleasesNode { // a release does not wait for a GPU that is unhealthy
 		differences = v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
 	}
 	differences = append(slices.Clone(differences), unofferedResources(v)...)
@@ -85,7 +85,7 @@ func unofferedResources(v *View) []string {
 // publishingOverdue lets a change fail that is not published in time. What was published before is waited for.
 func publishingOverdue(v *View, r Result) Result {
 	message := fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, r.Message)
-	if v.Reached() || v.FallsBack {
+	if v.TargetIsLastGood() || v.FallsBack {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
 		return r
 	}
@@ -178,11 +178,11 @@ func recordRestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
 // dropRestartStamps removes what was recorded of restarts from a node that is released, once the driver publishes its
 // baseline.
 func dropRestartStamps(v *View, patch action.PatchNode) {
-	if v.Target.Final && dynamicMIG(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
+	if v.Target.ReleasesNode && dynamicMIG(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
 	}
 	for _, name := range []string{v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted} {
-		if _, has := v.Node.Annotations[name]; has && v.Target.Final {
+		if _, has := v.Node.Annotations[name]; has && v.Target.ReleasesNode {
 			patch.Annotations[name] = nil
 		}
 	}

@@ -21,7 +21,7 @@ import (
 
 // NVIDIA's MPS DaemonSet is kept off the nodes that the operator's MPS daemons serve, and let back afterwards.
 //
-//	prepareForMPS, keepNVIDIAMPSOff → label nvidia.com/mps.capable=false → its pods are gone → … → mpsOverrideNotNeeded → AllowNVIDIAMPS
+//	prepareForMPS, awaitNVIDIAMPSOff → label nvidia.com/mps.capable=false → its pods are gone → … → mpsOverrideNotNeeded → AllowNVIDIAMPS
 //
 // The operator's own MPS daemons serve every node that a policy shares by MPS. NVIDIA's MPS DaemonSet must not be on
 // such a node: it reads the default configuration only, and when it starts it unmounts the shared memory of the daemons
@@ -64,15 +64,15 @@ func prepareForMPS(v *View, before State) (Result, bool) {
 	if len(v.EndingNVIDIAMPS()) > 0 {
 		return Result{}, false
 	}
-	r, pending := keepNVIDIAMPSOff(v)
+	r, pending := awaitNVIDIAMPSOff(v)
 	if r.State != Failed {
 		r.State = before
 	}
 	return r, pending
 }
 
-// rememberNVIDIAMPS is the gate before NVIDIA's MPS daemon ends: the baseline says that it served the node.
-func rememberNVIDIAMPS(v *View) (Result, bool) {
+// awaitNVIDIAMPSRecorded is the gate before NVIDIA's MPS daemon ends: the baseline says that it served the node.
+func awaitNVIDIAMPSRecorded(v *View) (Result, bool) {
 	if !baselineUnrecorded(v) || len(v.EndingNVIDIAMPS()) == 0 {
 		return Result{}, false
 	}
@@ -82,9 +82,9 @@ func rememberNVIDIAMPS(v *View) (Result, bool) {
 	}, true
 }
 
-// keepNVIDIAMPSOff is the gate before the operator's MPS daemons start: NVIDIA's MPS DaemonSet has no pod on the node
+// awaitNVIDIAMPSOff is the gate before the operator's MPS daemons start: NVIDIA's MPS DaemonSet has no pod on the node
 // and gets none.
-func keepNVIDIAMPSOff(v *View) (Result, bool) {
+func awaitNVIDIAMPSOff(v *View) (Result, bool) {
 	if !ExcludesNVIDIAMPS(v) || servesMPS(v) {
 		return Result{}, false
 	}
@@ -223,7 +223,7 @@ func mpsLabelReset(v *View) string {
 // nvidiaMPSNotKeptOff finds that NVIDIA's MPS DaemonSet is allowed on a node that the operator's daemons serve, and
 // puts that right.
 func nvidiaMPSNotKeptOff(v *View, _ State) Finding {
-	if !servesMPS(v) || v.Target.Before && !sharedByOwnMPS(v.Node.GPU.Spec.Devices) && servedByNVIDIAMPS(v) && v.Selects() {
+	if !servesMPS(v) || v.Target.IsBaseline && !sharedByOwnMPS(v.Node.GPU.Spec.Devices) && servedByNVIDIAMPS(v) && v.Selects() {
 		return Finding{}
 	}
 	allowed := v.Node.Labels[cluster.LabelMPSCapable] == cluster.LabelTrue
@@ -262,7 +262,7 @@ func mpsOverrideNotNeeded(v *View, _ State) Finding {
 	if ExcludesNVIDIAMPS(v) || !MPSLabelOverridden(v) {
 		return Finding{}
 	}
-	found := v.Target.Before && v.Selects()
+	found := v.Target.IsBaseline && v.Selects()
 	if v.Node.Features.Others == cluster.LabelTrue && (!found || !servedByNVIDIAMPS(v)) {
 		return staleSharingLabels(v)
 	}
@@ -327,7 +327,7 @@ func servesMPS(v *View) bool {
 // keep it off: beside a stand-alone plugin no deploy label stops it, and where the node selects its configuration
 // already, another client has let it back.
 func mustRemoveNVIDIAMPS(v *View) bool {
-	letBack := v.Target.Config != "" && !v.Target.Before && v.Selects()
+	letBack := v.Target.Config != "" && !v.Target.IsBaseline && v.Selects()
 	return (!v.Snapshot.Plugin.ClusterPolicy || letBack) && len(v.EndingNVIDIAMPS()) > 0
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// returnAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
-func returnAgent(v *View) []action.Action {
+// resumeAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
+func resumeAgent(v *View) []action.Action {
 	if !v.Managed() || managerBusy(v) {
 		return nil
 	}
@@ -43,7 +43,7 @@ func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 			v.Target.Devices = nil // the instances are the driver's
 		}
 	}
-	if v.Unsupported == nil && !managerReleased(v) {
+	if v.Unsupported == nil && !managerLabelRestored(v) {
 		planSteps(v)
 	}
 	return v
@@ -133,7 +133,7 @@ func AgentNotReporting(v *View) (Result, bool) {
 		return r, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.Node.AgentReady && value == cluster.PausedValue:
 		r.Reason, r.Message = v1alpha1.ReasonMIGManagerBusy, agentAwayMessage("NVIDIA's mig-manager is changing the node")
-		r.Next = atOnce(returnAgent(v)...)
+		r.Next = atOnce(resumeAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
 		r.Reason, r.Message = agentKeptOff(v)
 	case !v.Node.AgentReady:

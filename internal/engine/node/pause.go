@@ -15,9 +15,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// clientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label
+// awaitClientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label
 // of any value but true and false is another controller's pause, and stays.
-func clientsPaused(v *View) (Result, bool) {
+func awaitClientsPaused(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false
 	}
@@ -51,22 +51,22 @@ func clientsPaused(v *View) (Result, bool) {
 	return r, len(remain) > 0
 }
 
-// pauseClients disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
+// changeIdleNode disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
 // the target.
-func pauseClients(v *View, r Result, requested bool) Result {
-	gates := []gateFunc{rememberNVIDIAMPS, disableMIGManager, clientsPaused, keepNVIDIAMPSOff}
+func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
+	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitClientsPaused, awaitNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {
-		gates = []gateFunc{rememberNVIDIAMPS, disableMIGManager, keepNVIDIAMPSOff, clientsPaused}
+		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitClientsPaused}
 	}
 	for _, gate := range gates {
 		if r, pending := gate(v); pending {
-			return pausing(v, r, requested)
+			return pausing(v, r, targetInSpec)
 		}
 	}
 	switch {
-	case requested && OnlyRebootLeft(v):
+	case targetInSpec && OnlyRebootLeft(v):
 		return rebooting(v, r)
-	case requested:
+	case targetInSpec:
 		return applying(v)
 	}
 	r.State, r.Message = Idle, "nothing blocks the change"
@@ -79,11 +79,11 @@ func pauseClients(v *View, r Result, requested bool) Result {
 }
 
 // pausing gives NVIDIA's programs their time to end.
-func pausing(v *View, r Result, requested bool) Result {
+func pausing(v *View, r Result, targetInSpec bool) Result {
 	if _, step := SplitStep(r.Next); len(step.Start) > 0 || r.State == Failed {
 		return r
 	}
-	left, timeout := pauseLeft(v, requested)
+	left, timeout := pauseLeft(v, targetInSpec)
 	if left > 0 {
 		r.After = timing.Sooner(r.After, left)
 		return r
@@ -102,7 +102,7 @@ func pausing(v *View, r Result, requested bool) Result {
 // paused yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
 // pause was; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
 // counts, if that is longer.
-func pauseLeft(v *View, requested bool) (left, timeout time.Duration) {
+func pauseLeft(v *View, targetInSpec bool) (left, timeout time.Duration) {
 	since := v.Snapshot.Now.Add(DrainLeft(v))
 	if taken := unavailableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
 		since = taken
@@ -111,7 +111,7 @@ func pauseLeft(v *View, requested bool) (left, timeout time.Duration) {
 		since = timing.Latest(since, f.Time.Time)
 	}
 	left, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout
-	if agents, most, limited := timeLeft(v); requested && limited && agents > left {
+	if agents, most, limited := timeLeft(v); targetInSpec && limited && agents > left {
 		return agents, most
 	}
 	return left, timeout

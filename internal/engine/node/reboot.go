@@ -24,16 +24,16 @@ import (
 // permission to end the boot that the agent has reported. In another boot that permission is spent, so the node is
 // never rebooted twice for one desired state.
 
-// awaitsReboot reports whether a GPU takes the desired MIG mode only at a reboot.
-func awaitsReboot(v *View) bool {
+// targetNeedsReboot reports whether a GPU takes the desired MIG mode only at a reboot.
+func targetNeedsReboot(v *View) bool {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
 	return found && c.Status == metav1.ConditionTrue && specMatches(v.Node.GPU.Spec, v.Target) &&
 		(c.ObservedGeneration == v.Node.GPU.Generation || rebootPermitted(v))
 }
 
-// pendsReboot reports whether the agent has tried what the spec asks for, and a GPU takes its MIG mode only at a
+// specNeedsReboot reports whether the agent has tried what the spec asks for, and a GPU takes its MIG mode only at a
 // reboot.
-func pendsReboot(v *View) bool {
+func specNeedsReboot(v *View) bool {
 	return condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired, v.Node.GPU.Generation)
 }
 
@@ -56,7 +56,7 @@ func rebootDestroys(v *View) string {
 }
 
 // OnlyRebootLeft says whether what is left to do is to reboot the node.
-func OnlyRebootLeft(v *View) bool { return awaitsReboot(v) && mayReboot(v) }
+func OnlyRebootLeft(v *View) bool { return targetNeedsReboot(v) && mayReboot(v) }
 
 // emptiesNode reports whether all that is left to do is to reboot the node, which the policy does only once the node's
 // other pods have left it too. Once the reboot is permitted nothing waits for them any more. A new node of Karpenter is
@@ -71,12 +71,12 @@ func rebootPermitted(v *View) bool {
 	return p != nil && p.Hash == v.Target.Hash()
 }
 
-// stranded reports whether the way back of a node has come to where only a reboot helps, and the operator makes none:
+// needsManualReboot reports whether the way back of a node has come to where only a reboot helps, and the operator makes none:
 // it may not, the agent cannot, or the node was rebooted in vain.
-func stranded(v *View) bool {
+func needsManualReboot(v *View) bool {
 	c, _ := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
 	helpless := c.Reason == v1alpha1.ReasonRebootInVain || !rebootPermitted(v) && !mayReboot(v)
-	if v.Desired != nil && !v.FallsBack || !awaitsReboot(v) || !helpless {
+	if v.Desired != nil && !v.FallsBack || !targetNeedsReboot(v) || !helpless {
 		return false
 	}
 	possibleOnceDrained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
@@ -87,10 +87,10 @@ func stranded(v *View) bool {
 	return !slices.ContainsFunc(v.Steps, possibleOnceDrained)
 }
 
-// waitsForReboot says why a node that needs a reboot is not rebooted by the operator, and what helps.
-func waitsForReboot(v *View) (message string, is bool) {
+// whyNotRebooted says why a node that needs a reboot is not rebooted by the operator, and what helps.
+func whyNotRebooted(v *View) (message string, is bool) {
 	switch {
-	case !awaitsReboot(v) || OnlyRebootLeft(v):
+	case !targetNeedsReboot(v) || OnlyRebootLeft(v):
 		return "", false
 	case v.Rules().Reboot != v1alpha1.RebootModeIfRequired:
 		return "; the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired, or reboot the node " +
@@ -117,9 +117,9 @@ func awaitNodeUp(v *View) Result {
 	return r
 }
 
-// awaitReboot leaves a stranded node to its users until an administrator reboots it. There is no other state to go back
+// awaitManualReboot leaves a stranded node to its users until an administrator reboots it. There is no other state to go back
 // to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
-func awaitReboot(v *View) Result {
+func awaitManualReboot(v *View) Result {
 	r := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
 	r.Next = atOnce(RestoreScheduling(v, "only a reboot of the node helps")...)
 	what := agentMessage(v, "A MIG mode of the node changes only at a reboot")

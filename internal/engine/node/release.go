@@ -10,12 +10,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// released is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they
+// leftToManager is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they
 // ask for. The operator changes them no more, so it needs no report of the agent.
-func released(v *View) Result {
-	gates := []gateFunc{selecting, migManagerDone, agentLeftPaused}
+func leftToManager(v *View) Result {
+	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentResumed}
 	if !v.Managed() {
-		gates = []gateFunc{selecting, published, awaitUntainted, migManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
+		gates = []gateFunc{awaitSelected, awaitPublishedInTime, awaitUntainted, awaitMIGManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
 	for _, gate := range gates {
 		if r, pending := gate(v); pending {
@@ -25,13 +25,13 @@ func released(v *View) Result {
 	return changeDone(v)
 }
 
-// published is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited
+// awaitPublishedInTime is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited
 // for longer than after a change: the desired state of the agent may be reached no more.
-func published(v *View) (Result, bool) {
+func awaitPublishedInTime(v *View) (Result, bool) {
 	if !v.ServedByDRADriver() {
 		return Result{}, false
 	}
-	r, pending := publishing(v)
+	r, pending := awaitPublished(v)
 	return r, pending && r.State == Verifying
 }
 
@@ -43,12 +43,12 @@ func awaitUntainted(v *View) (Result, bool) {
 	}, v.Taint() != nil
 }
 
-// agentLeftPaused lets the agent return where mig-manager has paused it and given up.
-func agentLeftPaused(v *View) (Result, bool) {
+// awaitAgentResumed lets the agent return where mig-manager has paused it and given up.
+func awaitAgentResumed(v *View) (Result, bool) {
 	if v.Node.Labels[v1alpha1.LabelClient] != cluster.PausedValue {
 		return Result{}, false
 	}
-	actions := returnAgent(v)
+	actions := resumeAgent(v)
 	return Result{
 		State: Releasing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
 		Next: atOnce(actions...),
@@ -61,16 +61,16 @@ func changeDone(v *View) Result {
 		return r // what was reached is recorded after that, together with Ready
 	}
 	r := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
-	if v.Target.Final && MPSLabelOverridden(v) {
-		return allowing(v, r)
+	if v.Target.ReleasesNode && MPSLabelOverridden(v) {
+		return awaitNVIDIAMPSAllowed(v, r)
 	}
 	r.Next = atOnce(recordReached(v)...)
 	return r
 }
 
-// allowing waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is
+// awaitNVIDIAMPSAllowed waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is
 // forgotten.
-func allowing(v *View, r Result) Result {
+func awaitNVIDIAMPSAllowed(v *View, r Result) Result {
 	r.State, r.Reason = Releasing, underwayReason(v)
 	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
 	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue {

@@ -88,7 +88,7 @@ func failChange(v *View, r Result, reason, message string) Result {
 
 // hasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and
 // one that reached its target before do not: they are waited for, and hold nobody up.
-func hasFallback(v *View) bool { return v.Desired != nil && !v.FallsBack && !v.Reached() }
+func hasFallback(v *View) bool { return v.Desired != nil && !v.FallsBack && !v.TargetIsLastGood() }
 
 // RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to, with a
 // record of that.

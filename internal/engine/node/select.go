@@ -19,12 +19,12 @@ import (
 // configReset reports whether another controller set the label that selects a configuration after the operator had.
 func configReset(v *View) bool {
 	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
-	return selected && v.Target.Config != "" && !v.Target.Final && !v.ServedByDRADriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
+	return selected && v.Target.Config != "" && !v.Target.ReleasesNode && !v.ServedByDRADriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
 }
 
-// contested leaves a label alone for an hour that another controller sets again and again. A change that is not
+// awaitLabelUncontested leaves a label alone for an hour that another controller sets again and again. A change that is not
 // verified yet fails by it, so that the node returns to what it was; one that is makes the node degraded.
-func contested(v *View) (Result, bool) {
+func awaitLabelUncontested(v *View) (Result, bool) {
 	left := overruledLeft(v, v1alpha1.LabelConfig)
 	if !configReset(v) || left <= 0 {
 		return Result{}, false
@@ -40,7 +40,7 @@ func contested(v *View) (Result, bool) {
 	message := fmt.Sprintf("%s sets %s=%s on the node again, and the operator selects %s. %s", who, v1alpha1.LabelConfig,
 		v.Node.Labels[v1alpha1.LabelConfig], v.Target.Config, where)
 	r := Result{State: Selecting, Reason: v1alpha1.ReasonConfigLabelReset, After: left}
-	if !v.Reached() {
+	if !v.TargetIsLastGood() {
 		r = failChange(v, r, v1alpha1.ReasonConfigLabelReset, message)
 		r.After = left
 		return r, true
@@ -50,9 +50,9 @@ func contested(v *View) (Result, bool) {
 	return r, true
 }
 
-// selecting makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients
+// awaitSelected makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients
 // in one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
-func selecting(v *View) (Result, bool) {
+func awaitSelected(v *View) (Result, bool) {
 	selected, resume, complete := selectPatch(v)
 	if complete {
 		return Result{}, false
@@ -109,9 +109,9 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 			noteOverruled(v, patch, v1alpha1.LabelConfig)
 		}
 	}
-	managerReleaseLabels(v, labels)
-	claimMIG(v, labels)
-	unclaimMIG(v, labels)
+	restoreManagerLabels(v, labels)
+	overwriteMIGLabels(v, labels)
+	restoreMIGLabels(v, labels)
 	unpauseManagersClients(v, labels)
 	for name, want := range labels {
 		value, has := v.Node.Labels[name]
@@ -124,7 +124,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
 	}
 	stampSeen(v, patch)
-	if !v.Target.Final && !v.UnavailableForOther() {
+	if !v.Target.ReleasesNode && !v.UnavailableForOther() {
 		saveBaselineCopy(v, patch)
 	}
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
@@ -159,21 +159,21 @@ func stampSelected(v *View, patch action.PatchNode) {
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
 	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
 	switch {
-	case v.Target.Config == "" || v.Target.Final:
+	case v.Target.Config == "" || v.Target.ReleasesNode:
 		if has {
 			patch.Annotations[v1alpha1.AnnotationSelected] = nil
 		}
 		if _, has := v.Node.Annotations[v1alpha1.AnnotationOverruled]; has {
 			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
 		}
-	case selects || resumes || !current && !v.Reached():
+	case selects || resumes || !current && !v.TargetIsLastGood():
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
 }
 
 // hidden says why the key cannot be made visible yet.
 func hidden(v *View) (message string, is bool) {
-	if v.Target.Final {
+	if v.Target.ReleasesNode {
 		return "", false // not ours to write or to configure: it is what was there before
 	}
 	if _, written := v.Snapshot.Configs[v.Target.Config]; !written {

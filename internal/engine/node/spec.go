@@ -101,7 +101,7 @@ func recordBaseline(v *View) action.SetSpec {
 func recordFailure(v *View, reason, message string) []action.Action {
 	const most = 1024 // of the schema, in characters
 	failed := &v1alpha1.FailedChange{
-		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.Attempt(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
+		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
 	}
 	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
 	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
@@ -113,7 +113,7 @@ func recordFailure(v *View, reason, message string) []action.Action {
 
 // recordReached records the target as the last good state. A node that is back at its baseline is forgotten.
 func recordReached(v *View) []action.Action {
-	if v.Target.Final {
+	if v.Target.ReleasesNode {
 		return forgetNode(v)
 	}
 	spec := keptSpec(v)

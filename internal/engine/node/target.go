@@ -33,9 +33,9 @@ type Target struct {
 	// Labels are, besides the label of the config, what labels of the node are restored to; a nil value removes the label.
 	Labels map[string]*string
 	// Before says that this is the state in which the node was found.
-	Before bool
+	IsBaseline bool
 	// Final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
-	Final bool
+	ReleasesNode bool
 }
 
 // actuatorOf is who partitions the GPUs under a policy; empty for the agent.
@@ -171,14 +171,14 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 		return Target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
 	}
 	t := baselineTarget(n, have)
-	t.Policy, t.Final, t.Labels = by, false, nil
+	t.Policy, t.ReleasesNode, t.Labels = by, false, nil
 	return t
 }
 
 // OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver
 // sets time slices itself; in its baseline the node has the former ones.
 func (v *View) OnStack(t Target) Target {
-	if v.ServedByDRADriver() && !t.Final {
+	if v.ServedByDRADriver() && !t.ReleasesNode {
 		t.Devices = plan.WithoutIntervals(t.Devices)
 	}
 	if v.ServedByDRADriver() && !dra.IsConfig(t.Config) {
@@ -200,7 +200,7 @@ func (v *View) LastOnStack() *v1alpha1.GPUNode {
 // baselineTarget is the state in which the node was found.
 func baselineTarget(n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	spec := n.Spec
-	t := Target{Final: true, Before: true, Labels: map[string]*string{}}
+	t := Target{ReleasesNode: true, IsBaseline: true, Labels: map[string]*string{}}
 	if spec.Baseline == nil {
 		return t
 	}
@@ -255,8 +255,8 @@ func isLastGood(n *v1alpha1.GPUNode, t Target) bool {
 	return good != nil && good.ConfigName == t.Config && sameDevices(good.Devices, t.Devices)
 }
 
-// Reached reports whether the target was verified before.
-func (v *View) Reached() bool { return isLastGood(&v.Node.GPU, v.Target) }
+// TargetIsLastGood reports whether the target was verified before.
+func (v *View) TargetIsLastGood() bool { return isLastGood(&v.Node.GPU, v.Target) }
 
 func sameDevices(a, b []v1alpha1.DeviceSpec) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(x v1alpha1.DeviceSpec) bool {

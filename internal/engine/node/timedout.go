@@ -58,7 +58,7 @@ func EndInterrupted(v *View, why string) []action.Action {
 // without our taint and without the record would be tainted again at once.
 func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 	patch, _ := resumeClients(v, why)
-	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, attempt(v), t.Times), v.Snapshot.Now)
+	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, timeoutAttemptID(v), t.Times), v.Snapshot.Now)
 	patch.Annotations[v1alpha1.AnnotationTimedOut] = &record
 	return append([]action.Action{patch}, removeTaints(v)...)
 }
@@ -68,7 +68,7 @@ func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 // and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.Managed() && !stranded(v)
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.Managed() && !needsManualReboot(v)
 	return t, ok
 }
 
@@ -82,14 +82,14 @@ func releasesAgain(v *View) bool {
 	if v.Policy != nil || since.IsZero() || recorded && t.Times > 0 || !recorded && v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
-	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.Managed() && !stranded(v)
+	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.Managed() && !needsManualReboot(v)
 }
 
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody
 // uses what must be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
 func restsAfterTimeout(v *View) (t Timeout, is bool) {
 	t, isTimedOut := recordedTimeout(v)
-	_, reboot := waitsForReboot(v)
+	_, reboot := whyNotRebooted(v)
 	return t, isTimedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
 }
 
@@ -101,7 +101,7 @@ const mostTimeouts = 100
 func lastTimeout(v *View) (t Timeout, ok bool) {
 	value, at, ok := timing.Parse(v.Node.Annotations[v1alpha1.AnnotationTimedOut])
 	parts := strings.Split(value, ".")
-	if !ok || len(parts) != 3 || parts[1] != attempt(v) || fromFuture(v, at) {
+	if !ok || len(parts) != 3 || parts[1] != timeoutAttemptID(v) || fromFuture(v, at) {
 		return Timeout{}, false
 	}
 	times, err := strconv.Atoi(parts[2])
@@ -113,12 +113,12 @@ func fromFuture(v *View, at time.Time) bool {
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 
-// attempt names one attempt at what is asked of the node.
-func attempt(v *View) string {
+// timeoutAttemptID names one attempt at what is asked of the node.
+func timeoutAttemptID(v *View) string {
 	hash := ""
 	if v.Desired != nil { // the baseline to which a release returns changes with NVIDIA's MPS daemon
 		hash = v.Desired.Hash()
 	}
-	sum := sha256.Sum256([]byte(v.Attempt() + hash))
+	sum := sha256.Sum256([]byte(v.AttemptID() + hash))
 	return hex.EncodeToString(sum[:4])
 }

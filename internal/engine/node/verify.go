@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
-// verifying compares what the node advertises with what it must.
-func verifying(v *View) (Result, bool) {
+// awaitAdvertised compares what the node advertises with what it must.
+func awaitAdvertised(v *View) (Result, bool) {
 	differences := advertisedDifferences(v)
 	if len(differences) == 0 {
 		return Result{}, false
@@ -38,7 +38,7 @@ func verifying(v *View) (Result, bool) {
 	// programs start anew.
 	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
-	if v.Reached() || v.Target.Expected == nil {
+	if v.TargetIsLastGood() || v.Target.Expected == nil {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := restartPluginOnce(v)
@@ -90,10 +90,10 @@ func otherMPSRoot(v *View) string {
 		"or remove it there", o.Name, o.MPSRoot)
 }
 
-// settling waits until what the node advertises is not the device plugin's default any more, which it advertises at
+// awaitPluginSettled waits until what the node advertises is not the device plugin's default any more, which it advertises at
 // each start. Where the default is the same the plugin is started once more all the same, and the kubelet refuses pods
 // in that moment.
-func settling(v *View) (Result, bool) {
+func awaitPluginSettled(v *View) (Result, bool) {
 	if v.Target.Config == "" || v.Target.Expected == nil {
 		return Result{}, false
 	}

@@ -106,7 +106,7 @@ func (v *View) DesiredHash() string {
 // failedChange is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
 func failedChange(v *View) *v1alpha1.FailedChange {
 	f := v.Node.GPU.Status.Rollout.Failed
-	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.Attempt() || FailureSuperseded(v, *f) {
+	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.AttemptID() || FailureSuperseded(v, *f) {
 		return nil
 	}
 	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
@@ -126,7 +126,7 @@ func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
 func BusyFor(v *View) time.Duration {
 	spec := v.Node.GPU.Spec
 	_, _, stalled := v.Stalled()
-	waits := stalled || pendsReboot(v) && spec.Reboot == nil
+	waits := stalled || specNeedsReboot(v) && spec.Reboot == nil
 	if len(spec.Devices) == 0 || waits || condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation) {
 		return 0
 	}
@@ -147,7 +147,7 @@ func (v *View) ChangeIsDisruptive() bool {
 // left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
 func (v *View) OnlyComputeMode() bool {
 	spec := v.Node.GPU.Spec
-	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.Reached()
+	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.TargetIsLastGood()
 }
 
 // Closes says whether a step is left for which NVIDIA's clients must have closed their handles.
@@ -166,7 +166,7 @@ func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs()
 // nothing else, so there the agent has to have looked for this very spec: its last report may be older than steps of
 // its own, after which it ended.
 func (v *View) Applied() bool {
-	if len(v.Steps) > 0 || v.Target.Final && !agentObservedGeneration(v) {
+	if len(v.Steps) > 0 || v.Target.ReleasesNode && !agentObservedGeneration(v) {
 		return false
 	}
 	awaits := false
@@ -362,9 +362,9 @@ func MustStayUntainted(v *View) bool {
 	return !v.ServedByDRADriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
 }
 
-// Attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of
+// AttemptID tells one attempt at the desired state from the next: another generation of the policy, or another value of
 // v1alpha1.AnnotationRetry.
-func (v *View) Attempt() string {
+func (v *View) AttemptID() string {
 	ref, uid := v.Ref(), types.UID("")
 	if v.Policy != nil {
 		uid = v.Policy.UID
