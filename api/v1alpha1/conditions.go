@@ -506,9 +506,9 @@ const (
 	// AnnotationAutoscaling records, on the object of a node group, the annotations for the autoscaler before the operator wrote them, and
 	// the policy that asked for that.
 	AnnotationAutoscaling = Group + "/autoscaling"
-	// AnnotationClient records, on a Node, that the operator set LabelClient there, and when: true@<seconds since 1970>. Only
+	// AnnotationRunsAgent records, on a Node, that the operator set LabelRunsAgent there, and when: true@<seconds since 1970>. Only
 	// then uninstalling removes it.
-	AnnotationClient = Group + "/client"
+	AnnotationRunsAgent = Group + "/client"
 	// AnnotationOverruled tells, on a Node, which labels that another controller had set the operator set back last, and when:
 	// <label>@<seconds since 1970>, by comma. It does so once in an hour for each.
 	AnnotationOverruled = Group + "/overruled"
@@ -533,9 +533,9 @@ const (
 	LabelOverridden = Group + "/mps.capable-overridden"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
-	// LabelClient starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU Operator
+	// LabelRunsAgent starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU Operator
 	// sets it since v26.7, and its driver manager and mig-manager pause it.
-	LabelClient = "nvidia.com/gpu.deploy.client"
+	LabelRunsAgent = "nvidia.com/gpu.deploy.client"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.
 	LabelMIGManager = "nvidia.com/gpu.deploy.mig-manager"
 	// LabelMIGConfig selects, on a Node, the configuration that NVIDIA's mig-manager applies. It is NVIDIA's.

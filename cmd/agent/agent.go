@@ -157,7 +157,7 @@ func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gp
 	}
 	return agent.New(agent.Config{
 		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: hardware,
-		Nodes: driver.NewNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
+		Nodes: driver.NewDeviceNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
 		Containers: host.NewContainerLogs(root), Rebooter: newRebooter(f, proc), Allocations: allocations,
 		Driver: f.drivers().Find, Clock: clock.RealClock{}, Resync: f.resync,
 	}), nil

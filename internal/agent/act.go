@@ -112,7 +112,7 @@ func (c applier) conclude(
 	if err != nil {
 		return observation{}, o, err
 	}
-	persistence{c.tools}.releaseUnused(ctx, desired, now.devices)
+	persistence{c.tools}.restoreUnused(ctx, desired, now.devices)
 	if o.problem == nil { // which says already what does not match
 		o.unmet = unmet(desired, now.devices)
 	}

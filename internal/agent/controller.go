@@ -188,7 +188,7 @@ func (c *Controller) reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	}
 	after, result, err := work.converge(ctx, node.Spec, before)
 	if err == nil {
-		result.nodes = c.ensureNodes(ctx, node.Spec)
+		result.nodes = c.ensureDeviceNodes(ctx, node.Spec)
 	}
 	r := report{observed: after, outcome: result, failed: err, rebuilds: rebuilds}
 	undecided := c.consider(ctx, node, &r)

@@ -13,8 +13,8 @@ import (
 // maxNamed is how many users of a GPU a message names.
 const maxNamed = 5
 
-// blockedBy says which step waits for whom.
-func blockedBy(s plan.Step, blockers []plan.Blocker) string {
+// describeWait says which step waits for whom.
+func describeWait(s plan.Step, blockers []plan.Blocker) string {
 	names := make([]string, 0, maxNamed)
 	for i, b := range blockers {
 		if i == maxNamed {

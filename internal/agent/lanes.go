@@ -43,7 +43,7 @@ func (c applier) stage(ctx context.Context, stage []plan.Lane, stopped failedGPU
 	var running sync.WaitGroup
 	for i, steps := range stage {
 		running.Go(func() {
-			l := lane{applier: c, seen: seen, hardware: barrier.member(c.hardware)}
+			l := lane{applier: c, seen: seen, hardware: barrier.forLane(c.hardware)}
 			defer l.hardware.leave()
 			results[i] = l.run(ctx, steps, slices.Clone(stopped))
 		})
@@ -66,7 +66,7 @@ type lane struct {
 	applier
 
 	seen     *sharedObservation
-	hardware *member
+	hardware *laneHardware
 }
 
 func (l lane) run(ctx context.Context, steps plan.Lane, before failedGPUs) (r result) {
@@ -80,7 +80,7 @@ func (l lane) run(ctx context.Context, steps plan.Lane, before failedGPUs) (r re
 			return r
 		}
 		if len(blockers) > 0 {
-			r.waits = append(r.waits, blockedBy(s, blockers))
+			r.waits = append(r.waits, describeWait(s, blockers))
 			r.stopped.add(s)
 			continue
 		}
@@ -173,12 +173,12 @@ func (m *resetBarrier) arrive() {
 	}
 }
 
-func (m *resetBarrier) member(h gpu.Hardware) *member {
-	return &member{Hardware: h, all: m.all, leave: sync.OnceFunc(m.arrive)}
+func (m *resetBarrier) forLane(h gpu.Hardware) *laneHardware {
+	return &laneHardware{Hardware: h, all: m.all, leave: sync.OnceFunc(m.arrive)}
 }
 
 // member is the hardware as a lane uses it.
-type member struct {
+type laneHardware struct {
 	gpu.Hardware
 
 	all   <-chan struct{}
@@ -186,7 +186,7 @@ type member struct {
 }
 
 // Reset waits for the other lanes to be ready to reset, or to have ended.
-func (m *member) Reset(ctx context.Context, uuids ...string) error {
+func (m *laneHardware) Reset(ctx context.Context, uuids ...string) error {
 	m.leave()
 	select {
 	case <-m.all:

@@ -19,8 +19,8 @@ type persistence struct{ tools }
 
 var _ plan.Persistence = persistence{}
 
-// Hold implements plan.Persistence. It is recorded first, so that a crash leaves nothing on for ever.
-func (p persistence) Hold(ctx context.Context, uuid string) error {
+// TurnOn implements plan.Persistence. It is recorded first, so that a crash leaves nothing on for ever.
+func (p persistence) TurnOn(ctx context.Context, uuid string) error {
 	if err := p.mps.RecordPersistence(uuid, mps.PersistenceHeld); err != nil {
 		return err //nolint:wrapcheck // names the file
 	}
@@ -31,8 +31,8 @@ func (p persistence) Hold(ctx context.Context, uuid string) error {
 	return err //nolint:wrapcheck // names the GPU
 }
 
-// Release implements plan.Persistence.
-func (p persistence) Release(ctx context.Context, uuid string) error {
+// Restore implements plan.Persistence.
+func (p persistence) Restore(ctx context.Context, uuid string) error {
 	now, err := p.mps.Persistence(uuid)
 	if now == mps.PersistenceNotHeld || err != nil {
 		return err //nolint:wrapcheck // names the file
@@ -45,15 +45,15 @@ func (p persistence) Release(ctx context.Context, uuid string) error {
 	return p.mps.RecordPersistence(uuid, mps.PersistenceNotHeld) //nolint:wrapcheck // names the file
 }
 
-// releaseUnused releases the GPUs that no daemon serves or is to serve, before another program partitions them. What
+// restoreUnused releases the GPUs that no daemon serves or is to serve, before another program partitions them. What
 // fails is tried again with the next reconcile.
-func (p persistence) releaseUnused(ctx context.Context, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
+func (p persistence) restoreUnused(ctx context.Context, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
 	for _, d := range devices {
 		awaits := func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == d.UUID && spec.Sharing.MPS != nil }
 		if d.State.MPS != nil || slices.ContainsFunc(desired, awaits) {
 			continue
 		}
-		if err := p.Release(ctx, d.UUID); err != nil {
+		if err := p.Restore(ctx, d.UUID); err != nil {
 			log(ctx).Error(err, "Turning persistence mode off again", "gpu", d.UUID)
 		}
 	}

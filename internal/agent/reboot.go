@@ -33,15 +33,15 @@ func rebootFor(permission *v1alpha1.RebootPermission, bootID string, o outcome, 
 	case permission.BootID != bootID:
 		return reboot{inVain: true}
 	}
-	if users := usersOf(devices); len(users) > 0 {
+	if users := describeUsers(devices); len(users) > 0 {
 		return reboot{waits: users}
 	}
 	// Other GPUs come first: one whose mode is not pending yet would need a second reboot.
 	return reboot{now: len(o.failures)+len(o.waits) == 0 && o.problem == nil}
 }
 
-// usersOf names who uses any GPU of the node: a reboot ends them all.
-func usersOf(devices []gpu.Device) []string {
+// describeUsers names who uses any GPU of the node: a reboot ends them all.
+func describeUsers(devices []gpu.Device) []string {
 	var users []string
 	for _, d := range devices {
 		for i := range d.Processes {

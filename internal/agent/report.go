@@ -133,7 +133,7 @@ func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 	case o.problem != nil:
 		c.Reason, c.Message = o.problem.Reason, beside(o)
 	case len(o.failures) > 0:
-		c.Reason, c.Message = failed(o)
+		c.Reason, c.Message = failureOf(o)
 	case len(o.pending) > 0:
 		reboot := rebootRequired(o, able)
 		c.Reason, c.Message = reboot.Reason, reboot.Message
@@ -179,14 +179,14 @@ func notKept(devices []gpu.Device) string {
 func beside(o outcome) string {
 	said := append([]string{o.problem.Message}, o.waits...)
 	if len(o.failures) > 0 {
-		_, message := failed(o)
+		_, message := failureOf(o)
 		said = append(said, message)
 	}
 	return strings.Join(said, "; ")
 }
 
-// failed is reason and message of steps that failed: the reason of the first, what each said and what was rolled back.
-func failed(o outcome) (reason, message string) {
+// failureOf is reason and message of steps that failed: the reason of the first, what each said and what was rolled back.
+func failureOf(o outcome) (reason, message string) {
 	reason = v1alpha1.ReasonStepFailed
 	switch first := o.failures[0].err; {
 	case errors.Is(first, gpu.ErrBusy):

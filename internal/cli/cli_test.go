@@ -46,7 +46,7 @@ func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) cluster.Node {
 	tb.Helper()
 	n := cluster.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{},
-		Labels: map[string]string{deployPlugin: "true", v1alpha1.LabelClient: "true", "pool": name},
+		Labels: map[string]string{deployPlugin: "true", v1alpha1.LabelRunsAgent: "true", "pool": name},
 	}
 	n.GPU.Name = name
 	n.GPU.Status = statusOf(tb, hardware)

@@ -260,7 +260,7 @@ func gpuCard(d gpu.Device, replicas int, units []usage.Unit, pods map[string]str
 	}
 	card.Sharing = strings.Join(words, ", ")
 	card.Drawing = drawingOf(d, replicas, pods, instances)
-	for _, user := range usersOf(d, gpu.WholeGPU, pods) {
+	for _, user := range holderNames(d, gpu.WholeGPU, pods) {
 		if drawn := func(b dashboard.Block) bool { return slices.Contains(b.Holders, user) }; !slices.ContainsFunc(card.Drawing.Blocks, drawn) {
 			card.Others = append(card.Others, user)
 		}

@@ -46,7 +46,7 @@ func (t *text) picture(n *cluster.Node, stack dra.Stack) {
 		t.row(2, "", heading(d, replicas[d.UUID]))
 		total, blocks := blocksOf(d, pods)
 		if used := len(holdersOf(d)); !d.State.MIG && replicas[d.UUID] > 1 && used <= replicas[d.UUID] {
-			total, blocks = replicaBlocks(replicas[d.UUID], used, usersOf(d, gpu.WholeGPU, pods))
+			total, blocks = replicaBlocks(replicas[d.UUID], used, holderNames(d, gpu.WholeGPU, pods))
 		}
 		t.draw(total, blocks)
 	}
@@ -116,7 +116,7 @@ func modes(d gpu.Device) []string {
 // blocksOf divides a GPU into its instances and the room between them.
 func blocksOf(d gpu.Device, pods map[string]string) (total int, blocks []block) {
 	if !d.State.MIG {
-		return wholeSlices, []block{{size: wholeSlices, name: wholeGPU, instance: gpu.WholeGPU, users: usersOf(d, gpu.WholeGPU, pods)}}
+		return wholeSlices, []block{{size: wholeSlices, name: wholeGPU, instance: gpu.WholeGPU, users: holderNames(d, gpu.WholeGPU, pods)}}
 	}
 	total = max(d.MemorySlices(), 1)
 	for _, i := range d.State.Instances {
@@ -130,7 +130,7 @@ func blocksOf(d gpu.Device, pods map[string]string) (total int, blocks []block) 
 		if i.Placement.Start > at {
 			blocks = append(blocks, block{start: at, size: i.Placement.Start - at})
 		}
-		b := block{start: i.Placement.Start, size: i.Placement.Size, name: i.Profile, instance: i.ID, users: usersOf(d, i.ID, pods)}
+		b := block{start: i.Placement.Start, size: i.Placement.Size, name: i.Profile, instance: i.ID, users: holderNames(d, i.ID, pods)}
 		if i.Partial {
 			b.name += " incomplete"
 		}
@@ -142,8 +142,8 @@ func blocksOf(d gpu.Device, pods map[string]string) (total int, blocks []block) 
 	return total, blocks
 }
 
-// usersOf are those who hold a GPU or an instance, each once: pods to which it is allocated, and processes.
-func usersOf(d gpu.Device, instance int, pods map[string]string) []string {
+// holderNames are those who hold a GPU or an instance, each once: pods to which it is allocated, and processes.
+func holderNames(d gpu.Device, instance int, pods map[string]string) []string {
 	var users []string
 	for _, h := range d.Holders {
 		if h.Instance == instance {

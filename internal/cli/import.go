@@ -112,7 +112,7 @@ func waits(policy *unstructured.Unstructured, s *cluster.Snapshot) string {
 		return ""
 	}
 	s.Plugin = cluster.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
-	return rollout.Decide(*s).Held
+	return rollout.Decide(*s).PluginConfigHeld
 }
 
 // keepLabels is what to do as long as it is not known what the device plugin reads.

@@ -94,14 +94,14 @@ func whyNotRestored(n *v1alpha1.GPUNode) string {
 	return "the controller is at work"
 }
 
-// leftNodes are labels, annotations and taints of the operator on nodes. The record of LabelClient stays as long as
+// leftNodes are labels, annotations and taints of the operator on nodes. The record of LabelRunsAgent stays as long as
 // agents run.
 func leftNodes(ctx context.Context, c client.Client) (left []string, err error) {
 	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			n := &nodes.Items[i]
 			add := func(kind, name string) {
-				if strings.HasPrefix(name, ours) && name != v1alpha1.AnnotationClient {
+				if strings.HasPrefix(name, ours) && name != v1alpha1.AnnotationRunsAgent {
 					left = append(left, fmt.Sprintf("node/%s has the %s %s", n.Name, kind, name))
 				}
 			}

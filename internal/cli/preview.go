@@ -107,7 +107,7 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, after roll
 		return n.Policy == policy && n.Reason == v1alpha1.ReasonMPSClientsRunning
 	}
 	if slices.ContainsFunc(after.Nodes, waits) {
-		t.row(2, "at first", fmt.Sprintf("%s: %s", v1alpha1.ReasonMPSClientsRunning, after.Held))
+		t.row(2, "at first", fmt.Sprintf("%s: %s", v1alpha1.ReasonMPSClientsRunning, after.PluginConfigHeld))
 	}
 	of := map[string]*cluster.Node{}
 	for i := range objects {

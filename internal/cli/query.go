@@ -134,7 +134,7 @@ func gpuReports(n *cluster.Node, stack dra.Stack) []gpuReport {
 	replicas := replicasOn(n, n.Offered(stack), devices)
 	all := make([]gpuReport, 0, len(devices))
 	for _, d := range devices {
-		r := gpuReport{Index: d.Index, UUID: d.UUID, Product: gpu.ProductLabel(d.Product), Users: usersOf(d, gpu.WholeGPU, pods)}
+		r := gpuReport{Index: d.Index, UUID: d.UUID, Product: gpu.ProductLabel(d.Product), Users: holderNames(d, gpu.WholeGPU, pods)}
 		if often := replicas[d.UUID]; often > 0 {
 			r.Replicas, r.Used = &often, new(len(holdersOf(d)))
 		}
@@ -147,7 +147,7 @@ func gpuReports(n *cluster.Node, stack dra.Stack) []gpuReport {
 			r.Sharing = v1alpha1.StrategyTimeSlicing
 		}
 		for _, i := range d.State.Instances {
-			r.Instances = append(r.Instances, instanceReport{i.Profile, i.Placement.Start, i.Placement.Size, usersOf(d, i.ID, pods)})
+			r.Instances = append(r.Instances, instanceReport{i.Profile, i.Placement.Start, i.Placement.Size, holderNames(d, i.ID, pods)})
 		}
 		all = append(all, r)
 	}

@@ -89,7 +89,7 @@ func readClusterPolicy(ctx context.Context, c client.Client, s *cluster.Snapshot
 	}
 	plugin.Operands = new(clusterpolicy.OperandsOf(policy))
 	plugin.NoMIGManager = clusterpolicy.NoMIGManager(policy)
-	if !namesOurs(policy) && rollout.Decide(*s).Held != "" {
+	if !namesOurs(policy) && rollout.Decide(*s).PluginConfigHeld != "" {
 		plugin.Ready = false // and everything waits until it is
 	}
 	return nil

@@ -68,7 +68,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "gpu-sharing-operator"}})
 	s.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: "a", Labels: map[string]string{"gpusharing.io/mps.capable-overridden": "true"},
-		Annotations: map[string]string{v1alpha1.AnnotationSelected: "research@1", v1alpha1.AnnotationClient: "true@1"},
+		Annotations: map[string]string{v1alpha1.AnnotationSelected: "research@1", v1alpha1.AnnotationRunsAgent: "true@1"},
 	}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}}})
 	s.create(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.GPUNodeSpec{
 		PolicyName: "research", Baseline: &v1alpha1.Baseline{}, Release: &v1alpha1.Release{ReleasePolicy: v1alpha1.ReleasePolicyRestore},
@@ -267,7 +267,7 @@ func waitsForTheLastTrace(s *shared) {
 	} {
 		s.Expect(out).To(ContainSubstring(line))
 	}
-	s.Expect(out).NotTo(ContainSubstring(v1alpha1.AnnotationClient), "it stays as long as agents run")
+	s.Expect(out).NotTo(ContainSubstring(v1alpha1.AnnotationRunsAgent), "it stays as long as agents run")
 	s.Expect(out).To(HaveSuffix("Restored: every node, and NVIDIA's ClusterPolicy, is as it was before the operator.\n"))
 }
 

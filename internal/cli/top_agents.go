@@ -147,7 +147,7 @@ func (a *agents) gather(ctx context.Context, now time.Time, query string, into f
 			refusals[i] = errNoMetrics
 		}
 		if refusals[i] != nil {
-			nodes[i] = failed(p, refusals[i])
+			nodes[i] = notMeasured(p, refusals[i])
 		}
 	}
 	if !slices.Contains(refusals, nil) {
@@ -191,7 +191,7 @@ func (a *agents) renew(ctx context.Context, namespace string, now time.Time) err
 	return nil
 }
 
-func failed(p *corev1.Pod, why error) measuredNode {
+func notMeasured(p *corev1.Pod, why error) measuredNode {
 	return measuredNode{name: p.Spec.NodeName, failed: fmt.Sprintf("pod %s/%s: %v", p.Namespace, p.Name, why)}
 }
 
@@ -220,12 +220,12 @@ func (a *agents) ask(ctx context.Context, p *corev1.Pod, query string, into func
 	target.RawQuery = query
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
-		return failed(p, err)
+		return notMeasured(p, err)
 	}
 	request.Header.Set(usage.TokenHeader, a.tokens[p.Namespace].value)
 	answer, err := a.http.Do(request)
 	if err != nil {
-		return failed(p, err)
+		return notMeasured(p, err)
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxUsage))
@@ -235,7 +235,7 @@ func (a *agents) ask(ctx context.Context, p *corev1.Pod, query string, into func
 		err = refusal(p.Namespace, answer.StatusCode, body)
 	}
 	if err != nil {
-		return failed(p, err)
+		return notMeasured(p, err)
 	}
 	return node
 }

@@ -304,7 +304,7 @@ func (f *fleet) configOf(node string) string { return f.node(node).Labels[v1alph
 func (f *fleet) ours(node string) map[string]string {
 	found := map[string]string{}
 	for name, value := range f.node(node).Annotations {
-		if len(name) > len(v1alpha1.Group) && name[:len(v1alpha1.Group)] == v1alpha1.Group && name != v1alpha1.AnnotationClient {
+		if len(name) > len(v1alpha1.Group) && name[:len(v1alpha1.Group)] == v1alpha1.Group && name != v1alpha1.AnnotationRunsAgent {
 			found[name] = value
 		}
 	}

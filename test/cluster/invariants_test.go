@@ -446,7 +446,7 @@ func (s *run) left(p *place, n *cluster.Node) string {
 		}
 	}
 	for name, value := range n.Annotations {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationClient && !s.theirs[n.Name+" "+name] {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !s.theirs[n.Name+" "+name] {
 			return fmt.Sprintf("annotation %s is left: %q", name, value)
 		}
 	}
@@ -485,7 +485,7 @@ func (s *run) unrestored(p *place, n *cluster.Node) string {
 func (s *run) repair() {
 	for _, p := range s.all() {
 		s.changeNode(p.name, func(n *corev1.Node) {
-			for _, label := range []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery", v1alpha1.LabelClient} {
+			for _, label := range []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery", v1alpha1.LabelRunsAgent} {
 				if n.Labels[label] == "false" || n.Labels[label] == "" { // NVIDIA's operator sets none again that was removed
 					n.Labels[label] = "true"
 				}

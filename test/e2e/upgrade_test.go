@@ -235,7 +235,7 @@ func expectNothingLeft(ctx context.Context) {
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
 		g.Expect(n.Labels).NotTo(ContainElement(ContainSubstring("paused-for")))
 		g.Expect(n.Labels).To(And(
-			HaveKeyWithValue(gpuoperator.LabelUpgrade, gpuoperator.UpgradeDone), HaveKeyWithValue(v1alpha1.LabelClient, "true")))
+			HaveKeyWithValue(gpuoperator.LabelUpgrade, gpuoperator.UpgradeDone), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")))
 		g.Expect(n.Spec.Unschedulable).To(BeFalse())
 		g.Expect(n.Spec.Taints).To(BeEmpty())
 		g.Expect(n.Annotations).NotTo(Or(HaveKey(v1alpha1.AnnotationPaused), HaveKey(v1alpha1.AnnotationInterrupted)))

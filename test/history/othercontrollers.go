@@ -19,7 +19,7 @@ func Others() map[string][]string {
 		v1alpha1.LabelMIGManager:     {"", "true", "false"},
 		v1alpha1.LabelMIGConfig:      {"", "all-1g.5gb", "all-disabled"},
 		v1alpha1.LabelMIGConfigState: {"", "success", "failed", "pending"},
-		v1alpha1.LabelClient:         {"", "true", "false"},
+		v1alpha1.LabelRunsAgent:      {"", "true", "false"},
 		v1alpha1.LabelOverridden:     {"", "true"},
 
 		"nvidia.com/gpu.deploy.device-plugin":         {"", "true"},
@@ -28,7 +28,7 @@ func Others() map[string][]string {
 
 		v1alpha1.AnnotationSelected: {"", "garbage"}, v1alpha1.AnnotationInstances: {"", "garbage"}, v1alpha1.AnnotationPaused: {""},
 		v1alpha1.AnnotationTaints: {""}, v1alpha1.AnnotationMPSCapable: {""}, v1alpha1.AnnotationMIGConfig: {"", "garbage"},
-		v1alpha1.AnnotationOverruled: {""}, v1alpha1.AnnotationClient: {""}, v1alpha1.AnnotationInterrupted: {"", "garbage"},
+		v1alpha1.AnnotationOverruled: {""}, v1alpha1.AnnotationRunsAgent: {""}, v1alpha1.AnnotationInterrupted: {"", "garbage"},
 	}
 }
 

@@ -23,21 +23,21 @@ const listTimeout = time.Minute
 
 // Nodes keeps the device nodes of MIG instances in the driver's dev, and the CDI specification that lists them for
 // NVIDIA's own pods. The kernel makes neither, and where CDI is on no component of NVIDIA's makes them but mig-manager.
-type Nodes struct {
+type DeviceNodes struct {
 	node   Node
 	runner host.Runner
 	cdi    string // folder of CDI specifications; empty: none
 }
 
-// NewNodes makes a keeper of a node's device nodes. Runner runs the driver's programs; cdi is the folder of CDI
+// NewDeviceNodes makes a keeper of a node's device nodes. Runner runs the driver's programs; cdi is the folder of CDI
 // specifications, as this program sees it.
-func NewNodes(node Node, runner host.Runner, cdi string) Nodes {
-	return Nodes{node: node, runner: runner, cdi: cdi}
+func NewDeviceNodes(node Node, runner host.Runner, cdi string) DeviceNodes {
+	return DeviceNodes{node: node, runner: runner, cdi: cdi}
 }
 
 // Ensure makes the device nodes that instances lack, and then brings the CDI specification up to date. It changes
 // nothing if both are as they must be.
-func (n Nodes) Ensure(ctx context.Context) error {
+func (n DeviceNodes) Ensure(ctx context.Context) error {
 	d, err := n.node.Find()
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (n Nodes) Ensure(ctx context.Context) error {
 }
 
 // make has the driver's own program make missing nodes, and makes those that are still missing.
-func (n Nodes) make(ctx context.Context, d Driver, wanted []capability) error {
+func (n DeviceNodes) make(ctx context.Context, d Driver, wanted []capability) error {
 	if len(d.without(wanted)) == 0 {
 		return nil
 	}

@@ -25,7 +25,7 @@ func TestNodesOfInstancesAreMadeWhereNVIDIALooks(t *testing.T) {
 			m := newMachine(t)
 			m.install(tc.root)
 			m.write(driverReady, tc.ready)
-			nodes := driver.NewNodes(m.node(), m.runner, "")
+			nodes := driver.NewDeviceNodes(m.node(), m.runner, "")
 			m.Expect(nodes.Ensure(t.Context())).To(Succeed())
 			m.Expect(m.runner.Lines()).To(BeEmpty(), "no instance, no node, nothing to do")
 
@@ -54,7 +54,7 @@ func TestNodesAreMadeByTheAgentWhereTheDriversProgramDoesNot(t *testing.T) {
 	m.install(containerRoot)
 	m.instance(containerRoot, 0, 1)
 	m.broken = errors.New("exit status 255: Unable to determine the device handle")
-	nodes := driver.NewNodes(m.node(), m.runner, "")
+	nodes := driver.NewDeviceNodes(m.node(), m.runner, "")
 	m.Expect(nodes.Ensure(t.Context())).To(Succeed())
 	made, ok := host.DeviceAt(m.path(containerRoot, "dev/nvidia-caps/nvidia-cap13"))
 	m.Expect(ok).To(BeTrue())
@@ -101,7 +101,7 @@ func TestNodesThatCannotBeMade(t *testing.T) {
 			m.instance(containerRoot, 0, 1)
 			m.broken = broken
 			tc.spoil(m)
-			m.Expect(driver.NewNodes(m.node(), m.runner, "").Ensure(t.Context())).To(MatchError(ContainSubstring(tc.says)))
+			m.Expect(driver.NewDeviceNodes(m.node(), m.runner, "").Ensure(t.Context())).To(MatchError(ContainSubstring(tc.says)))
 		})
 	}
 }
@@ -137,7 +137,7 @@ func TestTheSpecOfNVIDIAsOwnPodsListsTheNodesThatThereAre(t *testing.T) {
 	m.instance(containerRoot, 0, 1)
 	cdi := t.TempDir()
 	spec := filepath.Join(cdi, "management.nvidia.com-gpu.yaml")
-	nodes := driver.NewNodes(m.node(), m.runner, cdi)
+	nodes := driver.NewDeviceNodes(m.node(), m.runner, cdi)
 	m.Expect(nodes.Ensure(t.Context())).To(Succeed())
 	m.Expect(spec).NotTo(BeAnExistingFile(), "where the toolkit has written none there is none")
 
@@ -177,7 +177,7 @@ func TestASpecThatCannotBeBroughtUpToDate(t *testing.T) {
 			cdi := t.TempDir()
 			spec := filepath.Join(cdi, "management.nvidia.com-gpu.yaml")
 			m.Expect(os.WriteFile(spec, []byte(tc.content), 0o644)).To(Succeed())
-			err := driver.NewNodes(m.node(), m.runner, cdi).Ensure(t.Context())
+			err := driver.NewDeviceNodes(m.node(), m.runner, cdi).Ensure(t.Context())
 			m.Expect(err).To(MatchError(And(ContainSubstring(spec), ContainSubstring(tc.says), ContainSubstring("delete the pod of NVIDIA's container toolkit"))))
 			m.Expect(os.ReadFile(spec)).To(BeEquivalentTo(tc.content))
 		})

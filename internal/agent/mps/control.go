@@ -42,8 +42,8 @@ const (
 var errReplaced = fmt.Errorf("another process is in the place of the %w, as root in a container of a client can put it there: "+
 	"end the pods that use MPS on this node", ErrDaemon)
 
-// settling is how a daemon is waited for that was started, or told to quit.
-func settling() pace { return pace{every: 100 * time.Millisecond, atMost: 15 * time.Second} }
+// startPace is how a daemon is waited for that was started, or told to quit.
+func startPace() pace { return pace{every: 100 * time.Millisecond, atMost: 15 * time.Second} }
 
 // Listeners tells who listens at a socket; see host.Proc.Listener.
 type Listeners interface {
@@ -297,7 +297,7 @@ func (c Control) Quit(ctx context.Context, resource string) error {
 
 // await waits until a daemon answers, or does not any more.
 func (c Control) await(ctx context.Context, resource string, answering bool) error {
-	err := settling().poll(ctx, c.clock, func() (bool, error) {
+	err := startPace().poll(ctx, c.clock, func() (bool, error) {
 		_, err := c.Ask(ctx, resource)
 		return (err == nil) == answering && ctx.Err() == nil, err
 	})

@@ -86,17 +86,17 @@ func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was 
 		}
 	}
 	if was.unreadable && answers {
-		if was.MultiUser, err = k.usersOf(ctx, desired); err != nil {
+		if was.MultiUser, err = k.assumedMultiUser(ctx, desired); err != nil {
 			return err
 		}
 	}
 	return k.reconcileState(ctx, desired, was, daemonState{percentage: percentage, answers: answers, recorded: recorded})
 }
 
-// usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are
+// assumedMultiUser is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are
 // connected, whom a new start would end; otherwise as not desired, so that it is started anew, because no other way
 // shows which users it serves.
-func (k *daemonManager) usersOf(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
+func (k *daemonManager) assumedMultiUser(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	return desired.MultiUser == (len(connected(servers)) > 0), err
 }
@@ -207,7 +207,7 @@ func (k *daemonManager) stopForDriver(ctx context.Context, desired plan.Daemon, 
 		}
 		now.Use, now.Error = use, ""
 	}
-	if !answers || now.Use.idle() {
+	if !answers || now.Use.unused() {
 		now = record{Daemon: desired, Error: errDriverLeaves.Error()}
 		if err := k.quit(ctx, was); err != nil {
 			return k.notStopped(was, err)
@@ -230,7 +230,7 @@ func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was reco
 	}
 	if answers && was.MultiUser != desired.MultiUser {
 		if err := k.quit(ctx, was); err != nil {
-			return k.failed(now, err)
+			return k.recordFailure(now, err)
 		}
 		answers = false
 	}
@@ -244,34 +244,34 @@ func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was reco
 		}
 	}
 	if err := do(ctx, desired); err != nil {
-		return k.failed(now, err)
+		return k.recordFailure(now, err)
 	}
 	percentage, err := k.control.Ask(ctx, desired.Resource)
 	if err != nil {
-		return k.failed(now, err)
+		return k.recordFailure(now, err)
 	}
 	now.Applied, now.Answered, now.MultiUser = true, percentage, desired.MultiUser
 	if now.Socket == (host.FileID{}) {
 		listens, err := k.control.listener(desired.Resource)
 		if err != nil {
-			return k.failed(now, err)
+			return k.recordFailure(now, err)
 		}
 		now.Socket = listens.Socket
 	}
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	if err != nil {
-		return k.failed(now, err)
+		return k.recordFailure(now, err)
 	}
 	if now.Use, err = k.use(desired, servers, connected(servers)); err != nil { // the connected clients keep the limits that they have
-		return k.failed(now, err)
+		return k.recordFailure(now, err)
 	}
 	logr.FromContextOrDiscard(ctx).Info(did, "resource", desired.Resource, "activeThreadPercentage", desired.ActiveThreadPercentage,
 		"multiUser", desired.MultiUser, "clientsWithFormerLimits", len(now.Use.Outdated))
 	return k.files.write(recordFile(desired.Resource), now)
 }
 
-// failed records why a daemon does not run as desired.
-func (k *daemonManager) failed(now record, why error) error {
+// recordFailure records why a daemon does not run as desired.
+func (k *daemonManager) recordFailure(now record, why error) error {
 	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
 	now.Applied, now.Error = false, err.Error()
 	return errors.Join(err, k.files.write(recordFile(now.Daemon.Resource), now))

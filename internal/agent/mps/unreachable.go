@@ -69,14 +69,14 @@ func (s stopper) endUnreachable(ctx context.Context, was record) error {
 		_, runs := s.processes.User(pid)
 		return !runs
 	})}
-	if !use.idle() {
+	if !use.unused() {
 		return fmt.Errorf("process %d for %s: %w", daemons[0], resource, errInUse)
 	}
 	var errs []error
 	for _, pid := range slices.Concat(daemons, servers) {
 		errs = append(errs, s.processes.Kill(pid))
 	}
-	err = settling().poll(ctx, s.clock, func() (bool, error) {
+	err = startPace().poll(ctx, s.clock, func() (bool, error) {
 		daemons, servers, err := s.running(resource)
 		return len(daemons)+len(servers) == 0 && err == nil, err
 	})

@@ -81,8 +81,8 @@ func (u Use) Waiting() []PodUsers {
 	return waiting
 }
 
-// idle reports whether no process uses the daemon or may begin to.
-func (u Use) idle() bool { return len(u.Clients) == 0 && len(u.Pods) == 0 }
+// unused reports whether no process uses the daemon or may begin to.
+func (u Use) unused() bool { return len(u.Clients) == 0 && len(u.Pods) == 0 }
 
 // useOf finds how a daemon with these servers is used. Outdated are the clients that were known to be, of which those
 // that are still connected stay so.

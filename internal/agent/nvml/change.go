@@ -96,7 +96,7 @@ func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at 
 			return err
 		}
 		if err := span(ctx, instance, p.info.SliceCount); err != nil { // half an instance helps nobody, also after ctx
-			return errors.Join(err, failed("taking the GPU instance back: nvmlGpuInstanceDestroy", instance.Destroy()))
+			return errors.Join(err, callError("taking the GPU instance back: nvmlGpuInstanceDestroy", instance.Destroy()))
 		}
 		return nil
 	})
@@ -124,7 +124,7 @@ func (h *Hardware) DestroyInstance(ctx context.Context, uuid string, id int) err
 		}
 		instance, ret := d.GetGpuInstanceById(id)
 		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceGetGpuInstanceById", ret)
+			return callError("nvmlDeviceGetGpuInstanceById", ret)
 		}
 		computes, err := computeInstances(instance)
 		if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// failed is the error of an NVML call, nil on success. It names the call and the return as NVML does and wraps the
+// callError is the error of an NVML call, nil on success. It names the call and the return as NVML does and wraps the
 // sentinel that belongs to the return.
-func failed(call string, ret nvml.Return) error {
+func callError(call string, ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
 	}

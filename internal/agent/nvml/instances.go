@@ -24,7 +24,7 @@ func readInstances(handle nvml.Device, d *gpu.Device, all []profile) error {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceGetGpuInstances", ret)
+			return callError("nvmlDeviceGetGpuInstances", ret)
 		}
 		for _, instance := range instances {
 			seen, err := readInstance(instance, p, uuids)
@@ -41,7 +41,7 @@ func readInstances(handle nvml.Device, d *gpu.Device, all []profile) error {
 func readInstance(instance nvml.GpuInstance, p profile, uuids map[migDevice]string) (gpu.Instance, error) {
 	info, ret := instance.GetInfo()
 	if ret != nvml.SUCCESS {
-		return gpu.Instance{}, failed("nvmlGpuInstanceGetInfo", ret)
+		return gpu.Instance{}, callError("nvmlGpuInstanceGetInfo", ret)
 	}
 	computes, err := computeInstances(instance)
 	if err != nil {
@@ -72,12 +72,12 @@ func computeInstances(instance nvml.GpuInstance) ([]computeInstance, error) {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, failed("nvmlGpuInstanceGetComputeInstances", ret)
+			return nil, callError("nvmlGpuInstanceGetComputeInstances", ret)
 		}
 		for _, handle := range handles {
 			info, ret := handle.GetInfo()
 			if ret != nvml.SUCCESS {
-				return nil, failed("nvmlComputeInstanceGetInfo", ret)
+				return nil, callError("nvmlComputeInstanceGetInfo", ret)
 			}
 			found = append(found, computeInstance{handle, int(info.Id), profile.SliceCount})
 		}
@@ -104,7 +104,7 @@ type migDevice struct{ gpuInstance, computeInstance int }
 func migDevices(handle nvml.Device) (map[migDevice]string, error) {
 	count, ret := handle.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
-		return nil, failed("nvmlDeviceGetMaxMigDeviceCount", ret)
+		return nil, callError("nvmlDeviceGetMaxMigDeviceCount", ret)
 	}
 	uuids := map[migDevice]string{}
 	for index := range count {
@@ -113,7 +113,7 @@ func migDevices(handle nvml.Device) (map[migDevice]string, error) {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, failed("nvmlDeviceGetMigDeviceHandleByIndex", ret)
+			return nil, callError("nvmlDeviceGetMigDeviceHandleByIndex", ret)
 		}
 		gi, giRet := device.GetGpuInstanceId()
 		ci, ciRet := device.GetComputeInstanceId()

@@ -90,7 +90,7 @@ func (l *library) ensureOpen() error {
 	if l.open {
 		return nil
 	}
-	if err := failed("nvmlInit", l.lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)); err != nil { // vfio-pci may have all GPUs
+	if err := callError("nvmlInit", l.lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)); err != nil { // vfio-pci may have all GPUs
 		return fmt.Errorf("opening the driver's library %s: %w", l.path, err)
 	}
 	l.open = true
@@ -104,7 +104,7 @@ func (l *library) shutdown() error {
 		return nil
 	}
 	l.open = false
-	return failed("nvmlShutdown", l.lib.Shutdown())
+	return callError("nvmlShutdown", l.lib.Shutdown())
 }
 
 // has says whether the driver has a call. Calling one that it has not ends the process.
@@ -117,7 +117,7 @@ func write(ctx context.Context, call string, do func() nvml.Return) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return failed(call, do())
+	return callError(call, do())
 }
 
 func (l *library) device(uuid string) (nvml.Device, error) {
@@ -125,5 +125,5 @@ func (l *library) device(uuid string) (nvml.Device, error) {
 	if ret == nvml.ERROR_INVALID_ARGUMENT { // what drivers say of a UUID that they do not know
 		ret = nvml.ERROR_NOT_FOUND
 	}
-	return d, failed("nvmlDeviceGetHandleByUUID", ret)
+	return d, callError("nvmlDeviceGetHandleByUUID", ret)
 }

@@ -34,11 +34,11 @@ func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 	version, ret := h.lib.SystemGetDriverVersion()
 	if ret != nvml.SUCCESS {
-		return gpu.Inventory{}, failed("nvmlSystemGetDriverVersion", ret)
+		return gpu.Inventory{}, callError("nvmlSystemGetDriverVersion", ret)
 	}
 	count, ret := h.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return gpu.Inventory{}, failed("nvmlDeviceGetCount", ret)
+		return gpu.Inventory{}, callError("nvmlDeviceGetCount", ret)
 	}
 	if count == 0 {
 		return gpu.Inventory{DriverVersion: version}, nil
@@ -90,7 +90,7 @@ type reader struct{ *library }
 func (r reader) observeDevice(index int, lists lists) (gpu.Device, error) {
 	handle, ret := r.lib.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		return gpu.Device{}, failed("nvmlDeviceGetHandleByIndex", ret)
+		return gpu.Device{}, callError("nvmlDeviceGetHandleByIndex", ret)
 	}
 	d, err := identity(handle)
 	if err != nil {
@@ -124,8 +124,8 @@ func identity(handle nvml.Device) (gpu.Device, error) {
 	}
 	major, minor, capabilityRet := handle.GetCudaComputeCapability()
 	err := errors.Join(
-		failed("nvmlDeviceGetUUID", uuidRet), failed("nvmlDeviceGetName", nameRet), failed("nvmlDeviceGetPciInfo", pciRet),
-		failed("nvmlDeviceGetMemoryInfo", memoryRet), failed("nvmlDeviceGetCudaComputeCapability", capabilityRet),
+		callError("nvmlDeviceGetUUID", uuidRet), callError("nvmlDeviceGetName", nameRet), callError("nvmlDeviceGetPciInfo", pciRet),
+		callError("nvmlDeviceGetMemoryInfo", memoryRet), callError("nvmlDeviceGetCudaComputeCapability", capabilityRet),
 	)
 	return gpu.Device{
 		UUID: uuid, Product: name, PCIBusID: busID(pci), MemoryMiB: int64(memory.Total >> 20),
@@ -145,7 +145,7 @@ func readMinor(handle nvml.Device, d *gpu.Device) error {
 		return nil
 	}
 	d.Minor = minor
-	return failed("nvmlDeviceGetMinorNumber", ret)
+	return callError("nvmlDeviceGetMinorNumber", ret)
 }
 
 func (r reader) readVirtual(handle nvml.Device, d *gpu.Device) error {
@@ -160,7 +160,7 @@ func (r reader) readVirtual(handle nvml.Device, d *gpu.Device) error {
 	if ret == nvml.SUCCESS && d.Virtual {
 		d.License = r.license(handle)
 	}
-	return failed("nvmlDeviceGetVirtualizationMode", ret)
+	return callError("nvmlDeviceGetVirtualizationMode", ret)
 }
 
 // licensableFeatures is the version of the call whose structure go-nvml has. Older drivers fill in a shorter one.
@@ -192,7 +192,7 @@ func readComputeMode(handle nvml.Device, d *gpu.Device) error {
 		return nil
 	}
 	d.State.ComputeMode = gpu.ComputeMode(mode)
-	return failed("nvmlDeviceGetComputeMode", ret)
+	return callError("nvmlDeviceGetComputeMode", ret)
 }
 
 func (r reader) readPersistence(handle nvml.Device, d *gpu.Device) error {
@@ -206,7 +206,7 @@ func (r reader) readPersistence(handle nvml.Device, d *gpu.Device) error {
 	if ret == nvml.SUCCESS && mode == nvml.FEATURE_DISABLED {
 		d.Persistence = gpu.PersistenceOff
 	}
-	return failed("nvmlDeviceGetPersistenceMode", ret)
+	return callError("nvmlDeviceGetPersistenceMode", ret)
 }
 
 func readMIGMode(handle nvml.Device, d *gpu.Device) error {
@@ -217,7 +217,7 @@ func readMIGMode(handle nvml.Device, d *gpu.Device) error {
 	d.MIGCapable = !d.Virtual // a guest may see the mode but not use it
 	d.State.MIG = current == nvml.DEVICE_MIG_ENABLE
 	d.PendingMIG = pending == nvml.DEVICE_MIG_ENABLE
-	return failed("nvmlDeviceGetMigMode", ret)
+	return callError("nvmlDeviceGetMigMode", ret)
 }
 
 func (r reader) readMIG(handle nvml.Device, d *gpu.Device) error {

@@ -59,7 +59,7 @@ func (r reader) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo, t
 		}
 		processes, ret := list.read()
 		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
-			return failed(list.call, ret)
+			return callError(list.call, ret)
 		}
 		for _, p := range processes {
 			visit(p, list.throughMPS)

@@ -25,7 +25,7 @@ type profile struct {
 func (r reader) profiles(d nvml.Device) ([]profile, error) {
 	memory, ret := d.GetMemoryInfo()
 	if ret != nvml.SUCCESS {
-		return nil, failed("nvmlDeviceGetMemoryInfo", ret)
+		return nil, callError("nvmlDeviceGetMemoryInfo", ret)
 	}
 	var found []profile
 	for enum := range mostProfiles {
@@ -37,7 +37,7 @@ func (r reader) profiles(d nvml.Device) ([]profile, error) {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, failed("nvmlDeviceGetGpuInstanceProfileInfo", ret)
+			return nil, callError("nvmlDeviceGetGpuInstanceProfileInfo", ret)
 		}
 		name, ok := profileName(enum, info, memory.Total)
 		if !ok {
@@ -79,7 +79,7 @@ func (p profile) describe(d nvml.Device) (described gpu.Profile, ok bool, err er
 		return gpu.Profile{}, false, nil
 	}
 	if ret != nvml.SUCCESS {
-		return gpu.Profile{}, false, failed("nvmlDeviceGetGpuInstancePossiblePlacements", ret)
+		return gpu.Profile{}, false, callError("nvmlDeviceGetGpuInstancePossiblePlacements", ret)
 	}
 	described = gpu.Profile{
 		Name: p.name, ID: int(p.info.Id), Slices: int(p.info.SliceCount), Max: int(p.info.InstanceCount),

@@ -68,7 +68,7 @@ func (r *resetting) look() error {
 		}
 		pci, ret := handle.GetPciInfo()
 		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceGetPciInfo", ret)
+			return callError("nvmlDeviceGetPciInfo", ret)
 		}
 		r.pci = append(r.pci, busID(pci))
 		var d gpu.Device
@@ -160,7 +160,7 @@ func (r *resetting) resumePersistence() error {
 	for _, uuid := range r.persistent {
 		d, err := r.device(uuid)
 		if err == nil {
-			err = failed("nvmlDeviceSetPersistenceMode", d.SetPersistenceMode(nvml.FEATURE_ENABLED))
+			err = callError("nvmlDeviceSetPersistenceMode", d.SetPersistenceMode(nvml.FEATURE_ENABLED))
 		}
 		errs = append(errs, err)
 	}

@@ -55,11 +55,11 @@ type sampler struct {
 func (s sampler) sample(ctx context.Context) (sample gpu.Sample, partial, err error) {
 	version, ret := s.lib.SystemGetDriverVersion()
 	if ret != nvml.SUCCESS {
-		return gpu.Sample{}, nil, failed("nvmlSystemGetDriverVersion", ret)
+		return gpu.Sample{}, nil, callError("nvmlSystemGetDriverVersion", ret)
 	}
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return gpu.Sample{}, nil, failed("nvmlDeviceGetCount", ret)
+		return gpu.Sample{}, nil, callError("nvmlDeviceGetCount", ret)
 	}
 	devices, errs := make([]gpu.DeviceUse, count), make([]error, count)
 	var measuring sync.WaitGroup
@@ -84,11 +84,11 @@ func (s sampler) sample(ctx context.Context) (sample gpu.Sample, partial, err er
 func (s sampler) sampleDevice(ctx context.Context, index int, lists lists) (gpu.DeviceUse, error) {
 	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		return gpu.DeviceUse{}, failed("nvmlDeviceGetHandleByIndex", ret)
+		return gpu.DeviceUse{}, callError("nvmlDeviceGetHandleByIndex", ret)
 	}
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
-		return gpu.DeviceUse{}, failed("nvmlDeviceGetUUID", ret)
+		return gpu.DeviceUse{}, callError("nvmlDeviceGetUUID", ret)
 	}
 	d := gpu.DeviceUse{UUID: uuid, Index: index, Minor: -1, Memory: s.memory(handle), ProcessesUnknown: lists == unusable}
 	if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS {

@@ -143,7 +143,7 @@ func (r *reconciliation) confirm(ctx context.Context) error {
 // configurePlugin configures the device plugin to read our ConfigMap, or restores it, with what NVIDIA's programs have
 // to tolerate.
 func (r *reconciliation) configurePlugin(ctx context.Context, d rollout.Decision) error {
-	r.plugin.Held, r.plugin.KeepStrategy = d.Held, d.KeepStrategy
+	r.plugin.Held, r.plugin.KeepStrategy = d.PluginConfigHeld, d.KeepStrategy
 	if !d.ConfigurePlugin {
 		changed, err := r.PluginConfig.Restore(ctx, r.plugin, r.mounted(), d.Tolerations)
 		r.recorder.announceConfiguration(ctx, changed, eventRestored)

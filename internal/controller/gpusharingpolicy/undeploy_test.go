@@ -64,13 +64,13 @@ func TestUndeploy(t *testing.T) {
 	i.quieten()
 	i.Expect(i.snapshot()).To(Equal(before), "every node, ConfigMap and the ClusterPolicy, field by field")
 	i.idle = true // the controller and the agents end with their objects
-	i.annotate("t4", v1alpha1.AnnotationClient, `"true@1800000000"`)
-	i.annotate("a100", v1alpha1.AnnotationClient, "null")
+	i.annotate("t4", v1alpha1.AnnotationRunsAgent, `"true@1800000000"`)
+	i.annotate("a100", v1alpha1.AnnotationRunsAgent, "null")
 	i.make("undeploy", "UNDEPLOY_TIMEOUT=600")
 	i.Expect(i.snapshot()).To(Equal(before))
-	i.Expect(i.node("t4").Annotations).NotTo(HaveKey(v1alpha1.AnnotationClient))
-	i.Expect(i.node("t4").Labels).NotTo(HaveKey(v1alpha1.LabelClient), "the operator set it")
-	i.Expect(i.node("a100").Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"), "another controller set it")
+	i.Expect(i.node("t4").Annotations).NotTo(HaveKey(v1alpha1.AnnotationRunsAgent))
+	i.Expect(i.node("t4").Labels).NotTo(HaveKey(v1alpha1.LabelRunsAgent), "the operator set it")
+	i.Expect(i.node("a100").Labels).To(HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true"), "another controller set it")
 	for _, name := range kinds() {
 		i.Expect(i.kindExists(name)).To(BeFalse(), name)
 	}
@@ -278,8 +278,8 @@ func (i *installation) snapshot() map[string]any {
 	found := map[string]any{}
 	for _, m := range i.nodes {
 		n := i.node(m.name)
-		delete(n.Annotations, v1alpha1.AnnotationClient) // it stays while agents run
-		delete(n.Labels, v1alpha1.LabelClient)
+		delete(n.Annotations, v1alpha1.AnnotationRunsAgent) // it stays while agents run
+		delete(n.Labels, v1alpha1.LabelRunsAgent)
 		found["Node "+n.Name] = []any{n.Labels, n.Annotations, n.Finalizers, n.Spec, i.allocatable(n.Name)}
 	}
 	configMaps := &corev1.ConfigMapList{}

@@ -25,7 +25,7 @@ import (
 // A claim that loses by that is reported with its node (ReasonNodesDisagree). GPUs die, so a node with fewer of them is no liar.
 
 // claim is the GPUs that some nodes of one instance type report.
-type claim struct {
+type reportedGPUs struct {
 	product   string
 	count     int
 	devices   []v1alpha1.DeviceStatus // as a new node has them
@@ -34,13 +34,13 @@ type claim struct {
 	confirmed bool // a kubelet lists what a node with these GPUs advertises
 }
 
-// claimsOf are the different GPUs that nodes of one instance type report.
-func claimsOf(nodes []*Node) []*claim {
-	var all []*claim
+// reportedGPUsOf are the different GPUs that nodes of one instance type report.
+func reportedGPUsOf(nodes []*Node) []*reportedGPUs {
+	var all []*reportedGPUs
 	for _, n := range nodes {
-		at := slices.IndexFunc(all, func(c *claim) bool { return slices.EqualFunc(c.nodes[0].Devices, n.Devices, alike) })
+		at := slices.IndexFunc(all, func(c *reportedGPUs) bool { return slices.EqualFunc(c.nodes[0].Devices, n.Devices, alike) })
 		if at < 0 {
-			c := &claim{product: productOf(n), count: len(n.Devices)}
+			c := &reportedGPUs{product: productOf(n), count: len(n.Devices)}
 			for _, d := range n.Devices {
 				c.devices = append(c.devices, fresh(d, int(d.Index)))
 			}
@@ -63,15 +63,15 @@ func alike(a, b v1alpha1.DeviceStatus) bool {
 // settled is the claim that counts of the nodes of one instance type, and the others that a person should look at. The claim is nil if
 // none counts; ambiguous is set if that is because the nodes have different products.
 type settled struct {
-	claim     *claim
-	doubts    []*claim
+	claim     *reportedGPUs
+	doubts    []*reportedGPUs
 	ambiguous bool
 }
 
 // settle decides which claim of the nodes of one instance type counts. last is what a policy reported of it before; nil: nothing.
 func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Ranking) settled {
-	claims := claimsOf(nodes)
-	known := func(c *claim) bool {
+	claims := reportedGPUsOf(nodes)
+	known := func(c *reportedGPUs) bool {
 		return last != nil && c.product == last.Product && c.count == int(last.GPUsPerNode)
 	}
 	if len(claims) == 1 && (last == nil || known(claims[0])) && !claims[0].refuted() {
@@ -80,12 +80,12 @@ func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Rankin
 	claims = weighed(claims, ranking)
 	kept, backed := backedOf(claims, last, known, len(nodes))
 	var s settled
-	other := func(c *claim) bool { return c.product != kept[0].product }
+	other := func(c *reportedGPUs) bool { return c.product != kept[0].product }
 	if s.ambiguous = len(backed) != 1 && slices.ContainsFunc(kept, other); s.ambiguous {
 		return s
 	}
 	if len(backed) > 0 {
-		s.claim = slices.MaxFunc(backed, func(a, b *claim) int {
+		s.claim = slices.MaxFunc(backed, func(a, b *reportedGPUs) int {
 			return cmp.Or(cmp.Compare(a.count, b.count), cmp.Compare(len(a.nodes), len(b.nodes)))
 		})
 	}
@@ -94,7 +94,7 @@ func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Rankin
 }
 
 // isDoubt reports whether a person should look at a claim beside the one that counts.
-func (s settled) isDoubt(c *claim) bool {
+func (s settled) isDoubt(c *reportedGPUs) bool {
 	if c == s.claim || s.claim == nil {
 		return c != s.claim
 	}
@@ -105,12 +105,12 @@ func (s settled) isDoubt(c *claim) bool {
 }
 
 // backedOf are the claims of so many nodes that their kubelets do not refute, and of these the ones that something confirms.
-func backedOf(claims []*claim, last *v1alpha1.NodeGroupStatus, known func(*claim) bool, nodes int) (kept, backed []*claim) {
-	kept = slices.DeleteFunc(slices.Clone(claims), (*claim).refuted)
-	if last != nil && slices.ContainsFunc(kept, func(c *claim) bool { return c.product == last.Product }) { // no kubelet lists products
-		kept = slices.DeleteFunc(kept, func(c *claim) bool { return c.product != last.Product })
+func backedOf(claims []*reportedGPUs, last *v1alpha1.NodeGroupStatus, known func(*reportedGPUs) bool, nodes int) (kept, backed []*reportedGPUs) {
+	kept = slices.DeleteFunc(slices.Clone(claims), (*reportedGPUs).refuted)
+	if last != nil && slices.ContainsFunc(kept, func(c *reportedGPUs) bool { return c.product == last.Product }) { // no kubelet lists products
+		kept = slices.DeleteFunc(kept, func(c *reportedGPUs) bool { return c.product != last.Product })
 	}
-	backed = only(kept, func(c *claim) bool { return c.confirmed || known(c) && 2*len(c.nodes) > nodes })
+	backed = only(kept, func(c *reportedGPUs) bool { return c.confirmed || known(c) && 2*len(c.nodes) > nodes })
 	if len(backed) == 0 {
 		backed = only(kept, known)
 	}
@@ -120,21 +120,21 @@ func backedOf(claims []*claim, last *v1alpha1.NodeGroupStatus, known func(*claim
 	return kept, backed
 }
 
-func only(claims []*claim, is func(*claim) bool) []*claim {
-	return slices.DeleteFunc(slices.Clone(claims), func(c *claim) bool { return !is(c) })
+func only(claims []*reportedGPUs, is func(*reportedGPUs) bool) []*reportedGPUs {
+	return slices.DeleteFunc(slices.Clone(claims), func(c *reportedGPUs) bool { return !is(c) })
 }
 
 // weighed are the claims with what a node would advertise by each, and whether a kubelet lists that. Those by which it would advertise
 // the same are one: drivers differ in the MIG profiles that they list.
-func weighed(claims []*claim, ranking policy.Ranking) []*claim {
-	var all []*claim
+func weighed(claims []*reportedGPUs, ranking policy.Ranking) []*reportedGPUs {
+	var all []*reportedGPUs
 	for _, c := range claims {
 		c.resources = advertises(c, c.nodes[0], ranking)
 		c.confirmed = slices.ContainsFunc(c.nodes, func(n *Node) bool {
 			listed := listedGPUs(n)
 			return maps.Equal(listed, map[string]int64{plan.ResourceGPU: int64(c.count)}) || len(listed) > 0 && maps.Equal(listed, advertises(c, n, ranking))
 		})
-		at := slices.IndexFunc(all, func(o *claim) bool {
+		at := slices.IndexFunc(all, func(o *reportedGPUs) bool {
 			return o.product == c.product && o.count == c.count && maps.Equal(o.resources, c.resources)
 		})
 		if at < 0 {
@@ -149,7 +149,7 @@ func weighed(claims []*claim, ranking policy.Ranking) []*claim {
 
 // advertises is what a node with the GPUs of a claim and the labels of another node advertises once it is ready; nil: no policy governs
 // it, or none can be honoured there.
-func advertises(c *claim, as *Node, ranking policy.Ranking) map[string]int64 {
+func advertises(c *reportedGPUs, as *Node, ranking policy.Ranking) map[string]int64 {
 	n := policy.Node{Name: as.Name, Labels: as.Labels, Devices: c.devices}
 	by := ranking.Govern(n).By
 	if by == nil {
@@ -164,7 +164,7 @@ func advertises(c *claim, as *Node, ranking policy.Ranking) map[string]int64 {
 
 // refuted reports whether the kubelet of each of the nodes lists fewer GPUs, instances and replicas than the GPUs that they report. A
 // kubelet that lists none says nothing: NVIDIA's device plugin does not run yet, or its DRA driver offers the GPUs.
-func (c *claim) refuted() bool {
+func (c *reportedGPUs) refuted() bool {
 	return !slices.ContainsFunc(c.nodes, func(n *Node) bool {
 		sum := int64(0)
 		for _, count := range listedGPUs(n) {
@@ -211,7 +211,7 @@ func (s settled) doubt(g *group) string {
 // hardwareOf keeps one GPU of each product: as most nodes report it, of those that tell its MIG profiles if any does. What one node
 // alone reports of a GPU that the operator knows counts for nothing: it would hold for all groups that have such GPUs.
 func hardwareOf(nodes []Node) hardware {
-	reported := map[string][]*claim{}
+	reported := map[string][]*reportedGPUs{}
 	for i := range nodes {
 		n := &nodes[i]
 		seen := map[string]bool{}
@@ -221,9 +221,9 @@ func hardwareOf(nodes []Node) hardware {
 			}
 			seen[d.Product] = true
 			all := reported[d.Product]
-			at := slices.IndexFunc(all, func(c *claim) bool { return alike(c.devices[0], d) })
+			at := slices.IndexFunc(all, func(c *reportedGPUs) bool { return alike(c.devices[0], d) })
 			if at < 0 {
-				all, at = append(all, &claim{product: d.Product, devices: []v1alpha1.DeviceStatus{d}}), len(all)
+				all, at = append(all, &reportedGPUs{product: d.Product, devices: []v1alpha1.DeviceStatus{d}}), len(all)
 				reported[d.Product] = all
 			}
 			all[at].nodes = append(all[at].nodes, n)
@@ -231,7 +231,7 @@ func hardwareOf(nodes []Node) hardware {
 	}
 	known := hardware{}
 	for product, claims := range reported {
-		best := slices.MaxFunc(claims, func(a, b *claim) int {
+		best := slices.MaxFunc(claims, func(a, b *reportedGPUs) int {
 			x, y := len(a.devices[0].Profiles), len(b.devices[0].Profiles)
 			return cmp.Or(cmp.Compare(min(x, 1), min(y, 1)), cmp.Compare(len(a.nodes), len(b.nodes)), cmp.Compare(x, y))
 		})

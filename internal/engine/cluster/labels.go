@@ -27,7 +27,7 @@ func MonitorLabels() []string {
 }
 
 // LabelDRADriver starts and stops NVIDIA's DRA driver on the nodes of a GPUCluster, where the GPU Operator sets it and
-// removes the labels that only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelClient among them
+// removes the labels that only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelRunsAgent among them
 // (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
@@ -43,7 +43,7 @@ func AgentLabel(n *Node) string {
 	if OfGPUCluster(n.Labels) {
 		return LabelDRADriver
 	}
-	return v1alpha1.LabelClient
+	return v1alpha1.LabelRunsAgent
 }
 
 // AnnotationMachine names, on a node of OpenShift, the Machine that it belongs to.

@@ -88,7 +88,7 @@ func steady(reason string) string {
 // is for others, such as our agent.
 func SelectsDeploy(nodeSelector map[string]string) bool {
 	for name := range nodeSelector {
-		if strings.HasPrefix(name, DeployPrefix) && name != v1alpha1.LabelClient {
+		if strings.HasPrefix(name, DeployPrefix) && name != v1alpha1.LabelRunsAgent {
 			return true
 		}
 	}

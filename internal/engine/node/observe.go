@@ -23,7 +23,7 @@ func resumeAgent(v *View) []action.Action {
 		return nil
 	}
 	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
-	patch.Labels[v1alpha1.LabelClient] = new("true")
+	patch.Labels[v1alpha1.LabelRunsAgent] = new("true")
 	patch.Locked = true
 	return []action.Action{patch}
 }

@@ -45,7 +45,7 @@ func awaitUntainted(v *View) (Result, bool) {
 
 // awaitAgentResumed lets the agent return where mig-manager has paused it and given up.
 func awaitAgentResumed(v *View) (Result, bool) {
-	if v.Node.Labels[v1alpha1.LabelClient] != cluster.PausedValue {
+	if v.Node.Labels[v1alpha1.LabelRunsAgent] != cluster.PausedValue {
 		return Result{}, false
 	}
 	actions := resumeAgent(v)

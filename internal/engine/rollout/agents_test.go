@@ -24,11 +24,11 @@ func TestTheAgentIsAllowed(t *testing.T) {
 		message string
 	}{
 		"absent":                            {sets: true},
-		"empty":                             {labels: map[string]string{v1alpha1.LabelClient: ""}, sets: true},
-		"false":                             {labels: map[string]string{v1alpha1.LabelClient: "false"}, message: `is "false"; set it to true`},
-		"paused by driver-manager":          {labels: map[string]string{v1alpha1.LabelClient: driverPaused}, message: "Paused for a driver upgrade"},
-		"paused by mig-manager":             {labels: map[string]string{v1alpha1.LabelClient: managerPaused}, message: "mig-manager is changing"},
-		"set already":                       {labels: map[string]string{v1alpha1.LabelClient: "true"}, message: "the agent on the node is not Ready"},
+		"empty":                             {labels: map[string]string{v1alpha1.LabelRunsAgent: ""}, sets: true},
+		"false":                             {labels: map[string]string{v1alpha1.LabelRunsAgent: "false"}, message: `is "false"; set it to true`},
+		"paused by driver-manager":          {labels: map[string]string{v1alpha1.LabelRunsAgent: driverPaused}, message: "Paused for a driver upgrade"},
+		"paused by mig-manager":             {labels: map[string]string{v1alpha1.LabelRunsAgent: managerPaused}, message: "mig-manager is changing"},
+		"set already":                       {labels: map[string]string{v1alpha1.LabelRunsAgent: "true"}, message: "the agent on the node is not Ready"},
 		"the node has opted out":            {labels: map[string]string{optOutLabel: "false"}, message: optOutLabel + "=false"},
 		"the node has lost its GPUs":        {labels: map[string]string{"nvidia.com/gpu.present": "false"}, message: "finds no GPU"},
 		"without a policy, nothing is said": {sets: true},
@@ -36,21 +36,21 @@ func TestTheAgentIsAllowed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			w, h := toMIG()
-			delete(h.Labels, v1alpha1.LabelClient)
+			delete(h.Labels, v1alpha1.LabelRunsAgent)
 			h.AgentReady = false
 			maps.Copy(h.Labels, c.labels)
 			if c.message == "" && !c.sets {
 				t.Fatal("the case expects nothing")
 			}
-			was := h.Labels[v1alpha1.LabelClient]
+			was := h.Labels[v1alpha1.LabelRunsAgent]
 			d := w.reconcile()
 			if c.sets {
-				g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
-				g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationClient))
+				g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true"))
+				g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationRunsAgent))
 				return
 			}
-			g.Expect(h.Labels[v1alpha1.LabelClient]).To(Equal(was))
-			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationClient))
+			g.Expect(h.Labels[v1alpha1.LabelRunsAgent]).To(Equal(was))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationRunsAgent))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
 		})
 	}
@@ -63,7 +63,7 @@ func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
 	w, h := toMIG()
 	w.run(90)
 	optOut := func() {
-		delete(h.Labels, v1alpha1.LabelClient)
+		delete(h.Labels, v1alpha1.LabelRunsAgent)
 		h.Labels[optOutLabel], h.AgentReady = "false", false
 	}
 	optOut()
@@ -76,10 +76,10 @@ func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
 	d, _ = w.run(10)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeOptedOut))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("its GPUs cannot be restored; take that back until they are"))
-	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelRunsAgent))
 
 	delete(h.Labels, optOutLabel)
-	h.Labels[v1alpha1.LabelClient], h.AgentReady = "true", true
+	h.Labels[v1alpha1.LabelRunsAgent], h.AgentReady = "true", true
 	d, _ = w.run(90)
 	g.Expect(d.Nodes).To(BeEmpty())
 	g.Expect(h.GPU.Spec).To(BeZero())
@@ -89,15 +89,15 @@ func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()
 	h := w.add("a", sim.A100)
-	delete(h.Labels, v1alpha1.LabelClient)
+	delete(h.Labels, v1alpha1.LabelRunsAgent)
 	w.reconcile()
-	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
-	delete(h.Labels, v1alpha1.LabelClient)
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true"))
+	delete(h.Labels, v1alpha1.LabelRunsAgent)
 	w.steps(3)
-	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient), "it is not fought over")
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelRunsAgent), "it is not fought over")
 	w.Now = w.Now.Add(time.Hour)
 	w.reconcile()
-	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true"))
 }
 
 // TestMIGManagerMayTakeTheAgentAway: NVIDIA's mig-manager v0.15 pauses the label of clients, too, while it does what it
@@ -109,7 +109,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)))}
 	reasons, away := map[string]bool{}, false
 	for range 90 {
-		paused := h.Labels[v1alpha1.LabelClient] == managerPaused
+		paused := h.Labels[v1alpha1.LabelRunsAgent] == managerPaused
 		for _, n := range w.reconcile().Nodes {
 			reasons[n.Reason] = reasons[n.Reason] || paused
 		}

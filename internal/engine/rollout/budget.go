@@ -40,8 +40,8 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 		if !needsSlot {
 			continue
 		}
-		reason, message := blockedBy(g, s, m)
-		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
+		reason, message := deferredBy(g, s, m)
+		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.HoldsSlot && slices.ContainsFunc(step.Start, withheld) {
 			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
 		}
@@ -49,7 +49,7 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 			reason, message = b.admit(m, step)
 		}
 		if reason != "" {
-			holdBack(m, reason, message)
+			deferStep(m, reason, message)
 			continue
 		}
 		m.Actions = append(m.Actions, step.Start...)
@@ -74,7 +74,7 @@ func newBudget(g *Group) *budget {
 			b.proven[last] = true
 		}
 	}
-	for _, members := range [][]*member{g.Members, g.Leaving, g.Idle} {
+	for _, members := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range members {
 			b.spend(m)
 		}
@@ -83,7 +83,7 @@ func newBudget(g *Group) *budget {
 		if countsAsUnavailable(m) {
 			b.unavailable++
 		}
-		if m.MadeUnavailable() && m.Holds {
+		if m.MadeUnavailable() && m.HoldsSlot {
 			b.left--
 		}
 	}
@@ -95,7 +95,7 @@ func (b *budget) spend(m *member) {
 	if countsAsUnavailable(m) {
 		b.unavailable++
 	}
-	if !m.Holds {
+	if !m.HoldsSlot {
 		return
 	}
 	if m.State == node.Failed {
@@ -109,7 +109,7 @@ func (b *budget) spend(m *member) {
 // counts until its scheduling is restored: the write that does that may fail, or come after the taint of the node that
 // gets the slot.
 func countsAsUnavailable(m *member) bool {
-	return m.MadeUnavailable() && (m.Holds || m.Expired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
+	return m.MadeUnavailable() && (m.HoldsSlot || m.SlotExpired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
 }
 
 func (b *budget) count(m *member) {
@@ -130,11 +130,11 @@ func (b *budget) unproven(m *member) bool {
 // than there are slots: one whose slot had expired may hold one on top of them.
 func (b *budget) admit(m *member, step node.PacedStep) (reason, message string) {
 	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
-	makesUnavailable := taints && !m.MadeUnavailable() || m.MadeUnavailable() && !m.Holds
+	makesUnavailable := taints && !m.MadeUnavailable() || m.MadeUnavailable() && !m.HoldsSlot
 	switch {
 	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // pauses that protect a node wait for no slot
 		return b.full()
-	case !m.Holds:
+	case !m.HoldsSlot:
 		reason, message = b.acquireSlot(m)
 	}
 	if reason == "" && makesUnavailable {
@@ -159,8 +159,8 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 	return "", ""
 }
 
-// holdBack holds a node back.
-func holdBack(m *member, reason, message string) {
+// deferStep holds a node back.
+func deferStep(m *member, reason, message string) {
 	_, step := node.SplitStep(m.Next)
 	m.Actions = append(m.Actions, step.OnDenied...)
 	if untilSlotExpires(m); m.MadeUnavailable() && len(step.OnDenied) == 0 {
@@ -178,9 +178,9 @@ func holdBack(m *member, reason, message string) {
 func changeOrder(g *Group) []*member {
 	order, members := make([]*member, 0, len(g.Members)+len(g.Leaving)), inTurn(g)
 	for _, turn := range []func(*member) bool{
-		func(m *member) bool { return m.Holds },
-		func(m *member) bool { return !m.Holds && m.State == node.Failed },
-		func(m *member) bool { return !m.Holds && m.State != node.Failed },
+		func(m *member) bool { return m.HoldsSlot },
+		func(m *member) bool { return !m.HoldsSlot && m.State == node.Failed },
+		func(m *member) bool { return !m.HoldsSlot && m.State != node.Failed },
 	} {
 		for _, nodes := range [][]*member{g.Leaving, members} {
 			for _, m := range nodes {
@@ -233,9 +233,9 @@ func waitsForManager(m *member) (reason, message string) {
 	return v1alpha1.ReasonMIGManagerBusy, node.ManagerChanging(m.View) + "; the change waits for it"
 }
 
-// blockedBy says why no change may start or go on at all on a node, whatever the budget.
-func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string) {
-	configReason, configMessage := blockedByConfig(s, m)
+// deferredBy says why no change may start or go on at all on a node, whatever the budget.
+func deferredBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string) {
+	configReason, configMessage := deferredByConfig(s, m)
 	switch {
 	case m.Policy == nil && node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
@@ -256,13 +256,13 @@ func blockedBy(g *Group, s *cluster.Snapshot, m *member) (reason, message string
 	return outsideWindow(g, s, m)
 }
 
-// blockedByConfig says why what NVIDIA's device plugin must read cannot be there yet.
-func blockedByConfig(s *cluster.Snapshot, m *member) (reason, message string) {
+// deferredByConfig says why what NVIDIA's device plugin must read cannot be there yet.
+func deferredByConfig(s *cluster.Snapshot, m *member) (reason, message string) {
 	switch {
-	case m.Desired != nil && s.FullConfigs[m.Desired.Config.Key] && !m.Holds:
+	case m.Desired != nil && s.FullConfigs[m.Desired.Config.Key] && !m.HoldsSlot:
 		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
 			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
-	case s.ConfigsRefused != "" && !m.ServedByDRADriver() && !m.Holds && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
+	case s.ConfigsRefused != "" && !m.ServedByDRADriver() && !m.HoldsSlot && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
 		return v1alpha1.ReasonWriteFailed, "Waiting: the API server refuses the operator's ConfigMap for NVIDIA's device plugin, and the operator tries again: " + format.Cut(s.ConfigsRefused, 512)
 	case !s.Plugin.Ready && !m.ServedByDRADriver() && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))

@@ -47,7 +47,7 @@ func configsOf(s *cluster.Snapshot, all []*member, configureMIG bool) configs {
 	for _, begun := range []bool{true, false} {
 		last := "" // of thousands of nodes, most name the same
 		for _, m := range all {
-			if m.Desired != nil && !m.ServedByDRADriver() && m.Holds == begun && (m.Desired.Config.Key != last || c.want[last] != m.Desired.Config.Data) {
+			if m.Desired != nil && !m.ServedByDRADriver() && m.HoldsSlot == begun && (m.Desired.Config.Key != last || c.want[last] != m.Desired.Config.Data) {
 				room, last = c.add(m, entries, room), m.Desired.Config.Key
 			}
 		}
@@ -93,7 +93,7 @@ func (c *configs) add(m *member, file map[string]string, room int) int {
 			}
 		}
 	}
-	named := m.Holds || slices.Contains(m.Summary.Configs[:], config.Key)
+	named := m.HoldsSlot || slices.Contains(m.Summary.Configs[:], config.Key)
 	if needs > room && !named {
 		c.full[config.Key] = true
 		return room

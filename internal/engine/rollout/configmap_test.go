@@ -71,7 +71,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	c.hold(byHand, "client", 0, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
 	d := c.reconcile()
-	g.Expect(d.Held).To(ContainSubstring("pod user/client"))
+	g.Expect(d.PluginConfigHeld).To(ContainSubstring("pod user/client"))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
 	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
 	g.Expect(ready.Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
@@ -79,7 +79,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 
 	c.end(byHand, "client")
 	d = c.reconcile()
-	g.Expect(d.Held).To(BeEmpty())
+	g.Expect(d.PluginConfigHeld).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
 }
 
@@ -125,7 +125,7 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			h := c.hosts["n0"]
 			if of.standAlone {
 				c.Plugin.ClusterPolicy = false
-				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []cluster.Pod{{
+				h.Labels, h.Pods = map[string]string{v1alpha1.LabelRunsAgent: "true"}, []cluster.Pod{{
 					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
 				}}
 			}

@@ -116,7 +116,7 @@ func TestTheAgentOfAGPUCluster(t *testing.T) {
 	d := one(c.reconcile())
 	g.Expect(d.Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
 	g.Expect(d.Message).To(ContainSubstring("its label nvidia.com/gpu.deploy.dra-driver is %q", "false"))
-	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelRunsAgent))
 }
 
 // TestADriverUpgradeOnAGPUCluster: the agent leaves before the module is unloaded, and the instances are there again
@@ -255,7 +255,7 @@ func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
 			labeller.until(c, h, 1200)
 			g.Expect(labeller.swept).To(BeEmpty())
 			for key := range h.Annotations {
-				g.Expect(strings.HasPrefix(key, "gpusharing.io/") && key != v1alpha1.AnnotationClient).To(BeFalse(), key)
+				g.Expect(strings.HasPrefix(key, "gpusharing.io/") && key != v1alpha1.AnnotationRunsAgent).To(BeFalse(), key)
 			}
 			g.Expect(h.GPU.Spec.Baseline).To(BeNil())
 		})

@@ -363,7 +363,7 @@ func TestAPolicyDeletedInEveryStateLeavesNothingBehind(t *testing.T) {
 		g.Expect(h.Annotations).To(BeEmpty())
 		g.Expect(h.Labels).To(Equal(map[string]string{
 			"kubernetes.io/hostname": "a", pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelMIGManager: "true",
-			v1alpha1.LabelClient: "true", mpsLabel: "false",
+			v1alpha1.LabelRunsAgent: "true", mpsLabel: "false",
 		}))
 		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 	}

@@ -19,11 +19,11 @@ import (
 // Group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once
 // it is deleted.
 type Group struct {
-	By      *v1alpha1.GPUSharingPolicy // nil: it is deleted
-	Members []*member                  // that it governs, by name
-	Leaving []*member                  // that it releases and that go back to their baselines, by name
-	Lost    []lostNode                 // by name
-	Idle    []*member                  // that nothing happens to
+	By         *v1alpha1.GPUSharingPolicy // nil: it is deleted
+	Members    []*member                  // that it governs, by name
+	Leaving    []*member                  // that it releases and that go back to their baselines, by name
+	Lost       []lostNode                 // by name
+	Unaffected []*member                  // that nothing happens to
 	// Counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still
 	// tainted on behalf of this one; or it is not known on whose behalf they are.
 	Counted []*member
@@ -70,10 +70,10 @@ type summary struct {
 // Slot is the slot that a node holds in the budget of its group. A node takes it with the first write of a change and
 // gives it up when the change has succeeded, has failed and was rolled back, or has made no step until the deadline.
 type Slot struct {
-	Holds bool
-	Until time.Time // deadline; set with Holds and Expired
+	HoldsSlot bool
+	SlotUntil time.Time // deadline; set with Holds and Expired
 	// Expired reports that the change is not over, but its deadline is: the node counts no longer.
-	Expired bool
+	SlotExpired bool
 }
 
 // taintStatus is why a node lacks a taint that a policy keeps on it. Such taints are no part of the change that the

@@ -95,7 +95,7 @@ func (c *run) optOutEvent(random *rand.Rand) {
 	}
 	var had []string
 	off := func() {
-		for _, label := range append(cluster.DeployLabels(), v1alpha1.LabelClient, v1alpha1.LabelMIGManager) {
+		for _, label := range append(cluster.DeployLabels(), v1alpha1.LabelRunsAgent, v1alpha1.LabelMIGManager) {
 			if _, has := h.Labels[label]; has {
 				had = append(had, label)
 				delete(h.Labels, label)

@@ -501,7 +501,7 @@ func (c *run) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1al
 	return ""
 }
 
-// blockedBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the
+// deferredBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the
 // node could be named in its place.
 func (h *host) blockedBy(claim dra.Claim) bool {
 	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.Has(claim) })
@@ -526,7 +526,7 @@ func (c *run) unrestored(h *host) string {
 		}
 	}
 	for name := range h.Annotations {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationClient && !slices.Contains(c.theirs[h.Name], name+"="+h.Annotations[name]) {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !slices.Contains(c.theirs[h.Name], name+"="+h.Annotations[name]) {
 			return fmt.Sprintf("annotation %s is left: %q", name, h.Annotations[name])
 		}
 	}

@@ -386,12 +386,12 @@ func (c *run) faultsEnd() {
 		case h.off:
 			c.returns(h)
 			h.AgentReady = !h.forsaken
-		case !h.AgentReady && h.Labels[v1alpha1.LabelClient] == "false":
-			h.Labels[v1alpha1.LabelClient], h.AgentReady = "true", true
+		case !h.AgentReady && h.Labels[v1alpha1.LabelRunsAgent] == "false":
+			h.Labels[v1alpha1.LabelRunsAgent], h.AgentReady = "true", true
 		case h.forsaken:
 			h.AgentReady = false
 			continue
-		case h.down.IsZero() && h.Labels[v1alpha1.LabelClient] == "true" && h.upgrade.driver():
+		case h.down.IsZero() && h.Labels[v1alpha1.LabelRunsAgent] == "true" && h.upgrade.driver():
 			h.AgentReady = true
 		case !h.AgentReady && h.upgrade.goesOn():
 			h.upgrade.leaves = true
@@ -407,7 +407,7 @@ func (c *run) faultsEnd() {
 // repairs ends what others have done to a node and would not leave so.
 func (c *run) repairs(h *host) {
 	was := c.before[h.Name]
-	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelClient, dcgmLabel, exporterLabel} {
+	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelRunsAgent, dcgmLabel, exporterLabel} {
 		value, had := was.Labels[label]
 		is := h.Labels[label]
 		paused := h.Annotations[v1alpha1.AnnotationPaused] != "" || h.upgrade.goesOn()
@@ -415,8 +415,8 @@ func (c *run) repairs(h *host) {
 			h.Labels[label] = value
 		}
 	}
-	if _, had := was.Labels[v1alpha1.LabelClient]; !had && h.Labels[v1alpha1.LabelClient] == "false" {
-		delete(h.Labels, v1alpha1.LabelClient)
+	if _, had := was.Labels[v1alpha1.LabelRunsAgent]; !had && h.Labels[v1alpha1.LabelRunsAgent] == "false" {
+		delete(h.Labels, v1alpha1.LabelRunsAgent)
 	}
 	if h.Labels[v1alpha1.LabelConfig] == "theirs" { // there is no such config
 		delete(h.Labels, v1alpha1.LabelConfig)

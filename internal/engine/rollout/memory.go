@@ -205,7 +205,7 @@ func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *
 	g := in.group(cluster.Owner(n, governed.By))
 	switch {
 	case r.derived == nil:
-		g.Idle = append(g.Idle, m)
+		g.Unaffected = append(g.Unaffected, m)
 		return m
 	case governed.By == nil:
 		g.Leaving = append(g.Leaving, m)
@@ -239,10 +239,10 @@ func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Gove
 	}
 	keepTaints(m, selected, awaited, in.tolerated)
 	if !released {
-		keepRelease(m, selected.By, in.groups)
+		recordRelease(m, selected.By, in.groups)
 	}
 	if m.View != nil {
-		keepAdminClaims(m)
+		recordAdminClaims(m)
 	}
 	allowAgent(m)
 	recordOthers(m, governed.By != nil)
@@ -253,7 +253,7 @@ func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Gove
 
 // isUnchanged reports whether nothing is to be done about the node, and no time passes that counts.
 func isUnchanged(m *member) bool {
-	return len(m.Actions) == 0 && m.After == 0 && !m.Holds && !m.MadeUnavailable() && !hasNews(m)
+	return len(m.Actions) == 0 && m.After == 0 && !m.HoldsSlot && !m.MadeUnavailable() && !hasNews(m)
 }
 
 // cachedView finds what was derived of a node the last time, and derives anew what no longer holds.

@@ -219,8 +219,8 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 		}},
 		"the time, where the agent's label may be set again later": {
 			prepares: func(s *cluster.Snapshot) {
-				delete(s.Nodes[0].Labels, v1alpha1.LabelClient)
-				s.Nodes[0].Annotations[v1alpha1.AnnotationClient] = fmt.Sprintf("true@%d", s.Now.Unix())
+				delete(s.Nodes[0].Labels, v1alpha1.LabelRunsAgent)
+				s.Nodes[0].Annotations[v1alpha1.AnnotationRunsAgent] = fmt.Sprintf("true@%d", s.Now.Unix())
 			},
 			changes: func(s *cluster.Snapshot) { s.Now = s.Now.Add(time.Hour) },
 		},

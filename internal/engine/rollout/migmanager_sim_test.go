@@ -146,7 +146,7 @@ func (h *host) begin(file map[string]migConfig) {
 	default:
 		h.state("pending")
 		for _, label := range managerLabels() {
-			if h.Labels[label] != "false" && (label != v1alpha1.LabelClient || h.Labels[label] != "") {
+			if h.Labels[label] != "false" && (label != v1alpha1.LabelRunsAgent || h.Labels[label] != "") {
 				h.Labels[label] = managerPaused
 			}
 		}
@@ -155,7 +155,7 @@ func (h *host) begin(file map[string]migConfig) {
 
 // managerLabels are the labels that mig-manager v0.15 pauses, that of clients where it has a value.
 func managerLabels() []string {
-	return []string{pluginLabel, gfdLabel, dcgmLabel, v1alpha1.LabelClient}
+	return []string{pluginLabel, gfdLabel, dcgmLabel, v1alpha1.LabelRunsAgent}
 }
 
 func (h *host) work(file map[string]migConfig) {

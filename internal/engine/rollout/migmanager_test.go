@@ -365,7 +365,7 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 		d = c.reconcile()
 	}
 	c.reconcile()
-	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelClient, "true")), "nothing is left paused")
+	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")), "nothing is left paused")
 	d, _ = c.run(10)
 	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))

@@ -174,7 +174,7 @@ func sortConditions(conditions []metav1.Condition) {
 
 // hasEnded reports whether nothing more happens to the node until the policy, the node or the cluster is changed.
 func hasEnded(m *member) bool {
-	return m.State == node.Failed && !m.Holds || m.State == node.Unsupported || node.ClassOf(m.Reason).Is(node.Ends)
+	return m.State == node.Failed && !m.HoldsSlot || m.State == node.Unsupported || node.ClassOf(m.Reason).Is(node.Ends)
 }
 
 // nodeReadyCondition is the condition Ready of the node: whether it advertises what is desired.

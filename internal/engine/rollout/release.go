@@ -11,8 +11,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
-// keepRelease records on a node how its policy releases it.
-func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Group) {
+// recordRelease records on a node how its policy releases it.
+func recordRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Group) {
 	spec := m.Node.GPU.Spec
 	groups[by.Name].Unrecorded++
 	if m.Node.NoGPUNode || spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.Actions, action.SetsSpec) {
@@ -25,9 +25,9 @@ func keepRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Gr
 	})
 }
 
-// keepAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does
+// recordAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does
 // not take their containers for users.
-func keepAdminClaims(m *member) {
+func recordAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
 	governed := m.Policy != nil || spec.Baseline != nil
 	if !governed || !m.ServedByDRADriver() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {

@@ -40,7 +40,7 @@ type Decision struct {
 	// no node is enough. False: the ClusterPolicy may be restored.
 	ConfigurePlugin bool
 	// Held is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty if it may.
-	Held string
+	PluginConfigHeld string
 	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the
 	// default config must offer its instances as mig.strategy of the ClusterPolicy said.
 	KeepStrategy bool
@@ -74,7 +74,7 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 		all[i] = memory.assign(&s, r, assignment{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
 
-	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: pluginConfigHeld(&s)}
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, PluginConfigHeld: pluginConfigHeld(&s)}
 	d.require(&s, all)
 	configs := configsOf(&s, all, d.ConfigureMIGManager)
 	s.FullConfigs = configs.full
@@ -117,10 +117,10 @@ func groupsOf(s *cluster.Snapshot) map[string]*Group {
 // pace holds up the nodes of a group that must not change now.
 func pace(s *cluster.Snapshot, g *Group, name string, groups map[string]*Group) {
 	if name != "" {
-		g.Counted = append(g.Counted, groups[""].Idle...)
+		g.Counted = append(g.Counted, groups[""].Unaffected...)
 	}
 	paceGroup(g, s)
-	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Idle} {
+	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {
 			withholdRepeats(m, s)
 		}

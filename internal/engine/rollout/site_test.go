@@ -131,7 +131,7 @@ func (c *site) add(name string, models ...sim.Model) *host {
 	h.Node = &cluster.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
 		Labels: map[string]string{
-			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelClient: "true",
+			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelRunsAgent: "true",
 		},
 	}
 	h.plugin.synced, h.plugin.gone = map[string]time.Time{}, map[string]time.Time{}

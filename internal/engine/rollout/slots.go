@@ -25,9 +25,9 @@ func slotOf(m *member) Slot {
 	}
 	until := slotDeadline(m)
 	if until.After(m.Snapshot.Now) {
-		return Slot{Holds: true, Until: until}
+		return Slot{HoldsSlot: true, SlotUntil: until}
 	}
-	return Slot{Until: until, Expired: true}
+	return Slot{SlotUntil: until, SlotExpired: true}
 }
 
 // hasBegun reports whether a change has begun on the node and is not over. A node that failed or that cannot honour its
@@ -109,7 +109,7 @@ func reclaimSlot(m *member) {
 	if !acts(m) {
 		untilSlotExpires(m)
 	}
-	if !m.Expired {
+	if !m.SlotExpired {
 		return
 	}
 	if _, is := node.UnderMaintenance(m.View); is {
@@ -161,7 +161,7 @@ func releaseStale(m *member) []action.Action {
 
 // untilSlotExpires decides again once the slot expires, because nothing else may happen until then.
 func untilSlotExpires(m *member) {
-	if m.Holds {
-		m.After = timing.Sooner(m.After, m.Until.Sub(m.Snapshot.Now))
+	if m.HoldsSlot {
+		m.After = timing.Sooner(m.After, m.SlotUntil.Sub(m.Snapshot.Now))
 	}
 }

@@ -82,7 +82,7 @@ func nodeCounts(g *Group) v1alpha1.NodeCounts {
 			c.Ready++
 		case stands == node.NodeFailed || stands == node.NodeUnsupported:
 			c.Failed++
-		case m.Holds:
+		case m.HoldsSlot:
 			c.Changing++
 		default:
 			c.Waiting++

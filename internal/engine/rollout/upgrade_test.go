@@ -150,7 +150,7 @@ func (c *site) manageDriver(h *host) {
 		for _, name := range driverLabels() {
 			switch value := h.Labels[name]; value {
 			case "":
-				if name != v1alpha1.LabelClient && name != cluster.LabelDRADriver {
+				if name != v1alpha1.LabelRunsAgent && name != cluster.LabelDRADriver {
 					h.Labels[name] = ""
 				}
 			case "false":
@@ -171,7 +171,7 @@ func (c *site) manageDriver(h *host) {
 // driverLabels are labels that k8s-driver-manager pauses. Where one is absent it sets the empty value, but for the last
 // two (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
 func driverLabels() []string {
-	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelClient, cluster.LabelDRADriver}
+	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelRunsAgent, cluster.LabelDRADriver}
 }
 
 const draValidatorLabel = "nvidia.com/gpu.deploy.dra-validator"
@@ -223,9 +223,9 @@ func (h *host) attend() {
 // selected reports whether a DaemonSet of the agent selects the node.
 func (h *host) selected() bool {
 	if by := h.Labels[cluster.LabelDRADriver]; by == "true" || by == driverPaused {
-		return by == "true" && h.Labels[draValidatorLabel] != driverPaused && h.Labels[v1alpha1.LabelClient] != "false"
+		return by == "true" && h.Labels[draValidatorLabel] != driverPaused && h.Labels[v1alpha1.LabelRunsAgent] != "false"
 	}
-	return h.Labels[v1alpha1.LabelClient] == "true"
+	return h.Labels[v1alpha1.LabelRunsAgent] == "true"
 }
 
 // awaitsAgents says whether an agent returns by itself.
@@ -320,7 +320,7 @@ func (h *host) leftNothing(g *WithT) {
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationInterrupted))
-	for _, name := range []string{pluginLabel, gfdLabel, v1alpha1.LabelClient} {
+	for _, name := range []string{pluginLabel, gfdLabel, v1alpha1.LabelRunsAgent} {
 		g.Expect(h.Labels).To(HaveKeyWithValue(name, "true"))
 	}
 }

@@ -25,7 +25,7 @@ func Blockers(s Step, have []gpu.Device) []Blocker {
 	blocks := blocking(s)
 	var blockers []Blocker
 	for _, d := range slices.SortedFunc(slices.Values(have), byIndex) {
-		blockers = append(blockers, usersOf(d, blocks)...)
+		blockers = append(blockers, blockersOn(d, blocks)...)
 	}
 	return blockers
 }
@@ -54,7 +54,7 @@ func anyOf(goals []goal) func(string, int) bool {
 	}
 }
 
-func usersOf(d gpu.Device, blocks func(string, int) bool) []Blocker {
+func blockersOn(d gpu.Device, blocks func(string, int) bool) []Blocker {
 	var users []Blocker
 	for i := range d.Processes {
 		if p := &d.Processes[i]; !p.MPSServer && blocks(d.UUID, p.Instance) {

@@ -66,9 +66,9 @@ type DaemonDevice struct {
 // Persistence keeps GPUs initialized while no program has them open, so that their compute mode lasts.
 type Persistence interface {
 	// Hold begins it for a GPU. One that cannot be held is no error: the plan goes on without.
-	Hold(ctx context.Context, uuid string) error
+	TurnOn(ctx context.Context, uuid string) error
 	// Release takes back what Hold has changed, if anything.
-	Release(ctx context.Context, uuid string) error
+	Restore(ctx context.Context, uuid string) error
 }
 
 // Tools is what steps act with.
@@ -78,21 +78,21 @@ type Tools struct {
 	Persistence Persistence // nil: nothing is held
 }
 
-func (t Tools) hold(ctx context.Context, d gpu.Device) error {
+func (t Tools) persist(ctx context.Context, d gpu.Device) error {
 	if t.Persistence == nil || d.Persistence != gpu.PersistenceOff {
 		return nil
 	}
-	if err := t.Persistence.Hold(ctx, d.UUID); err != nil {
+	if err := t.Persistence.TurnOn(ctx, d.UUID); err != nil {
 		return fmt.Errorf("%s: turning persistence mode on, so that the compute mode lasts: %w", d, err)
 	}
 	return nil
 }
 
-func (t Tools) release(ctx context.Context, d gpu.Device) error {
+func (t Tools) unpersist(ctx context.Context, d gpu.Device) error {
 	if t.Persistence == nil {
 		return nil
 	}
-	if err := t.Persistence.Release(ctx, d.UUID); err != nil {
+	if err := t.Persistence.Restore(ctx, d.UUID); err != nil {
 		return fmt.Errorf("%s: turning persistence mode off again: %w", d, err)
 	}
 	return nil

@@ -87,7 +87,7 @@ func (s setMIG) Closes() bool   { return true }
 // Do sets the mode and resets the GPU if that is what it takes. Where it takes that and a reset is not supported, which
 // leaves a reboot, the error is both gpu.ErrResetRequired and gpu.ErrNotSupported.
 func (s setMIG) Do(ctx context.Context, t Tools) error {
-	if err := t.release(ctx, s.device); err != nil { // in persistence mode the GPU counts as open
+	if err := t.unpersist(ctx, s.device); err != nil { // in persistence mode the GPU counts as open
 		return err
 	}
 	err := gpu.ErrResetRequired
@@ -142,7 +142,7 @@ func (s setComputeMode) Closes() bool   { return false }
 
 func (s setComputeMode) Do(ctx context.Context, t Tools) error {
 	if s.mode != gpu.ComputeDefault {
-		if err := t.hold(ctx, s.device); err != nil {
+		if err := t.persist(ctx, s.device); err != nil {
 			return err
 		}
 	}
