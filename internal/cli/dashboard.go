@@ -20,7 +20,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 const (
@@ -259,22 +258,9 @@ func (b *board) preview(ctx context.Context, q dashboard.Question) (dashboard.An
 	if err != nil {
 		return dashboard.Answer{}, err
 	}
-	shown, err := previewText(ctx, b.agents.client, s, asked, previewWidth)
+	shown, err := planText(ctx, b.agents.client, s, asked, previewWidth)
 	if err != nil {
 		return dashboard.Answer{}, err
 	}
 	return dashboard.Answer{Text: shown, Nodes: previewsOf(s, asked)}, nil
-}
-
-// previewText is what plan prints of a change.
-func previewText(ctx context.Context, c client.Client, s cluster.Snapshot, asked change, width int) (string, error) {
-	groups, err := readGroups(ctx, c, asked.of(s))
-	if err != nil {
-		return "", advise(err)
-	}
-	preview := text{width: width}
-	preview.lacking(asked.lacks)
-	preview.plan(s, asked)
-	preview.nodeGroups(groups, asked.applied)
-	return preview.String(), nil
 }

@@ -45,7 +45,7 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if f.output != "" {
 		preview, err = marshal(planOf(s, asked), f.output)
 	} else {
-		preview, err = previewText(ctx, c, s, asked, p.Width)
+		preview, err = planText(ctx, c, s, asked, p.Width)
 	}
 	if err != nil {
 		return err

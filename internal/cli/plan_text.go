@@ -4,12 +4,14 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -48,6 +50,19 @@ func (t *text) plan(s cluster.Snapshot, c change) {
 	if len(c.deleted) > 0 {
 		t.clusterPolicy(changed, before, after)
 	}
+}
+
+// planText is what plan prints of a change.
+func planText(ctx context.Context, c client.Client, s cluster.Snapshot, asked change, width int) (string, error) {
+	groups, err := readGroups(ctx, c, asked.of(s))
+	if err != nil {
+		return "", advise(err)
+	}
+	preview := text{width: width}
+	preview.lacking(asked.lacks)
+	preview.plan(s, asked)
+	preview.nodeGroups(groups, asked.applied)
+	return preview.String(), nil
 }
 
 // paragraph begins one, after others.
