@@ -109,18 +109,6 @@ func (l lane) do(ctx context.Context, s plan.Step) error {
 	return err
 }
 
-// blockers are what blocks a step now.
-func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error) {
-	if s.Needs() == plan.NeedsNothing {
-		return nil, nil
-	}
-	now, err := l.seen.fresh(ctx, l.observer)
-	if err != nil {
-		return nil, err
-	}
-	return plan.Blockers(s, now.devices), nil
-}
-
 // sharedObservation is the last observation, which lanes share: one looks for all who wait for it.
 type sharedObservation struct {
 	mu  sync.Mutex

@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -44,4 +45,17 @@ func gpus(n int) string {
 		return "1 GPU"
 	}
 	return fmt.Sprintf("%d GPUs", n)
+}
+
+// blockers are what blocks a step now: the last check right before the step, because pods and processes may have come
+// since the controller let it.
+func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error) {
+	if s.Needs() == plan.NeedsNothing {
+		return nil, nil
+	}
+	now, err := l.seen.fresh(ctx, l.observer)
+	if err != nil {
+		return nil, err
+	}
+	return plan.Blockers(s, now.devices), nil
 }
