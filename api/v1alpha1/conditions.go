@@ -506,7 +506,7 @@ const (
 	// AnnotationAutoscaling records, on the object of a node group, the annotations for the autoscaler before the operator wrote them, and
 	// the policy that asked for that.
 	AnnotationAutoscaling = Group + "/autoscaling"
-	// AnnotationRunsAgent records, on a Node, that the operator set LabelRunsAgent there, and when: true@<seconds since 1970>. Only
+	// AnnotationRunsAgent records, on a Node, that the operator set nvidia.com/gpu.deploy.client there, and when: true@<seconds since 1970>. Only
 	// then uninstalling removes it.
 	AnnotationRunsAgent = Group + "/client"
 	// AnnotationOverruled tells, on a Node, which labels that another controller had set the operator set back last, and when:

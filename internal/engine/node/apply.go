@@ -9,8 +9,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
+
+// The agent is asked for the target by one write of GPUNode.spec (spec.go), and then waited for.
 
 // setNonDisruptively changes the spec of a node on which nothing has to be idle.
 func setNonDisruptively(v *View) Result {
@@ -27,6 +28,33 @@ func setNonDisruptively(v *View) Result {
 	if r, pending := prepareForMPS(v, r.State); pending {
 		return r
 	}
+	if patch, unsaved := baselineUnsaved(v); unsaved {
+		r.Next = withSlot(v, patch)
+		return r
+	}
+	r.Next = withSlot(v, requestTarget(v))
+	return r
+}
+
+// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
+// the target.
+func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
+	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitClientsPaused, awaitNVIDIAMPSOff}
+	if mustRemoveNVIDIAMPS(v) {
+		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitClientsPaused}
+	}
+	for _, gate := range gates {
+		if r, pending := gate(v); pending {
+			return pausing(v, r, targetInSpec)
+		}
+	}
+	switch {
+	case targetInSpec && OnlyRebootLeft(v):
+		return rebooting(v, r)
+	case targetInSpec:
+		return applying(v)
+	}
+	r.State, r.Message = Idle, "nothing blocks the change"
 	if patch, unsaved := baselineUnsaved(v); unsaved {
 		r.Next = withSlot(v, patch)
 		return r
@@ -85,56 +113,4 @@ func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
 		timeout = timing.RebootTimeout
 	}
 	return since.Add(timeout).Sub(v.Snapshot.Now), timeout, true
-}
-
-// releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
-// state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
-// again.
-func releaseFailed(v *View) bool {
-	if v.Policy != nil || v.Taint() != nil || !v.ChangeIsDisruptive() {
-		return false
-	}
-	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {
-		return false // it is left to those who use it, and neither drained nor paused
-	}
-	left, _, limited := timeLeft(v)
-	_, _, stalled := v.Stalled()
-	return stalled || limited && left <= 0
-}
-
-// resting leaves a node to its users for a while, because a change with nothing to fall back to did not end in time.
-func resting(v *View, t Timeout) Result {
-	r := Result{State: Failed, Reason: t.Reason}
-	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
-	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
-		format.Clock(t.At))
-	if pods := podsNotEnding(v); len(pods) > 0 {
-		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
-	}
-	r.Message = agentMessage(v, r.Message)
-	if _, reboot := whyNotRebooted(v); reboot {
-		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
-		return r
-	}
-	left := t.Until().Sub(v.Snapshot.Now)
-	if r.After = max(left, 0); left <= 0 {
-		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
-		return r
-	}
-	r.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
-	if v.Policy == nil {
-		r.Message += " if nobody uses the GPUs then"
-	}
-	return r
-}
-
-// rebooting lets the agent reboot a node that nobody uses, then waits for it.
-func rebooting(v *View, r Result) Result {
-	if rebootPermitted(v) {
-		return applying(v)
-	}
-	r.State, r.Reason = Idle, v1alpha1.ReasonRebooting
-	r.Message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
-	r.Next = withSlot(v, permitReboot(v))
-	return r
 }

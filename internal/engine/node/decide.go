@@ -14,15 +14,16 @@ import (
 // A node is decided on by a chain of gates, in the order of a change. Each gate reports what the node waits for; a node
 // for which no gate waits is up to date.
 //
-//	observe ─ blocked ─ drain ─ pause clients ─ apply ─ select config ─ verify ─ release
+//	observe ─ blocked ─ drain ─ pause clients ─ apply ─ select config ─ verify ─ untaint
 //	   │         │        │           │           │           │            │
 //	   │         │        └───────────┴───────────┴───────────┴────────────┴→ failed → last good state, or baseline
 //	   │         └ unsupported, or another controller offers the GPUs
 //	   └ the agent does not report
 //
 // Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
-// release.go. A node that does not become idle in time is the one failure without a way back, since nothing was
-// changed. Decisions follow from what is observed, so any reconcile may be the first.
+// untaint.go. Four failures have no state to fall back to: a node that does not become idle in time, since nothing was
+// changed (drain.go), a release, the way back itself, and the last good state that is brought about again (timedout.go).
+// Decisions follow from what is observed, so any reconcile may be the first.
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
@@ -103,7 +104,15 @@ func retryAdvice(v *View) string {
 	return fmt.Sprintf("kubectl annotate gpunode %s --overwrite %s=$(date +%%s)", v.Node.Name, v1alpha1.AnnotationRetry)
 }
 
-// progress is the state of a node on its way to its target.
+// progress is the state of a node on its way to its target. The order of the cases matters:
+//
+//  1. NVIDIA's mig-manager, where it partitions the GPUs: its pod must come to the node, which our taint prevents.
+//  2. What must not be drained, paused or asked for once more, since that would take the node from its users for nothing:
+//     instances that are left to others, a node that only a person can reboot, a compute mode that the agent corrects once
+//     the GPU is idle, a rest after a timeout, a release that failed.
+//  3. A disruptive change, before the agent is asked and, while something blocks it, also afterwards.
+//  4. What disrupts nothing: the agent is asked at once, and then waited for.
+//  5. GPUs that are as the target has them: the rest of the stages, which need no GPU idle.
 func progress(v *View) Result {
 	targetInSpec := v.SpecMatchesTarget()
 	if r, pending := byManager(v, targetInSpec); pending {

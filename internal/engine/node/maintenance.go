@@ -135,6 +135,14 @@ func interruptionOverdue(v *View) bool {
 	return was && v.Snapshot.Now.Sub(at) >= timing.MaintenanceTimeout
 }
 
+// untilOverdue has the node decided on again when its interrupted change is overdue.
+func untilOverdue(v *View, r Result) Result {
+	if at, was := InterruptedAt(v); was {
+		r.After = timing.Sooner(r.After, at.Add(timing.MaintenanceTimeout).Sub(v.Snapshot.Now))
+	}
+	return r
+}
+
 // underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What
 // has is interrupted, and its deadlines begin anew afterwards.
 func underMaintenanceResult(v *View, m Maintenance, r Result) Result {

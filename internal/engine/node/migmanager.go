@@ -442,6 +442,44 @@ func managerLabelRestored(v *View) bool {
 	return is && v.Target.ReleasesNode
 }
 
+// leftToManager is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they
+// ask for. The operator changes them no more, so it needs no report of the agent.
+func leftToManager(v *View) Result {
+	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentResumed}
+	if !v.Managed() {
+		gates = []gateFunc{awaitSelected, awaitPublishedInTime, awaitUntainted, awaitMIGManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
+	}
+	for _, gate := range gates {
+		if r, pending := gate(v); pending {
+			return r
+		}
+	}
+	return changeDone(v)
+}
+
+// awaitAgentResumed lets the agent return where mig-manager has paused it and given up.
+func awaitAgentResumed(v *View) (Result, bool) {
+	if v.Node.Labels[v1alpha1.LabelRunsAgent] != cluster.PausedValue {
+		return Result{}, false
+	}
+	actions := resumeAgent(v)
+	return Result{
+		State: Releasing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
+		Next: atOnce(actions...),
+	}, len(actions) > 0
+}
+
+// resumeAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
+func resumeAgent(v *View) []action.Action {
+	if !v.Managed() || managerBusy(v) {
+		return nil
+	}
+	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
+	patch.Labels[v1alpha1.LabelRunsAgent] = new("true")
+	patch.Locked = true
+	return []action.Action{patch}
+}
+
 // managerFormerSince is since when mig-manager has the label back that it had before, and its value; another policy may
 // govern the node since.
 func managerFormerSince(v *View) (at time.Time, name string, is bool) {

@@ -26,7 +26,7 @@ import (
 // Of NVIDIA's DRA driver, on a node that the driver alone serves, a change needs this: what it lacks for a policy, the
 // restart by which it looks at the GPUs again, and the proof that it publishes them.
 //
-//	draLacks → … GPUs changed → publishing: not as the agent reports → pod deleted, once → published | late → failed
+//	draLacks → … GPUs changed → awaitPublished: not as the agent reports → pod deleted, once → published | late → failed
 //	duplicatedClasses, hangingClaims, draPluginFailing: what is left half-done
 
 // The driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the node is
@@ -69,6 +69,16 @@ func awaitPublished(v *View) (Result, bool) {
 		return r, true
 	}
 	return publishingOverdue(v, r), true
+}
+
+// awaitPublishedInTime is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited
+// for longer than after a change: the desired state of the agent may be reached no more.
+func awaitPublishedInTime(v *View) (Result, bool) {
+	if !v.ServedByDRADriver() {
+		return Result{}, false
+	}
+	r, pending := awaitPublished(v)
+	return r, pending && r.State == Verifying
 }
 
 // unofferedResources lists the resources of the target that no DeviceClass offers yet.

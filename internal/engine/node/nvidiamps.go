@@ -286,6 +286,17 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 	return actions
 }
 
+// awaitNVIDIAMPSAllowed waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is
+// forgotten.
+func awaitNVIDIAMPSAllowed(v *View, r Result) Result {
+	r.State, r.Reason = Releasing, underwayReason(v)
+	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
+	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue {
+		r.State, r.Reason = Failed, f.Reason
+	}
+	return r
+}
+
 // staleSharingLabels finds that GFD still says that the node shares by MPS, long after another configuration was
 // selected.
 func staleSharingLabels(v *View) Finding {

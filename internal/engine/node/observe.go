@@ -9,24 +9,12 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
-
-// resumeAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
-func resumeAgent(v *View) []action.Action {
-	if !v.Managed() || managerBusy(v) {
-		return nil
-	}
-	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
-	patch.Labels[v1alpha1.LabelRunsAgent] = new("true")
-	patch.Locked = true
-	return []action.Action{patch}
-}
 
 // Observe derives the view of a node.
 func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {

@@ -51,33 +51,6 @@ func awaitClientsPaused(v *View) (Result, bool) {
 	return r, len(remain) > 0
 }
 
-// changeIdleNode disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
-// the target.
-func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
-	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitClientsPaused, awaitNVIDIAMPSOff}
-	if mustRemoveNVIDIAMPS(v) {
-		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitClientsPaused}
-	}
-	for _, gate := range gates {
-		if r, pending := gate(v); pending {
-			return pausing(v, r, targetInSpec)
-		}
-	}
-	switch {
-	case targetInSpec && OnlyRebootLeft(v):
-		return rebooting(v, r)
-	case targetInSpec:
-		return applying(v)
-	}
-	r.State, r.Message = Idle, "nothing blocks the change"
-	if patch, unsaved := baselineUnsaved(v); unsaved {
-		r.Next = withSlot(v, patch)
-		return r
-	}
-	r.Next = withSlot(v, requestTarget(v))
-	return r
-}
-
 // pausing gives NVIDIA's programs their time to end.
 func pausing(v *View, r Result, targetInSpec bool) Result {
 	if _, step := SplitStep(r.Next); len(step.Start) > 0 || r.State == Failed {

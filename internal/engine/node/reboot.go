@@ -117,7 +117,7 @@ func awaitNodeUp(v *View) Result {
 	return r
 }
 
-// awaitManualReboot leaves a stranded node to its users until an administrator reboots it. There is no other state to go back
+// awaitManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to go back
 // to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
 func awaitManualReboot(v *View) Result {
 	r := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
@@ -138,5 +138,16 @@ func awaitManualReboot(v *View) Result {
 		r.Message = what + ". The policy does not let the operator reboot the node (rollout.reboot: Never). Reboot the node, or set " +
 			"rollout.reboot to IfRequired"
 	}
+	return r
+}
+
+// rebooting lets the agent reboot a node that nobody uses, then waits for it.
+func rebooting(v *View, r Result) Result {
+	if rebootPermitted(v) {
+		return applying(v)
+	}
+	r.State, r.Reason = Idle, v1alpha1.ReasonRebooting
+	r.Message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
+	r.Next = withSlot(v, permitReboot(v))
 	return r
 }

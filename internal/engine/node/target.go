@@ -32,9 +32,9 @@ type Target struct {
 	Shares int64
 	// Labels are, besides the label of the config, what labels of the node are restored to; a nil value removes the label.
 	Labels map[string]*string
-	// Before says that this is the state in which the node was found.
+	// IsBaseline reports whether this is the state in which the node was found.
 	IsBaseline bool
-	// Final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
+	// ReleasesNode reports whether nothing of the operator stays behind: the GPUNode's spec is emptied.
 	ReleasesNode bool
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back
@@ -35,6 +36,16 @@ func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 func LastTurn(v *View) time.Time {
 	t, _ := lastTimeout(v)
 	return t.At
+}
+
+// RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to, with a
+// record of that.
+func RecordTimeout(v *View, reason, why string) []action.Action {
+	if v.Managed() {
+		return RestoreScheduling(v, why)
+	}
+	last, _ := lastTimeout(v)
+	return restoreAndRecord(v, Timeout{Reason: reason, Times: last.Times + 1}, why)
 }
 
 // EndTurn is RestoreScheduling for a change that ends with its maintenance window. The record has the nodes come first
@@ -85,12 +96,53 @@ func releasesAgain(v *View) bool {
 	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.Managed() && !needsManualReboot(v)
 }
 
+// releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
+// state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
+// again.
+func releaseFailed(v *View) bool {
+	if v.Policy != nil || v.Taint() != nil || !v.ChangeIsDisruptive() {
+		return false
+	}
+	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {
+		return false // it is left to those who use it, and neither drained nor paused
+	}
+	left, _, limited := timeLeft(v)
+	_, _, stalled := v.Stalled()
+	return stalled || limited && left <= 0
+}
+
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody
 // uses what must be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
 func restsAfterTimeout(v *View) (t Timeout, is bool) {
 	t, isTimedOut := recordedTimeout(v)
 	_, reboot := whyNotRebooted(v)
 	return t, isTimedOut && (reboot || v.Snapshot.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
+}
+
+// resting leaves a node to its users for a while, because a change with nothing to fall back to did not end in time.
+func resting(v *View, t Timeout) Result {
+	r := Result{State: Failed, Reason: t.Reason}
+	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
+	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
+		format.Clock(t.At))
+	if pods := podsNotEnding(v); len(pods) > 0 {
+		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
+	}
+	r.Message = agentMessage(v, r.Message)
+	if _, reboot := whyNotRebooted(v); reboot {
+		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
+		return r
+	}
+	left := t.Until().Sub(v.Snapshot.Now)
+	if r.After = max(left, 0); left <= 0 {
+		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
+		return r
+	}
+	r.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
+	if v.Policy == nil {
+		r.Message += " if nobody uses the GPUs then"
+	}
+	return r
 }
 
 // mostTimeouts is the highest count that is read: the rest is as long as it gets well before.

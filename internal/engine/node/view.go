@@ -342,6 +342,11 @@ func (v *View) Patch(why string) action.PatchNode {
 	}
 }
 
+// deletePod deletes a pod of the node.
+func deletePod(v *View, p cluster.Pod, why string) action.DeletePod {
+	return action.DeletePod{Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why}
+}
+
 // AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
 // taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
 // off.

@@ -159,7 +159,7 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 	return "", ""
 }
 
-// deferStep holds a node back.
+// deferStep has a node wait with its next step, for that reason.
 func deferStep(m *member, reason, message string) {
 	_, step := node.SplitStep(m.Next)
 	m.Actions = append(m.Actions, step.OnDenied...)

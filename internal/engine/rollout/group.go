@@ -23,7 +23,7 @@ type Group struct {
 	Members    []*member                  // that it governs, by name
 	Leaving    []*member                  // that it releases and that go back to their baselines, by name
 	Lost       []lostNode                 // by name
-	Unaffected []*member                  // that nothing happens to
+	Unaffected []*member                  // that no policy governs, and that stay as they are
 	// Counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still
 	// tainted on behalf of this one; or it is not known on whose behalf they are.
 	Counted []*member
@@ -71,8 +71,8 @@ type summary struct {
 // gives it up when the change has succeeded, has failed and was rolled back, or has made no step until the deadline.
 type Slot struct {
 	HoldsSlot bool
-	SlotUntil time.Time // deadline; set with Holds and Expired
-	// Expired reports that the change is not over, but its deadline is: the node counts no longer.
+	SlotUntil time.Time // deadline; set with HoldsSlot and SlotExpired
+	// SlotExpired reports that the change is not over, but its deadline is: the node counts no longer.
 	SlotExpired bool
 }
 

@@ -1,0 +1,88 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+)
+
+// awaitUntainted removes our taint.
+func awaitUntainted(v *View) (Result, bool) {
+	return Result{
+		State: Releasing, Reason: v1alpha1.ReasonProgressing, Message: "done; the taint of the operator is being removed",
+		Next: atOnce(removeTaints(v)...),
+	}, v.Taint() != nil
+}
+
+// changeDone removes our taint and records what was reached.
+func changeDone(v *View) Result {
+	if r, is := awaitUntainted(v); is {
+		return r // what was reached is recorded after that, together with Ready
+	}
+	r := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
+	if v.Target.ReleasesNode && MPSLabelOverridden(v) {
+		return awaitNVIDIAMPSAllowed(v, r)
+	}
+	r.Next = atOnce(recordReached(v)...)
+	return r
+}
+
+// removeTaints takes the taint of a change off the node and its devices, wherever it is.
+func removeTaints(v *View) []action.Action {
+	var actions []action.Action
+	if slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+		actions = append(actions, action.Untaint{Node: v.Node.Name})
+	}
+	if !v.Node.DevicesTaintedAt.IsZero() {
+		actions = append(actions, action.UntaintDevices{Node: v.Node.Name})
+	}
+	return actions
+}
+
+// RestoreScheduling takes back what makes a node unavailable though its GPUs are not being changed: our taint and our pauses.
+func RestoreScheduling(v *View, why string) []action.Action {
+	actions := removeTaints(v)
+	if patch, resumes := resumeClients(v, why); resumes {
+		actions = append(actions, patch)
+	}
+	return actions
+}
+
+// restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds
+// the node for good reason.
+func restoreSchedulingUnlessBusy(v *View, why string) []action.Action {
+	if BusyFor(v) > 0 {
+		return nil
+	}
+	return RestoreScheduling(v, why)
+}
+
+// resumeClients is the patch that resumes NVIDIA's clients, if we paused any.
+func resumeClients(v *View, why string) (patch action.PatchNode, resumes bool) {
+	if patch, resumes = resumePatch(v); !resumes {
+		return v.Patch(why), false
+	}
+	patch.Why = "resuming NVIDIA's GPU clients: " + why
+	stampResumed(v, patch)
+	return patch, true
+}
+
+// unavailableSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it
+// is not.
+func unavailableSince(v *View) (since time.Time) {
+	if t := v.Taint(); t != nil && t.TimeAdded != nil {
+		since = t.TimeAdded.Time
+	}
+	if len(OwnPauses(v)) > 0 {
+		since = timing.Latest(since, v.Node.MarkedAtWorkSince)
+	}
+	return since
+}
