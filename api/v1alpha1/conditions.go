@@ -506,8 +506,8 @@ const (
 	// AnnotationAutoscaling records, on the object of a node group, the annotations for the autoscaler before the operator wrote them, and
 	// the policy that asked for that.
 	AnnotationAutoscaling = Group + "/autoscaling"
-	// AnnotationRunsAgent records, on a Node, that the operator set nvidia.com/gpu.deploy.client there, and when: true@<seconds since 1970>. Only
-	// then uninstalling removes it.
+	// AnnotationRunsAgent records, on a Node, that the operator set nvidia.com/gpu.deploy.client there, and when:
+	// true@<seconds since 1970>. Only then uninstalling removes it.
 	AnnotationRunsAgent = Group + "/client"
 	// AnnotationOverruled tells, on a Node, which labels that another controller had set the operator set back last, and when:
 	// <label>@<seconds since 1970>, by comma. It does so once in an hour for each.
@@ -533,8 +533,8 @@ const (
 	LabelOverridden = Group + "/mps.capable-overridden"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
-	// LabelRunsAgent starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU Operator
-	// sets it since v26.7, and its driver manager and mig-manager pause it.
+	// LabelRunsAgent starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU
+	// Operator sets it since v26.7, and its driver manager and mig-manager pause it.
 	LabelRunsAgent = "nvidia.com/gpu.deploy.client"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.
 	LabelMIGManager = "nvidia.com/gpu.deploy.mig-manager"

@@ -16,8 +16,8 @@ type DeviceNodes interface {
 	Ensure(ctx context.Context) error
 }
 
-// ensureDeviceNodes keeps the device nodes of the instances that the spec asks for. The controller brings NVIDIA's device
-// plugin back only when they are there. NVIDIA's mig-manager makes those of its own instances.
+// ensureDeviceNodes keeps the device nodes of the instances that the spec asks for. The controller brings NVIDIA's
+// device plugin back only when they are there. NVIDIA's mig-manager makes those of its own instances.
 func (c *Controller) ensureDeviceNodes(ctx context.Context, spec v1alpha1.GPUNodeSpec) error {
 	partitions := slices.ContainsFunc(spec.Devices, func(d v1alpha1.DeviceSpec) bool { return len(d.Sharing.Instances) > 0 })
 	if c.nodes == nil || !partitions || spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {

@@ -185,7 +185,8 @@ func beside(o outcome) string {
 	return strings.Join(said, "; ")
 }
 
-// failureOf is reason and message of steps that failed: the reason of the first, what each said and what was rolled back.
+// failureOf is reason and message of steps that failed: the reason of the first, what each said and what was rolled
+// back.
 func failureOf(o outcome) (reason, message string) {
 	reason = v1alpha1.ReasonStepFailed
 	switch first := o.failures[0].err; {

@@ -93,9 +93,9 @@ func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was 
 	return k.reconcileState(ctx, desired, was, daemonState{percentage: percentage, answers: answers, recorded: recorded})
 }
 
-// assumedMultiUser is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are
-// connected, whom a new start would end; otherwise as not desired, so that it is started anew, because no other way
-// shows which users it serves.
+// assumedMultiUser is what a daemon whose record is lost counts as: as desired, so that it is only limited, while
+// clients are connected, whom a new start would end; otherwise as not desired, so that it is started anew, because no
+// other way shows which users it serves.
 func (k *daemonManager) assumedMultiUser(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	return desired.MultiUser == (len(connected(servers)) > 0), err

@@ -27,8 +27,8 @@ func MonitorLabels() []string {
 }
 
 // LabelDRADriver starts and stops NVIDIA's DRA driver on the nodes of a GPUCluster, where the GPU Operator sets it and
-// removes the labels that only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelRunsAgent among them
-// (controllers/nodelabeling_controller.go, v26.7.0).
+// removes the labels that only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelRunsAgent among
+// them (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
 // LabelPresent says whether the GPU Operator takes a node for one with GPUs of NVIDIA's; it is false on one that had some.

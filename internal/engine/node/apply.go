@@ -36,8 +36,8 @@ func setNonDisruptively(v *View) Result {
 	return r
 }
 
-// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then asks the agent for
-// the target.
+// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and pauses NVIDIA's clients
+// where steps need that, then asks the agent for the target.
 func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
 	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitClientsPaused, awaitNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {

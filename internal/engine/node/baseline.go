@@ -247,8 +247,8 @@ const (
 	migConfigDefault = "all-disabled"
 )
 
-// overwriteMIGLabels adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what
-// was there before, and no later value of another author.
+// overwriteMIGLabels adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It
+// replaces what was there before, and no later value of another author.
 func overwriteMIGLabels(v *View, labels map[string]*string) {
 	if !mustDisableMIGManager(v) || v.Target.ReleasesNode {
 		return

@@ -22,8 +22,8 @@ import (
 //
 // Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
 // untaint.go. Four failures have no state to fall back to: a node that does not become idle in time, since nothing was
-// changed (drain.go), a release, the way back itself, and the last good state that is brought about again (timedout.go).
-// Decisions follow from what is observed, so any reconcile may be the first.
+// changed (drain.go), a release, the way back itself, and the last good state that is brought about again
+// (timedout.go). Decisions follow from what is observed, so any reconcile may be the first.
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
@@ -107,9 +107,9 @@ func retryAdvice(v *View) string {
 // progress is the state of a node on its way to its target. The order of the cases matters:
 //
 //  1. NVIDIA's mig-manager, where it partitions the GPUs: its pod must come to the node, which our taint prevents.
-//  2. What must not be drained, paused or asked for once more, since that would take the node from its users for nothing:
-//     instances that are left to others, a node that only a person can reboot, a compute mode that the agent corrects once
-//     the GPU is idle, a rest after a timeout, a release that failed.
+//  2. What must not be drained, paused or asked for once more, since that would take the node from its users for
+//     nothing: instances that are left to others, a node that only a person can reboot, a compute mode that the agent
+//     corrects once the GPU is idle, a rest after a timeout, a release that failed.
 //  3. A disruptive change, before the agent is asked and, while something blocks it, also afterwards.
 //  4. What disrupts nothing: the agent is asked at once, and then waited for.
 //  5. GPUs that are as the target has them: the rest of the stages, which need no GPU idle.
@@ -144,8 +144,8 @@ func progress(v *View) Result {
 	return applying(v)
 }
 
-// mustDrainAndPause reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that
-// is only so while something blocks it.
+// mustDrainAndPause reports whether the node has to be brought to where its GPUs can be changed. Once the agent is
+// asked, that is only so while something blocks it.
 func mustDrainAndPause(v *View, targetInSpec bool) bool {
 	return v.ChangeIsDisruptive() && (!targetInSpec || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }

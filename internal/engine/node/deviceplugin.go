@@ -165,8 +165,8 @@ const unseenInstances = "it has not seen the MIG instances that are there"
 // pluginRereads is why it is started anew on a node without any.
 const pluginRereads = "it does not advertise what the configuration that the node selects promises"
 
-// awaitPluginEnumerated has the device plugin look again where the MIG instances are not those that it has seen. To start
-// it anew is the least that does: nothing signals it under the same key, and any other key would be advertised
+// awaitPluginEnumerated has the device plugin look again where the MIG instances are not those that it has seen. To
+// start it anew is the least that does: nothing signals it under the same key, and any other key would be advertised
 // meanwhile. Pods that run keep what they hold.
 func awaitPluginEnumerated(v *View) (Result, bool) {
 	seen, leaving := enumeratedInstances(v)

@@ -84,8 +84,8 @@ func tainting(v *View, r Result) Result {
 	return r
 }
 
-// awaitClaimsSettled waits a moment after the devices of the node were tainted: the scheduler may have allocated one just
-// before, and the claim that tells so follows.
+// awaitClaimsSettled waits a moment after the devices of the node were tainted: the scheduler may have allocated one
+// just before, and the claim that tells so follows.
 func awaitClaimsSettled(v *View, r Result) (Result, bool) {
 	if !v.ServedByDRADriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false

@@ -277,8 +277,8 @@ func ManagerClearing(v *View) string {
 	return fmt.Sprintf("NVIDIA's mig-manager: apply %s, which clears %s", migConfig(v).Name, strings.Join(cleared, ", "))
 }
 
-// awaitMIGManagerDisabled keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive
-// MIG. Its label is recorded in the baseline before it is changed, and stays until the node goes back to that.
+// awaitMIGManagerDisabled keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may
+// drive MIG. Its label is recorded in the baseline before it is changed, and stays until the node goes back to that.
 func awaitMIGManagerDisabled(v *View) (Result, bool) {
 	value := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if !mustDisableMIGManager(v) {
@@ -442,8 +442,8 @@ func managerLabelRestored(v *View) bool {
 	return is && v.Target.ReleasesNode
 }
 
-// leftToManager is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they
-// ask for. The operator changes them no more, so it needs no report of the agent.
+// leftToManager is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what
+// they ask for. The operator changes them no more, so it needs no report of the agent.
 func leftToManager(v *View) Result {
 	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentResumed}
 	if !v.Managed() {
@@ -527,8 +527,8 @@ func migManagerFinishing(v *View, _ State) Finding {
 	return Finding{Repair: []action.Action{patch}}
 }
 
-// awaitMIGManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time
-// for that is over.
+// awaitMIGManagerDone is the gate before a node is forgotten: mig-manager has answered to its label of before, or the
+// time for that is over.
 func awaitMIGManagerDone(v *View) (Result, bool) {
 	by, waits := managerDoneBy(v)
 	left := by.Sub(v.Snapshot.Now)

@@ -85,9 +85,9 @@ func keepsClientsPaused(v *View) bool {
 	return is && m.Unloads && agentMakesInstances(v)
 }
 
-// UnavailableForOther reports whether the node is still kept from its users on behalf of another policy than the one that
-// governs it now. It counts in the budget of that one until its scheduling is restored, so the write that restores it
-// must not record the policy that governs the node now, in whose budget there may be no slot.
+// UnavailableForOther reports whether the node is still kept from its users on behalf of another policy than the one
+// that governs it now. It counts in the budget of that one until its scheduling is restored, so the write that restores
+// it must not record the policy that governs the node now, in whose budget there may be no slot.
 func (v *View) UnavailableForOther() bool {
 	return v.Policy != nil && v.Node.ChangedFor != "" && v.Node.ChangedFor != v.Policy.Name && v.MadeUnavailable()
 }

@@ -39,8 +39,8 @@ import (
 // draRestartReason is why the pod is deleted.
 const draRestartReason = "it has not seen the GPUs and MIG instances that are there"
 
-// awaitPublished is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by UUID,
-// and that classes offer them.
+// awaitPublished is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by
+// UUID, and that classes offer them.
 func awaitPublished(v *View) (Result, bool) {
 	if dynamicMIG(v) != nil {
 		return Result{}, false // what it publishes is not what the agent sees
@@ -71,8 +71,8 @@ func awaitPublished(v *View) (Result, bool) {
 	return publishingOverdue(v, r), true
 }
 
-// awaitPublishedInTime is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited
-// for longer than after a change: the desired state of the agent may be reached no more.
+// awaitPublishedInTime is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is
+// not waited for longer than after a change: the desired state of the agent may be reached no more.
 func awaitPublishedInTime(v *View) (Result, bool) {
 	if !v.ServedByDRADriver() {
 		return Result{}, false

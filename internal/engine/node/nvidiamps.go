@@ -286,8 +286,8 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 	return actions
 }
 
-// awaitNVIDIAMPSAllowed waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before the node is
-// forgotten.
+// awaitNVIDIAMPSAllowed waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before
+// the node is forgotten.
 func awaitNVIDIAMPSAllowed(v *View, r Result) Result {
 	r.State, r.Reason = Releasing, underwayReason(v)
 	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)

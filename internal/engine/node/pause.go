@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// awaitClientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label
-// of any value but true and false is another controller's pause, and stays.
+// awaitClientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A
+// label of any value but true and false is another controller's pause, and stays.
 func awaitClientsPaused(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false

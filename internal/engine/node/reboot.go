@@ -71,8 +71,8 @@ func rebootPermitted(v *View) bool {
 	return p != nil && p.Hash == v.Target.Hash()
 }
 
-// needsManualReboot reports whether the way back of a node has come to where only a reboot helps, and the operator makes none:
-// it may not, the agent cannot, or the node was rebooted in vain.
+// needsManualReboot reports whether the way back of a node has come to where only a reboot helps, and the operator
+// makes none: it may not, the agent cannot, or the node was rebooted in vain.
 func needsManualReboot(v *View) bool {
 	c, _ := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
 	helpless := c.Reason == v1alpha1.ReasonRebootInVain || !rebootPermitted(v) && !mayReboot(v)
@@ -117,8 +117,8 @@ func awaitNodeUp(v *View) Result {
 	return r
 }
 
-// awaitManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to go back
-// to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
+// awaitManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to go
+// back to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
 func awaitManualReboot(v *View) Result {
 	r := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
 	r.Next = atOnce(RestoreScheduling(v, "only a reboot of the node helps")...)

@@ -38,8 +38,8 @@ type Result struct {
 	Rollback State
 }
 
-// gateFunc is a gate that a change has to pass. It reports what the node waits for, with the step that brings that about
-// if one is left, and whether it waits. Its name says what is waited for: awaitUntainted, awaitAdvertised.
+// gateFunc is a gate that a change has to pass. It reports what the node waits for, with the step that brings that
+// about if one is left, and whether it waits. Its name says what is waited for: awaitUntainted, awaitAdvertised.
 type gateFunc func(*View) (Result, bool)
 
 // Finding is something that is left half-done on a node, by the operator or by another controller.

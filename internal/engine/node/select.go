@@ -23,8 +23,8 @@ func configReset(v *View) bool {
 	return selected && v.Target.Config != "" && !v.Target.ReleasesNode && !v.ServedByDRADriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
 }
 
-// awaitLabelUncontested leaves a label alone for an hour that another controller sets again and again. A change that is not
-// verified yet fails by it, so that the node returns to what it was; one that is makes the node degraded.
+// awaitLabelUncontested leaves a label alone for an hour that another controller sets again and again. A change that is
+// not verified yet fails by it, so that the node returns to what it was; one that is makes the node degraded.
 func awaitLabelUncontested(v *View) (Result, bool) {
 	left := overruledLeft(v, v1alpha1.LabelConfig)
 	if !configReset(v) || left <= 0 {
@@ -77,8 +77,8 @@ func noteOverruled(v *View, patch action.PatchNode, label string) {
 	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
 }
 
-// awaitSelected makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients
-// in one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
+// awaitSelected makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's
+// clients in one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
 func awaitSelected(v *View) (Result, bool) {
 	selected, resume, complete := selectPatch(v)
 	if complete {

@@ -65,8 +65,8 @@ func EndInterrupted(v *View, why string) []action.Action {
 	return restoreAndRecord(v, Timeout{Reason: v1alpha1.ReasonApplyTimedOut, Times: t.Times}, why)
 }
 
-// restoreAndRecord is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a node
-// without our taint and without the record would be tainted again at once.
+// restoreAndRecord is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a
+// node without our taint and without the record would be tainted again at once.
 func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 	patch, _ := resumeClients(v, why)
 	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, timeoutAttemptID(v), t.Times), v.Snapshot.Now)

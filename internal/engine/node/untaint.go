@@ -47,7 +47,8 @@ func removeTaints(v *View) []action.Action {
 	return actions
 }
 
-// RestoreScheduling takes back what makes a node unavailable though its GPUs are not being changed: our taint and our pauses.
+// RestoreScheduling takes back what makes a node unavailable though its GPUs are not being changed: our taint and our
+// pauses.
 func RestoreScheduling(v *View, why string) []action.Action {
 	actions := removeTaints(v)
 	if patch, resumes := resumeClients(v, why); resumes {

@@ -90,9 +90,9 @@ func otherMPSRoot(v *View) string {
 		"or remove it there", o.Name, o.MPSRoot)
 }
 
-// awaitPluginSettled waits until what the node advertises is not the device plugin's default any more, which it advertises at
-// each start. Where the default is the same the plugin is started once more all the same, and the kubelet refuses pods
-// in that moment.
+// awaitPluginSettled waits until what the node advertises is not the device plugin's default any more, which it
+// advertises at each start. Where the default is the same the plugin is started once more all the same, and the kubelet
+// refuses pods in that moment.
 func awaitPluginSettled(v *View) (Result, bool) {
 	if v.Target.Config == "" || v.Target.Expected == nil {
 		return Result{}, false

@@ -39,7 +39,8 @@ type Decision struct {
 	// paused, or a node is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs
 	// no node is enough. False: the ClusterPolicy may be restored.
 	ConfigurePlugin bool
-	// PluginConfigHeld is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty if it may.
+	// PluginConfigHeld is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty
+	// if it may.
 	PluginConfigHeld string
 	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the
 	// default config must offer its instances as mig.strategy of the ClusterPolicy said.

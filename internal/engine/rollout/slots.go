@@ -136,9 +136,9 @@ func reclaimSlot(m *member) {
 	}
 }
 
-// endMaintained makes a node available again that is under maintenance for too long: what its users still lack then, NVIDIA or the
-// machine keeps from them. NVIDIA's device plugin stays paused where it must not see the next driver before the agent
-// does; without a driver it could offer nothing.
+// endMaintained makes a node available again that is under maintenance for too long: what its users still lack then,
+// NVIDIA or the machine keeps from them. NVIDIA's device plugin stays paused where it must not see the next driver
+// before the agent does; without a driver it could offer nothing.
 func endMaintained(m *member) {
 	const why = "the maintenance of the node lasts for too long"
 	if len(node.RestoreScheduling(m.View, why)) > 0 {

@@ -25,8 +25,8 @@ func recordRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*
 	})
 }
 
-// recordAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does
-// not take their containers for users.
+// recordAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent
+// does not take their containers for users.
 func recordAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
 	governed := m.Policy != nil || spec.Baseline != nil
