@@ -26,7 +26,7 @@ import (
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 1855},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2175},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2177},
 	{"KB of tests and of test", 3770},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
