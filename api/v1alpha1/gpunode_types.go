@@ -732,7 +732,11 @@ type DeviceStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Instances []InstanceStatus `json:"instances,omitempty"`
-	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie.
+	// profilesUnknown is true if the driver does not tell the MIG profiles of a GPU that has some: some drivers do in MIG mode only.
+	// +optional
+	ProfilesUnknown bool `json:"profilesUnknown,omitempty"`
+	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie. They are left out where they are those of
+	// the first GPU of its product in the list, and of that one where they are those of the operator's catalogue.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32

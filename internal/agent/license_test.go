@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -17,7 +18,7 @@ func TestAnUnlicensedGuestIsNamed(t *testing.T) {
 	g := NewWithT(t)
 	node, err := sim.NewNode("a", sim.VGPU, sim.VGPU)
 	g.Expect(err).NotTo(HaveOccurred())
-	shown := func() []v1alpha1.DeviceStatus { return statusOf(node.Observe().Devices) }
+	shown := func() []v1alpha1.DeviceStatus { return plan.Reported(node.Observe().Devices) }
 
 	g.Expect(shown()).To(HaveEach(And(HaveField("Virtual", true), HaveField("License", v1alpha1.LicenseStateLicensed))))
 	g.Expect(licenseMissing(shown()).Status).To(Equal(metav1.ConditionFalse))
@@ -31,5 +32,5 @@ func TestAnUnlicensedGuestIsNamed(t *testing.T) {
 
 	whole, err := sim.NewNode("a", sim.T4)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(statusOf(whole.Observe().Devices)[0].License).To(BeEmpty())
+	g.Expect(plan.Reported(whole.Observe().Devices)[0].License).To(BeEmpty())
 }

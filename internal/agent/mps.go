@@ -26,7 +26,7 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 		}
 		daemon := v1alpha1.MPSStatus{
 			ResourceName: s.Resource, User: s.Use.User,
-			Clients: number(len(s.Use.Clients)), OutdatedClients: number(len(s.Use.Outdated)),
+			Clients: int32(len(s.Use.Clients)), OutdatedClients: int32(len(s.Use.Outdated)),
 			OutdatedPodUIDs: s.Use.OutdatedPods[:min(len(s.Use.OutdatedPods), maxMPSPods)], Unreachable: s.Use.Unreachable,
 		}
 		for _, pod := range s.Use.Waiting() {

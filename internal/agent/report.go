@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
@@ -52,7 +54,7 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	status.Rollout, status.ObservedGeneration = v1alpha1.RolloutStatus{}, 0 // are the controller's
 	status.MemoryPressure, status.MemoryEvictions = nil, nil                // are the MemoryGuard's and the controller's
 	if r.failed == nil && !r.aside {
-		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
+		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, plan.Reported(r.observed.devices)
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
 	}
 	if r.rebuilds != nil || r.failed == nil {
@@ -80,6 +82,24 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	halted.ObservedGeneration = node.Generation
 	status.Conditions = condition.SetWhenTrue(conditions, halted, now)
 	return status
+}
+
+// maxSum is the bound of status.gpus.
+const maxSum = 256
+
+// sumOf sums up GPUs by product, in the order of their indexes.
+func sumOf(devices []v1alpha1.DeviceStatus) string {
+	var products []string
+	counts := map[string]int{}
+	for _, d := range devices {
+		if counts[d.Product]++; counts[d.Product] == 1 {
+			products = append(products, d.Product)
+		}
+	}
+	for i, product := range products {
+		products[i] = fmt.Sprintf("%d× %s", counts[product], cmp.Or(product, "unknown"))
+	}
+	return format.First(strings.Join(products, ", "), maxSum)
 }
 
 // own returns the conditions that the agent writes: all but the controller's.

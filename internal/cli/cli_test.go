@@ -75,32 +75,7 @@ func statusOf(tb testing.TB, hardware *sim.Hardware) v1alpha1.GPUNodeStatus {
 			LastTransitionTime: metav1.NewTime(now),
 		})
 	}
-	for _, d := range inventory.Devices {
-		s.Devices = append(s.Devices, deviceStatus(d))
-	}
-	return s
-}
-
-func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
-	s := v1alpha1.DeviceStatus{
-		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
-		ComputeCapability: d.ComputeCapability.String(), MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
-		ComputeMode: v1alpha1.ComputeModeDefault,
-	}
-	for _, i := range d.State.Instances {
-		s.Instances = append(s.Instances, v1alpha1.InstanceStatus{
-			ID: int32(i.ID), Profile: i.Profile, Start: int32(i.Placement.Start), Size: int32(i.Placement.Size), UUID: i.UUID,
-		})
-	}
-	for _, p := range d.Profiles {
-		profile := v1alpha1.ProfileStatus{
-			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
-		}
-		for _, start := range p.Starts {
-			profile.Starts = append(profile.Starts, int32(start))
-		}
-		s.Profiles = append(s.Profiles, profile)
-	}
+	s.Devices = plan.Reported(inventory.Devices)
 	return s
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -131,6 +132,9 @@ func (t *text) status(s cluster.Snapshot, q query) {
 	for i := range shown {
 		t.paragraph()
 		t.statusOf(&shown[i])
+		if len(q.names) > 0 {
+			t.rows("MIG profiles", profilesOf(shown[i].node))
+		}
 	}
 	switch {
 	case len(all) == 0:
@@ -231,6 +235,24 @@ func (t *text) statusOf(r *report) {
 	t.rows("plan", r.Plan)
 	t.rows("blocked by", r.BlockedBy)
 	t.picture(r.node, r.Stack)
+}
+
+// profilesOf are the MIG profiles that GPUs of a node can have, and how many of each, a line for each product.
+func profilesOf(n *cluster.Node) []string {
+	var lines []string
+	said := map[string]bool{}
+	for _, d := range devicesOf(n) {
+		if said[d.Product] || len(d.Profiles) == 0 {
+			continue
+		}
+		said[d.Product] = true
+		var profiles []string
+		for _, p := range mig.SmallestFirst(d.Profiles) {
+			profiles = append(profiles, fmt.Sprintf("%d × %s", p.Max, p.Name))
+		}
+		lines = append(lines, d.Product+": "+strings.Join(profiles, ", "))
+	}
+	return lines
 }
 
 // blockers are the pods and processes that block the change of a node, a line for each.

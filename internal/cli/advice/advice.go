@@ -177,10 +177,11 @@ func (n Node) mixed() bool {
 // empty is a GPU of a product before anything is changed. Its MIG profiles are the driver's, or those of the catalogue,
 // since some drivers tell them in MIG mode only.
 func empty(devices []v1alpha1.DeviceStatus) gpu.Device {
-	d := plan.Device(devices[0])
-	for i := range devices {
+	all := plan.Devices(devices)
+	d := all[0]
+	for i := range all {
 		if len(d.Profiles) == 0 {
-			d.Profiles = plan.Device(devices[i]).Profiles
+			d.Profiles = all[i].Profiles
 		}
 	}
 	if known, found := catalogue.Find(d.Product); found && len(d.Profiles) == 0 {

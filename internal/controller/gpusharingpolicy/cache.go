@@ -23,12 +23,11 @@ import (
 // cached that is not watched, so that a read never starts a watch. NVIDIA's ClusterPolicy is kept whole: who owns its
 // fields is read from it, and there is one.
 func CacheOptions(standAlone pluginconfig.StandAlone) cache.Options {
-	lists := &profileLists{byProduct: map[string][]v1alpha1.ProfileStatus{}}
 	return cache.Options{
 		ReaderFailOnMissingInformer: true,
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.GPUSharingPolicy{}: {Transform: keepOwnManagedFields},
-			&v1alpha1.GPUNode{}:          {Transform: lists.slimGPUNode},
+			&v1alpha1.GPUNode{}:          {Transform: keepOwnManagedFields},
 			&corev1.Node{}:               {Transform: slimNode},
 			&corev1.Pod{}:                {Transform: slimPod},
 			&appsv1.DaemonSet{}:          {Transform: slimDaemonSet},

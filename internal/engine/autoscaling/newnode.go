@@ -61,11 +61,7 @@ func fresh(d v1alpha1.DeviceStatus, index int) v1alpha1.DeviceStatus {
 	d.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
 	d.ComputeMode, d.PendingMIGMode = v1alpha1.ComputeModeDefault, ""
 	d.Instances, d.Processes, d.Holders, d.ResetPeers = nil, nil, nil, nil
-	if d.MIGCapable && len(d.Profiles) == 0 { // as of drivers that tell them in MIG mode only
-		if known, found := catalogue.Find(d.Product); found {
-			d.Profiles = profilesOf(known)
-		}
-	}
+	d.ProfilesUnknown = false // a driver that tells them in MIG mode only will tell those of the catalogue
 	return d
 }
 
@@ -77,8 +73,7 @@ func (h hardware) gpus(product string, count int) (devices []v1alpha1.DeviceStat
 		d, listed := catalogue.Find(product)
 		known = listed
 		one = v1alpha1.DeviceStatus{
-			Product: product, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual,
-			MIGCapable: d.MIGCapable, Profiles: profilesOf(d),
+			Product: product, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable,
 		}
 		if !listed {
 			one.ComputeCapability = gpu.ComputeCapability{Major: 7, Minor: 5}.String()
@@ -88,20 +83,6 @@ func (h hardware) gpus(product string, count int) (devices []v1alpha1.DeviceStat
 		devices = append(devices, fresh(one, i))
 	}
 	return devices, known
-}
-
-func profilesOf(d gpu.Device) []v1alpha1.ProfileStatus {
-	var all []v1alpha1.ProfileStatus
-	for _, p := range d.Profiles {
-		s := v1alpha1.ProfileStatus{
-			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
-		}
-		for _, start := range p.Starts {
-			s.Starts = append(s.Starts, int32(start))
-		}
-		all = append(all, s)
-	}
-	return all
 }
 
 // shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that

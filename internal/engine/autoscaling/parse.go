@@ -16,11 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // NodeOf is what of a node matters here. It shares memory with the objects.
 func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
-	n := Node{Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Devices: gpuNode.Status.Devices, Advertised: map[string]int64{}}
+	n := Node{
+		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Devices: plan.WithProfiles(gpuNode.Status.Devices),
+		Advertised: map[string]int64{},
+	}
 	for name, quantity := range node.Status.Allocatable {
 		if count := quantity.Value(); count > 0 && strings.HasPrefix(string(name), "nvidia.com/") {
 			n.Advertised[string(name)] = count

@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
@@ -62,24 +61,7 @@ func nodeWith(t *testing.T, models ...sim.Model) policy.Node {
 	t.Helper()
 	inventory, err := sim.New(models...).Observe(context.Background())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	n := policy.Node{Name: "node-1", Labels: map[string]string{"pool": "a"}}
-	for _, d := range inventory.Devices {
-		s := v1alpha1.DeviceStatus{
-			UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
-			ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
-		}
-		for _, p := range d.Profiles {
-			profile := v1alpha1.ProfileStatus{
-				Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), Max: int32(p.Max), Size: int32(p.Size),
-			}
-			for _, start := range p.Starts {
-				profile.Starts = append(profile.Starts, int32(start))
-			}
-			s.Profiles = append(s.Profiles, profile)
-		}
-		n.Devices = append(n.Devices, s)
-	}
-	return n
+	return policy.Node{Name: "node-1", Labels: map[string]string{"pool": "a"}, Devices: plan.Reported(inventory.Devices)}
 }
 
 func TestGovern(t *testing.T) {

@@ -84,10 +84,7 @@ func (h *host) report() {
 	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, applied, metav1.Condition{
 		Type: v1alpha1.ConditionDiscovered, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDiscovered, ObservedGeneration: h.GPU.Generation,
 	})
-	h.GPU.Status.Devices = nil
-	for _, d := range devices {
-		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))
-	}
+	h.GPU.Status.Devices = plan.Reported(devices)
 }
 
 // same reports whether the GPUs match the desired state; with nothing left to do for the agent they may still wait for
@@ -101,51 +98,4 @@ func (h *host) same(devices []gpu.Device) bool {
 		}
 	}
 	return true
-}
-
-// reported is a GPU as the agent reports it.
-func reported(d gpu.Device) v1alpha1.DeviceStatus {
-	s := v1alpha1.DeviceStatus{
-		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
-		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
-		ComputeMode: v1alpha1.ComputeModeDefault, ResetPeers: d.ResetPeers,
-	}
-	if d.State.ComputeMode == gpu.ComputeExclusiveProcess {
-		s.ComputeMode = v1alpha1.ComputeModeExclusiveProcess
-	}
-	if d.PendingMIG != d.State.MIG {
-		s.PendingMIGMode = map[bool]v1alpha1.MIGMode{true: v1alpha1.MIGModeEnabled, false: v1alpha1.MIGModeDisabled}[d.PendingMIG]
-	}
-	for _, i := range d.State.Instances {
-		s.Instances = append(s.Instances, v1alpha1.InstanceStatus{
-			ID: int32(i.ID), Profile: i.Profile, Start: int32(i.Placement.Start), Size: int32(i.Placement.Size), UUID: i.UUID,
-		})
-	}
-	for _, p := range d.Profiles {
-		profile := v1alpha1.ProfileStatus{
-			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
-		}
-		for _, start := range p.Starts {
-			profile.Starts = append(profile.Starts, int32(start))
-		}
-		s.Profiles = append(s.Profiles, profile)
-	}
-	instance := func(id int) *int32 {
-		if id == gpu.WholeGPU {
-			return nil
-		}
-		n := int32(id)
-		return &n
-	}
-	for _, p := range d.Processes {
-		s.Processes = append(s.Processes, v1alpha1.ProcessStatus{
-			PID: int64(p.PID), Name: p.Name, PodUID: p.PodUID, Instance: instance(p.Instance),
-		})
-	}
-	for _, o := range d.Holders {
-		s.Holders = append(s.Holders, v1alpha1.HolderStatus{
-			Namespace: o.Namespace, PodName: o.Pod, ContainerName: o.Container, Instance: instance(o.Instance),
-		})
-	}
-	return s
 }

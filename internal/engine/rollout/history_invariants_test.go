@@ -276,9 +276,7 @@ func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desir
 	if n.Stack == dra.DRADriver {
 		n.Shares = h.driver.shares
 	}
-	for _, d := range c.slotted(h) {
-		n.Devices = append(n.Devices, reported(d))
-	}
+	n.Devices = plan.Reported(c.slotted(h))
 	by = policy.Rank(c.Policies).Govern(n).By
 	if by != nil {
 		want, err = policy.DesiredState(by, n)

@@ -130,6 +130,16 @@ func Find(product string) (gpu.Device, bool) {
 	return d, true
 }
 
+// Products lists the products that Find knows.
+func Products() []string {
+	specs, _ := catalogue()
+	products := make([]string, 0, len(specs))
+	for _, s := range specs {
+		products = append(products, gpu.ProductLabel(s.Product))
+	}
+	return products
+}
+
 // Models lists the catalogue: GPUs with MIG in the order of the table, then those without.
 func Models() []Model {
 	specs, _ := catalogue()

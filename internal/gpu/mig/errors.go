@@ -30,13 +30,17 @@ func (e *ProfileError) Error() string {
 		return fmt.Sprintf("%s has no MIG profile %s: the driver lists none while MIG mode is off", e.Device, e.Name)
 	}
 	names := make([]string, 0, len(e.Device.Profiles))
-	for _, p := range slices.SortedFunc(slices.Values(e.Device.Profiles), smallestFirst) {
+	for _, p := range SmallestFirst(e.Device.Profiles) {
 		names = append(names, p.Name)
 	}
 	return fmt.Sprintf("%s has no MIG profile %s; it has %s", e.Device, e.Name, strings.Join(names, ", "))
 }
 
-// smallestFirst is the order in which a user looks for a profile.
+// SmallestFirst are the profiles in the order in which a user looks for one.
+func SmallestFirst(profiles []gpu.Profile) []gpu.Profile {
+	return slices.SortedFunc(slices.Values(profiles), smallestFirst)
+}
+
 func smallestFirst(a, b gpu.Profile) int {
 	if a.Slices != b.Slices {
 		return a.Slices - b.Slices

@@ -13,15 +13,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// Device is a GPU as its agent reported it, so that the controller plans from a report exactly as the agent plans from
-// the hardware. What a report does not tell (the PCI address) stays empty. The agent reports the name of NVIDIA's MPS
-// server of no other process.
-func Device(s v1alpha1.DeviceStatus) gpu.Device {
-	d := deviceOf(&s)
-	d.Profiles = profiles(s.Profiles)
-	return d
-}
-
 // deviceOf is a GPU without its profiles.
 func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 	d := gpu.Device{
@@ -55,9 +46,11 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 	return d
 }
 
-// Devices are the GPUs of a node as its agent reported them, by index. Neighbours with equal profiles, which most are,
-// share them.
+// Devices are the GPUs of a node as its agent reported them, by index, so that the controller plans from a report exactly as the agent
+// plans from the hardware. What a report does not tell (the PCI address) stays empty. The agent reports the name of NVIDIA's MPS server of
+// no other process. Neighbours with equal profiles, which most are, share them.
 func Devices(status []v1alpha1.DeviceStatus) []gpu.Device {
+	status = WithProfiles(status)
 	devices := make([]gpu.Device, 0, len(status))
 	for i := range status {
 		d := deviceOf(&status[i])

@@ -4,12 +4,15 @@
 package plan_test
 
 import (
+	"fmt"
 	"testing"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -30,7 +33,7 @@ func TestAReportedGPUIsPlannedAsTheHardware(t *testing.T) {
 		},
 		Holders: []v1alpha1.HolderStatus{{Namespace: "a", PodName: "b", ContainerName: "c", Instance: new(int32(7))}, {PodName: "d"}},
 	}
-	NewWithT(t).Expect(plan.Device(s)).To(Equal(gpu.Device{
+	NewWithT(t).Expect(plan.Devices([]v1alpha1.DeviceStatus{s})[0]).To(Equal(gpu.Device{
 		UUID: "GPU-1", Index: 3, Product: "NVIDIA-A100-SXM4-40GB", MemoryMiB: 40960,
 		ComputeCapability: gpu.ComputeCapability{Major: 8}, MIGCapable: true,
 		State: gpu.State{MIG: true, Instances: []gpu.Instance{
@@ -54,15 +57,54 @@ func TestAReportedDaemonAndComputeMode(t *testing.T) {
 		"": gpu.ComputeDefault, v1alpha1.ComputeModeDefault: gpu.ComputeDefault,
 		v1alpha1.ComputeModeProhibited: gpu.ComputeProhibited, v1alpha1.ComputeModeExclusiveProcess: gpu.ComputeExclusiveProcess,
 	} {
-		g.Expect(plan.Device(v1alpha1.DeviceStatus{ComputeMode: reported}).State.ComputeMode).To(Equal(want), string(reported))
+		g.Expect(plan.Devices([]v1alpha1.DeviceStatus{{ComputeMode: reported}})[0].State.ComputeMode).To(Equal(want), string(reported))
 	}
 	for _, owner := range []v1alpha1.MPSDaemonOwner{v1alpha1.MPSDaemonOwnerGPUSharing, v1alpha1.MPSDaemonOwnerNVIDIA} {
 		s := served(plan.ResourceGPU, 10, 1000)
 		s.MPS.Owner = owner
-		d := plan.Device(v1alpha1.DeviceStatus{Sharing: s, ComputeCapability: "unknown"})
+		d := plan.Devices([]v1alpha1.DeviceStatus{{Sharing: s, ComputeCapability: "unknown"}})[0]
 		g.Expect(plan.Observed(d)).To(Equal(s))
 		g.Expect(d.ComputeCapability.AtLeast(0, 1)).To(BeFalse())
 	}
+}
+
+// TestAReportLeavesOutKnownProfiles: what Reported leaves out, Devices finds again, whatever GPUs stand beside one another. A list of profiles is
+// reported once at most for each product, and not at all if the catalogue has it.
+func TestAReportLeavesOutKnownProfiles(t *testing.T) {
+	g := NewWithT(t)
+	known := gpu.Device{Product: "NVIDIA-A100-SXM4-40GB", MIGCapable: true}
+	listed, found := catalogue.Find(known.Product)
+	g.Expect(found).To(BeTrue())
+	known.Profiles = listed.Profiles
+	older := known // a driver that has fewer of them
+	older.Profiles = known.Profiles[:2]
+	silent := known // a driver that tells them in MIG mode only
+	silent.Profiles = nil
+	unknown := gpu.Device{Product: "NVIDIA-Z999", MIGCapable: true, Profiles: known.Profiles[1:]}
+	without := gpu.Device{Product: "Tesla-T4"}
+	kinds := []gpu.Device{known, older, silent, unknown, without}
+
+	for n := range 5 * 5 * 5 * 5 {
+		var devices []gpu.Device
+		for left, i := n, 0; i < 4; left, i = left/len(kinds), i+1 {
+			d := kinds[left%len(kinds)]
+			d.Index, d.UUID = i, fmt.Sprint(i)
+			devices = append(devices, d)
+		}
+		reported := plan.Reported(devices)
+		for i, d := range plan.Devices(reported) {
+			g.Expect(d.Profiles).To(BeComparableTo(devices[i].Profiles, cmpopts.EquateEmpty()), "GPU %d of %+v", i, reported)
+		}
+		full := plan.WithProfiles(reported)
+		for i := range full {
+			g.Expect(full[i].Profiles).To(HaveLen(len(devices[i].Profiles)))
+		}
+	}
+	g.Expect(plan.Reported([]gpu.Device{known, known})[1].Profiles).To(BeEmpty())
+	g.Expect(plan.Reported([]gpu.Device{known, known})[0].Profiles).To(BeEmpty())
+	twice := plan.Reported([]gpu.Device{unknown, unknown})
+	g.Expect(twice[0].Profiles).To(HaveLen(len(unknown.Profiles)))
+	g.Expect(twice[1].Profiles).To(BeEmpty())
 }
 
 func TestReportedGPUsAreOrderedByIndex(t *testing.T) {

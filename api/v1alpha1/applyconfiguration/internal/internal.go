@@ -188,6 +188,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ProfileStatus
           elementRelationship: atomic
+    - name: profilesUnknown
+      type:
+        scalar: boolean
     - name: resetPeers
       type:
         list:

@@ -45,7 +45,10 @@ type DeviceStatusApplyConfiguration struct {
 	Sharing *DeviceSharingApplyConfiguration `json:"sharing,omitempty"`
 	// instances are the MIG instances of the GPU.
 	Instances []InstanceStatusApplyConfiguration `json:"instances,omitempty"`
-	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie.
+	// profilesUnknown is true if the driver does not tell the MIG profiles of a GPU that has some: some drivers do in MIG mode only.
+	ProfilesUnknown *bool `json:"profilesUnknown,omitempty"`
+	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie. They are left out where they are those of
+	// the first GPU of its product in the list, and of that one where they are those of the operator's catalogue.
 	Profiles []ProfileStatusApplyConfiguration `json:"profiles,omitempty"`
 	// processes are the processes that use the GPU: the first 32 by PID.
 	Processes []ProcessStatusApplyConfiguration `json:"processes,omitempty"`
@@ -176,6 +179,14 @@ func (b *DeviceStatusApplyConfiguration) WithInstances(values ...*InstanceStatus
 		}
 		b.Instances = append(b.Instances, *values[i])
 	}
+	return b
+}
+
+// WithProfilesUnknown sets the ProfilesUnknown field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ProfilesUnknown field is set to the value of the last call.
+func (b *DeviceStatusApplyConfiguration) WithProfilesUnknown(value bool) *DeviceStatusApplyConfiguration {
+	b.ProfilesUnknown = &value
 	return b
 }
 

@@ -1,29 +1,29 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package plan
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
+	"sync"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // The bounds of the API's lists and strings.
 const (
 	maxProcesses, maxHolders, maxProfiles, maxInstances, maxStarts = 32, 64, 32, 16, 32
-	maxName, maxProduct, maxSum                                    = 128, 96, 256
+	maxName, maxProduct                                            = 128, 96
 )
 
-// statusOf is what the status shows of observed GPUs: sorted, so that the same GPUs are the same status.
-func statusOf(devices []gpu.Device) []v1alpha1.DeviceStatus {
+// Reported is what the status of a GPUNode shows of observed GPUs: sorted, so that the same GPUs are the same status, and within the
+// bounds of the API. Devices reads it.
+func Reported(devices []gpu.Device) []v1alpha1.DeviceStatus {
 	statuses := make([]v1alpha1.DeviceStatus, 0, len(devices))
 	for _, d := range devices {
 		statuses = append(statuses, deviceStatus(d))
@@ -31,30 +31,55 @@ func statusOf(devices []gpu.Device) []v1alpha1.DeviceStatus {
 	slices.SortFunc(statuses, func(a, b v1alpha1.DeviceStatus) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
+	for i := len(statuses) - 1; i >= 0; i-- {
+		if d := &statuses[i]; slices.EqualFunc(d.Profiles, knownProfiles(statuses[:i], d), sameProfile) {
+			d.Profiles = nil
+		}
+	}
 	return statuses
 }
 
-// sumOf sums up GPUs by product, in the order of their indexes.
-func sumOf(devices []v1alpha1.DeviceStatus) string {
-	var products []string
-	counts := map[string]int{}
-	for _, d := range devices {
-		if counts[d.Product]++; counts[d.Product] == 1 {
-			products = append(products, d.Product)
+// WithProfiles returns the GPUs of a node as reported, each with its MIG profiles, which a report leaves out where they are known.
+func WithProfiles(devices []v1alpha1.DeviceStatus) []v1alpha1.DeviceStatus {
+	all := slices.Clone(devices)
+	for i := range all {
+		if d := &all[i]; len(d.Profiles) == 0 {
+			d.Profiles = knownProfiles(all[:i], d)
 		}
 	}
-	for i, product := range products {
-		products[i] = fmt.Sprintf("%d× %s", counts[product], cmp.Or(product, "unknown"))
-	}
-	return format.First(strings.Join(products, ", "), maxSum)
+	return all
 }
+
+// knownProfiles are the MIG profiles of a GPU that a report may leave out: those of the first GPU of its product that the report lists
+// before it, else those of the catalogue.
+func knownProfiles(before []v1alpha1.DeviceStatus, d *v1alpha1.DeviceStatus) []v1alpha1.ProfileStatus {
+	if !d.MIGCapable || d.ProfilesUnknown {
+		return nil
+	}
+	for i := range before {
+		if before[i].Product == d.Product && len(before[i].Profiles) > 0 {
+			return before[i].Profiles
+		}
+	}
+	return catalogued()[d.Product]
+}
+
+// catalogued are the MIG profiles of the catalogue as a report has them, by product.
+var catalogued = sync.OnceValue(func() map[string][]v1alpha1.ProfileStatus {
+	all := map[string][]v1alpha1.ProfileStatus{}
+	for _, product := range catalogue.Products() {
+		d, _ := catalogue.Find(product)
+		all[product] = profileStatuses(d.Profiles)
+	}
+	return all
+})
 
 func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 	s := v1alpha1.DeviceStatus{
 		UUID: d.UUID, Index: number(d.Index), Product: format.First(gpu.ProductLabel(d.Product), maxProduct), MemoryMiB: d.MemoryMiB,
 		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, License: v1alpha1.LicenseState(d.License), MIGCapable: d.MIGCapable,
-		ComputeMode: computeMode(d.State.ComputeMode), Sharing: plan.Observed(d),
-		Instances: instances(d.State.Instances), Profiles: profiles(d.Profiles),
+		ComputeMode: computeMode(d.State.ComputeMode), Sharing: Observed(d),
+		Instances: instanceStatuses(d.State.Instances), Profiles: profileStatuses(d.Profiles), ProfilesUnknown: d.MIGCapable && len(d.Profiles) == 0,
 		Processes: processes(d.Processes), Holders: holders(d.Holders),
 		ResetPeers: d.ResetPeers, ProcessesUnknown: d.ProcessesUnknown,
 	}
@@ -83,7 +108,7 @@ func computeMode(m gpu.ComputeMode) v1alpha1.ComputeMode {
 	return "" // one that NVML has and the API does not know
 }
 
-func instances(observed []gpu.Instance) []v1alpha1.InstanceStatus {
+func instanceStatuses(observed []gpu.Instance) []v1alpha1.InstanceStatus {
 	return listed(observed, maxInstances, func(i gpu.Instance) v1alpha1.InstanceStatus {
 		return v1alpha1.InstanceStatus{
 			ID: number(i.ID), Profile: cmp.Or(i.Profile, "unknown"), UUID: i.UUID,
@@ -92,7 +117,7 @@ func instances(observed []gpu.Instance) []v1alpha1.InstanceStatus {
 	}, func(s v1alpha1.InstanceStatus) int32 { return s.ID })
 }
 
-func profiles(known []gpu.Profile) []v1alpha1.ProfileStatus {
+func profileStatuses(known []gpu.Profile) []v1alpha1.ProfileStatus {
 	return listed(known, maxProfiles, func(p gpu.Profile) v1alpha1.ProfileStatus {
 		s := v1alpha1.ProfileStatus{
 			Name: p.Name, ID: number(p.ID), Slices: max(1, number(p.Slices)), MemoryMiB: p.MemoryMiB,
