@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -49,6 +50,9 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 			reason, message = b.admit(m, step)
 		}
 		if reason != "" {
+			if reason == v1alpha1.ReasonWaitingForFirst {
+				m.FirstSince = b.since
+			}
 			deferStep(m, reason, message)
 			continue
 		}
@@ -63,6 +67,7 @@ type budget struct {
 	others      int             // nodes that the policy is changing, without those that failed
 	unavailable int             // nodes that are kept from their users
 	alone       bool            // one of them goes first with a new configuration
+	since       time.Time       // when one of them made its last step
 }
 
 func newBudget(g *Group) *budget {
@@ -118,6 +123,7 @@ func (b *budget) count(m *member) {
 		return // it goes back to what it was and tries no configuration
 	}
 	b.others++
+	b.since = timing.Latest(b.since, lastStep(m))
 	b.alone = b.alone || b.unproven(m)
 }
 

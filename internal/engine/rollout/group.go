@@ -54,6 +54,7 @@ type member struct {
 	Summary     summary
 	TaintStatus taintStatus
 	Demand      demandTally
+	FirstSince  time.Time // of the last step of the node for which this one waits (WaitingForFirst)
 	// Unserved reports that a policy selects the node, but no policy can be honoured in this cluster.
 	Unserved bool
 }

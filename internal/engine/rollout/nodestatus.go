@@ -26,7 +26,8 @@ import (
 // step of each node would cost more writes than the change itself, so a report is due
 //
 //	at the end     the node is ready, has failed or is unsupported
-//	while it waits for pods, the budget, a window, an agent: once, and again when the reason or the blockers change
+//	while it waits for pods, the budget, a window, an agent: once, and again when the reason or the blockers change; for the first
+//	             node of its policy once that takes longer than a report is worth, since all others wait for it
 //	while it is at work  at the begin of a change that disrupts the node, and where a step takes longer than a report is worth
 //
 // Until then the last report is about an older generation or an earlier moment: observedGeneration tells that.
@@ -103,7 +104,7 @@ func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 }
 
 // goesOn reports whether the node is at work and was reported well enough: it makes its next step now, or its last step
-// was a moment ago. A node that is kept from its users is not reported as ready meanwhile.
+// was a moment ago, or that of the node that goes first. A node that is kept from its users is not reported as ready meanwhile.
 func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if _, reported := condition.Find(have.Conditions, v1alpha1.ConditionReady); !reported {
 		return false // kstatus takes a GPUNode without conditions for one that is done
@@ -111,12 +112,13 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if slices.ContainsFunc(m.Actions, leadsOn) {
 		return true // and is reported in the next reconcile, if it has come no further then
 	}
-	if !node.ClassOf(m.Reason).Is(node.UnderWay) {
+	last := m.FirstSince
+	switch {
+	case m.Reason == v1alpha1.ReasonWaitingForFirst:
+	case node.ClassOf(m.Reason).Is(node.UnderWay):
+		last = lastStep(m)
+	default:
 		return false
-	}
-	last := timing.Latest(m.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(m.View))
-	if t := m.Taint(); t != nil && t.TimeAdded != nil {
-		last = timing.Latest(last, t.TimeAdded.Time)
 	}
 	left := last.Add(reportAt).Sub(m.Snapshot.Now)
 	if left <= 0 || m.MadeUnavailable() && condition.IsTrue(have.Conditions, v1alpha1.ConditionReady) {
@@ -124,6 +126,18 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	}
 	m.After = timing.Sooner(m.After, left)
 	return true
+}
+
+// lastStep is when the node made its last step. One that has made none begins now.
+func lastStep(m *member) time.Time {
+	last := timing.Latest(m.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(m.View))
+	if t := m.Taint(); t != nil && t.TimeAdded != nil {
+		last = timing.Latest(last, t.TimeAdded.Time)
+	}
+	if last.IsZero() {
+		return m.Snapshot.Now
+	}
+	return last
 }
 
 // leadsOn reports whether an action brings a node further. An eviction may go on for long.
