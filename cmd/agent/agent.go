@@ -50,7 +50,8 @@ func runAgent(ctx context.Context, args []string) error {
 		ctrl.Log.Info("The NVIDIA driver was replaced, so this process ends: a new one loads the new driver's library")
 		end()
 	})
-	c, err := newController(f, mgr, proc, hardware)
+	status := agent.NewStatusWriter(mgr.GetClient())
+	c, err := newController(f, mgr, status, proc, hardware)
 	if err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func runAgent(ctx context.Context, args []string) error {
 		return err
 	}
 	processes := host.NewProc(proc)
-	configs := agent.NewConfigReporter(f.node, mgr.GetClient(), processes, processes,
+	configs := agent.NewConfigReporter(f.node, mgr.GetClient(), status, processes, processes,
 		host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}, clock.RealClock{})
 	if err := configs.Register(mgr); err != nil {
 		return err
@@ -137,7 +138,7 @@ func serveUsage(ctx context.Context, f agentFlags, mgr manager.Manager, c *agent
 }
 
 // newController connects the agent to the driver, the host and the kubelet.
-func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gpu.Hardware) (*agent.Controller, error) {
+func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter, proc *os.Root, hardware gpu.Hardware) (*agent.Controller, error) {
 	processes := host.NewProc(proc)
 	boot, err := processes.ID()
 	if err != nil {
@@ -159,7 +160,7 @@ func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gp
 		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: hardware,
 		Nodes: driver.NewDeviceNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
 		Containers: host.NewContainerLogs(root), Rebooter: newRebooter(f, proc), Allocations: allocations,
-		Driver: f.drivers().Find, Clock: clock.RealClock{}, Resync: f.resync,
+		Driver: f.drivers().Find, Status: status, Clock: clock.RealClock{}, Resync: f.resync,
 	}), nil
 }
 

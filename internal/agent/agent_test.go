@@ -64,6 +64,7 @@ type node struct {
 
 	afterGet func() // a read of the agent
 	writes   int    // API requests that write
+	status   *agent.StatusWriter
 	refusal  error
 }
 
@@ -116,9 +117,11 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 func (n *node) restartAgent() {
 	boot, err := n.processes.ID()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.status = agent.NewStatusWriter(n.client())
 	n.controller = agent.New(agent.Config{
 		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, Nodes: &n.nodes, MPS: n.view,
 		Processes: n.processes, Containers: n.containers, Rebooter: n.rebooter, Allocations: n.allocations, Clock: n.clock, Resync: resync,
+		Status: n.status,
 	})
 }
 

@@ -20,9 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // NVIDIA's config-manager and what of its environment matters (NVIDIA/k8s-device-plugin, cmd/config-manager/main.go).
@@ -32,8 +30,6 @@ const (
 )
 
 const (
-	// configFieldManager owns status.config, which is reported apart from the rest: it takes no look at any GPU.
-	configFieldManager = FieldManager + "-config"
 	// hiddenPoll is how often one looks for a configuration that is on its way: the kubelet takes 0.1 to 0.9 s.
 	hiddenPoll = 50 * time.Millisecond
 	// forOthers is how long a report waits for further pods once one sees the configuration: the kubelet projects it
@@ -53,8 +49,8 @@ const (
 // label that names a configuration before that makes NVIDIA's config-manager exit.
 type ConfigReporter struct {
 	node      string
-	owner     ssa.Owner
 	client    client.Client
+	writer    *StatusWriter
 	processes host.Processes
 	programs  host.Programs
 	volumes   host.ConfigVolumes
@@ -70,10 +66,10 @@ type firstSeen struct {
 
 // NewConfigReporter makes a reporter for a node.
 func NewConfigReporter(
-	node string, c client.Client, processes host.Processes, programs host.Programs, volumes host.ConfigVolumes, now clock.PassiveClock,
+	node string, c client.Client, writer *StatusWriter, processes host.Processes, programs host.Programs, volumes host.ConfigVolumes, now clock.PassiveClock,
 ) *ConfigReporter {
 	return &ConfigReporter{
-		node: node, client: c, owner: ssa.Owner{Client: c, Name: configFieldManager}, processes: processes, programs: programs,
+		node: node, client: c, writer: writer, processes: processes, programs: programs,
 		volumes: volumes, clock: now,
 	}
 }
@@ -180,14 +176,10 @@ func first(privileged map[string]bool) []string {
 }
 
 func (r *ConfigReporter) report(ctx context.Context, node *v1alpha1.GPUNode, seeing []string) error {
-	config := ac.ConfigStatus().WithName(node.Spec.ConfigName).WithPodUIDs(seeing...)
-	if !node.Spec.ChangeTime.IsZero() {
-		config.WithChangeTime(node.Spec.ChangeTime)
+	set := func(part v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus {
+		part.Config = v1alpha1.ConfigStatus{Name: node.Spec.ConfigName, ChangeTime: node.Spec.ChangeTime, PodUIDs: seeing}
+		return part
 	}
-	want := ac.GPUNode(node.Name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
-	_, err := ssa.ApplyStatus(ctx, r.owner, node, want, ac.ExtractGPUNodeStatus)
-	if err := client.IgnoreNotFound(err); err != nil {
-		return fmt.Errorf("reporting the configuration: %w", err)
-	}
-	return nil
+	_, err := r.writer.change(ctx, node, set, func(_, _ v1alpha1.GPUNodeStatus) bool { return false })
+	return err
 }

@@ -71,7 +71,7 @@ func TestConfigReporter(t *testing.T) {
 	t.Cleanup(func() { _ = root.Close() })
 	since := metav1.NewTime(time.Unix(1_800_000_000, 0))
 	clock := testclock.NewFakePassiveClock(since.Time)
-	reporter := agent.NewConfigReporter("node-config", cluster.Client, host.NewProc(root), host.NewProc(root),
+	reporter := agent.NewConfigReporter("node-config", cluster.Client, agent.NewStatusWriter(cluster.Client), host.NewProc(root), host.NewProc(root),
 		host.Kubelet{Host: proc.dir, Folder: "/kubelet"}, clock)
 
 	desired := func(key string) {
@@ -154,7 +154,7 @@ func TestTenantsDoNotCrowdOutNVIDIAsPods(t *testing.T) {
 	g.Expect(cluster.Client.Apply(t.Context(), want, client.FieldOwner("gpusharing-controller"), client.ForceOwnership)).To(gomega.Succeed())
 	node := &v1alpha1.GPUNode{}
 	g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: "node-crowded"}, node)).To(gomega.Succeed())
-	reporter := agent.NewConfigReporter("node-crowded", cluster.Client, host.NewProc(root), host.NewProc(root),
+	reporter := agent.NewConfigReporter("node-crowded", cluster.Client, agent.NewStatusWriter(cluster.Client), host.NewProc(root), host.NewProc(root),
 		host.Kubelet{Host: proc.dir, Folder: "/kubelet"}, testclock.NewFakePassiveClock(since.Time))
 	_, err = reporter.Reconcile(t.Context(), node)
 	g.Expect(err).NotTo(gomega.HaveOccurred())

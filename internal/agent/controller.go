@@ -4,7 +4,7 @@
 // Package agent brings the GPUs of one node to the spec of the node's GPUNode and reports in its status what it
 // observed.
 //
-// It keeps nothing between two reconciles: each one observes, plans, carries out the steps, observes again and reports.
+// It keeps nothing between two reconciles but what it reported: each one observes, plans, carries out the steps, observes again and reports.
 // So a crash, a reboot that lost the MIG geometry and a change by another program are all the same case. It asks nobody
 // for permission, since the controller changes the spec only when that is safe; all the same it looks before each step
 // whether anything uses what the step needs idle. GPUs are changed side by side; one on which a step fails is rolled
@@ -38,7 +38,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 const (
@@ -72,6 +71,7 @@ type Config struct {
 	Containers  host.Containers // nil: the containers of processes are not known
 	Rebooter    host.Rebooter   // nil: the agent must not reboot the node
 	Allocations Allocations
+	Status      *StatusWriter                 // also of the ConfigReporter; nil: one of its own
 	Driver      func() (driver.Driver, error) // finds the driver that the node has; nil: it does not change
 	Clock       clock.Clock
 	Resync      time.Duration // how often the GPUs are looked at without an event
@@ -87,9 +87,13 @@ type Controller struct {
 	applier
 	meter
 
-	bootID   string
-	reader   client.Reader
-	owner    ssa.Owner
+	bootID string
+	reader client.Reader
+	writer *StatusWriter
+	seen   struct { // when a spec was first seen
+		generation int64
+		at         time.Time
+	}
 	nodes    DeviceNodes
 	rebooter host.Rebooter
 	driver   func() (driver.Driver, error)
@@ -118,13 +122,16 @@ func New(c Config) *Controller {
 	if c.Containers == nil {
 		c.Containers = host.NoContainers{}
 	}
+	if c.Status == nil {
+		c.Status = NewStatusWriter(c.Client)
+	}
 	t := tools{
 		node: c.Node, client: c.Client, hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
 		clock: c.Clock, lock: make(hardwareLock, 1), metrics: newMetrics(),
 	}
 	return &Controller{
 		tools: t, applier: applier{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},
-		bootID: c.BootID, reader: c.Reader, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
+		bootID: c.BootID, reader: c.Reader, writer: c.Status,
 		nodes: c.Nodes, rebooter: c.Rebooter, driver: c.Driver, resync: c.Resync,
 	}
 }
@@ -201,7 +208,7 @@ func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	closed := c.hardware.Close()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
-	reported := c.report(ctx, node, r)
+	later, reported := c.report(ctx, node, r)
 	c.health.set(errors.Join(r.failed, closed, reported))
 	if _, waits := errors.AsType[*driver.Missing](r.failed); waits && errors.Join(closed, reported) == nil {
 		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil
@@ -211,6 +218,9 @@ func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	}
 	if r.outcome.reboot.now {
 		return reconcile.Result{RequeueAfter: c.resync}, c.restart(ctx, node, r)
+	}
+	if later {
+		return reconcile.Result{RequeueAfter: min(ackDelay, c.resync)}, nil
 	}
 	if r.outcome.waiting() || lingers(r.observed.devices) {
 		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil

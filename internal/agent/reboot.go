@@ -114,7 +114,7 @@ func (c *Controller) restart(ctx context.Context, node *v1alpha1.GPUNode, r repo
 		return nil
 	}
 	r.outcome.reboot = reboot{failed: err}
-	if reported := c.report(ctx, node, r); reported != nil {
+	if _, reported := c.report(ctx, node, r); reported != nil {
 		return reported
 	}
 	return err

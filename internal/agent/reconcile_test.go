@@ -7,17 +7,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -44,6 +47,7 @@ func TestReconcile(t *testing.T) {
 		"sets a time slice once the former one is recorded, and again":       setsTimeSlice,
 		"is stalled by a time slice that the driver does not have":           noTimeSlice,
 		"leaves a time slice that another program keeps changing":            leavesTimeSlice,
+		"tells with the configuration that it has seen a spec":               tellsOnce,
 		"reads no time slice for which nobody asks":                          readsNoTimeSlice,
 		"finishes a GPU instance that a crash left without compute instance": finishesPartial,
 		"rolls back a GPU on which a step failed":                            rollsBack,
@@ -110,6 +114,61 @@ func reportsWithoutPolicy(s scenario) {
 	n.Expect(t4.MIGCapable).To(gomega.BeFalse())
 	n.Expect(t4.Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
 	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two reconciles")
+}
+
+// tellsOnce: a spec that changes nothing on the GPUs is acknowledged with the report on its configuration, and without one after a while.
+func tellsOnce(s scenario) {
+	n := s.node("", sim.T4)
+	proc := programs{T: s.T, dir: s.TempDir()}
+	root, err := os.OpenRoot(proc.dir)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	s.Cleanup(func() { _ = root.Close() })
+	proc.start(10, pluginPod, "config-manager", environ)
+	configs := agent.NewConfigReporter(n.name, n.client(), n.status, host.NewProc(root), host.NewProc(root),
+		host.Kubelet{Host: proc.dir, Folder: "/kubelet"}, n.clock)
+	look := func() {
+		_, err := configs.Reconcile(s.Context(), n.get())
+		n.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	seen := func() int64 {
+		return meta.FindStatusCondition(n.get().Status.Conditions, v1alpha1.ConditionApplied).ObservedGeneration
+	}
+	request := func(key string) {
+		n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", ConfigName: key, ChangeTime: metav1.NewTime(n.clock.Now())})
+	}
+	request("first")
+	proc.project(pluginPod, "first")
+	n.settle()
+	look()
+
+	request("second")
+	writes, before := n.writes, seen()
+	_, err = n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	look()
+	n.Expect(n.writes).To(gomega.Equal(writes), "the configuration is on its way")
+	proc.project(pluginPod, "second")
+	look()
+	n.Expect(n.writes).To(gomega.Equal(writes + 1))
+	n.Expect(n.get().Status.Config.Name).To(gomega.Equal("second"))
+	n.Expect(seen()).To(gomega.Equal(n.get().Generation))
+	n.Expect(seen()).To(gomega.BeNumerically(">", before))
+
+	request("third")
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.writes).To(gomega.Equal(writes + 1))
+	<-n.clock.After(result.RequeueAfter)
+	_, err = n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.writes).To(gomega.Equal(writes+2), "no configuration comes, and the controller must know all the same that the spec was seen")
+	n.Expect(seen()).To(gomega.Equal(n.get().Generation))
+
+	request("fourth")
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 7, Name: "python", Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	_, err = n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.writes).To(gomega.Equal(writes+3), "news does not wait")
 }
 
 func partitionsIdle(s scenario) {

@@ -11,16 +11,13 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // report is what a reconcile found and did.
@@ -32,27 +29,21 @@ type report struct {
 	aside    bool // the driver was left closed, for NVIDIA's mig-manager
 }
 
-// report writes the status, if it changed. A node that is gone needs none.
-func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r report) error {
-	configuration, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](c.status(node, r))
-	if err != nil {
-		return err
+// report writes the status, if it changed. waits is true if it is to be written with what the ConfigReporter finds, for which it waits no
+// longer than ackDelay after the spec was first seen.
+func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r report) (waits bool, err error) {
+	if c.seen.generation != node.Generation {
+		c.seen.generation, c.seen.at = node.Generation, c.clock.Now()
 	}
-	want := ac.GPUNode(node.Name).WithStatus(configuration)
-	_, err = ssa.ApplyStatus(ctx, c.owner, node, want, ac.ExtractGPUNodeStatus)
-	if err := client.IgnoreNotFound(err); err != nil {
-		return fmt.Errorf("reporting: %w", err)
-	}
-	return nil
+	set := func(part v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus { return c.status(part, node, r) }
+	return c.writer.change(ctx, node, set, func(was, is v1alpha1.GPUNodeStatus) bool {
+		return ackOnly(was, is) && configDue(node, is) && c.clock.Since(c.seen.at) < ackDelay
+	})
 }
 
-// status is all that the agent reports after a reconcile. Without an observation it holds the devices last seen: what
-// an apply leaves out, it deletes.
-func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
-	status := *node.Status.DeepCopy()
-	status.Config = v1alpha1.ConfigStatus{}                                 // is the ConfigReporter's
-	status.Rollout, status.ObservedGeneration = v1alpha1.RolloutStatus{}, 0 // are the controller's
-	status.MemoryPressure, status.MemoryEvictions = nil, nil                // are the MemoryGuard's and the controller's
+// status is all that the agent reports after a reconcile beside what it reported before. Without an observation it holds the devices last
+// seen.
+func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	if r.failed == nil && !r.aside {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, plan.Reported(r.observed.devices)
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
@@ -62,7 +53,7 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	}
 	able := c.rebooter.Able()
 	status.CanReboot = able == nil
-	conditions, now := own(status.Conditions), c.clock.Now()
+	conditions, now := status.Conditions, c.clock.Now()
 	set := func(s metav1.Condition) {
 		s.ObservedGeneration = node.Generation
 		conditions = condition.Set(conditions, s, now)

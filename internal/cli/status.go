@@ -18,7 +18,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -247,7 +246,7 @@ func profilesOf(n *cluster.Node) []string {
 		}
 		said[d.Product] = true
 		var profiles []string
-		for _, p := range mig.SmallestFirst(d.Profiles) {
+		for _, p := range d.SmallestFirst() {
 			profiles = append(profiles, fmt.Sprintf("%d × %s", p.Max, p.Name))
 		}
 		lines = append(lines, d.Product+": "+strings.Join(profiles, ", "))

@@ -6,9 +6,11 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -323,6 +325,13 @@ func (d Device) ComputeSlices() int {
 		slices = max(slices, p.Slices)
 	}
 	return slices
+}
+
+// SmallestFirst are the MIG profiles of a GPU in the order in which a user looks for one.
+func (d Device) SmallestFirst() []Profile {
+	return slices.SortedFunc(slices.Values(d.Profiles), func(a, b Profile) int {
+		return cmp.Or(cmp.Compare(a.Slices, b.Slices), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 // Profile finds a profile by its exact name.

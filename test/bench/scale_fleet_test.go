@@ -25,11 +25,12 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -43,10 +44,11 @@ const workers = 16
 // plugin as the API server sees of them when the replicas of a GPU change. test/nodesim plays them better, and would
 // take more of the machine than what is to be measured.
 type fleet struct {
-	client client.Client
-	cache  cache.Cache
-	agents map[string]*agent.Controller
-	names  []string
+	client   client.Client
+	cache    cache.Cache
+	agents   map[string]*agent.Controller
+	programs map[string]*nvidiaPrograms
+	names    []string
 
 	mu     sync.Mutex
 	failed error
@@ -59,7 +61,7 @@ func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fle
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	view := mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{}))
-	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}, wants: map[string]string{}}
+	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}, programs: map[string]*nvidiaPrograms{}, wants: map[string]string{}}
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)
 		models := make([]sim.Model, gpusPerNode)
@@ -67,9 +69,12 @@ func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fle
 			models[g] = sim.A100
 		}
 		f.names = append(f.names, name)
+		status := agent.NewStatusWriter(c)
+		f.programs[name] = &nvidiaPrograms{}
+		f.programs[name].reporter = agent.NewConfigReporter(name, c, status, f.programs[name], f.programs[name], f.programs[name], clock.RealClock{})
 		f.agents[name] = agent.New(agent.Config{
 			Node: name, BootID: "boot", Client: c, Hardware: sim.New(models...), MPS: view, Clock: clock.RealClock{},
-			Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Hour,
+			Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Hour, Status: status,
 		})
 	}
 	return f
@@ -247,8 +252,8 @@ func (f *fleet) project(ctx context.Context, name string) error {
 	if err := f.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	config := ac.ConfigStatus().WithName(node.Spec.ConfigName).WithChangeTime(node.Spec.ChangeTime)
-	for _, app := range []string{appDevicePlugin, appFeatureDiscovery} {
+	pods := [...]string{"", ""}
+	for i, app := range []string{appDevicePlugin, appFeatureDiscovery} {
 		pod := &corev1.Pod{}
 		if err := f.cache.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: app + "-" + name}, pod); err != nil {
 			return client.IgnoreNotFound(err)
@@ -256,19 +261,38 @@ func (f *fleet) project(ctx context.Context, name string) error {
 		if key, _, _ := strings.Cut(pod.Annotations[v1alpha1.AnnotationSync], "@"); key == "" || key != node.Spec.ConfigName {
 			return nil
 		}
-		config.WithPodUIDs(string(pod.UID))
+		pods[i] = string(pod.UID)
 	}
-	report := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
-	shown := node.Spec.ConfigName + node.Spec.ChangeTime.String()
-	if f.told(name) == shown { // which the cache may not show yet
+	want := node.Spec.ConfigName + node.Spec.ChangeTime.String()
+	if f.told(name) == want { // which the cache may not show yet
 		return nil
 	}
-	err := f.client.Status().Apply(ctx, report, client.FieldOwner(agent.FieldManager+"-config"), client.ForceOwnership)
+	_, err := f.programs[name].report(ctx, node, pods)
 	if err == nil {
-		f.tell(name, shown)
+		f.tell(name, want)
 	}
 	return err
 }
+
+// nvidiaPrograms is what the agent of a node finds of NVIDIA's programs: that each of two pods has a config-manager, which sees the desired key.
+type nvidiaPrograms struct {
+	mu       sync.Mutex
+	pods     [2]string
+	reporter *agent.ConfigReporter
+}
+
+func (s *nvidiaPrograms) report(ctx context.Context, node *v1alpha1.GPUNode, pods [2]string) (reconcile.Result, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods = pods
+	return s.reporter.Reconcile(ctx, node)
+}
+
+func (s *nvidiaPrograms) Running(string) ([]int, error)     { return []int{0, 1}, nil }
+func (s *nvidiaPrograms) Environment(int) map[string]string { return nil }
+func (s *nvidiaPrograms) Privileged(int) bool               { return true }
+func (s *nvidiaPrograms) Projected(string, string) bool     { return true }
+func (s *nvidiaPrograms) Describe(pid int) (p host.Process) { p.PodUID = s.pods[pid]; return p }
 
 // told is the desired state of a node of which its agent has reported that all see its key.
 func (f *fleet) told(node string) string {

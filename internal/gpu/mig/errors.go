@@ -30,25 +30,10 @@ func (e *ProfileError) Error() string {
 		return fmt.Sprintf("%s has no MIG profile %s: the driver lists none while MIG mode is off", e.Device, e.Name)
 	}
 	names := make([]string, 0, len(e.Device.Profiles))
-	for _, p := range SmallestFirst(e.Device.Profiles) {
+	for _, p := range e.Device.SmallestFirst() {
 		names = append(names, p.Name)
 	}
 	return fmt.Sprintf("%s has no MIG profile %s; it has %s", e.Device, e.Name, strings.Join(names, ", "))
-}
-
-// SmallestFirst are the profiles in the order in which a user looks for one.
-func SmallestFirst(profiles []gpu.Profile) []gpu.Profile {
-	return slices.SortedFunc(slices.Values(profiles), smallestFirst)
-}
-
-func smallestFirst(a, b gpu.Profile) int {
-	if a.Slices != b.Slices {
-		return a.Slices - b.Slices
-	}
-	if a.Size != b.Size {
-		return a.Size - b.Size
-	}
-	return strings.Compare(a.Name, b.Name)
 }
 
 // FitError is a set of instances that does not fit on a GPU, even on the empty one.
