@@ -6,6 +6,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -124,6 +125,7 @@ func measureScale(t *testing.T, program string, nodes int, steady time.Duration)
 	})
 	s.say("nothing changes: CPU %s in %s, %v", f.quiet.cpu, steady, f.quiet.writes)
 	f.resident, f.atMost = s.memory()
+	f.size = s.size()
 	s.say("resident %s, at most %s, at first %s", mebibytes(f.resident), mebibytes(f.atMost), mebibytes(f.residentBefore))
 	f.floor = s.measure(func() { s.byHand(config) })
 	s.say("the floor: %s, %v", seconds(f.floor.wall), f.floor.writes)
@@ -256,11 +258,15 @@ func (s *scaled) settle() {
 
 // measure does something and says what it cost, with what follows it.
 func (s *scaled) measure(do func()) cost {
-	writes, specs, cpu, start := s.writes(), s.specs(), s.cpu(), time.Now()
+	specs, cpu := s.specs(), s.cpu()
+	writes, server := s.serverMetrics()
+	start := time.Now()
 	do()
 	c := cost{wall: time.Since(start)}
 	s.settle()
-	c.cpu, c.writes = s.cpu()-cpu, s.writes()
+	c.cpu = s.cpu() - cpu
+	c.writes, c.server = s.serverMetrics()
+	c.server -= server
 	c.writes[kindSpec] = s.specs() - specs
 	c.writes[kindRecord] -= c.writes[kindSpec]
 	for kind, before := range writes {
@@ -300,16 +306,27 @@ var requestTotal = regexp.MustCompile(`^apiserver_request_total\{(.*)\} ([0-9.e+
 
 // writes are those that the API server has served since it started, by kind.
 func (s *scaled) writes() map[string]int {
+	writes, _ := s.serverMetrics()
+	return writes
+}
+
+// serverMetrics are the writes that the API server has served since it started, by kind, and how long it has computed.
+func (s *scaled) serverMetrics() (writes map[string]int, cpu time.Duration) {
 	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, strings.TrimSuffix(s.cluster.Config.Host, "/")+"/metrics", http.NoBody)
 	s.Expect(err).NotTo(HaveOccurred())
 	answer, err := s.http.Do(request)
 	s.Expect(err).NotTo(HaveOccurred())
 	defer func() { _ = answer.Body.Close() }()
 	s.Expect(answer.StatusCode).To(Equal(http.StatusOK))
-	writes := map[string]int{}
+	writes = map[string]int{}
 	lines := bufio.NewScanner(answer.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
+		if seconds, is := strings.CutPrefix(lines.Text(), "process_cpu_seconds_total "); is {
+			n, err := strconv.ParseFloat(seconds, 64)
+			s.Expect(err).NotTo(HaveOccurred())
+			cpu = time.Duration(n * float64(time.Second))
+		}
 		found := requestTotal.FindStringSubmatch(lines.Text())
 		if found == nil {
 			continue
@@ -333,7 +350,19 @@ func (s *scaled) writes() map[string]int {
 		}
 		writes[what] += int(n)
 	}
-	return writes
+	return writes, cpu
+}
+
+// size is how many bytes of JSON a GPUNode has, on average.
+func (s *scaled) size() (bytes int) {
+	nodes := &v1alpha1.GPUNodeList{}
+	s.Expect(s.fleet.client.List(s.t.Context(), nodes)).To(Succeed())
+	for i := range nodes.Items {
+		data, err := json.Marshal(&nodes.Items[i])
+		s.Expect(err).NotTo(HaveOccurred())
+		bytes += len(data)
+	}
+	return bytes / len(nodes.Items)
 }
 
 // cpu is how long the controller has computed.

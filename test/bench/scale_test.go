@@ -33,10 +33,8 @@ const gpusPerNode = 8
 // The published bounds of the controller; resident memory and the share of a core up to 1,000 nodes. The other figures
 // hang on the machine, and are printed only.
 const (
-	specWritesBound = 1 // per changed node
-	// Of a GPUNode, by agent and controller: for the desired state, for its key, while the change goes on, and when it
-	// is verified. A leaner GPUNode lowers it.
-	statusWritesBound = 4
+	specWritesBound   = 1 // per changed node
+	statusWritesBound = 2 // of a GPUNode: by the agent, that it has seen the spec and its key, and by the controller, that it is verified
 	residentAt1000    = 128 << 20
 	residentPerNode   = 60 << 10
 	steadyShareBound  = 0.01
@@ -79,6 +77,7 @@ type scaleFigures struct {
 	floor               cost
 	resident, atMost    int64 // bytes
 	residentBefore      int64 // before there was a node
+	size                int   // of a GPUNode, in bytes of JSON
 	quietFor            time.Duration
 	firstPolicy, coming time.Duration
 }
@@ -86,6 +85,7 @@ type scaleFigures struct {
 // cost is what a change cost.
 type cost struct {
 	wall, cpu time.Duration // cpu is the controller's
+	server    time.Duration // CPU of the API server
 	writes    map[string]int
 }
 
@@ -146,6 +146,11 @@ func printScale(all []scaleFigures) {
 	line("… CPU of the controller for each node", func(f scaleFigures) string {
 		return (f.all.cpu / time.Duration(f.nodes)).Round(time.Microsecond).String()
 	})
+	line("… CPU of the API server for each node; of the floor", func(f scaleFigures) string {
+		each := func(c cost) time.Duration { return (c.server / time.Duration(f.nodes)).Round(100 * time.Microsecond) }
+		return fmt.Sprintf("%s; %s", each(f.all), each(f.floor))
+	})
+	line("size of a GPUNode", func(f scaleFigures) string { return fmt.Sprintf("%.1f KB", float64(f.size)/1000) })
 	line("one node among them: until it is Ready", func(f scaleFigures) string { return seconds(f.one.wall) })
 	line("… writes", func(f scaleFigures) string { return strconv.Itoa(f.one.total()) })
 	line("… CPU of the controller", func(f scaleFigures) string { return f.one.cpu.Round(time.Millisecond).String() })
