@@ -25,8 +25,8 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1855},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2177},
+	{"KB of Go in internal, without tests", 1861},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2182},
 	{"KB of tests and of test", 3770},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
@@ -36,7 +36,7 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 7400},
+	{"words of docs/dev", 7420},
 	{"words of other docs that are written by hand", 43400},
 	{"words of README.md", 2480},
 }

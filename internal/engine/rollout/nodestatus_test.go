@@ -191,3 +191,36 @@ func TestAStepThatTakesLongIsReported(t *testing.T) {
 	c.steps(40)
 	g.Expect(h.ready()).To(And(HaveField("Status", metav1.ConditionFalse), HaveField("Reason", v1alpha1.ReasonVerifying)))
 }
+
+// TestOthersAreNotReportedWhileOneGoesFirst: that all other nodes wait for the first one is told of each of them once it takes longer than
+// a report is worth. Until then the policy's counts tell it.
+func TestOthersAreNotReportedWhileOneGoesFirst(t *testing.T) {
+	for name, firstWorks := range map[string]bool{"the first is soon done": true, "the first takes long": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			for _, node := range []string{"a", "b", "c"} {
+				c.add(node, sim.T4)
+			}
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), unavailable("100%"))}
+			c.run(60)
+			g.Expect(c.ready()).To(Equal(3))
+			c.hosts["a"].broken = func(cluster.Snapshot) bool { return !firstWorks }
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
+			reports := c.writes["action.Report"]
+
+			began := c.Now
+			for c.hosts["b"].ready().Reason != v1alpha1.ReasonWaitingForFirst && c.Now.Sub(began) < 2*time.Minute {
+				c.reconcile()
+				c.tick(time.Second)
+			}
+			if firstWorks {
+				g.Expect(c.ready()).To(Equal(3))
+				g.Expect(c.writes["action.Report"]).To(Equal(reports+3), "one report of each node: that it is done")
+				return
+			}
+			g.Expect(c.Now.Sub(began)).To(And(BeNumerically(">", 25*time.Second), BeNumerically("<", time.Minute)))
+			g.Expect(c.hosts["c"].ready().Reason).To(Equal(v1alpha1.ReasonWaitingForFirst))
+		})
+	}
+}
