@@ -21,7 +21,7 @@ import (
 // listTimeout bounds a run of nvidia-smi -L, which takes seconds for each GPU that nothing has open.
 const listTimeout = time.Minute
 
-// Nodes keeps the device nodes of MIG instances in the driver's dev, and the CDI specification that lists them for
+// DeviceNodes keeps the device nodes of MIG instances in the driver's dev, and the CDI specification that lists them for
 // NVIDIA's own pods. The kernel makes neither, and where CDI is on no component of NVIDIA's makes them but mig-manager.
 type DeviceNodes struct {
 	node   Node

@@ -10,7 +10,7 @@ type Stack string
 const (
 	// DevicePlugin is NVIDIA's device plugin, or nothing as yet.
 	DevicePlugin Stack = "DevicePlugin"
-	// Driver is NVIDIA's DRA driver, alone.
+	// DRADriver is NVIDIA's DRA driver, alone.
 	DRADriver Stack = "DRA"
 	// Both means that each of them offers the GPUs, and gives them to pods of which the other knows nothing. The
 	// operator changes nothing on such a node.
