@@ -6,7 +6,6 @@ package host
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -24,12 +23,6 @@ type Trimmer interface {
 	// of files that were removed and that a process still has open, for which it looks through all processes.
 	Trim(folder string, bytes int64, entries int, thorough bool) (held int64, err error)
 }
-
-// smallFile is how large a file may be, in bytes, to stay in a folder that is trimmed: one with a PID, or a lock.
-const smallFile = 4 << 10
-
-// maxEmptied bounds how many entries one call removes: a container may make new ones all the time.
-const maxEmptied = 1 << 14
 
 // Trim implements Trimmer. Of files that were removed only the kernel knows, by the mount of the process.
 func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (held int64, err error) {
@@ -60,7 +53,7 @@ func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (hel
 	for _, f := range removed {
 		errs = append(errs, f.empty(p.root.Name()))
 	}
-	errs = append(errs, empty(root, there.entries > entries))
+	errs = append(errs, empty(root, trimmed(there.entries > entries)))
 	return held, errors.Join(errs...)
 }
 
@@ -103,45 +96,6 @@ func weigh(root *os.Root, folder string, most int) weight {
 		}
 	}
 	return sum
-}
-
-// empty removes folders and files: large ones only, unless all.
-func empty(root *os.Root, all bool) error {
-	f, err := root.Open(".")
-	if err != nil {
-		return fmt.Errorf("emptying %s: %w", root.Name(), err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	var errs []error
-	for seen := 0; ; {
-		found, err := f.ReadDir(256)
-		for _, entry := range found {
-			info, err := entry.Info()
-			switch {
-			case err != nil, !entry.IsDir() && info.Mode()&(fs.ModeSocket|fs.ModeNamedPipe) != 0:
-				continue
-			case info.Mode().IsRegular() && info.Size() <= smallFile && !all:
-				continue
-			case info.Mode().IsRegular():
-				errs = append(errs, truncateIn(root, entry.Name())) // a process may have it open
-			}
-			errs = append(errs, root.RemoveAll(entry.Name()))
-		}
-		if seen += len(found); errors.Is(err, io.EOF) || len(found) == 0 || seen > maxEmptied {
-			return errors.Join(errs...)
-		}
-	}
-}
-
-func truncateIn(root *os.Root, name string) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("emptying %s: %w", filepath.Join(root.Name(), name), err)
-	}
-	return f.Close()
 }
 
 // maxRemoved bounds how many removed files are held at once, and maxClosing how many descriptors may be on their way to
