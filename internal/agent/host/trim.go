@@ -130,27 +130,33 @@ func (p *Proc) removed(folder string) ([]removedFile, error) {
 	return files, nil
 }
 
-func (p *Proc) removedOf(pid int, folder string, most int) []removedFile {
+func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile) {
 	dir := strconv.Itoa(pid)
 	ids := p.mountIDs(dir, folder)
-	descriptors, err := fs.ReadDir(p.root.FS(), path.Join(dir, "fd"))
+	descriptors, err := p.root.Open(path.Join(dir, "fd"))
 	if err != nil {
 		return nil // the process is gone
 	}
+	defer descriptors.Close() //nolint:errcheck // only read
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil
 	}
 	defer unix.Close(process) //nolint:errcheck // only looked at
-	var files []removedFile
-	for _, descriptor := range descriptors {
-		target, err := p.root.Readlink(path.Join(dir, "fd", descriptor.Name()))
-		number, notNumber := strconv.Atoi(descriptor.Name())
-		if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
-			continue
+	for len(files) < most {
+		names, _ := descriptors.Readdirnames(1024) // a process may have a million
+		for _, name := range names {
+			target, err := p.root.Readlink(path.Join(dir, "fd", name))
+			number, notNumber := strconv.Atoi(name)
+			if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
+				continue
+			}
+			if f, ok := p.held(process, number, ids); ok {
+				files = append(files, f)
+			}
 		}
-		if f, ok := p.held(process, number, ids); ok {
-			files = append(files, f)
+		if len(names) == 0 {
+			break
 		}
 	}
 	return files
@@ -198,7 +204,7 @@ func (p *Proc) mountIDs(dir, folder string) map[string]bool {
 
 // mountOf is the number of the mount through which a process has opened a file; empty if it is not known.
 func (p *Proc) mountOf(dir, fd string) string {
-	info, err := p.root.ReadFile(path.Join(dir, "fdinfo", fd))
+	info, err := p.read(path.Join(dir, "fdinfo", fd), maxStatus)
 	if err != nil {
 		return ""
 	}
