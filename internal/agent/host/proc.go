@@ -40,7 +40,7 @@ func (p *Proc) read(name string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names the file
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()                            //nolint:errcheck // only read
 	return io.ReadAll(io.LimitReader(f, most)) //nolint:wrapcheck // likewise
 }
 

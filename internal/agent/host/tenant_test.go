@@ -199,7 +199,7 @@ func TestAProcessIsNotReadWithoutEnd(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			look()
 			runtime.ReadMemStats(&after)
-			gomega.NewWithT(t).Expect(after.TotalAlloc-before.TotalAlloc).To(gomega.BeNumerically("<", endless/4))
+			gomega.NewWithT(t).Expect(after.TotalAlloc - before.TotalAlloc).To(gomega.BeNumerically("<", endless/4))
 		})
 	}
 }

@@ -39,12 +39,12 @@ func isMischief(pipe string) bool {
 
 const mebibyte = 1 << 20
 
-// fill writes a GiB into a folder, 50 MiB a second: files that stay, files that are removed and still open, and a folder
-// in a folder in a folder.
+// fill writes 256 MiB into a folder, in five seconds: files that stay, files that are removed and still open, and a
+// folder in a folder in a folder.
 func fill(folder string) {
 	page := make([]byte, mebibyte)
 	deep := filepath.Join(folder, "deep")
-	for i := range 1024 {
+	for i := range 256 {
 		path := filepath.Join(folder, fmt.Sprint("full-", i))
 		if i%8 == 0 {
 			deep = filepath.Join(deep, "er")
