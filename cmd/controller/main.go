@@ -36,6 +36,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/memoryguard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
 
@@ -98,6 +99,7 @@ func newManager(f flags) (manager.Manager, error) {
 	}
 	config.UserAgent = name
 	config.QPS = -1 // the API server's priority and fairness paces clients
+	config.Wrap(drain.AtOnce)
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ package agent_test
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -52,7 +53,7 @@ func TestManager(t *testing.T) {
 	watched := &observations{Hardware: hardware}
 	kubelet := &allocations{}
 	var root atomic.Uint64 // the inode of the driver's root
-	startAgent(t, cluster, "node-a", watched, kubelet, func() (driver.Driver, error) {
+	mpsRoot := startAgent(t, cluster, "node-a", watched, kubelet, func() (driver.Driver, error) {
 		return driver.Driver{Identity: driver.Identity{Root: host.FileID{Inode: root.Load()}}}, nil
 	})
 	for _, name := range []string{"node-a", "node-b"} {
@@ -89,11 +90,19 @@ func TestManager(t *testing.T) {
 	before = watched.count.Load()
 	root.Store(2)
 	g.Eventually(watched.count.Load, "20s").Should(gomega.BeNumerically(">", before), "another driver wakes it")
+
+	g.Expect(os.MkdirAll(filepath.Join(mpsRoot, "nvidia.com/gpu"), 0o755)).To(gomega.Succeed())
+	for _, recorded := range []string{"", `, "error": "it does not answer"`, ""} {
+		before = watched.count.Load()
+		g.Expect(os.WriteFile(filepath.Join(mpsRoot, "nvidia.com/gpu", ".gpusharing.json"),
+			[]byte(`{"daemon": {"Resource": "nvidia.com/gpu"}, "applied": true`+recorded+"}"), 0o600)).To(gomega.Succeed())
+		g.Eventually(watched.count.Load, "20s").Should(gomega.BeNumerically(">", before), "and an MPS daemon that fails, or does no longer")
+	}
 }
 
 func startAgent(
 	t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware, kubelet agent.Allocations, find func() (driver.Driver, error),
-) {
+) (mpsRoot string) {
 	t.Helper()
 	g := gomega.NewWithT(t)
 	mgr, err := manager.New(rest.CopyConfig(cluster.Config), manager.Options{
@@ -117,6 +126,7 @@ func startAgent(
 		stop()
 		g.Expect(<-done).To(gomega.Succeed())
 	})
+	return root.Name()
 }
 
 // BenchmarkUnchangedReconcile is a reconcile with nothing changed on a node of eight GPUs: no API request, no write to

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
 // nodePoll is how often the kubelet is asked whether its allocations changed, and the driver looked for: a question
@@ -22,18 +23,19 @@ import (
 const nodePoll = 3 * time.Second
 
 // watchNode asks for a reconcile whenever the kubelet's allocations change, or which pods MPS keeps waiting or lets run
-// with former limits, or whenever the driver comes, goes or is another. While the kubelet cannot be asked nothing is
+// with former limits, or whether one of its daemons fails, or whenever the driver comes, goes or is another. While the kubelet cannot be asked nothing is
 // sent: the next reconcile says so.
 func (c *Controller) watchNode(ctx context.Context, changes chan<- event.GenericEvent) error {
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: c.node}}
 	var last []Allocation
 	var lastUse []v1alpha1.MPSStatus
+	var failed []string
 	lastDriver := c.identity()
 	for {
 		use, err := c.mps.Recorded()
-		changed := err == nil && !sameUse(mpsStatus(use), lastUse)
+		changed := err == nil && (!sameUse(mpsStatus(use), lastUse) || !slices.Equal(failing(use), failed))
 		if changed {
-			lastUse = mpsStatus(use)
+			lastUse, failed = mpsStatus(use), failing(use)
 		}
 		if now, err := c.allocations.List(ctx); err == nil {
 			slices.SortFunc(now, byDevice)
@@ -56,6 +58,16 @@ func (c *Controller) watchNode(ctx context.Context, changes chan<- event.Generic
 		case <-c.clock.After(nodePoll):
 		}
 	}
+}
+
+// failing are the resources whose daemons fail. Why they do so may be put in other words each time.
+func failing(recorded []mps.Serving) (resources []string) {
+	for _, s := range recorded {
+		if s.Failing {
+			resources = append(resources, s.Resource)
+		}
+	}
+	return resources
 }
 
 // identity is that of the driver which the node has; zero if it has none.

@@ -13,10 +13,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
 // workloadImage is that of users' pods.
 const workloadImage = "example.com/workload:e2e"
+
+// mpsServerProgram and mpsControlProgram are users' programs in that image, with the names of NVIDIA's.
+const mpsServerProgram, mpsControlProgram = "/" + simdriver.MPSServerName, "/nvidia-cuda-mps-control"
 
 func pauseImage() image.Image {
 	return image.Image{
@@ -30,6 +34,8 @@ func images(ctx context.Context) []image.Image {
 	workload := image.Image{
 		Name: workloadImage, Entrypoint: []string{"/workload"}, User: "65532:65532",
 		Files: map[string]string{"/workload": filepath.Join(bin, "workload")},
+		// The names by which NVIDIA's programs are known: a user's image may have them too.
+		Links: map[string]string{mpsServerProgram: "/workload", mpsControlProgram: "/workload"},
 	}
 	operand := image.Image{
 		Name: gpuoperator.ClientImage, Files: map[string]string{"/nvidia-operand": filepath.Join(bin, "nvidia-operand")},

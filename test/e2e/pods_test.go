@@ -142,9 +142,17 @@ func expectRunning(ctx context.Context, name string) given {
 		}
 		g.Expect(pod.Status.Phase).To(Equal(corev1.PodRunning), "%s", state(pod))
 	}).WithContext(ctx).Should(Succeed())
-	var got given
+	return givenTo(ctx, client.ObjectKeyFromObject(pod))
+}
+
+// givenTo waits until the program in the first container of a pod says what it got.
+func givenTo(ctx context.Context, key client.ObjectKey) (got given) {
+	GinkgoHelper()
 	Eventually(func(g Gomega) {
-		log, err := machine.Client.CoreV1().Pods(users).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+		pod := &corev1.Pod{}
+		g.Expect(kube.Get(ctx, key, pod)).To(Succeed())
+		of := &corev1.PodLogOptions{Container: pod.Spec.Containers[0].Name}
+		log, err := machine.Client.CoreV1().Pods(key.Namespace).GetLogs(key.Name, of).DoRaw(ctx)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(json.NewDecoder(bytes.NewReader(log)).Decode(&got)).To(Succeed(), "%s", log)
 	}).WithContext(ctx).Should(Succeed())

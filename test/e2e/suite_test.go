@@ -102,6 +102,7 @@ var _ = Describe("On a real node", func() {
 	openSpecs()
 	switchSpecs()
 	upgradeSpecs()
+	tenantSpecs()
 	variantSpecs()
 	safetySpecs()
 	prioritySpecs()

@@ -289,11 +289,17 @@ func useByMPS(ctx context.Context, name string, bytes int64) {
 // process is the number of the program in the one container of a user's pod.
 func process(ctx context.Context, name string) (pid int) {
 	GinkgoHelper()
+	return processOf(ctx, client.ObjectKey{Namespace: users, Name: name})
+}
+
+// processOf is the number of the program in the first container of a pod.
+func processOf(ctx context.Context, key client.ObjectKey) (pid int) {
+	GinkgoHelper()
 	Eventually(func(g Gomega) {
 		pod := &corev1.Pod{}
-		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
-		g.Expect(pod.Status.ContainerStatuses).To(HaveLen(1))
-		_, container, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
+		g.Expect(kube.Get(ctx, key, pod)).To(Succeed())
+		g.Expect(pod.Status.ContainerStatuses).NotTo(BeEmpty())
+		_, container, _ := strings.Cut(statusOfContainer(pod, pod.Spec.Containers[0].Name).ContainerID, "://")
 		g.Expect(container).NotTo(BeEmpty())
 		found, err := filepath.Glob("/proc/[0-9]*/cgroup")
 		g.Expect(err).NotTo(HaveOccurred())
@@ -308,6 +314,16 @@ func process(ctx context.Context, name string) (pid int) {
 		g.Expect(found).To(BeEmpty(), "no process is in the cgroup of container %s", container)
 	}).WithContext(ctx).Should(Succeed())
 	return pid
+}
+
+// statusOfContainer is the status of a container of a pod; empty if it has none yet.
+func statusOfContainer(pod *corev1.Pod, name string) corev1.ContainerStatus {
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.Name == name {
+			return c
+		}
+	}
+	return corev1.ContainerStatus{}
 }
 
 // pressure is what the policy says of memory; empty: nothing.

@@ -22,7 +22,7 @@ type Ender interface {
 
 // Arguments implements Ender.
 func (p *Proc) Arguments(pid int) []string {
-	cmdline, err := p.root.ReadFile(path.Join(strconv.Itoa(pid), "cmdline"))
+	cmdline, err := p.read(path.Join(strconv.Itoa(pid), "cmdline"), maxCommand)
 	if err != nil || len(cmdline) == 0 {
 		return nil
 	}

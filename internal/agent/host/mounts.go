@@ -5,7 +5,6 @@ package host
 
 import (
 	"fmt"
-	"io"
 	"io/fs"
 	"path"
 	"strconv"
@@ -37,13 +36,8 @@ func parseMounts(mountinfo string) []mount {
 const maxMountinfo = 1 << 20
 
 func (p *Proc) mountsOf(dir string) ([]mount, error) {
-	f, err := p.root.Open(path.Join(dir, "mountinfo"))
-	if err != nil {
-		return nil, err //nolint:wrapcheck // names the file
-	}
-	defer f.Close() //nolint:errcheck // only read
-	mountinfo, err := io.ReadAll(io.LimitReader(f, maxMountinfo))
-	return parseMounts(string(mountinfo)), err //nolint:wrapcheck // likewise
+	mountinfo, err := p.read(path.Join(dir, "mountinfo"), maxMountinfo)
+	return parseMounts(string(mountinfo)), err
 }
 
 // unescaped undoes what the kernel does to the characters that end a field.

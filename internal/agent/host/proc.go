@@ -5,6 +5,7 @@ package host
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"regexp"
@@ -25,11 +26,29 @@ type Proc struct {
 // NewProc reads the proc file system under root, such as /proc.
 func NewProc(root *os.Root) *Proc { return &Proc{root: root} }
 
+// How much is read of a file of a process, in bytes. What a process calls its arguments and its environment may have no
+// end: any may name terabytes of its own memory so (PR_SET_MM_MAP of prctl(2)), which costs it nothing.
+const (
+	maxCommand     = 64 << 10
+	maxEnvironment = 1 << 20
+	maxStatus      = 64 << 10
+)
+
+// read reads a file below /proc, no further than that.
+func (p *Proc) read(name string, most int64) ([]byte, error) {
+	f, err := p.root.Open(name)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // names the file
+	}
+	defer f.Close()                            //nolint:errcheck // only read
+	return io.ReadAll(io.LimitReader(f, most)) //nolint:wrapcheck // likewise
+}
+
 // Describe implements Processes.
 func (p *Proc) Describe(pid int) Process {
 	dir := strconv.Itoa(pid)
 	described := Process{Name: printable(p.name(dir)), HostPIDs: p.inOwnPIDs(dir)}
-	if cgroups, err := p.root.ReadFile(path.Join(dir, "cgroup")); err == nil {
+	if cgroups, err := p.read(path.Join(dir, "cgroup"), maxStatus); err == nil {
 		described.PodUID, described.ContainerID = parseCgroups(string(cgroups))
 	}
 	return described
@@ -52,7 +71,7 @@ func (p *Proc) name(dir string) string {
 	if program := p.program(dir); program != "" {
 		return program
 	}
-	comm, err := p.root.ReadFile(path.Join(dir, "comm"))
+	comm, err := p.read(path.Join(dir, "comm"), maxStatus)
 	if err != nil {
 		return ""
 	}

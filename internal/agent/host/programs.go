@@ -40,7 +40,7 @@ func (p *Proc) Running(program string) ([]int, error) {
 
 // program is the base name of the first argument of a process; empty for a kernel thread and one that is gone.
 func (p *Proc) program(dir string) string {
-	cmdline, err := p.root.ReadFile(path.Join(dir, "cmdline"))
+	cmdline, err := p.read(path.Join(dir, "cmdline"), maxCommand)
 	argument, _, _ := strings.Cut(string(cmdline), "\x00")
 	if err != nil || argument == "" {
 		return ""
@@ -51,7 +51,7 @@ func (p *Proc) program(dir string) string {
 // Environment implements Programs.
 func (p *Proc) Environment(pid int) map[string]string {
 	found := map[string]string{}
-	environ, _ := p.root.ReadFile(path.Join(strconv.Itoa(pid), "environ")) // one that is gone has none
+	environ, _ := p.read(path.Join(strconv.Itoa(pid), "environ"), maxEnvironment) // one that is gone has none
 	for pair := range strings.SplitSeq(string(environ), "\x00") {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			found[name] = value

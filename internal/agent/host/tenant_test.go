@@ -4,9 +4,11 @@
 package host_test
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -167,4 +169,37 @@ func TestPrivilegedIsWhoMayAdministerTheNode(t *testing.T) {
 	g.Expect(proc.Privileged(9)).To(gomega.BeFalse(), "any process has all capabilities in a user namespace of its own")
 	g.Expect(proc.Privileged(10)).To(gomega.BeFalse())
 	g.Expect(proc.Privileged(11)).To(gomega.BeFalse(), "one that is gone")
+}
+
+// TestAProcessIsNotReadWithoutEnd: any process may name terabytes of its own memory as its arguments and environment.
+func TestAProcessIsNotReadWithoutEnd(t *testing.T) {
+	dir := t.TempDir()
+	link(t, dir, map[string]string{"self": "7", "7/ns/pid": "pid:[1]", "7/ns/user": "user:[1]", "7/ns/mnt": "mnt:[1]", "7/root": "/"})
+	const endless = 256 << 20
+	for _, name := range []string{"cmdline", "environ", "comm", "status", "cgroup", "mountinfo"} {
+		file := filepath.Join(dir, "7", name)
+		if err := errors.Join(os.WriteFile(file, []byte("config-manager\x00A=B\x00"), 0o600), os.Truncate(file, endless)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	proc := host.NewProc(root)
+	for name, look := range map[string]func(){
+		"Describe": func() { proc.Describe(7) }, "Running": func() { _, _ = proc.Running("config-manager") },
+		"Environment": func() { proc.Environment(7) }, "Arguments": func() { proc.Arguments(7) }, "User": func() { proc.User(7) },
+		"WithVariable": func() { _, _ = proc.WithVariable("B") }, "Privileged": func() { proc.Privileged(7) },
+		"Mounted": func() { _, _ = proc.Mounted("/run/nvidia/mps") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			look()
+			runtime.ReadMemStats(&after)
+			gomega.NewWithT(t).Expect(after.TotalAlloc - before.TotalAlloc).To(gomega.BeNumerically("<", endless/4))
+		})
+	}
 }

@@ -6,7 +6,6 @@ package host
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -24,12 +23,6 @@ type Trimmer interface {
 	// of files that were removed and that a process still has open, for which it looks through all processes.
 	Trim(folder string, bytes int64, entries int, thorough bool) (held int64, err error)
 }
-
-// smallFile is how large a file may be, in bytes, to stay in a folder that is trimmed: one with a PID, or a lock.
-const smallFile = 4 << 10
-
-// maxEmptied bounds how many entries one call removes: a container may make new ones all the time.
-const maxEmptied = 1 << 14
 
 // Trim implements Trimmer. Of files that were removed only the kernel knows, by the mount of the process.
 func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (held int64, err error) {
@@ -60,7 +53,7 @@ func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (hel
 	for _, f := range removed {
 		errs = append(errs, f.empty(p.root.Name()))
 	}
-	errs = append(errs, empty(root, there.entries > entries))
+	errs = append(errs, empty(root, trimmed(there.entries > entries)))
 	return held, errors.Join(errs...)
 }
 
@@ -105,45 +98,6 @@ func weigh(root *os.Root, folder string, most int) weight {
 	return sum
 }
 
-// empty removes folders and files: large ones only, unless all.
-func empty(root *os.Root, all bool) error {
-	f, err := root.Open(".")
-	if err != nil {
-		return fmt.Errorf("emptying %s: %w", root.Name(), err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	var errs []error
-	for seen := 0; ; {
-		found, err := f.ReadDir(256)
-		for _, entry := range found {
-			info, err := entry.Info()
-			switch {
-			case err != nil, !entry.IsDir() && info.Mode()&(fs.ModeSocket|fs.ModeNamedPipe) != 0:
-				continue
-			case info.Mode().IsRegular() && info.Size() <= smallFile && !all:
-				continue
-			case info.Mode().IsRegular():
-				errs = append(errs, truncateIn(root, entry.Name())) // a process may have it open
-			}
-			errs = append(errs, root.RemoveAll(entry.Name()))
-		}
-		if seen += len(found); errors.Is(err, io.EOF) || len(found) == 0 || seen > maxEmptied {
-			return errors.Join(errs...)
-		}
-	}
-}
-
-func truncateIn(root *os.Root, name string) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("emptying %s: %w", filepath.Join(root.Name(), name), err)
-	}
-	return f.Close()
-}
-
 // maxRemoved bounds how many removed files are held at once, and maxClosing how many descriptors may be on their way to
 // be closed: to close one waits for the file system behind it.
 const maxRemoved, maxClosing = 256, 16
@@ -176,27 +130,33 @@ func (p *Proc) removed(folder string) ([]removedFile, error) {
 	return files, nil
 }
 
-func (p *Proc) removedOf(pid int, folder string, most int) []removedFile {
+func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile) {
 	dir := strconv.Itoa(pid)
 	ids := p.mountIDs(dir, folder)
-	descriptors, err := fs.ReadDir(p.root.FS(), path.Join(dir, "fd"))
+	descriptors, err := p.root.Open(path.Join(dir, "fd"))
 	if err != nil {
 		return nil // the process is gone
 	}
+	defer descriptors.Close() //nolint:errcheck // only read
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil
 	}
 	defer unix.Close(process) //nolint:errcheck // only looked at
-	var files []removedFile
-	for _, descriptor := range descriptors {
-		target, err := p.root.Readlink(path.Join(dir, "fd", descriptor.Name()))
-		number, notNumber := strconv.Atoi(descriptor.Name())
-		if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
-			continue
+	for len(files) < most {
+		names, _ := descriptors.Readdirnames(1024) // a process may have a million
+		for _, name := range names {
+			target, err := p.root.Readlink(path.Join(dir, "fd", name))
+			number, notNumber := strconv.Atoi(name)
+			if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
+				continue
+			}
+			if f, ok := p.held(process, number, ids); ok {
+				files = append(files, f)
+			}
 		}
-		if f, ok := p.held(process, number, ids); ok {
-			files = append(files, f)
+		if len(names) == 0 {
+			break
 		}
 	}
 	return files
@@ -244,7 +204,7 @@ func (p *Proc) mountIDs(dir, folder string) map[string]bool {
 
 // mountOf is the number of the mount through which a process has opened a file; empty if it is not known.
 func (p *Proc) mountOf(dir, fd string) string {
-	info, err := p.root.ReadFile(path.Join(dir, "fdinfo", fd))
+	info, err := p.read(path.Join(dir, "fdinfo", fd), maxStatus)
 	if err != nil {
 		return ""
 	}

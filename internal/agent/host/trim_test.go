@@ -90,3 +90,58 @@ func TestTrimGivesBackWhatATenantHasFilled(t *testing.T) {
 	g.Expect(left).To(gomega.HaveLen(1), "of too many entries only sockets stay")
 	g.Expect(proc.Trim(filepath.Join(run, "none"), 1, 1, true)).To(gomega.BeZero())
 }
+
+// TestTrimEmptiesFoldersHoweverDeep: to go into each of them would take a descriptor, and a piece of the stack, for each.
+func TestTrimEmptiesFoldersHoweverDeep(t *testing.T) {
+	g := gomega.NewWithT(t)
+	pipe := t.TempDir()
+	root, err := os.OpenRoot(pipe)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer root.Close() //nolint:errcheck // nothing was written
+	at, err := os.Open(pipe)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	for range 3000 {
+		g.Expect(unix.Mkdirat(int(at.Fd()), "d", 0o755)).To(gomega.Succeed())
+		below, err := unix.Openat(int(at.Fd()), "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+		g.Expect(at.Close()).To(gomega.Succeed())
+		at = os.NewFile(uintptr(below), "d")
+	}
+	g.Expect(at.Close()).To(gomega.Succeed())
+	g.Expect(os.WriteFile(filepath.Join(pipe, "large"), make([]byte, 2<<20), 0o600)).To(gomega.Succeed())
+	limited(t, 1024)
+	_, err = procOfThisMachine(t).Trim(pipe, 1<<20, 512, false)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(os.ReadDir(pipe)).To(gomega.BeEmpty())
+}
+
+// limited lets this process have no more than so many descriptors, until the test ends.
+func limited(t *testing.T, descriptors uint64) {
+	t.Helper()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: min(was.Cur, descriptors), Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &was) })
+}
+
+func TestClearLeavesNothingAndFollowsNoLink(t *testing.T) {
+	g := gomega.NewWithT(t)
+	run := t.TempDir()
+	pipe := filepath.Join(run, "pipe")
+	g.Expect(os.MkdirAll(filepath.Join(pipe, "a", "b"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(filepath.Join(run, "of-the-node"), []byte("kept"), 0o600)).To(gomega.Succeed())
+	g.Expect(os.Symlink("../of-the-node", filepath.Join(pipe, "control.pid"))).To(gomega.Succeed())
+	g.Expect(os.Symlink("../..", filepath.Join(pipe, "a", "up"))).To(gomega.Succeed())
+	g.Expect(unix.Mkfifo(filepath.Join(pipe, "log"), 0o666)).To(gomega.Succeed())
+	l, err := net.Listen("unix", filepath.Join(pipe, "control"))
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer l.Close() //nolint:errcheck // nothing was sent
+	g.Expect(host.Clear(pipe)).To(gomega.Succeed())
+	g.Expect(os.ReadDir(pipe)).To(gomega.BeEmpty())
+	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(gomega.BeEquivalentTo("kept"))
+	g.Expect(host.Clear(filepath.Join(run, "none"))).To(gomega.Succeed())
+}

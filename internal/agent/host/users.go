@@ -24,7 +24,7 @@ type Users interface {
 
 // User implements Users.
 func (p *Proc) User(pid int) (uid int64, runs bool) {
-	status, err := p.root.ReadFile(path.Join(strconv.Itoa(pid), "status"))
+	status, err := p.read(path.Join(strconv.Itoa(pid), "status"), maxStatus)
 	if err != nil {
 		return 0, false
 	}
@@ -48,7 +48,7 @@ func (p *Proc) Privileged(pid int) bool {
 	if its, err := p.root.Readlink(path.Join(dir, "ns/user")); err != nil || its != own {
 		return false // in a user namespace of its own any process has all capabilities
 	}
-	status, err := p.root.ReadFile(path.Join(dir, "status"))
+	status, err := p.read(path.Join(dir, "status"), maxStatus)
 	if err != nil {
 		return false
 	}
@@ -82,7 +82,7 @@ func (p *Proc) WithVariable(name string) (map[int]string, error) {
 
 // variable looks for one variable without a copy of all: it is asked of every process of the node.
 func (p *Proc) variable(dir, name string) (value string, given bool) {
-	environ, err := p.root.ReadFile(path.Join(dir, "environ"))
+	environ, err := p.read(path.Join(dir, "environ"), maxEnvironment)
 	if err != nil {
 		return "", false // the process is gone
 	}

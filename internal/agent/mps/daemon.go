@@ -48,8 +48,20 @@ func (k *daemonManager) end(ctx context.Context, resource string) error {
 	if err := k.quit(ctx, was); err != nil {
 		return k.notStopped(was, err)
 	}
+	if err := k.clearPipe(was); err != nil {
+		return err
+	}
 	logr.FromContextOrDiscard(ctx).Info("Stopped MPS", "resource", resource)
 	return k.files.remove(recordFile(resource))
+}
+
+// clearPipe empties the pipe directory of a daemon of ours that does not run: as root on the node the next one would
+// follow the links and open the named pipes that a client has left there.
+func (k *daemonManager) clearPipe(was record) error {
+	if was.Daemon.Resource == "" { // nobody's, or NVIDIA's
+		return nil
+	}
+	return host.Clear(k.files.path(was.Daemon.Resource, PipeFolder)) //nolint:wrapcheck // names what it did
 }
 
 // ensure makes a daemon as desired.
@@ -239,7 +251,7 @@ func (k *daemonManager) apply(ctx context.Context, desired plan.Daemon, was reco
 		did, do = "Limited MPS", k.control.Limit
 	} else {
 		now.Use, now.DriverVersion, now.Socket = Use{}, k.node.DriverVersion(), host.FileID{} // its socket is a new one
-		if err := k.files.write(recordFile(desired.Resource), now); err != nil {
+		if err := errors.Join(k.clearPipe(was), k.files.write(recordFile(desired.Resource), now)); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"time"
 
@@ -170,9 +171,7 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 		return err
 	}
 	errs := []error{h.logs.follow(ctx, ours)} // before a daemon is ended, which takes its logs with it
-	for _, resource := range ours {
-		errs = append(errs, h.trim(resource, thorough))
-	}
+	errs = append(errs, h.trimAll(thorough))
 	if h.unused.driverContainerEnds() {
 		errs = append(errs, h.unused.end(ctx, ours...))
 	}
@@ -185,6 +184,19 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 		errs = append(errs, h.daemons.ensure(ctx, desired, thorough))
 	}
 	return errors.Join(append(errs, h.markReady(desired, ours))...)
+}
+
+// trimAll trims the pipe directories of our daemons, and those of none: pods that were clients of a daemon still have its
+// directory mounted. Those of NVIDIA's daemons are not ours to change.
+func (h *Host) trimAll(thorough bool) error {
+	resources, err := h.files.resources(PipeFolder)
+	errs := []error{err}
+	for _, resource := range resources {
+		if h.files.has(recordFile(resource)) || !h.files.has(path.Join(resource, startedMarker)) {
+			errs = append(errs, h.trim(resource, thorough))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // trim empties the pipe directory of a daemon that its clients have filled: NVIDIA's device plugin mounts it writable in

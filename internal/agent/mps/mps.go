@@ -50,4 +50,6 @@ type Serving struct {
 	External bool
 	// Use is how the MPS pod last saw it used. Not known of an external one.
 	Use Use
+	// Failing says that the MPS pod has recorded an error of it. Set by Recorded only.
+	Failing bool
 }

@@ -6,8 +6,11 @@ package mps_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
@@ -170,6 +173,49 @@ func TestAProgramThatCannotBeEndedIsLeftBehind(t *testing.T) {
 	})
 }
 
+// plant puts into the pipe directory what root in a client's container can: a link through which a daemon that starts
+// would write its PID into a file of the node, a named pipe at which it would wait for ever, and a folder.
+func (n *node) plant(t *testing.T) (ofTheNode string) {
+	t.Helper()
+	g := gomega.NewWithT(t)
+	ofTheNode = n.path("of-the-node")
+	g.Expect(os.WriteFile(ofTheNode, []byte("kept"), 0o600)).To(gomega.Succeed())
+	g.Expect(os.Symlink(ofTheNode, filepath.Join(n.pipe(), "nvidia-cuda-mps-control.pid"))).To(gomega.Succeed())
+	g.Expect(syscall.Mkfifo(filepath.Join(n.pipe(), "log"), 0o666)).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(n.pipe(), "control_lock", "full"), 0o755)).To(gomega.Succeed())
+	return ofTheNode
+}
+
+// TestADaemonStartsInAPipeDirectoryThatNobodyHasPrepared: what a pod has left there would be followed, waited for or
+// overwritten by a daemon that is root on the node.
+func TestADaemonStartsInAPipeDirectoryThatNobodyHasPrepared(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	ofTheNode := n.plant(t)
+	n.daemons.Crash(n.pipe())
+	var found []os.DirEntry
+	n.runner.Add("nvidia-cuda-mps-control", func(ctx context.Context, c host.Command) (string, error) {
+		if len(c.Args) > 0 {
+			found, _ = os.ReadDir(n.pipe()) // it is there
+		}
+		return n.daemons.Program(ctx, c)
+	})
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil(), "it was started again")
+	g.Expect(found).To(gomega.BeEmpty())
+	g.Expect(os.ReadFile(ofTheNode)).To(gomega.BeEquivalentTo("kept"))
+}
+
+// TestAPipeDirectoryIsEmptyOnceItsDaemonHasEnded: pods that were its clients may still have it mounted.
+func TestAPipeDirectoryIsEmptyOnceItsDaemonHasEnded(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	ofTheNode := n.plant(t)
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(os.ReadDir(n.pipe())).To(gomega.BeEmpty())
+	g.Expect(os.ReadFile(ofTheNode)).To(gomega.BeEquivalentTo("kept"))
+}
+
 // filled is a node whose pipe directories hold so many bytes.
 type filled struct {
 	mps.Processes
@@ -181,7 +227,7 @@ func (f filled) Trim(string, int64, int, bool) (int64, error) { return f.bytes, 
 func TestAPipeDirectoryThatATenantFillsIsEmptiedAndThePodsAreNamed(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-	n.client(t, "pod-a", 1000)
+	pid, _ := n.client(t, "pod-a", 1000)
 	pod := func(bytes int64) *mps.Host {
 		return mps.NewHost(n.control, mps.Node{
 			Processes: filled{n.daemons, bytes}, DriverContainerReady: func() bool { return true }, DriverLeaves: func() bool { return false },
@@ -192,4 +238,11 @@ func TestAPipeDirectoryThatATenantFillsIsEmptiedAndThePodsAreNamed(t *testing.T)
 	g.Expect(pod(16<<20).Converge(t.Context(), false)).To(aboutDaemon("held 16777216 bytes, which lie in the node's memory, and was emptied: " +
 		"one of the pods with these UIDs has written there: pod-a"))
 	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1), "the daemon goes on")
+	n.daemons.End(pid)
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(pod(16<<20).Converge(t.Context(), false)).To(aboutDaemon("was emptied"), "pods that were its clients still have it")
+	g.Expect(os.Mkdir(n.path(resource, "log"), 0o755)).To(gomega.Succeed())
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
+	g.Expect(os.WriteFile(n.path(resource, ".started"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(pod(16<<20).Converge(t.Context(), false)).To(gomega.Succeed(), "that of NVIDIA's daemon is not ours")
 }

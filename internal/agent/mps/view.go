@@ -166,7 +166,7 @@ func (v *View) Recorded() ([]Serving, error) {
 			return nil, err
 		}
 		if found {
-			recorded = append(recorded, Serving{Daemon: r.Daemon, Use: r.Use})
+			recorded = append(recorded, Serving{Daemon: r.Daemon, Use: r.Use, Failing: r.Error != ""})
 		}
 	}
 	return recorded, nil

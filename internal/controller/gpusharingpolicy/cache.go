@@ -225,7 +225,14 @@ func initHolder(pod *corev1.Pod) []corev1.Container {
 	if !cluster.HoldsByInit(pod) {
 		return nil
 	}
-	return []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.Quantity{}}}}}
+	for _, c := range pod.Spec.InitContainers {
+		alone := corev1.PodSpec{Containers: []corev1.Container{{Resources: c.Resources}}}
+		for name := range cluster.GPURequests(&alone) { // no more than gpuRequest has of it
+			one := corev1.ResourceList{corev1.ResourceName(name): *resource.NewQuantity(1, resource.DecimalSI)}
+			return []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: one}}}
+		}
+	}
+	return nil
 }
 
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
@@ -246,9 +253,6 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 	limits := corev1.ResourceList{}
 	for name, n := range cluster.GPURequests(spec) {
 		limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
-	}
-	if len(limits) == 0 {
-		limits[nvidiaDomain+"gpu"] = resource.Quantity{}
 	}
 	return &corev1.ResourceRequirements{Limits: limits}
 }

@@ -39,6 +39,10 @@ func TestSlimPods(t *testing.T) {
 		"one with a GPU in an init container": func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "a", Resources: shares}}
 		},
+		"one with no GPU in a container and in an init container": func(p *corev1.Pod) {
+			none := corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("0")}}
+			p.Spec.Containers, p.Spec.InitContainers = []corev1.Container{{Name: "a", Resources: none}}, []corev1.Container{{Name: "b", Resources: none}}
+		},
 		"one with a GPU for the whole pod": func(p *corev1.Pod) { p.Spec.Resources = &shares },
 		"one of a DaemonSet": func(p *corev1.Pod) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "Other"}, {Kind: "DaemonSet", Controller: &yes}}
@@ -113,7 +117,7 @@ func TestSlimPods(t *testing.T) {
 			g.Expect(slimMatters).To(Equal(matters))
 			g.Expect(matters).To(Equal(!slices.Contains([]string{
 				"a bystander", "a mirror", "one of a DaemonSet", "one that has ended", "one that tolerates every taint",
-				"one of a DaemonSet that tolerates every taint", "the controller",
+				"one of a DaemonSet that tolerates every taint", "the controller", "one with no GPU in a container and in an init container",
 			}, name)))
 			g.Expect(slim.(*corev1.Pod).Size()).To(BeNumerically("<", pod.Size()/2))
 			again, err := slimPod(slim.(*corev1.Pod).DeepCopy())

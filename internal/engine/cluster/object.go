@@ -266,8 +266,8 @@ func IsReadyAgent(pod *corev1.Pod) bool {
 	return false
 }
 
-// RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances. NVIDIA's
-// Network Operator offers network cards under the same domain (nvidia.com/hostdev), which are none.
+// RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances; none of them is
+// no request. NVIDIA's Network Operator offers network cards under the same domain (nvidia.com/hostdev), which are none.
 func RequestsGPU(spec *corev1.PodSpec) bool {
 	if spec.Resources != nil && hasGPU(spec.Resources) {
 		return true
@@ -300,8 +300,8 @@ func GPURequests(spec *corev1.PodSpec) map[string]int64 { return gpuRequestsOf(s
 
 func hasGPU(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
-		for name := range list {
-			if IsGPUResource(dra.ResourceRequestedBy(string(name))) {
+		for name, quantity := range list {
+			if quantity.Sign() > 0 && IsGPUResource(dra.ResourceRequestedBy(string(name))) {
 				return true
 			}
 		}

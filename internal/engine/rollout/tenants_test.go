@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -242,4 +244,39 @@ func TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd(t *testing.T) {
 	})
 	g.Expect(h.waits()).To(HavePrefix("ApplyTimedOut:"), "the agent never answers")
 	g.Expect(h.waits()).NotTo(ContainSubstring("tenant/x"))
+}
+
+// arriving lets a pod of a tenant come to a node with each step, in spite of the operator's taint, which asks for so many
+// GPUs and has ended before the agent could report it. The pods of the steps before are gone.
+func (c *site) arriving(h *host, gpus string) func() {
+	serial := 0
+	return func() {
+		h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Namespace == tenant })
+		serial++
+		h.Pods = append(h.Pods, cluster.PodOf(tenantPod(fmt.Sprint("arrives-", serial), func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse(gpus)}
+			p.Status.Conditions = []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(c.Now),
+			}}
+		}), c.programs()))
+	}
+}
+
+// TestPodsThatAskForNoGPUHoldUpNoChange: nobody reports what they hold, and each is another one.
+func TestPodsThatAskForNoGPUHoldUpNoChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	k := c.keeps(h, 1, c.arriving(h, "0"))
+	g.Expect(h.devices()[0].State.MIG).To(BeTrue(), h.waits())
+	g.Expect(k.longest).To(BeNumerically("<", 5*time.Minute))
+}
+
+// TestPodsThatComeWithoutEndKeepNoNodeFromItsUsers: each asks for a GPU, and none is there when the agent looks.
+func TestPodsThatComeWithoutEndKeepNoNodeFromItsUsers(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	k := c.keeps(h, 12, c.arriving(h, "1"))
+	g.Expect(k.longest).To(BeNumerically("<=", 17*time.Minute), "the time for draining, and that for the pause of NVIDIA's programs")
+	g.Expect(k.soonest).To(BeNumerically(">=", time.Hour))
 }

@@ -158,7 +158,8 @@ func selectorAdmits(p *cluster.Pod, have map[string]string) bool {
 	return true
 }
 
-// describe tells of each workload what it asks for, what is there instead, and what to change.
+// describe tells of each workload what it asks for, what is there instead, and what to change. Namespaces take turns, so
+// that nobody's workloads, however many, keep those of others from being named.
 func (i *unmetFinder) describe(g *Group, workloads map[unmetKey]*unmet) []string {
 	most := map[string]int64{}
 	single := false
@@ -171,16 +172,36 @@ func (i *unmetFinder) describe(g *Group, workloads map[unmetKey]*unmet) []string
 			single = single || o.Single[name]
 		}
 	}
-	var lines []string
+	lines := map[string][]string{} // by namespace
 	for _, u := range workloads {
 		who := u.pod.Workload
 		if u.pods > 1 {
 			who = fmt.Sprintf("%s (%d pods)", who, u.pods)
 		}
-		lines = append(lines, fmt.Sprintf("%s asks for %s, which no node offers then; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
+		lines[u.pod.Namespace] = append(lines[u.pod.Namespace],
+			fmt.Sprintf("%s asks for %s, which no node offers then; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
 	}
-	slices.Sort(lines)
-	return lines
+	return inTurns(lines)
+}
+
+// inTurns is the first line of each group, then the second of each, and so on, each time sorted.
+func inTurns(groups map[string][]string) (all []string) {
+	longest := 0
+	for _, lines := range groups {
+		slices.Sort(lines)
+		longest = max(longest, len(lines))
+	}
+	for i := range longest {
+		var turn []string
+		for _, lines := range groups {
+			if i < len(lines) {
+				turn = append(turn, lines[i])
+			}
+		}
+		slices.Sort(turn)
+		all = append(all, turn...)
+	}
+	return all
 }
 
 // requestAdvice says what to change so that a request is met.

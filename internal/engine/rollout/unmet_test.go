@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -131,6 +132,27 @@ func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	ending.Terminating = true
 	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
 	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
+}
+
+// TestWorkloadsOfATenantKeepNoOthersFromBeingNamed: the condition has room for eight.
+func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.add("a", sim.T4)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
+	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1})}
+	for i := range 100 {
+		name := fmt.Sprintf("Deployment %s/%d", tenant, i)
+		c.Unscheduled = append(c.Unscheduled, cluster.Pod{
+			Namespace: tenant, Name: name, UID: name, GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Workload: "Deployment " + name,
+		}, cluster.Pod{
+			Namespace: "a-" + tenant, Name: name, UID: "a-" + name, GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Workload: "Deployment a-" + name,
+		})
+	}
+	d := rollout.Decide(c.world())
+	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionWorkloadsAffected)
+	g.Expect(found.Message).To(ContainSubstring("Deployment team/web asks for nvidia.com/gpu: 1"))
+	g.Expect(found.Message).To(HaveSuffix("; and 193 more"))
 }
 
 func TestWhatAPodRequests(t *testing.T) {

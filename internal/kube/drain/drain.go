@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -60,8 +61,24 @@ func Evict(ctx context.Context, c client.Client, key types.NamespacedName, uid t
 	return request(ctx, c, pod)
 }
 
-// answerTime is how long an eviction may take. While a PodDisruptionBudget is new the API server asks clients to come
-// again in ten seconds, and client-go would do so many times.
+// AtOnce lets a refusal of the API server reach who asks for an eviction at once. While a PodDisruptionBudget has not been
+// looked at the API server asks clients to come again in ten seconds, and client-go would do so many times. One that
+// cannot be looked at, such as of pods whose controller is of no kind that there is, keeps that answer for ever, so that a
+// tenant with many pods could keep the controller waiting. For the Wrap of a rest.Config.
+func AtOnce(to http.RoundTripper) http.RoundTripper { return atOnce{to} }
+
+type atOnce struct{ to http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (a atOnce) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := a.to.RoundTrip(r)
+	if err == nil && strings.HasSuffix(r.URL.Path, "/eviction") {
+		response.Header.Del("Retry-After")
+	}
+	return response, err //nolint:wrapcheck // that of the transport
+}
+
+// answerTime is how long an eviction may take.
 const answerTime = 5 * time.Second
 
 func request(ctx context.Context, c client.Client, pod *corev1.Pod) (Result, error) {

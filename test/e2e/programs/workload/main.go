@@ -55,7 +55,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "reporting what was given:", err)
 		os.Exit(1)
 	}
-	if pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY"); pipe != "" {
+	pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY")
+	if isMischief(pipe) {
+		select {}
+	}
+	if pipe != "" {
 		go useMPS(pipe)
 	}
 	<-signals
