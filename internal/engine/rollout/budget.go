@@ -163,6 +163,9 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 func holdBack(m *member, reason, message string) {
 	_, step := node.SplitStep(m.Next)
 	m.Actions = append(m.Actions, step.OnDenied...)
+	if m.Node.BaselineLost && !node.AgentNeverRequested(m.View) { // it may be held back for days
+		m.Actions = append(m.Actions, keepBaseline(m)...)
+	}
 	if untilSlotExpires(m); m.Disturbed() && len(step.OnDenied) == 0 {
 		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
 	}
