@@ -122,6 +122,14 @@ func (c *run) staysServed(kept map[string]string) {
 	}
 }
 
+// clockEvent sets the clock of a machine wrong, by which its kubelet says since when a pod is Ready, and its agent since
+// when something holds. It stays wrong.
+func (c *run) clockEvent(random *rand.Rand) {
+	h := c.some(random)
+	h.skew = []time.Duration{-24 * time.Hour, -10 * time.Minute, 10 * time.Minute, 24 * time.Hour}[random.IntN(4)]
+	c.tell("the clock of %s is ahead by %s", h.Name, h.skew)
+}
+
 // lateMonitorEvent lets a monitor come that no DaemonSet controls: another one would not come at once in its place.
 func (c *run) lateMonitorEvent(random *rand.Rand) {
 	if h := c.onDRA(random); h != nil && c.seed >= onDriver {

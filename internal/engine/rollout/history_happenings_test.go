@@ -43,6 +43,7 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 		"jobs":          (*run).jobsEvent,
 		"late-chart":    (*run).chartEvent,
 		"late-brief":    (*run).briefEvent,
+		"late-clock":    (*run).clockEvent,
 		"late-garbage":  (*run).garbageEvent,
 		"late-hang":     (*run).hangEvent,
 		"late-kinds":    (*run).kindsEvent,

@@ -637,7 +637,7 @@ func (c *site) advertise(h *host) {
 	}
 	key := h.Labels[v1alpha1.LabelConfig]
 	if !h.plugin.running && h.flips {
-		h.Pods[pod].ReadySince = c.Now
+		h.Pods[pod].ReadySince = c.Now.Add(h.skew)
 		h.plugin.running, h.plugin.selected = true, "default"
 		h.forgetHealth()
 		c.offer(h, c.Configs["default"])
@@ -655,6 +655,9 @@ func (c *site) advertise(h *host) {
 		return
 	}
 	h.plugin.running, h.plugin.selected = true, key
+	if h.skew != 0 {
+		h.Pods[pod].ReadySince = c.Now.Add(h.skew)
+	}
 	h.forgetHealth()
 	if h.broken != nil && h.broken(c.Snapshot) {
 		c.offerNothing(h)
