@@ -41,6 +41,9 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 			continue
 		}
 		reason, message := blockedBy(g, s, m)
+		if reason == "" {
+			reason, message = unrecorded(s, m, step)
+		}
 		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
 			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
@@ -230,6 +233,17 @@ func scaled(n *intstr.IntOrString, of int) int {
 		return 1
 	}
 	return max(slots, 1)
+}
+
+// unrecorded says why a node must not be taken from its users: were its change to fail, that could not be recorded, and
+// it would be taken again at once.
+func unrecorded(s *cluster.Snapshot, m *member, step node.PacedStep) (reason, message string) {
+	why := s.Repeats.Unreported(m.Node.Name)
+	if why == "" || m.Holds || m.Disturbed() || !slices.ContainsFunc(step.Start, action.KeepsOff) {
+		return "", ""
+	}
+	return v1alpha1.ReasonWriteFailed, fmt.Sprintf("Waiting: the API server refuses the status of GPUNode %s, and the operator tries again every minute: %s. Look for "+
+		"an admission webhook or policy that refuses it", m.Node.Name, format.Cut(why, 512))
 }
 
 func waitsForManager(m *member) (reason, message string) {

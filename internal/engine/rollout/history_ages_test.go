@@ -130,10 +130,18 @@ func (c *run) clockEvent(random *rand.Rand) {
 	c.tell("the clock of %s is ahead by %s", h.Name, h.skew)
 }
 
-// lateMonitorEvent lets a monitor come that no DaemonSet controls: another one would not come at once in its place.
+// lateMonitorEvent lets a monitor come that no DaemonSet controls: another one would not come at once in its place. Its
+// agent has reported it as a user before it is told of the claim, and may report nothing more for a while.
 func (c *run) lateMonitorEvent(random *rand.Rand) {
-	if h := c.onDRA(random); h != nil && c.seed >= onDriver {
-		c.comesToMonitor(h, []string{"", "ReplicaSet", "StatefulSet"}[random.IntN(3)], random.IntN(2) == 0)
-		c.resharesUnder(random)
+	h := c.onDRA(random)
+	if h == nil || c.seed < onDriver {
+		return
+	}
+	c.comesToMonitor(h, []string{"", "ReplicaSet", "StatefulSet"}[random.IntN(3)], random.IntN(2) == 0)
+	c.resharesUnder(random)
+	if was := h.lags; random.IntN(2) == 0 {
+		h.lags = true
+		c.reconciles(4 + random.IntN(12))
+		h.lags = was
 	}
 }
