@@ -57,6 +57,8 @@ type machine struct {
 	looks    atomic.Int64 // so often the agent has observed the GPUs
 	touches  func(op sim.Op, uuid string, instance int) error
 	usage    func(context.Context) (usage.Report, error) // as its agent measures it
+
+	restartDelay time.Duration // of its kubelet; zero: the real one's
 }
 
 var errDown = errors.New("the agent does not run")
@@ -68,7 +70,7 @@ func newMachine(f *fleet, name string, labels map[string]string, models ...sim.M
 	f.Expect(err).NotTo(HaveOccurred())
 	m := &machine{
 		name: name, labels: labels, dir: filepath.Join(f.dir, name), hardware: sim.On(hardware), reboots: &hostfake.Rebooter{Boot: func() {}},
-		touches: func(sim.Op, string, int) error { return nil },
+		touches: func(sim.Op, string, int) error { return nil }, restartDelay: 500 * time.Millisecond,
 	}
 	m.socket = filepath.Join(m.dir, "kubelet.sock")
 	f.Expect(os.RemoveAll(m.dir)).To(Succeed()) // of a machine that had the name
@@ -88,7 +90,7 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	m.boots++
 	m.node = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: m.labels, Client: f.sim, Clock: f.clock, Inventory: m.inventory, MPSAnswers: m.answers, Start: m.start,
-		StatusPeriod: 100 * time.Millisecond, RestartDelay: 500 * time.Millisecond, RetryDelay: 500 * time.Millisecond,
+		StatusPeriod: 100 * time.Millisecond, RestartDelay: m.restartDelay, RetryDelay: 500 * time.Millisecond,
 		Pulls:        func(pod *corev1.Pod) bool { return m.pulls.Load() && cluster.OffersGPUs(pod) },
 		OtherDrivers: map[string]func() error{"compute-domain.nvidia.com": func() error { return errors.New("the domain is not ready") }},
 	})

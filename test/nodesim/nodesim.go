@@ -76,7 +76,8 @@ type Options struct {
 	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about
 	// 60 s.
 	ProjectionDelay time.Duration
-	// RestartDelay is how long the kubelet waits before it starts a container again. Real: 10 s and more.
+	// RestartDelay is how long the kubelet waits before it starts a container for the second time that has ended. From
+	// then on it waits twice as long each time. Real: 10 s, up to 5 minutes.
 	RestartDelay time.Duration
 	// RetryDelay is how long the device plugin waits before it tries to start again. Real: 30 s.
 	RetryDelay time.Duration
