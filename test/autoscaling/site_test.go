@@ -76,7 +76,7 @@ type tainted struct {
 // taints, a list in YAML.
 func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
-	if os.Getenv("GPUSHARING_CONTROLLER") == "" {
+	if os.Getenv("GPUSHARING_PROGRAMS") == "" {
 		t.Skip("run by make test and make autoscaling")
 	}
 	karpenter, err := karpenterProgram()
@@ -238,11 +238,12 @@ func (s *site) startKarpenter(program string, flags ...string) {
 func (s *site) startController(flags ...string) {
 	s.t.Helper()
 	s.Expect(s.cluster.Apply(s.t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
-	_, err := os.Stat(os.Getenv("GPUSHARING_CONTROLLER")) // go test keeps no result of another controller
+	controller := filepath.Join(os.Getenv("GPUSHARING_PROGRAMS"), "controller")
+	_, err := os.Stat(controller) // go test keeps no result of another controller
 	s.Expect(err).NotTo(HaveOccurred())
 	config, err := s.cluster.ConfigAs(s.t.Context(), env.Identity{Namespace: own, ServiceAccount: "gpu-sharing-controller"})
 	s.Expect(err).NotTo(HaveOccurred())
-	s.run("controller", os.Getenv("GPUSHARING_CONTROLLER"), config, append(flags, "--namespace="+own, "--health-probe-bind-address=0", "--leader-elect=false")...)
+	s.run("controller", controller, config, append(flags, "--namespace="+own, "--health-probe-bind-address=0", "--leader-elect=false")...)
 }
 
 // run starts a program that ends with the test. Its log is shown if the test fails.
