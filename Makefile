@@ -7,7 +7,7 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 # They wait most of the time, so they begin first, the longest of them before the others.
-SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/cli ./test/autoscaling ./internal/engine/rollout
+SLOW_TESTS := ./test/autoscaling ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/engine/rollout ./internal/cli
 # So many packages are tested at a time: on two cores four, of which most wait. Each has an API server of 0.45 GB.
 TESTED_AT_ONCE ?= $(shell echo $$((2 * $$(nproc))))
 KUBECTL ?= kubectl
