@@ -43,7 +43,8 @@ const (
 	users  = "default"
 
 	wait = 5 * time.Minute // everything else of make test may run beside
-	poll = 100 * time.Millisecond
+	// poll is how often the test looks. What it looks at stays; only the taints do not, and those are watched.
+	poll = 250 * time.Millisecond
 )
 
 // site is a cluster with NVIDIA's GPU Operator and Karpenter.
@@ -96,7 +97,7 @@ func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	}
 	s.apply(clusterPolicy)
 	operator := &nodesim.GPUOperator{Client: s.client, Namespace: nvidia, Clock: clock.RealClock{}, Tell: func(string, ...any) {}}
-	s.background(func(ctx context.Context) { operator.Run(ctx, 200*time.Millisecond) })
+	s.background(func(ctx context.Context) { operator.Run(ctx, time.Second) })
 
 	s.recordTaints()
 	s.apply("{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: default}, spec: {}}")
