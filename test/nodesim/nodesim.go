@@ -71,6 +71,10 @@ type Options struct {
 	// are there.
 	Pulls func(*corev1.Pod) bool
 
+	// Wake tells Run that something happened which concerns the node, as watches tell a kubelet. Nil: nobody does, so that
+	// Run looks at each interval.
+	Wake <-chan struct{}
+
 	// StatusPeriod is how often the node's status is published. Real: 10 s.
 	StatusPeriod time.Duration
 	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about
@@ -138,11 +142,10 @@ func withDefault(d *time.Duration, kubelets time.Duration) {
 }
 
 // Run reconciles until the context ends, and then stops the programs of the node. Errors of a reconcile are told and
-// tried again.
+// tried again. Where somebody wakes it, the interval doubles while nobody does, up to eight times.
 func (n *Node) Run(ctx context.Context, interval time.Duration) {
-	ticker := n.Clock.NewTicker(interval)
-	defer ticker.Stop()
 	defer n.stopPrograms()
+	wait := interval
 	for {
 		if err := n.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			n.Tell("kubelet: %v", err)
@@ -150,7 +153,12 @@ func (n *Node) Run(ctx context.Context, interval time.Duration) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C():
+		case <-n.Wake:
+			wait = interval
+		case <-n.Clock.After(wait):
+			if n.Wake != nil {
+				wait = min(2*wait, 8*interval)
+			}
 		}
 	}
 }
