@@ -101,10 +101,10 @@ func tenantOnSlicedGPUs() {
 		for _, pod := range greedy() {
 			uuid := givenTo(ctx, client.ObjectKeyFromObject(pod)).uuid()
 			Expect(neighbours).To(HaveKey(uuid))
-			if pod.Name == nested {
+			useOf(ctx, client.ObjectKey{Namespace: users, Name: neighbours[uuid]}, uuid, 6<<30)
+			if pod.Name == nested { // from then on its program is in a group with the name of the neighbour's
 				nest(ctx, pod, neighbours[uuid])
 			}
-			useOf(ctx, client.ObjectKey{Namespace: users, Name: neighbours[uuid]}, uuid, 6<<30)
 			useOf(ctx, client.ObjectKeyFromObject(pod), uuid, 33<<30)
 			delete(neighbours, uuid)
 		}
