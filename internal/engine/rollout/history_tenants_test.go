@@ -44,7 +44,8 @@ func (c *run) tenantEvent(random *rand.Rand) {
 	c.tell("pod %s of a tenant comes to %s: %s, controller: %s", name, h.Name, look, owner)
 }
 
-// guiseEvent lets pods of users come that have a GPU and select their node by a label of NVIDIA's.
+// guiseEvent lets pods of users come that have a GPU and select their node by a label of NVIDIA's, while a policy is
+// edited.
 func (c *run) guiseEvent(random *rand.Rand) {
 	labels := append(cluster.DeployLabels(), mpsLabel, v1alpha1.LabelMIGManager)
 	for range 1 + random.IntN(3) {
@@ -57,6 +58,12 @@ func (c *run) guiseEvent(random *rand.Rand) {
 		p.NodeSelector = map[string]string{labels[random.IntN(len(labels))]: "true"}
 		c.guises[p.UID] = true
 		c.tell("pod %s selects its node by %v", p.Name, p.NodeSelector)
+	}
+	c.editEvent(random)
+	for range 12 {
+		c.step(true)
+		c.lapse(time.Second)
+		c.impartial()
 	}
 }
 
