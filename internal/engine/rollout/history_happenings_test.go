@@ -45,6 +45,7 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 		"late-brief":    (*run).briefEvent,
 		"late-clock":    (*run).clockEvent,
 		"late-garbage":  (*run).garbageEvent,
+		"late-guise":    (*run).guiseEvent,
 		"late-hang":     (*run).hangEvent,
 		"late-kinds":    (*run).kindsEvent,
 		"late-monitor":  (*run).lateMonitorEvent,

@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -113,7 +114,7 @@ func (c *run) garbageEvent(random *rand.Rand) {
 	}
 	c.editEvent(random)
 	resource := fmt.Sprintf("nvidia.com/gpu-%s", strings.Repeat("x", 60))
-	c.tell("the agent of %s reports garbage, and its kubelet lists %s", h.Name, resource)
+	c.tell("the agent of %s reports garbage, and its kubelet lists %s and 70 others", h.Name, resource)
 	for range 12 {
 		h.GPU.Status.Conditions = append(slices.DeleteFunc(slices.Clone(h.GPU.Status.Conditions), func(o metav1.Condition) bool {
 			return o.Type == v1alpha1.ConditionApplyStalled
@@ -122,13 +123,16 @@ func (c *run) garbageEvent(random *rand.Rand) {
 			Message: strings.Repeat("garbage ", 4000), ObservedGeneration: h.GPU.Generation, LastTransitionTime: metav1.NewTime(c.Now),
 		})
 		h.Allocatable[resource] = 1
+		for i := range 70 { // more than the status of a policy lists
+			h.Allocatable[fmt.Sprint("nvidia.com/gpu.garbage-", i)] = 1
+		}
 		c.version[h.Name]++
 		if c.step(true); c.broken != "" {
 			return
 		}
 		c.lapse(time.Second)
 	}
-	delete(h.Allocatable, resource)
+	maps.DeleteFunc(h.Allocatable, func(name string, _ int64) bool { return name == resource || strings.Contains(name, "garbage") })
 	c.version[h.Name]++
 	h.report()
 }

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 )
@@ -43,12 +44,35 @@ func (c *run) tenantEvent(random *rand.Rand) {
 	c.tell("pod %s of a tenant comes to %s: %s, controller: %s", name, h.Name, look, owner)
 }
 
+// guiseEvent lets pods of users come that have a GPU and select their node by a label of NVIDIA's, while a policy is
+// edited.
+func (c *run) guiseEvent(random *rand.Rand) {
+	labels := append(cluster.DeployLabels(), mpsLabel, v1alpha1.LabelMIGManager)
+	for range 1 + random.IntN(3) {
+		h, known := c.some(random), c.serial
+		c.start(h, []string{"replica", "bare", "hanging"}[random.IntN(3)], random)
+		if c.serial == known || len(h.Pods) == 0 {
+			continue
+		}
+		p := &h.Pods[len(h.Pods)-1]
+		p.NodeSelector = map[string]string{labels[random.IntN(len(labels))]: "true"}
+		c.guises[p.UID] = true
+		c.tell("pod %s selects its node by %v", p.Name, p.NodeSelector)
+	}
+	c.editEvent(random)
+	for range 12 {
+		c.step(true)
+		c.lapse(time.Second)
+		c.impartial()
+	}
+}
+
 // impartial looks whether the pods of tenants are treated as they would be if they looked like any other pod.
 func (c *run) impartial() {
 	if len(c.wronged) > 0 {
 		c.breaks("harmless", "%s are deleted as pods of NVIDIA's", strings.Join(c.wronged, ", "))
 	}
-	if len(c.tenants) == 0 || c.broken != "" {
+	if len(c.tenants)+len(c.guises) == 0 || c.broken != "" {
 		return
 	}
 	decide := func(look func(cluster.Pod) cluster.Pod) (says []string) {
@@ -77,6 +101,9 @@ func (c *run) impartial() {
 	would := decide(func(p cluster.Pod) cluster.Pod {
 		if plain, ofTenant := c.tenants[p.UID]; ofTenant {
 			return cluster.PodOf(plain, c.programs())
+		}
+		if c.guises[p.UID] {
+			p.NodeSelector = nil
 		}
 		return p
 	})

@@ -86,6 +86,7 @@ type run struct {
 	states     map[string]string // that the transcript has told of last
 	opensCRDs  bool
 	watching
+	guises  map[string]bool        // UIDs of pods of users that have a GPU and look like one of NVIDIA's
 	tenants map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
 	turns   map[string]bool        // nodes that were kept from their users in this window; nil: nobody asks
 	nights  bool                   // a machine has started with other GPUs each night; once is enough
@@ -106,7 +107,7 @@ func newRun(seed uint64) *run {
 		heldGPUs:   map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
-		tenants: map[string]*corev1.Pod{},
+		tenants: map[string]*corev1.Pod{}, guises: map[string]bool{},
 	}
 	c.Repeats, c.OtherControllers = &action.Repeats{}, &cluster.OtherControllers{}
 	random := rand.New(rand.NewPCG(seed, 2))

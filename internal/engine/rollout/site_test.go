@@ -462,7 +462,9 @@ func (c *site) daemonSets(h *host) {
 // playedBy reports whether a pod is the one of NVIDIA's that a label keeps on its node. The cluster knows that of
 // itself: a pod of a tenant may select any label.
 func playedBy(label string) func(cluster.Pod) bool {
-	return func(p cluster.Pod) bool { return p.Namespace != tenant && p.NodeSelector[label] != "" }
+	return func(p cluster.Pod) bool {
+		return p.Namespace != tenant && p.Namespace != "user" && p.NodeSelector[label] != ""
+	}
 }
 
 func (c *site) tolerations() []corev1.Toleration {
