@@ -14,7 +14,7 @@ cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
 folder=$cache/previous-$commit
 release=$folder/v$version
 # Go sees no commit in a worktree. The package lies where that commit has it.
-package=github.com/gpusharing/gpu-sharing-operator/internal/version
+package=github.com/gpusharing/gpu-sharing-operator/internal/kube/version
 ldflags="-s -w -X $package.version=v$version -X $package.commit=$commit"
 mkdir -p "$folder"
 

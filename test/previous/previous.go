@@ -16,11 +16,14 @@ import (
 	"strings"
 )
 
-// Commit is the commit of the previous release. It is the first one whose objects today's API stores without any loss:
-// since then, the CRDs have only gained fields. Its parent's policies have fields in their status that are gone today;
-// before 38b1aa5 the controller kept the last good state and what failed in the spec of a GPUNode, and before 1010f43
-// other fields of both kinds had other names, so that a policy of then is none today. No release is tagged before it.
-const Commit = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
+// Commit is the commit of the previous release. It is the first one whose controller and agents understand those of today, and the other
+// way round: an agent has left out MIG profiles that are known since then, and a controller of before would take such a GPU for one that
+// has none. No release is tagged before it.
+const Commit = "5c7f044b245ad6a1769f0a9a9d73ff6d2f8a04c6"
+
+// older is the last commit with objects that today's API does not store without loss: its policies have fields in their status that are
+// gone today.
+const older = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d^"
 
 // Version is the version as which tests publish the previous release.
 const Version = "0.0.9"
@@ -29,8 +32,8 @@ const Version = "0.0.9"
 // working directory or is above it. It fails where the history lacks the commit, as in a shallow clone.
 func File(ctx context.Context, path string) ([]byte, error) { return file(ctx, Commit, path) }
 
-// FileBefore is File for the parent of the commit.
-func FileBefore(ctx context.Context, path string) ([]byte, error) { return file(ctx, Commit+"^", path) }
+// FileBefore is File for a commit of which today's API loses something.
+func FileBefore(ctx context.Context, path string) ([]byte, error) { return file(ctx, older, path) }
 
 // Folder writes the files below a folder of the previous release to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error {
