@@ -21,23 +21,24 @@ import (
 // has none. No release is tagged before it.
 const Commit = "5c7f044b245ad6a1769f0a9a9d73ff6d2f8a04c6"
 
-// older is the last commit with objects that today's API does not store without loss: its policies have fields in their status that are
+// objects is the commit of chart and CRDs that tests install and upgrade without its programs. It is the first one whose objects today's
+// API stores without any loss: since then, the CRDs have only gained fields. Its parent's policies have fields in their status that are
 // gone today.
-const older = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d^"
+const objects = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
 
 // Version is the version as which tests publish the previous release.
 const Version = "0.0.9"
 
-// File returns a file of the previous release, by its path from the top of the repository, whose checkout is the
+// File returns a file of the commit of objects, by its path from the top of the repository, whose checkout is the
 // working directory or is above it. It fails where the history lacks the commit, as in a shallow clone.
-func File(ctx context.Context, path string) ([]byte, error) { return file(ctx, Commit, path) }
+func File(ctx context.Context, path string) ([]byte, error) { return file(ctx, objects, path) }
 
-// FileBefore is File for a commit of which today's API loses something.
-func FileBefore(ctx context.Context, path string) ([]byte, error) { return file(ctx, older, path) }
+// FileBefore is File for the parent of the commit, of which today's API loses something.
+func FileBefore(ctx context.Context, path string) ([]byte, error) { return file(ctx, objects+"^", path) }
 
-// Folder writes the files below a folder of the previous release to another folder, which need not exist.
+// Folder writes the files below a folder of that commit to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error {
-	names, err := git(ctx, Commit, path, "ls-tree", "-r", "-z", "--name-only", "--full-tree", Commit, path)
+	names, err := git(ctx, objects, path, "ls-tree", "-r", "-z", "--name-only", "--full-tree", objects, path)
 	if err != nil {
 		return err
 	}
