@@ -34,7 +34,9 @@ const Version = "0.0.9"
 func File(ctx context.Context, path string) ([]byte, error) { return file(ctx, objects, path) }
 
 // FileBefore is File for the parent of the commit, of which today's API loses something.
-func FileBefore(ctx context.Context, path string) ([]byte, error) { return file(ctx, objects+"^", path) }
+func FileBefore(ctx context.Context, path string) ([]byte, error) {
+	return file(ctx, objects+"^", path)
+}
 
 // Folder writes the files below a folder of that commit to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error {
