@@ -273,7 +273,9 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 		p := cluster.PodOf(pod, &c.store.programs)
 		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.store.claims)
 		n.Pods = append(n.Pods, p)
-		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
+		if c.isReadyAgent(pod) {
+			n.AgentReady, n.AgentSince = true, cluster.ReadyAt(pod)
+		}
 	}
 	return n, nil
 }

@@ -151,7 +151,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 		p.Troubles = troublesOf(pod)
 	}
 	if p.Serves {
-		p.ReadySince = readySince(pod)
+		p.ReadySince = ReadyAt(pod)
 	}
 	p.Serves = p.Serves || p.MountsConfig
 	addDRA(&p, pod)
@@ -210,8 +210,8 @@ func IsValidator(pod *corev1.Pod) bool {
 	return slices.Contains([]string{"nvidia-cuda-validator", "nvidia-device-plugin-validator"}, pod.Labels[LabelApp])
 }
 
-// readySince is when a pod became Ready; zero if it is not.
-func readySince(pod *corev1.Pod) time.Time {
+// ReadyAt is when a pod became Ready; zero if it is not.
+func ReadyAt(pod *corev1.Pod) time.Time {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
 			return c.LastTransitionTime.Time

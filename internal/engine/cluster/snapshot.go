@@ -86,6 +86,8 @@ type Node struct {
 	ChangedFor string
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
+	// AgentSince is since when that pod is Ready; zero if it is not known. The report of the agent may be older.
+	AgentSince time.Time
 	// MarkedAtWorkSince is since when, at the latest, a label on the node says that a controller works there, also the
 	// operator itself: a deploy label of NVIDIA's that is neither true nor false, or mig-manager's state. Zero if none
 	// does, or it is not known.

@@ -148,6 +148,9 @@ func podHandling(v *View, b plan.Blocker, p *cluster.Pod) string {
 		return "is not evicted, since it would come back at once; end it yourself"
 	case b.UUID == "" && !needsAllIdle(v):
 		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"
+	case keepsNVIDIAMPS(v, b):
+		return "is waited for, because the policy does not select its GPU; NVIDIA's MPS daemon, which has to end, serves that too. " +
+			"End it yourself"
 	case comesBackByClaim(v, p) != "":
 		return "is not evicted, because another would come by the same ResourceClaim, in spite of the DeviceTaintRule; scale its workload down"
 	case returnsDespiteTaint(v, p):

@@ -53,6 +53,9 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 		case b.UUID == "" && !needsAllIdle(v):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
 				p.Namespace, p.Name))
+		case keepsNVIDIAMPS(v, b):
+			stay = append(stay, fmt.Sprintf("pod %s/%s, because the policy does not select its GPU; NVIDIA's MPS daemon, "+
+				"which has to end, serves that too. End the pod", p.Namespace, p.Name))
 		case comesBackByClaim(v, p) != "":
 			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods "+
 				"can share, stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
@@ -71,6 +74,14 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 	return evict, stay
 }
 
+// keepsNVIDIAMPS reports whether a pod is only waited for because NVIDIA's MPS daemon serves its GPU, which the target
+// does not list. No policy evicts it.
+func keepsNVIDIAMPS(v *View, b plan.Blocker) bool {
+	blocks := func(s plan.Step) bool { return plan.Blocks(s, b.UUID, b.Instance) }
+	return b.UUID != "" && !cluster.Lists(v.Target.Devices, b.UUID) && !OnlyRebootLeft(v) && !slices.ContainsFunc(v.Steps, blocks) &&
+		slices.ContainsFunc(v.EndingNVIDIAMPS(), func(d gpu.Device) bool { return d.UUID == b.UUID })
+}
+
 // evictionReason is the reason of an eviction.
 func evictionReason(v *View, b plan.Blocker) string {
 	if onlyOnNode(v, b) {
@@ -82,7 +93,8 @@ func evictionReason(v *View, b plan.Blocker) string {
 // needsAllIdle reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in
 // its way whichever of them the pod holds.
 func needsAllIdle(v *View) bool {
-	steps, whole := v.Steps, slices.Concat(v.EndingNVIDIAMPS(), managerClears(v))
+	others := func(d gpu.Device) bool { return !cluster.Lists(v.Target.Devices, d.UUID) } // those are waited for
+	steps, whole := v.Steps, slices.Concat(slices.DeleteFunc(v.EndingNVIDIAMPS(), others), managerClears(v))
 	if v.Managed() {
 		steps = plan.WithoutMIG(steps)
 	}
@@ -129,10 +141,10 @@ func comesBackByClaim(v *View, p *cluster.Pod) string {
 }
 
 // justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
-// what it holds, and for how long it has been there.
+// what it holds, and for how long it has been there. An agent that has just come reports all of them anew.
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for _, p := range v.Node.Pods {
-		age := v.Snapshot.Now.Sub(p.Scheduled)
+		age := v.Snapshot.Now.Sub(timing.Latest(p.Scheduled, v.Node.AgentSince))
 		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !podReported(v, p) {
 			return p.Namespace + "/" + p.Name, age
 		}

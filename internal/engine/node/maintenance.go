@@ -235,8 +235,8 @@ func RequestAgain(v *View) (r Result, waits bool) {
 
 // continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
 // After maintenance NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without
-// an upgrade controller nothing tells of the upgrade before that. They are paused no more once the slot has expired,
-// because the agent may never return.
+// an upgrade controller nothing tells of the upgrade before that. They are paused no more once the agent has answered,
+// or the slot has expired, because the agent may never return.
 func continueInterrupted(v *View, r Result) Result {
 	if !WasInterrupted(v) {
 		return r
@@ -247,12 +247,13 @@ func continueInterrupted(v *View, r Result) Result {
 	if _, rests := restsAfterTimeout(v); rests {
 		return r
 	}
-	again, waits := RequestAgain(v)
+	again, unanswered := RequestAgain(v)
+	waits := unanswered
 	if r.State == Unknown {
 		again, waits = r, true
 	}
 	_, maintained := InterruptedAt(v)
-	if patch, pauses := keepPluginAway(v); waits && maintained && pauses && !interruptionOverdue(v) {
+	if patch, pauses := keepPluginAway(v); unanswered && maintained && pauses && !interruptionOverdue(v) {
 		actions, _ := SplitStep(again.Next)
 		again.Next = atOnce(append(actions, patch)...)
 	}
@@ -261,7 +262,7 @@ func continueInterrupted(v *View, r Result) Result {
 	}
 	patch := v.Patch("continuing, because the agent has reported")
 	patch.Annotations[v1alpha1.AnnotationInterrupted] = nil
-	if _, has := v.Node.Annotations[v1alpha1.AnnotationSelected]; has && v.Target.Config != "" {
+	if _, current := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config); current && v.Target.Config != "" {
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
 	return Result{State: r.State, Reason: r.Reason, Message: r.Message, Next: atOnce(patch)}

@@ -89,7 +89,10 @@ func awaitNVIDIAMPSOff(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	r := Result{State: PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
+	message, left := nvidiaMPSUnreported(v)
 	switch {
+	case left > 0 && !MPSLabelOverridden(v):
+		r.Message, r.After, r.Next = message, left, nil
 	case OverriddenByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
 		r.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", action.OverrideName(v.Node.Name))
 		r.Next = withSlot(v, action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()})
@@ -101,6 +104,26 @@ func awaitNVIDIAMPSOff(v *View) (Result, bool) {
 		return setMPSLabel(v, r)
 	}
 	return r, true
+}
+
+// nvidiaMPSUnreported is for how long, at most, NVIDIA's MPS daemon may serve the node and have clients though the agent
+// does not report it yet: the pod of the daemon, one of a client or the agent itself has just come. Until then nothing
+// is done that ends the daemon.
+func nvidiaMPSUnreported(v *View) (message string, left time.Duration) {
+	if v.Target.IsBaseline || len(v.EndingNVIDIAMPS()) > 0 || len(nvidiaMPSPods(v)) == 0 {
+		return "", 0
+	}
+	since := v.Node.AgentSince
+	for _, p := range v.Node.Pods {
+		if p.KeptBy(cluster.LabelMPSCapable) {
+			since = timing.Latest(since, timing.Latest(p.Scheduled, p.ReadySince))
+		}
+	}
+	left = since.Add(timing.ReportAfter).Sub(v.Snapshot.Now)
+	if pod, age := justBoundPod(v); pod != "" {
+		left = max(left, timing.ReportAfter-age)
+	}
+	return "Waiting for the agent to report whether NVIDIA's MPS daemon serves the node: " + format.List(nvidiaMPSPods(v)), left
 }
 
 // nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false
@@ -257,14 +280,19 @@ func servedByNVIDIAMPS(v *View) bool {
 }
 
 // mpsOverrideNotNeeded lets NVIDIA's MPS DaemonSet back where the operator's daemons are gone, once that does no harm:
-// GFD says false, or the node was found with NVIDIA's daemon and selects the configuration from before.
+// GFD says false, or the node selects the configuration from before and that asks for NVIDIA's daemon.
 func mpsOverrideNotNeeded(v *View, _ State) Finding {
 	if ExcludesNVIDIAMPS(v) || !MPSLabelOverridden(v) {
 		return Finding{}
 	}
 	found := v.Target.IsBaseline && v.Selects()
-	if v.Node.Features.Others == cluster.LabelTrue && (!found || !servedByNVIDIAMPS(v)) {
-		return staleSharingLabels(v)
+	confirmed, gfdRuns := untilGFDConfirms(v)
+	if v.Node.Features.Others == cluster.LabelTrue && !(found && (servedByNVIDIAMPS(v) || gfdRuns && confirmed <= 0)) {
+		f := staleSharingLabels(v)
+		if found {
+			f.After = timing.Sooner(f.After, confirmed)
+		}
+		return f
 	}
 	return Finding{Repair: AllowNVIDIAMPS(v, found)}
 }
@@ -291,16 +319,36 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 func awaitNVIDIAMPSAllowed(v *View, r Result) Result {
 	r.State, r.Reason = Releasing, underwayReason(v)
 	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
-	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue {
+	_, gfdRuns := untilGFDConfirms(v)
+	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue && !gfdRuns {
 		r.State, r.Reason = Failed, f.Reason
 	}
 	return r
 }
 
+// untilGFDConfirms is how long GFD must still run on the node until what it says is surely about the configuration that
+// the node selects now. A node that was found before NVIDIA's daemon had started, as new nodes are, has a baseline
+// without it, so then only GFD tells that the configuration from before asks for that daemon.
+func untilGFDConfirms(v *View) (left time.Duration, runs bool) {
+	for _, p := range v.Node.Pods {
+		if p.KeptBy(cluster.DeployLabels()[1]) && !p.Terminating && len(p.Troubles) == 0 {
+			since := timing.Latest(mpsEndedSince(v), timing.Latest(p.Scheduled, p.ReadySince))
+			return since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now), true
+		}
+	}
+	return 0, false
+}
+
+// mpsEndedSince is since when the node shares its GPUs otherwise; of a GPUNode that was made anew, since when the label
+// is overridden at the latest.
+func mpsEndedSince(v *View) time.Time {
+	return timing.Latest(v.Node.GPU.Spec.ChangeTime.Time, v.Node.Features.OverriddenSince)
+}
+
 // staleSharingLabels finds that GFD still says that the node shares by MPS, long after another configuration was
 // selected.
 func staleSharingLabels(v *View) Finding {
-	since := v.Node.GPU.Spec.ChangeTime
+	since := mpsEndedSince(v)
 	if since.IsZero() {
 		return Finding{}
 	}

@@ -100,6 +100,10 @@ func awaitSelected(v *View) (Result, bool) {
 			r.Next, r.After = atOnce(syncs...), left
 			return r, true
 		}
+		if message, left := nvidiaMPSUnreported(v); left > 0 { // GFD would say false, and end it
+			r.Message, r.After = message, left
+			return r, true
+		}
 	}
 	r.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
 	switch {

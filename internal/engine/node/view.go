@@ -51,16 +51,21 @@ type View struct {
 }
 
 // EndingNVIDIAMPS are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is
-// to be shared otherwise. Its clients die with it. Under the GPU Operator it ends when NVIDIA's clients are paused,
-// because it needs the device plugin's deploy label; otherwise it ends with the label nvidia.com/mps.capable.
+// to be shared otherwise, or another one is: that DaemonSet serves all GPUs of the node or none. Its clients die with
+// it. Under the GPU Operator it ends when NVIDIA's clients are paused, because it needs the device plugin's deploy label;
+// otherwise it ends with the label nvidia.com/mps.capable.
 func (v *View) EndingNVIDIAMPS() []gpu.Device {
-	var leaving []gpu.Device
+	var served []gpu.Device
+	ends := false
 	for _, d := range v.Devices {
-		if d.State.MPS != nil && d.State.MPS.External && !needsNVIDIAMPS(v, d.UUID) {
-			leaving = append(leaving, d)
+		if d.State.MPS != nil && d.State.MPS.External {
+			served, ends = append(served, d), ends || !needsNVIDIAMPS(v, d.UUID)
 		}
 	}
-	return leaving
+	if !ends {
+		return nil
+	}
+	return served
 }
 
 func needsNVIDIAMPS(v *View, uuid string) bool {

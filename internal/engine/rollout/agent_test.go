@@ -21,7 +21,7 @@ func (h *host) converge() {
 	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfigName != "" || h.now.Sub(h.upgrade.returned) < resetTime {
 		return
 	}
-	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
+	h.required = h.required && h.stillPending()
 	failed := map[string]bool{} // GPUs whose steps have ended early
 	for {
 		steps, err := plan.Node(h.allowed(), h.devices())

@@ -5,11 +5,13 @@ package rollout_test
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -69,7 +71,7 @@ func (h *host) boot() {
 	if h.down.IsZero() || h.now.Sub(h.down) < bootTime {
 		return
 	}
-	h.down, h.AgentReady = time.Time{}, true
+	h.down, h.AgentReady, h.AgentSince = time.Time{}, true, h.now
 	if h.forgets {
 		h.hardware.Update(func(n *sim.Node) {
 			for i := range n.GPUs {
@@ -83,6 +85,7 @@ func (h *host) boot() {
 
 // reportReboot adds what the agent says about reboots.
 func (h *host) reportReboot() {
+	h.required = h.required && h.stillPending() // also for a spec that the agent has not worked on yet
 	if !h.required {
 		h.since = time.Time{}
 		return
@@ -101,4 +104,14 @@ func (h *host) reportReboot() {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, stalled)
 	}
 	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, required)
+}
+
+// stillPending reports whether the desired MIG mode of a GPU is pending: a reboot sets no other one (stillPending of
+// internal/agent/reboot.go).
+func (h *host) stillPending() bool {
+	return slices.ContainsFunc(h.devices(), func(d gpu.Device) bool {
+		return d.PendingMIG != d.State.MIG && slices.ContainsFunc(h.GPU.Spec.Devices, func(want v1alpha1.DeviceSpec) bool {
+			return want.UUID == d.UUID && d.PendingMIG == (want.Sharing.MIGMode == v1alpha1.MIGModeEnabled)
+		})
+	})
 }

@@ -189,6 +189,103 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
 }
 
+// TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients: NVIDIA's daemon starts, and pods come to it, while no agent looks.
+// What the operator knows of the node is from before that, and asks for no drain.
+func TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients(t *testing.T) {
+	for name, test := range map[string]struct {
+		next    v1alpha1.Sharing
+		returns bool // the agent was away, and is Ready before it reports
+	}{
+		"the agent is back, and the operator's own daemons are next": {mps(10), true},
+		"the agent is back, and time-slicing is next":                {timeSlicing(2), true},
+		"the agent looks later, and time-slicing is next":            {timeSlicing(2), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			c.byHand = mpsByHand(4)
+			h := c.add("a", sim.A100)
+			if !test.returns {
+				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.next, evicting)}
+				c.reconcile() // what disturbs nobody yet
+			}
+			h.lags = true
+			c.steps(1)
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			g.Expect(h.theirs).NotTo(BeNil())
+			if test.returns {
+				c.tick(time.Minute)
+				h.AgentSince = c.Now
+				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.next, evicting)}
+			}
+			c.steps(10)
+			g.Expect(c.killed).To(BeEmpty())
+			h.lags = false
+			d, states := c.run(300)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			g.Expect(states["a"]).To(ContainElement(node.Draining))
+			g.Expect(c.evicted).To(Equal([]string{"client"}))
+			g.Expect(c.killed).To(BeEmpty())
+			g.Expect(h.theirs).To(BeNil())
+		})
+	}
+}
+
+// TestANodeFoundBeforeNVIDIAsMPSHadStartedIsGivenBack: a new node is changed before NVIDIA's daemon has started there, so
+// its baseline has none. Without a policy that daemon serves the node, as the default configuration asks.
+func TestANodeFoundBeforeNVIDIAsMPSHadStartedIsGivenBack(t *testing.T) {
+	for name, had := range map[string]v1alpha1.Sharing{"MPS": mps(10), "time-slicing": timeSlicing(2), "MIG": mig(count("2g", 3))} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			c.byHand = mpsByHand(4)
+			h := c.add("a", sim.A100)
+			settled(t, c, had)
+			c.Policies = nil
+			d, states := c.run(600)
+			g.Expect(d.Nodes).To(BeEmpty(), "%v", d.Nodes)
+			g.Expect(states["a"]).NotTo(ContainElement(node.Failed))
+			c.tick(time.Second)
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			g.Expect(h.features.ours).To(BeZero())
+			g.Expect(h.GPU.Spec).To(BeZero())
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+		})
+	}
+}
+
+// TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor: NVIDIA's daemon serves all GPUs of the node, and ends for all of them.
+func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100, sim.A100)
+	c.steps(2)
+	g.Expect(h.theirs).NotTo(BeNil())
+	c.hold(h, "selected", 0, gpu.WholeGPU)
+	c.hold(h, "other", 1, gpu.WholeGPU)
+	c.tick(time.Minute)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting, onGPUs(0))}
+	foretold := []string{}
+	for _, u := range rollout.Decide(c.world()).Nodes[0].Blockers {
+		foretold = append(foretold, u.String())
+	}
+	g.Expect(foretold).To(ConsistOf(ContainSubstring("pod user/selected uses GPU 0: is evicted"),
+		ContainSubstring("pod user/other uses GPU 1: is waited for, because the policy does not select its GPU")))
+	d := c.during(20*time.Minute, 10*time.Second)
+	g.Expect(c.killed).To(BeEmpty())
+	g.Expect(c.evicted).To(Equal([]string{"selected"}))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/other, because the policy does not select its GPU"))
+	g.Expect(h.Taints).To(BeEmpty())
+
+	c.end(h, "other")
+	d, _ = c.run(300)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	g.Expect(c.killed).To(BeEmpty())
+}
+
 // TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells
 // the pods that the controller evicts and no others, whichever daemon serves the GPUs by MPS now.
 func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {

@@ -4,12 +4,14 @@
 package rollout_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +24,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -30,10 +34,11 @@ import (
 // of their actions and be followed by others, and find agents gone, nodes replaced and users coming and going, while
 // the policy is edited, deleted and written anew. Whatever happens: no more nodes than the budget allows are disturbed,
 // no node loses what a pod uses, NVIDIA's config-manager never meets a key that it cannot see; and once the faults end
-// everything is in the desired state, or as it was before.
+// everything is in the desired state, or as it was before. GPUSHARING_SEEDS=5000 plays so many seeds (make rollouts).
 func TestRandomisedRollouts(t *testing.T) {
 	for seed := range seeds(t, 40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
 			s := newSimulation(t, seed)
 			for range 80 {
 				s.fault()
@@ -185,7 +190,7 @@ func (s *simulation) known() cluster.Snapshot {
 	snapshot.Policies = s.cache.policies
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
 		n := s.cache.nodes[name]
-		n.Pods, n.AgentReady = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
+		n.Pods, n.AgentReady, n.AgentSince = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady, s.cache.pods[name].AgentSince
 		n.Features = s.cache.features[name]
 		if h := s.hosts[name]; h == nil || !h.withoutGPUNode {
 			snapshot.Nodes = append(snapshot.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
@@ -226,7 +231,7 @@ func (s *simulation) fault() {
 		s.rethink()
 	case 2:
 		if h.down.IsZero() {
-			h.AgentReady = !h.AgentReady
+			h.AgentReady, h.AgentSince = !h.AgentReady, s.Now // before it reports
 		}
 	case 3, 4:
 		s.place(h)
@@ -242,7 +247,7 @@ func (s *simulation) fault() {
 			s.version[h.Name]++
 		}
 	case 10:
-		s.toggle(h, optOutLabel, "false")
+		s.optInOrOut(h)
 	case 11:
 		s.lead()
 	case 12:
@@ -280,14 +285,31 @@ func (s *simulation) leave(h *host) {
 	}
 }
 
-// toggle sets a label, or removes it.
-func (s *simulation) toggle(h *host, label, value string) {
+// optInOrOut takes NVIDIA's programs off a node by the label for that, or lets them back. The GPU Operator removes every
+// deploy label of a node that has opted out, whatever its value and also when another client sets one again; once the
+// node is back it sets those that are missing or empty (NVIDIA/gpu-operator controllers/state_manager.go, v26.7.0).
+func (s *simulation) optInOrOut(h *host) {
 	s.version[h.Name]++
-	if _, has := h.Labels[label]; has {
-		delete(h.Labels, label)
+	if h.Labels[optOutLabel] == "" {
+		h.Labels[optOutLabel] = "false"
 		return
 	}
-	h.Labels[label] = value
+	delete(h.Labels, optOutLabel)
+	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager, v1alpha1.LabelRunsAgent} {
+		h.Labels[label] = cmp.Or(h.Labels[label], "true")
+	}
+}
+
+// keepOff removes the deploy labels of the nodes that have opted out.
+func (s *simulation) keepOff() {
+	for _, h := range s.hosts {
+		if h.Labels[optOutLabel] != "" {
+			s.version[h.Name]++
+			maps.DeleteFunc(h.Labels, func(label, _ string) bool {
+				return strings.HasPrefix(label, cluster.DeployPrefix) && label != optOutLabel
+			})
+		}
+	}
 }
 
 // replace deletes a node with all that is on it, and registers it anew.
@@ -339,6 +361,7 @@ func (s *simulation) act(decide func(cluster.Snapshot) rollout.Decision) {
 		s.wrote(a)
 		s.withinBudget(a)
 	}
+	s.keepOff()
 	s.tick(time.Duration(1+s.random.IntN(3)) * time.Second)
 }
 
@@ -388,7 +411,8 @@ func (s *simulation) check(before map[string]string) {
 func (s *simulation) withinBudget(a action.Action) {
 	disturbed := 0
 	for _, h := range s.hosts {
-		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || h.Labels[pluginLabel] != "true") {
+		paused := strings.HasPrefix(h.Labels[pluginLabel], cluster.PausedValue)
+		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || paused && !h.protected()) {
 			disturbed++
 		}
 	}
@@ -397,13 +421,25 @@ func (s *simulation) withinBudget(a action.Action) {
 	}
 }
 
+// protected reports whether a driver upgrade has taken the MIG instances of the node, as far as its agent has reported:
+// to keep NVIDIA's device plugin from what is left needs no slot, since the upgrade had none either.
+func (h *host) protected() bool {
+	at, interrupted := timing.Stamped(h.Annotations[v1alpha1.AnnotationInterrupted], "maintenance")
+	applied, _ := condition.Find(h.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	return interrupted && (!h.GPU.Spec.ChangeTime.After(at) || applied.ObservedGeneration < h.GPU.Generation)
+}
+
 // calm ends the faults and the users, and looks what becomes of it.
 func (s *simulation) calm() {
 	s.t.Helper()
 	g := NewWithT(s.t)
 	for _, h := range s.hosts {
-		h.AgentReady = h.down.IsZero()
-		delete(h.Labels, optOutLabel)
+		if h.Labels[optOutLabel] != "" {
+			s.optInOrOut(h)
+		}
+		if ready := h.down.IsZero(); ready != h.AgentReady {
+			h.AgentReady, h.AgentSince = ready, s.Now
+		}
 		for _, p := range slices.Clone(h.Pods) {
 			if p.Namespace == "user" {
 				s.end(h, p.Name)

@@ -497,7 +497,9 @@ func (c *site) endMPS(h *host) {
 	if h.theirs == nil {
 		return
 	}
-	theirs := strings.HasPrefix(h.Labels[pluginLabel], "paused-for-driver") // NVIDIA itself ended it, for an upgrade of its driver
+	runs, deployed := h.Labels[pluginLabel]
+	// NVIDIA itself ended it, for an upgrade of its driver or on a node that has opted out.
+	theirs := strings.HasPrefix(runs, "paused-for-driver") || c.Plugin.ClusterPolicy && !deployed
 	for _, d := range h.devices() {
 		for _, o := range d.Holders {
 			if theirs {

@@ -216,7 +216,7 @@ func (h *host) attend() {
 	case !runs && h.AgentReady:
 		h.AgentReady, h.upgrade.leaves = false, true
 	case runs && h.upgrade.leaves:
-		h.AgentReady, h.upgrade.leaves, h.upgrade.returned = true, false, h.now
+		h.AgentReady, h.AgentSince, h.upgrade.leaves, h.upgrade.returned = true, h.now, false, h.now
 	}
 }
 
@@ -288,6 +288,52 @@ func TestDriverUpgrade(t *testing.T) {
 			h.leftNothing(g)
 		})
 	}
+}
+
+// TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost: its instances were there again and are offered, so nothing is paused
+// for them once more, for which the node would have no slot.
+func TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost(t *testing.T) {
+	g := NewWithT(t)
+	w, h := toMIG()
+	w.run(100)
+	h.begins(upgrade{builds: time.Minute})
+	offered := func() bool {
+		_, interrupted := h.Annotations[v1alpha1.AnnotationInterrupted]
+		return h.upgrade.state == "validation-required" && interrupted && h.Labels[pluginLabel] == "true"
+	}
+	for range 600 {
+		if w.steps(1); offered() {
+			break
+		}
+	}
+	g.Expect(offered()).To(BeTrue())
+	h.AgentReady = false
+	for range 60 {
+		w.steps(1)
+		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+	}
+	g.Expect(h.upgrade.goesOn()).To(BeFalse())
+	h.AgentReady = true
+	d, _ := w.run(100)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+}
+
+// TestAPolicyThatChangesDuringAnUpgradeIsNoFight: the node selects the former configuration until the upgrade is over,
+// which nobody but the operator has set.
+func TestAPolicyThatChangesDuringAnUpgradeIsNoFight(t *testing.T) {
+	g := NewWithT(t)
+	w, h := toMIG()
+	w.run(100)
+	h.begins(upgrade{builds: time.Minute})
+	w.steps(10)
+	w.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
+	for range 600 {
+		w.steps(1)
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOverruled))
+	}
+	d, _ := w.run(100)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	g.Expect(h.upgrade.goesOn()).To(BeFalse())
 }
 
 // TestDriverUpgradeDuringAChange: an upgrade begins after each reconcile of a change. The change is given up or
