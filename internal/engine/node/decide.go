@@ -45,7 +45,7 @@ func Decide(v *View) Result {
 // of an earlier one.
 func decideNode(v *View) Result {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
-		return awaitNodeUp(v)
+		return beingRebooted(v)
 	}
 	if managerLabelRestored(v) {
 		return leftToManager(v)
@@ -66,8 +66,8 @@ func decideNode(v *View) Result {
 		return unsupported(v)
 	}
 	r := progress(v)
-	if f := failedChange(v); f != nil && (v.FallsBack || r.State == PendingDisruptive) {
-		return failedBefore(v, *f, r)
+	if f := recordedFailure(v); f != nil && (v.FallsBack || r.State == PendingDisruptive) {
+		return afterFailure(v, *f, r)
 	}
 	return r
 }
@@ -80,8 +80,8 @@ func unsupported(v *View) Result {
 	}
 }
 
-// failedBefore reports why the change failed, while the node is on its way back, or waits to become idle after all.
-func failedBefore(v *View, f v1alpha1.FailedChange, r Result) Result {
+// afterFailure reports why the change failed, while the node is on its way back, or waits to become idle after all.
+func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 	r.Rollback = r.State
 	switch {
 	case !v.FallsBack && len(v.Blockers) == 0:
@@ -123,7 +123,7 @@ func progress(v *View) Result {
 	case instancesLeftToOthers(v):
 		return applying(v)
 	case targetInSpec && needsManualReboot(v):
-		return awaitManualReboot(v)
+		return leftUntilManualReboot(v)
 	case v.OnlyComputeMode():
 		return afterApplying(v)
 	case rests:
@@ -170,7 +170,7 @@ func byManager(v *View, targetInSpec bool) (Result, bool) {
 	case v.Partitions() && targetInSpec && v.Node.GPU.Spec.MIGConfigName != "":
 		return managerReturns(v, driveManager(v)), true
 	case v.Partitions() && !targetInSpec && v.Taint() == nil:
-		return prepareManager(v)
+		return awaitMIGManagerPrepared(v)
 	}
 	return Result{}, false
 }

@@ -83,7 +83,7 @@ func evictionReason(v *View, b plan.Blocker) string {
 // its way whichever of them the pod holds.
 func needsAllIdle(v *View) bool {
 	steps, whole := v.Steps, slices.Concat(v.EndingNVIDIAMPS(), managerClears(v))
-	if v.Managed() {
+	if v.PartitionedByMIGManager() {
 		steps = plan.WithoutMIG(steps)
 	}
 	for _, d := range v.Devices {

@@ -27,7 +27,7 @@ import (
 //
 //	agent:       awaitMIGManagerDisabled → NVIDIA's mig-manager is gone → … → managerLabelRestored: its labels are restored, it
 //	             comes back → awaitMIGManagerDone
-//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerLabelRestored: its label is restored
+//	mig-manager: awaitMIGManagerPrepared → drained → driveManager → verifyManager → … → managerLabelRestored: its label is restored
 //	             → awaitMIGManagerDone
 //
 // Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of
@@ -85,9 +85,9 @@ func UsesMIGConfigs(v *View) bool {
 	return managerMayFinish(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
-// prepareManager is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
+// awaitMIGManagerPrepared is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
 // configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
-func prepareManager(v *View) (Result, bool) {
+func awaitMIGManagerPrepared(v *View) (Result, bool) {
 	r := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
 	name := migConfig(v).Name
 	file, err := migmanager.Parse(v.Snapshot.Configs[migmanager.FileKey])
@@ -147,7 +147,7 @@ func managerBusy(v *View) bool {
 // unpauseManagersClients starts NVIDIA's clients that mig-manager has paused and left so, as it does where it gives up
 // waiting for one.
 func unpauseManagersClients(v *View, labels map[string]*string) {
-	if !v.Managed() || managerBusy(v) {
+	if !v.PartitionedByMIGManager() || managerBusy(v) {
 		return
 	}
 	for _, name := range cluster.DeployLabels() {
@@ -379,7 +379,7 @@ func migConfigIgnored(v *View, _ State) Finding {
 // restoreManagerLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
 // there. Its state is removed with that, so that the next one is its answer.
 func restoreManagerLabels(v *View, labels map[string]*string) {
-	if v.Managed() && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
+	if v.PartitionedByMIGManager() && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
 		return
 	}
 	labels[v1alpha1.LabelMIGConfig] = nil
@@ -389,7 +389,7 @@ func restoreManagerLabels(v *View, labels map[string]*string) {
 	}
 	if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
 		labels[v1alpha1.LabelMIGConfig] = &before
-		if v.Managed() {
+		if v.PartitionedByMIGManager() {
 			labels[v1alpha1.LabelMIGConfigState] = nil
 		}
 	}
@@ -420,7 +420,7 @@ func labelRestored(v *View, patch action.PatchNode) string {
 	_, manager := patch.Labels[v1alpha1.LabelMIGManager]
 	_, config := patch.Labels[v1alpha1.LabelMIGConfig]
 	name := labelPatched(v, patch, v1alpha1.LabelMIGConfig)
-	reads := v.Managed() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
+	reads := v.PartitionedByMIGManager() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
 	if !v.Target.ReleasesNode || !reads || !manager && !config || migmanager.Ours(name) || name == migConfigPlaceholder {
 		return ""
 	}
@@ -446,7 +446,7 @@ func managerLabelRestored(v *View) bool {
 // they ask for. The operator changes them no more, so it needs no report of the agent.
 func leftToManager(v *View) Result {
 	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentResumed}
-	if !v.Managed() {
+	if !v.PartitionedByMIGManager() {
 		gates = []gateFunc{awaitSelected, awaitPublishedInTime, awaitUntainted, awaitMIGManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
 	for _, gate := range gates {
@@ -471,7 +471,7 @@ func awaitAgentResumed(v *View) (Result, bool) {
 
 // resumeAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
 func resumeAgent(v *View) []action.Action {
-	if !v.Managed() || managerBusy(v) {
+	if !v.PartitionedByMIGManager() || managerBusy(v) {
 		return nil
 	}
 	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
@@ -605,7 +605,7 @@ func managerClears(v *View) []gpu.Device {
 
 // mustDisableMIGManager says whether NVIDIA's mig-manager has to stay off the node.
 func mustDisableMIGManager(v *View) bool {
-	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
+	return v.ByGPUOperator() && !v.PartitionedByMIGManager() && touchesMIG(v)
 }
 
 // touchesMIG says whether MIG mode is on somewhere on the node or will be.

@@ -117,7 +117,7 @@ func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 		if left, starts := draPluginStarting(v, pods); starts {
 			return nil, left
 		}
-		return atOnce(recordRestart(v, now, append(slices.Clone(pods), unawareMonitors(v)...))), 0
+		return atOnce(recordDRARestart(v, now, append(slices.Clone(pods), unawareMonitors(v)...))), 0
 	}
 	var deletions []action.Action
 	waits := false
@@ -168,13 +168,13 @@ func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextStep, after ti
 	if after > 0 {
 		return nil, after
 	}
-	patch := recordRestart(v, now, pods)
+	patch := recordDRARestart(v, now, pods)
 	patch.Annotations[v1alpha1.AnnotationRestarted] = &now
 	return atOnce(patch), 0
 }
 
-// recordRestart notes the pods that have to go before the driver has seen the GPUs.
-func recordRestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
+// recordDRARestart notes the pods that have to go before the driver has seen the GPUs.
+func recordDRARestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
 	uids := make([]string, 0, len(pods))
 	for _, p := range pods {
 		uids = append(uids, p.UID)

@@ -72,7 +72,7 @@ func failChange(v *View, r Result, reason, message string) Result {
 		actions = append(actions, recordFailure(v, reason, message)...)
 	case v.MadeUnavailable():
 		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
-	case v.Desired == nil && !v.Managed():
+	case v.Desired == nil && !v.PartitionedByMIGManager():
 		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
 			r.After = again.Sub(v.Snapshot.Now)
 			r.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))

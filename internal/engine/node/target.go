@@ -46,11 +46,11 @@ func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	return ""
 }
 
-// Managed says whether mig-manager brings the GPUs of the node to their target.
-func (v *View) Managed() bool { return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager }
+// PartitionedByMIGManager says whether mig-manager brings the GPUs of the node to their target.
+func (v *View) PartitionedByMIGManager() bool { return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager }
 
 // Partitions says whether it has something to do.
-func (v *View) Partitions() bool { return v.Managed() && slices.ContainsFunc(v.Steps, plan.ChangesMIG) }
+func (v *View) Partitions() bool { return v.PartitionedByMIGManager() && slices.ContainsFunc(v.Steps, plan.ChangesMIG) }
 
 // migConfig is the configuration that brings the GPUs to the target.
 func migConfig(v *View) migmanager.Config { return migmanager.Render(v.Target.Devices, v.Devices) }

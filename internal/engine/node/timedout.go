@@ -41,7 +41,7 @@ func LastTurn(v *View) time.Time {
 // RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to, with a
 // record of that.
 func RecordTimeout(v *View, reason, why string) []action.Action {
-	if v.Managed() {
+	if v.PartitionedByMIGManager() {
 		return RestoreScheduling(v, why)
 	}
 	last, _ := lastTimeout(v)
@@ -79,7 +79,7 @@ func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 // and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.Managed() && !needsManualReboot(v)
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.PartitionedByMIGManager() && !needsManualReboot(v)
 	return t, ok
 }
 
@@ -93,7 +93,7 @@ func releasesAgain(v *View) bool {
 	if v.Policy != nil || since.IsZero() || recorded && t.Times > 0 || !recorded && v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
-	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.Managed() && !needsManualReboot(v)
+	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.PartitionedByMIGManager() && !needsManualReboot(v)
 }
 
 // releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
@@ -107,7 +107,7 @@ func releaseFailed(v *View) bool {
 		return false // it is left to those who use it, and neither drained nor paused
 	}
 	left, _, limited := timeLeft(v)
-	_, _, stalled := v.Stalled()
+	_, _, stalled := v.ApplyStalled()
 	return stalled || limited && left <= 0
 }
 

@@ -41,7 +41,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 	if v.TargetIsLastGood() || v.Target.Expected == nil {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
-		actions, after := restartPluginOnce(v)
+		actions, after := recordPluginRestart(v)
 		if left <= 0 {
 			actions = append(actions, removeTaints(v)...)
 		} else if v.Taint() != nil {
@@ -65,7 +65,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 	if r.After = left - timing.VerifyTimeout/2; r.After > 0 {
 		return r, true
 	}
-	restarts, after := restartPluginOnce(v) // it may have read what another controller had written into the ConfigMap
+	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
 	r.Next, r.After = atOnce(restarts...), timing.Sooner(left, after)
 	return r, true
 }

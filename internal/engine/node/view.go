@@ -103,8 +103,8 @@ func (v *View) DesiredHash() string {
 	return v.Target.Hash()
 }
 
-// failedChange is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
-func failedChange(v *View) *v1alpha1.FailedChange {
+// recordedFailure is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
+func recordedFailure(v *View) *v1alpha1.FailedChange {
 	f := v.Node.GPU.Status.Rollout.Failed
 	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.AttemptID() || FailureSuperseded(v, *f) {
 		return nil
@@ -125,7 +125,7 @@ func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
 // more before a reboot, which it has no permission for, is not, also if that state is another policy's.
 func BusyFor(v *View) time.Duration {
 	spec := v.Node.GPU.Spec
-	_, _, stalled := v.Stalled()
+	_, _, stalled := v.ApplyStalled()
 	waits := stalled || specNeedsReboot(v) && spec.Reboot == nil
 	if len(spec.Devices) == 0 || waits || condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation) {
 		return 0
@@ -153,7 +153,7 @@ func (v *View) OnlyComputeMode() bool {
 // Closes says whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *View) Closes() bool {
 	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
-		return (s.Closes() || destroysInstance(s)) && !v.Managed() // mig-manager sees to that itself
+		return (s.Closes() || destroysInstance(s)) && !v.PartitionedByMIGManager() // mig-manager sees to that itself
 	})
 }
 
@@ -193,8 +193,8 @@ func agentObservedGeneration(v *View) bool {
 // mostReason is how long a reason is at most, of the schema of status.pending and status.rollout.
 const mostReason = 64
 
-// Stalled is the message of the agent that only another desired state helps.
-func (v *View) Stalled() (reason, message string, is bool) {
+// ApplyStalled is the message of the agent that only another desired state helps.
+func (v *View) ApplyStalled() (reason, message string, is bool) {
 	c, ok := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
 	if !ok || c.Status != "True" || c.ObservedGeneration != v.Node.GPU.Generation {
 		return "", "", false
@@ -235,8 +235,8 @@ func (v *View) MadeUnavailable() bool {
 	return pauses || v.Taint() != nil
 }
 
-// Rules are the pace and the manners of the change: the policy's, or those that the last one left behind.
-func (v *View) Rules() v1alpha1.Rollout {
+// RolloutSpec are the pace and the manners of the change: the policy's, or those that the last one left behind.
+func (v *View) RolloutSpec() v1alpha1.Rollout {
 	if v.Policy != nil {
 		return v.Policy.Spec.Rollout
 	}
@@ -249,7 +249,7 @@ func (v *View) Rules() v1alpha1.Rollout {
 // DrainTimeout is how long to wait for the node to become idle.
 func (v *View) DrainTimeout() time.Duration {
 	const usual = 600 // the default of the API
-	seconds := v.Rules().Drain.TimeoutSeconds
+	seconds := v.RolloutSpec().Drain.TimeoutSeconds
 	if seconds == 0 {
 		seconds = usual
 	}
@@ -258,7 +258,7 @@ func (v *View) DrainTimeout() time.Duration {
 
 // DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none.
 func (v *View) DrainMode() v1alpha1.DrainMode {
-	if mode := v.Rules().Drain.Mode; mode != "" {
+	if mode := v.RolloutSpec().Drain.Mode; mode != "" {
 		return mode
 	}
 	return v1alpha1.DrainModeWaitForIdle

@@ -218,7 +218,7 @@ func slotCount(g *Group) int {
 	}
 	least := all
 	for _, m := range g.Leaving {
-		least = min(least, scaled(m.Rules().MaxUnavailable, all))
+		least = min(least, scaled(m.RolloutSpec().MaxUnavailable, all))
 	}
 	return max(least, 1)
 }
