@@ -87,7 +87,7 @@ const (
 // ManagerAtWork says whether a state of NVIDIA's mig-manager is one in which it has begun and not ended.
 func ManagerAtWork(state string) bool { return state == ManagerPending || state == ManagerRebooting }
 
-// The values of LabelMPSCapable.
+// The values of labels that are on or off, such as LabelMPSCapable and the deploy labels.
 const (
 	LabelTrue  = "true"
 	LabelFalse = "false"

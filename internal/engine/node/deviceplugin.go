@@ -251,7 +251,7 @@ func withMonitors(v *View, now, seen string) string {
 	return withoutPods(now, uids)
 }
 
-// recordPluginRestart starts the device plugin anew where it does not advertise what it must: it has not seen the MIG
+// recordPluginRestart has the device plugin started anew where it does not advertise what it must: it has not seen the MIG
 // instances, or it started while the config had another content. It does so once for the config and the instances of a
 // boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that
 // has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the pods.
@@ -275,7 +275,8 @@ func restartOccasion(v *View) string {
 	return hashOfInstances(v) + "/" + v.Node.GPU.Status.BootID + "/" + v.Target.Config
 }
 
-// restartReadsConfig reports whether the ConfigMap has the key, so that a device plugin that starts anew reads it.
+// restartReadsConfig reports whether a device plugin that starts anew reads the config of the target: the ConfigMap has
+// it, the node selects it, and the plugin is configured to read the ConfigMap.
 func restartReadsConfig(v *View) bool {
 	data, written := v.Snapshot.Configs[v.Target.Config]
 	return written && data == v.Target.Data && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config && v.Snapshot.Plugin.Ready

@@ -33,8 +33,9 @@ func evictionRefusals(v *View) []string {
 }
 
 // chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets
-// and of the kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an
-// emptyDir volume makes no difference.
+// and of the kubelet itself would come back at once, and so would those that get in spite of the taint: they stay, and
+// are named. A pod without a controller is evicted like any other, though nobody makes it again, and so is one with an
+// emptyDir volume.
 func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 	if v.DrainMode() != "Evict" {
 		return nil, nil

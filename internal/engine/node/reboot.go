@@ -103,7 +103,7 @@ func whyNotRebooted(v *View) (message string, is bool) {
 		"let it, as it says, or reboot the node within %s", timing.ApplyTimeout), true
 }
 
-// beingRebooted waits for a node that is being rebooted. Nothing but the node itself can end that.
+// beingRebooted is the result of a node that is being rebooted. Nothing but the node itself can end that.
 func beingRebooted(v *View) Result {
 	r := Result{
 		State: Unknown, Reason: v1alpha1.ReasonRebooting,

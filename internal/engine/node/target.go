@@ -46,11 +46,15 @@ func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	return ""
 }
 
-// PartitionedByMIGManager says whether mig-manager brings the GPUs of the node to their target.
-func (v *View) PartitionedByMIGManager() bool { return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager }
+// PartitionedByMIGManager reports whether NVIDIA's mig-manager, and not the agent, makes the MIG instances of the target.
+func (v *View) PartitionedByMIGManager() bool {
+	return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager
+}
 
-// Partitions says whether it has something to do.
-func (v *View) Partitions() bool { return v.PartitionedByMIGManager() && slices.ContainsFunc(v.Steps, plan.ChangesMIG) }
+// Partitions reports whether mig-manager has something to do.
+func (v *View) Partitions() bool {
+	return v.PartitionedByMIGManager() && slices.ContainsFunc(v.Steps, plan.ChangesMIG)
+}
 
 // migConfig is the configuration that brings the GPUs to the target.
 func migConfig(v *View) migmanager.Config { return migmanager.Render(v.Target.Devices, v.Devices) }
@@ -145,7 +149,7 @@ func ConfigSelectedAt(v *View) time.Time {
 // Hash identifies the config and the GPUs of the target.
 func (t Target) Hash() string { return policy.Hash(t.Config, t.Devices) }
 
-// Sharing is the target as the spec records it.
+// Sharing is the target as status.rollout.lastGood records it.
 func (t Target) Sharing() *v1alpha1.NodeSharing {
 	return &v1alpha1.NodeSharing{PolicyName: t.Policy, Strategy: t.Strategy, ConfigName: t.Config, Devices: t.Devices}
 }
@@ -155,24 +159,6 @@ func targetOf(w policy.Desired) Target {
 	return Target{
 		Policy: w.Policy, Config: w.Config.Key, Data: w.Config.Data, Devices: w.Devices, Expected: w.Config.Resources,
 	}
-}
-
-// FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs
-// that the last good state does not list, since they were deselected or have come later, go to their baseline.
-func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
-	if good := n.Status.Rollout.LastGood; good != nil {
-		before := restorable(n, have)
-		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
-		for _, d := range before {
-			if !cluster.Lists(devices, d.UUID) {
-				devices = append(devices, d)
-			}
-		}
-		return Target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
-	}
-	t := baselineTarget(n, have)
-	t.Policy, t.ReleasesNode, t.Labels = by, false, nil
-	return t
 }
 
 // OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver

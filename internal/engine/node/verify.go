@@ -38,7 +38,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 	// programs start anew.
 	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
-	if v.TargetIsLastGood() || v.Target.Expected == nil {
+	if v.TargetIsLastGood() {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := recordPluginRestart(v)
@@ -111,7 +111,7 @@ func awaitPluginSettled(v *View) (Result, bool) {
 	return Result{}, false
 }
 
-// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate
+// keepsPluginOff reports whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate
 // it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a
 // while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that
 // for ever.

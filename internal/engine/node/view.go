@@ -4,16 +4,12 @@
 package node
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -35,8 +31,8 @@ type View struct {
 
 	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	Losers      []*v1alpha1.GPUSharingPolicy
-	Desired     *policy.Desired // what Policy asks for; nil if it cannot be met, or nobody asks
-	Unsupported *plan.Problem   // why it cannot be met
+	Desired     *policy.Desired // what Policy asks for; nil if nobody asks, no GPU is known, or no state meets it
+	Unsupported *plan.Problem   // why Policy cannot be honoured here, also beside Desired
 
 	Target    Target // where the node is on its way to
 	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
@@ -101,24 +97,6 @@ func (v *View) DesiredHash() string {
 		return v.Desired.Hash()
 	}
 	return v.Target.Hash()
-}
-
-// recordedFailure is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
-func recordedFailure(v *View) *v1alpha1.FailedChange {
-	f := v.Node.GPU.Status.Rollout.Failed
-	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.AttemptID() || FailureSuperseded(v, *f) {
-		return nil
-	}
-	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
-		return nil // what was missing is there
-	}
-	return f
-}
-
-// FailureSuperseded reports whether the agent was asked once more for what failed.
-func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
-	spec := v.Node.GPU.Spec
-	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
 }
 
 // BusyFor is for how long the agent may yet be at work on an earlier desired state; 0: it is not. One that can do no
@@ -193,7 +171,7 @@ func agentObservedGeneration(v *View) bool {
 // mostReason is how long a reason is at most, of the schema of status.pending and status.rollout.
 const mostReason = 64
 
-// ApplyStalled is the message of the agent that only another desired state helps.
+// ApplyStalled is the agent's condition ApplyStalled for the spec as it is: only another desired state helps.
 func (v *View) ApplyStalled() (reason, message string, is bool) {
 	c, ok := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
 	if !ok || c.Status != "True" || c.ObservedGeneration != v.Node.GPU.Generation {
@@ -235,7 +213,7 @@ func (v *View) MadeUnavailable() bool {
 	return pauses || v.Taint() != nil
 }
 
-// RolloutSpec are the pace and the manners of the change: the policy's, or those that the last one left behind.
+// RolloutSpec is the pace and the manners of the change: spec.rollout of the policy, or of what the last one left behind.
 func (v *View) RolloutSpec() v1alpha1.Rollout {
 	if v.Policy != nil {
 		return v.Policy.Spec.Rollout
@@ -365,15 +343,4 @@ func AdvertisesNoGPU(v *View) bool {
 // turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
 	return !v.ServedByDRADriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
-}
-
-// AttemptID tells one attempt at the desired state from the next: another generation of the policy, or another value of
-// v1alpha1.AnnotationRetry.
-func (v *View) AttemptID() string {
-	ref, uid := v.Ref(), types.UID("")
-	if v.Policy != nil {
-		uid = v.Policy.UID
-	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.Node.GPU.Annotations[v1alpha1.AnnotationRetry]))
-	return hex.EncodeToString(sum[:8])
 }

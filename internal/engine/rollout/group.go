@@ -146,8 +146,9 @@ type NodeState struct {
 	Retained bool
 }
 
-// NotChanging reports whether the GPUs of the node are not being changed yet, or no longer.
-func (m *member) NotChanging() bool {
+// HeldUp reports whether the change of the node has failed, cannot be made, or waits for what must come before it: the
+// agent, a slot, users or NVIDIA's clients.
+func (m *member) HeldUp() bool {
 	return slices.Contains([]node.State{
 		node.Failed, node.Unsupported, node.Unknown, node.PendingDisruptive, node.Draining, node.PausingClients,
 	}, m.State)
