@@ -67,7 +67,7 @@ func pluginFailing(v *View, s State) Finding {
 	return f
 }
 
-// configManagerFails says whether the config-manager of a pod keeps ending though the key that the node selects is
+// configManagerFails reports whether the config-manager of a pod keeps ending though the key that the node selects is
 // there.
 func configManagerFails(v *View, p cluster.Pod) bool {
 	_, written := v.Snapshot.Configs[v.Node.Labels[v1alpha1.LabelConfig]]

@@ -141,7 +141,7 @@ func justBoundPod(v *View) (name string, age time.Duration) {
 	return "", 0
 }
 
-// podReported says whether the agent knows what a pod holds.
+// podReported reports whether the agent knows what a pod holds.
 func podReported(v *View, p cluster.Pod) bool {
 	for _, d := range v.Devices {
 		holds := func(h gpu.Holder) bool { return h.Namespace == p.Namespace && h.Pod == p.Name }

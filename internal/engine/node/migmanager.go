@@ -63,7 +63,7 @@ func managerUnavailable(v *View) *plan.Problem {
 	}
 }
 
-// migManagerDisabledByUs says whether it was us who keep mig-manager off the node.
+// migManagerDisabledByUs reports whether it was us who keep mig-manager off the node.
 func migManagerDisabledByUs(v *View) bool {
 	b := v.Node.GPU.Spec.Baseline
 	return b != nil && b.Labels[v1alpha1.LabelMIGManager] != "false"
@@ -128,8 +128,8 @@ func managerReads(v *View) bool {
 	return len(pods) > 0 && !slices.ContainsFunc(pods, func(p cluster.Pod) bool { return !p.MountsConfig })
 }
 
-// managerBusy says whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever: what
-// it was asked for here, and has not done in its time, it does no more.
+// managerBusy reports whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever:
+// what it was asked for here, and has not done in its time, it does no more.
 func managerBusy(v *View) bool {
 	since, requested := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
 	if requested && v.Snapshot.Now.Sub(since) >= timing.RebootTimeout {
@@ -180,7 +180,7 @@ func driveManager(v *View) Result {
 	return r
 }
 
-// agentClosedDriver says whether the agent has closed the driver.
+// agentClosedDriver reports whether the agent has closed the driver.
 func agentClosedDriver(v *View) bool {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	return found && c.Reason == v1alpha1.ReasonMIGManagerPartitioning && c.ObservedGeneration == v.Node.GPU.Generation
@@ -305,8 +305,8 @@ func migManagerIsBack(v *View) bool {
 	return !v.Target.ReleasesNode && mustDisableMIGManager(v) && v.TargetIsLastGood() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
-// disablesMIGManagerAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes
-// in the patch that another controller is overruled.
+// disablesMIGManagerAgain reports whether the label that keeps NVIDIA's mig-manager off the node is to be set, and
+// notes in the patch that another controller is overruled.
 func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	manager := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if v.Target.ReleasesNode || !mustDisableMIGManager(v) || manager == "" || manager == "false" {
@@ -561,7 +561,7 @@ func managerLeft(v *View) (left time.Duration, works bool) {
 	return v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
 }
 
-// ManagerBlocksChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
+// ManagerBlocksChange reports whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
 func ManagerBlocksChange(v *View) bool {
 	left, works := managerLeft(v)
@@ -589,8 +589,8 @@ func managerStuck(v *View, _ State) Finding {
 	}
 }
 
-// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is
-// impossible.
+// partitionedByManager reports whether the policy of the node has its GPUs partitioned by mig-manager, also where that
+// is impossible.
 func partitionedByManager(v *View) bool {
 	return v.Policy != nil && actuatorOf(v.Policy) == v1alpha1.MIGActuatorMIGManager
 }
@@ -603,12 +603,12 @@ func managerClears(v *View) []gpu.Device {
 	return migmanager.Clears(v.Target.Devices, v.Devices)
 }
 
-// mustDisableMIGManager says whether NVIDIA's mig-manager has to stay off the node.
+// mustDisableMIGManager reports whether NVIDIA's mig-manager has to stay off the node.
 func mustDisableMIGManager(v *View) bool {
 	return v.ByGPUOperator() && !v.PartitionedByMIGManager() && touchesMIG(v)
 }
 
-// touchesMIG says whether MIG mode is on somewhere on the node or will be.
+// touchesMIG reports whether MIG mode is on somewhere on the node or will be.
 func touchesMIG(v *View) bool {
 	for _, d := range v.Devices {
 		if d.State.MIG || d.PendingMIG {
@@ -646,7 +646,7 @@ func managerLogs(v *View) string {
 	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
 }
 
-// managerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
+// managerWorks reports whether NVIDIA's mig-manager runs on the node and has begun to change it.
 func managerWorks(v *View) bool {
 	return cluster.ManagerAtWork(v.Node.Labels[v1alpha1.LabelMIGConfigState]) && len(managerPods(v)) > 0
 }

@@ -37,7 +37,7 @@ func specNeedsReboot(v *View) bool {
 	return condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired, v.Node.GPU.Generation)
 }
 
-// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it
+// mayReboot reports whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it
 // destroys nothing that is not the operator's.
 func mayReboot(v *View) bool {
 	return v.RolloutSpec().Reboot == v1alpha1.RebootModeIfRequired && v.Node.GPU.Status.CanReboot && rebootDestroys(v) == ""
@@ -55,7 +55,7 @@ func rebootDestroys(v *View) string {
 	return format.List(names)
 }
 
-// OnlyRebootLeft says whether what is left to do is to reboot the node.
+// OnlyRebootLeft reports whether what is left to do is to reboot the node.
 func OnlyRebootLeft(v *View) bool { return targetNeedsReboot(v) && mayReboot(v) }
 
 // emptiesNode reports whether all that is left to do is to reboot the node, which the policy does only once the node's
@@ -65,7 +65,7 @@ func emptiesNode(v *View) bool {
 	return OnlyRebootLeft(v) && !rebootPermitted(v) && (!MustStayUntainted(v) || v.Taint() != nil) && v.RolloutSpec().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
 }
 
-// rebootPermitted says whether the agent has, or had, the permission to reboot the node for the target.
+// rebootPermitted reports whether the agent has, or had, the permission to reboot the node for the target.
 func rebootPermitted(v *View) bool {
 	p := v.Node.GPU.Spec.Reboot
 	return p != nil && p.Hash == v.Target.Hash()

@@ -265,8 +265,8 @@ func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []
 	return syncs, left, unseen
 }
 
-// seesConfig says whether a pod has the config before it as the agent reports it, and watched whether the agent will: it
-// saw the pod's config-manager with another config, and has not been silent for too long.
+// seesConfig reports whether a pod has the config before it as the agent reports it, and watched whether the agent
+// will: it saw the pod's config-manager with another config, and has not been silent for too long.
 func seesConfig(v *View, p cluster.Pod) (sees, watched bool) {
 	config, since := v.Node.GPU.Status.Config, v.Node.GPU.Spec.ChangeTime
 	listed := slices.Contains(config.PodUIDs, p.UID)

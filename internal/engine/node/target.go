@@ -111,9 +111,9 @@ func unpartitioned(uuid string) v1alpha1.DeviceSpec {
 	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
 }
 
-// SpecMatchesTarget says whether the spec asks for the target already, and mig-manager, where that is its business, was
-// asked for it. A spec with the record that the target failed or timed out asks for nothing until it is written again:
-// the deadlines of another attempt begin with that.
+// SpecMatchesTarget reports whether the spec asks for the target already, and mig-manager, where that is its business,
+// was asked for it. A spec with the record that the target failed or timed out asks for nothing until it is written
+// again: the deadlines of another attempt begin with that.
 func (v *View) SpecMatchesTarget() bool {
 	f := v.Node.GPU.Status.Rollout.Failed
 	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !FailureSuperseded(v, *f)
@@ -134,8 +134,8 @@ func (v *View) InFlight() bool {
 	return spec.PolicyName != "" && spec.ConfigName != "" && !isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices})
 }
 
-// Retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
-// says so.
+// Retained reports whether a node that no policy governs stays as it is: nothing was ever done to it, or its last
+// policy says so.
 func Retained(spec v1alpha1.GPUNodeSpec) bool {
 	return spec.Baseline == nil || spec.Release != nil && spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain
 }
@@ -230,7 +230,7 @@ func baselineLabels() []string {
 	return []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState}
 }
 
-// specMatches says whether a spec asks for the target already.
+// specMatches reports whether a spec asks for the target already.
 func specMatches(spec v1alpha1.GPUNodeSpec, t Target) bool {
 	return spec.ConfigName == t.Config && spec.MIGActuator == t.Actuator && sameDevices(spec.Devices, t.Devices)
 }

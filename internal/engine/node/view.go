@@ -121,14 +121,14 @@ func (v *View) ChangeIsDisruptive() bool {
 		slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
 }
 
-// OnlyComputeMode says whether the GPUs are as they were verified, but for a compute mode that a user set or a daemon
-// left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
+// OnlyComputeMode reports whether the GPUs are as they were verified, but for a compute mode that a user set or a
+// daemon left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
 func (v *View) OnlyComputeMode() bool {
 	spec := v.Node.GPU.Spec
 	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.TargetIsLastGood()
 }
 
-// Closes says whether a step is left for which NVIDIA's clients must have closed their handles.
+// Closes reports whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *View) Closes() bool {
 	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
 		return (s.Closes() || destroysInstance(s)) && !v.PartitionedByMIGManager() // mig-manager sees to that itself
@@ -325,7 +325,7 @@ func deletePod(v *View, p cluster.Pod, why string) action.DeletePod {
 	return action.DeletePod{Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why}
 }
 
-// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
+// AdvertisesNoGPU reports whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
 // taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
 // off.
 func AdvertisesNoGPU(v *View) bool {

@@ -127,7 +127,7 @@ func (b *budget) count(m *member) {
 	b.alone = b.alone || b.unproven(m)
 }
 
-// unproven says whether no node has reached yet what this one is to get.
+// unproven reports whether no node has reached yet what this one is to get.
 func (b *budget) unproven(m *member) bool {
 	return m.Desired != nil && !b.proven[m.Desired.Config.Key]
 }

@@ -154,10 +154,10 @@ func (m *member) HeldUp() bool {
 	}, m.State)
 }
 
-// Paused says whether the policy changes nothing as yet.
+// Paused reports whether the policy changes nothing as yet.
 func (m *member) Paused() bool { return m.Policy != nil && m.Policy.Spec.Rollout.Paused }
 
-// HasStatus says whether there is anything to say about the node.
+// HasStatus reports whether there is anything to say about the node.
 func (m *member) HasStatus() bool { return m.Policy != nil || m.Node.GPU.Spec.Baseline != nil }
 
 // InvalidWindow is the message of a policy with an invalid maintenance window.
