@@ -98,8 +98,8 @@ type Evict struct {
 	Policy         PolicyRef
 }
 
-// DeletePod deletes a pod of NVIDIA's: one of a DaemonSet, so that it starts anew and sees the MIG instances or the config
-// that are there, or a test of the GPU Operator's validator, which holds a GPU. A pod that is gone is no error.
+// DeletePod deletes a pod of NVIDIA's: one of a DaemonSet, so that it starts anew and sees the MIG instances or the
+// config that are there, or a test of the GPU Operator's validator, which holds a GPU. A pod that is gone is no error.
 type DeletePod struct {
 	Node           string
 	Namespace, Pod string

@@ -16,8 +16,8 @@ import (
 )
 
 // Snapshot is everything that a decision depends on, as one reconcile read it from the cache. rollout.Decide changes
-// none of it but what Repeats and OtherControllers point to, which it keeps for later reconciles. What it finds itself it
-// sets in its own copy of the snapshot.
+// none of it but what Repeats and OtherControllers point to, which it keeps for later reconciles. What it finds itself
+// it sets in its own copy of the snapshot.
 type Snapshot struct {
 	// Now is the time of the reconcile.
 	Now time.Time
@@ -54,7 +54,8 @@ type Snapshot struct {
 	// ConfigsRefused is why the API server refuses what our ConfigMap must hold; empty: it does not. rollout.Decide finds
 	// it.
 	ConfigsRefused string
-	// MpsUsers are the pods that ask for GPUs, or have some, on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide finds them.
+	// MpsUsers are the pods that ask for GPUs, or have some, on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide
+	// finds them.
 	MpsUsers []string
 }
 

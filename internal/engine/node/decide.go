@@ -21,7 +21,8 @@ import (
 //	   └ the agent does not report
 //
 // Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
-// untaint.go; failure.go has what follows a failure, with the four that have no state to fall back to. Decisions follow from what is observed, so any reconcile may be the first.
+// untaint.go; failure.go has what follows a failure, with the four that have no state to fall back to. Decisions follow
+// from what is observed, so any reconcile may be the first.
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {

@@ -251,10 +251,11 @@ func withMonitors(v *View, now, seen string) string {
 	return withoutPods(now, uids)
 }
 
-// recordPluginRestart has the device plugin started anew where it does not advertise what it must: it has not seen the MIG
-// instances, or it started while the config had another content. It does so once for the config and the instances of a
-// boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that
-// has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the pods.
+// recordPluginRestart has the device plugin started anew where it does not advertise what it must: it has not seen the
+// MIG instances, or it started while the config had another content. It does so once for the config and the instances
+// of a boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One
+// that has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the
+// pods.
 func recordPluginRestart(v *View) (actions []action.Action, after time.Duration) {
 	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !restartReadsConfig(v) {

@@ -32,10 +32,11 @@ func evictionRefusals(v *View) []string {
 	return slices.Compact(refused)
 }
 
-// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets
-// and of the kubelet itself would come back at once, and so would those that get in spite of the taint: they stay, and
-// are named. A pod without a controller is evicted like any other, though nobody makes it again, and so is one with an
-// emptyDir volume.
+// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods in whose
+// place another would come at once stay, and are named: those of DaemonSets and of the kubelet itself, those that came
+// in spite of the taint, and those of a controller that can share a ResourceClaim (comesBackByClaim). So do those of
+// which nobody reports what they hold, where that matters. For the rest it makes no difference whether a pod has a
+// controller or an emptyDir volume.
 func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 	if v.DrainMode() != "Evict" {
 		return nil, nil

@@ -26,16 +26,17 @@ import (
 
 // A change that fails is recorded, and the node rolled back to its last good state or, without one, to its baseline. A
 // release, the way back itself and what was reached before have nothing to fall back to: they rest (Timeout, below). So
-// does a node that does not become idle in time, since nothing was changed there yet; its failure is recorded (drain.go).
+// does a node that does not become idle in time, since nothing was changed there yet; its failure is recorded
+// (drain.go).
 //
 //	failChange ─ a fallback: recordFailure → FallbackTarget → afterFailure ─ retry → AttemptID
 //	           └ none: RecordTimeout → resting
 //
 //	record                   written by                                ends
-//	status.rollout.failed    recordFailure: failChange with a          another desired state or attempt: a generation of the
-//	                         fallback; drain.go without one            policy, or a retry by annotation (recordedFailure)
-//	AnnotationTimedOut       RecordTimeout: nothing to fall back to;   its time is over, twice as long each time (Timeout.Until),
-//	                         EndTurn: the window has closed;           or another attempt (timeoutAttemptID)
+//	status.rollout.failed    recordFailure: failChange with a          another desired state or attempt: another generation
+//	                         fallback; drain.go without one            of the policy or retry by annotation (recordedFailure)
+//	AnnotationTimedOut       RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
+//	                         EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
 //	                         EndInterrupted: interrupted too long
 //	AnnotationInterrupted    maintenance, users, a lost agent          the agent has answered again (continueInterrupted)
 

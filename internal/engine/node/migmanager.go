@@ -85,8 +85,9 @@ func UsesMIGConfigs(v *View) bool {
 	return managerMayFinish(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
-// awaitMIGManagerPrepared is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
-// configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
+// awaitMIGManagerPrepared is the gate before a node is tainted for mig-manager: it runs there and reads our file, in
+// which the configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that
+// before.
 func awaitMIGManagerPrepared(v *View) (Result, bool) {
 	r := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
 	name := migConfig(v).Name

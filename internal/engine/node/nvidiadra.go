@@ -29,12 +29,12 @@ import (
 //	draLacks → … GPUs changed → awaitPublished: not as the agent reports → pod deleted, once → published | late → failed
 //	duplicatedClasses, hangingClaims, draPluginFailing: what is left half-done
 
-// The DRA driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the node is
-// deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too, so they
-// are deleted with it unless they have started since the change. The annotation gpusharing.io/instances has, as beside
-// the device plugin, what the DRA driver will have seen once the pods that it lists are gone; it is written before a pod is
-// deleted, so that this happens once for the GPUs and the boot. Should the pod have been replaced just before without
-// the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
+// The DRA driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the
+// node is deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too,
+// so they are deleted with it unless they have started since the change. The annotation gpusharing.io/instances has, as
+// beside the device plugin, what the DRA driver will have seen once the pods that it lists are gone; it is written
+// before a pod is deleted, so that this happens once for the GPUs and the boot. Should the pod have been replaced just
+// before without the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
 
 // draRestartReason is why the pod is deleted.
 const draRestartReason = "it has not seen the GPUs and MIG instances that are there"
@@ -108,8 +108,8 @@ func publishingOverdue(v *View, r Result) Result {
 	return r
 }
 
-// restartDRAPlugin has the DRA driver look at the GPUs again: first it is recorded which pods have to go, then these are
-// deleted. after is when to do so once more.
+// restartDRAPlugin has the DRA driver look at the GPUs again: first it is recorded which pods have to go, then these
+// are deleted. after is when to do so once more.
 func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 	pods := draPluginPods(v)
 	seen, leaving := enumeratedInstances(v)
@@ -139,8 +139,8 @@ func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 // draPublishesWithin is how long the DRA driver may take to publish after its pod became Ready.
 const draPublishesWithin = 10 * time.Second
 
-// draPluginStarting reports whether a pod of the DRA driver is on its way to publish what is there: it looks at the GPUs
-// when it starts. after is when to look again; 0: when the pod changes.
+// draPluginStarting reports whether a pod of the DRA driver is on its way to publish what is there: it looks at the
+// GPUs when it starts. after is when to look again; 0: when the pod changes.
 func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is bool) {
 	for _, p := range pods {
 		if p.Terminating {
@@ -185,8 +185,8 @@ func recordDRARestart(v *View, now string, pods []cluster.Pod) action.PatchNode 
 	return patch
 }
 
-// dropRestartStamps removes what was recorded of restarts from a node that is released, once the DRA driver publishes its
-// baseline.
+// dropRestartStamps removes what was recorded of restarts from a node that is released, once the DRA driver publishes
+// its baseline.
 func dropRestartStamps(v *View, patch action.PatchNode) {
 	if v.Target.ReleasesNode && dynamicMIG(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
@@ -218,8 +218,8 @@ func draPluginPods(v *View) []cluster.Pod {
 	return pods
 }
 
-// publishOccasion names that for which the DRA driver is restarted: the GPUs and instances that it must publish, and the
-// boot of the node.
+// publishOccasion names that for which the DRA driver is restarted: the GPUs and instances that it must publish, and
+// the boot of the node.
 func publishOccasion(v *View) string {
 	const hashed = 8
 	status := &v.Node.GPU.Status
@@ -432,7 +432,8 @@ func upgradeUnvalidated(v *View, s State) Finding {
 // draPluginStartsWithin is how long the DaemonSet of the DRA driver may take to bring a pod to the node.
 const draPluginStartsWithin = time.Minute
 
-// draPluginFailing finds that the pod of the DRA driver does not run as it should, or is missing, where that is waited for.
+// draPluginFailing finds that the pod of the DRA driver does not run as it should, or is missing, where that is waited
+// for.
 func draPluginFailing(v *View, s State) Finding {
 	if !v.ServedByDRADriver() || !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
 		return Finding{}

@@ -117,8 +117,8 @@ func beingRebooted(v *View) Result {
 	return r
 }
 
-// leftUntilManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to go
-// back to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
+// leftUntilManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to
+// go back to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
 func leftUntilManualReboot(v *View) Result {
 	r := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
 	r.Next = atOnce(RestoreScheduling(v, "only a reboot of the node helps")...)

@@ -14,8 +14,8 @@ import (
 )
 
 // GPUNode.spec holds what the agent is asked for (the desired state, what mig-manager applies now, the permission to
-// reboot, the memory guard, the claims that block nothing) and what must outlive the policy: the baseline, the numbering
-// of the GPUs and how the node is released. The last good state and a failure are in its status.rollout.
+// reboot, the memory guard, the claims that block nothing) and what must outlive the policy: the baseline, the
+// numbering of the GPUs and how the node is released. The last good state and a failure are in its status.rollout.
 //
 //	View.Target → requestTarget → reached: recordReached | failed: recordFailure (failure.go)
 

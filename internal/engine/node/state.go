@@ -11,8 +11,8 @@ package node
 //	                        │                                   └────→ Failed ←─────────┘
 //	                        └ not idle in time: Failed                   └ back to the last good state, or the baseline
 //
-// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else, or whose
-// labels another controller set again, is Degraded: it is reported, and holds no slot for that.
+// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else, or
+// whose labels another controller set again, is Degraded: it is reported, and holds no slot for that.
 
 // State is how far a node is on its way. It is derived in each reconcile and never stored.
 type State string

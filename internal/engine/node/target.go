@@ -46,7 +46,8 @@ func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	return ""
 }
 
-// PartitionedByMIGManager reports whether NVIDIA's mig-manager, and not the agent, makes the MIG instances of the target.
+// PartitionedByMIGManager reports whether NVIDIA's mig-manager, and not the agent, makes the MIG instances of the
+// target.
 func (v *View) PartitionedByMIGManager() bool {
 	return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager
 }

@@ -111,10 +111,10 @@ func awaitPluginSettled(v *View) (Result, bool) {
 	return Result{}, false
 }
 
-// keepsPluginOff reports whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate
-// it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a
-// while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that
-// for ever.
+// keepsPluginOff reports whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not
+// tolerate it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off,
+// and for a while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end
+// does that for ever.
 func keepsPluginOff(v *View) (left time.Duration, is bool) {
 	if v.Taint() == nil {
 		return 0, false

@@ -213,7 +213,8 @@ func (v *View) MadeUnavailable() bool {
 	return pauses || v.Taint() != nil
 }
 
-// RolloutSpec is the pace and the manners of the change: spec.rollout of the policy, or of what the last one left behind.
+// RolloutSpec is the pace and the manners of the change: spec.rollout of the policy, or of what the last one left
+// behind.
 func (v *View) RolloutSpec() v1alpha1.Rollout {
 	if v.Policy != nil {
 		return v.Policy.Spec.Rollout
