@@ -7,12 +7,9 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 # They wait most of the time, so they begin first, the longest of them before the others.
-SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/cli ./test/autoscaling ./internal/engine/rollout
+SLOW_TESTS := ./test/autoscaling ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/engine/rollout ./internal/cli
 # So many packages are tested at a time: on two cores four, of which most wait. Each has an API server of 0.45 GB.
 TESTED_AT_ONCE ?= $(shell echo $$((2 * $$(nproc))))
-# The controller beside the real Karpenter. It is built in the settings of the tests, from which go build has nearly all of it, and
-# without a commit in it, so that results of tests stay cached.
-BESIDE_KARPENTER = GPUSHARING_CONTROLLER=$(abspath $(BIN))/test/controller
 KUBECTL ?= kubectl
 # The key with which make release signs, of cosign generate-key-pair.
 KEY ?=
@@ -43,11 +40,11 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 
 .PHONY: test
 test: kube ## Run every test of the operator's own module: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter. HISTORIES=100000 plays so many random histories instead of 800.
-	go build -buildvcs=false -o $(BIN)/test/controller ./cmd/controller
-	@{ hack/helm/build.sh && hack/helm3/build.sh && hack/prometheus/build.sh promtool && hack/karpenter/build.sh; } >/dev/null & \
+	@programs=$$(hack/shipped.sh); \
+	{ hack/helm/build.sh && hack/helm3/build.sh && hack/prometheus/build.sh promtool && hack/karpenter/build.sh; } >/dev/null & \
 	trap "kill $$! 2>/dev/null || true" EXIT; \
-	HISTORIES="$${HISTORIES:-800}" $(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
-		go test -p $(TESTED_AT_ONCE) -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
+	HISTORIES="$${HISTORIES:-800}" GPUSHARING_PROGRAMS="$$programs" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
+		go test -vet=off -p $(TESTED_AT_ONCE) -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
 
 .PHONY: histories
 histories: ## Play 20,000 random histories of clusters, on NVIDIA's device plugin and on its DRA driver. Ended, it goes on where it was. HISTORIES=1000000 FIRST=10000: so many, from that seed.
@@ -73,8 +70,7 @@ e2e-killed: ## End make e2e at several moments and in several ways, and compare 
 
 .PHONY: autoscaling
 autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few minutes; the first time longer.
-	go build -buildvcs=false -o $(BIN)/test/controller ./cmd/controller
-	$(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
+	GPUSHARING_PROGRAMS="$$(hack/shipped.sh)" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
 
 .PHONY: browser-test
 browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium: one that is installed, or Debian's, which apt-get downloads into the cache.

@@ -72,7 +72,7 @@ spec:
 		return p.tryApply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, mig: {strategy: single}}}")
 	}, wait).Should(Succeed())
 	operator := &nodesim.GPUOperator{Client: p.cluster.Client, Namespace: nvidia, Clock: clock.RealClock{}, Tell: t.Logf}
-	go operator.Run(t.Context(), 200*time.Millisecond)
+	go operator.Run(t.Context(), time.Second)
 	p.Eventually(p.holds, wait).Should(BeFalse(), "found without a restart, and the pod that holds the GPU evicted")
 	p.Expect(hardware.SetHolders(uuid(hardware))).To(Succeed())
 	p.Eventually(p.reason(v1alpha1.ConditionReady), wait).Should(Equal(v1alpha1.ReasonReady))
@@ -240,7 +240,7 @@ func (p *program) machine(name string, models ...sim.Model) *sim.Hardware {
 		},
 		Spec: corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{Name: "agent", Image: "example.invalid/agent"}}},
 	})).To(Succeed())
-	go node.Run(p.t.Context(), 200*time.Millisecond)
+	go node.Run(p.t.Context(), 500*time.Millisecond)
 	go p.report(a, name)
 	return hardware
 }

@@ -29,7 +29,7 @@ const (
 // returns when they were made again within the last hour, this time with it.
 func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now time.Time) (at []metav1.Time, leave *plan.Problem) {
 	for _, t := range node.Status.RebuildTimes {
-		if now.Sub(t.Time) < rebuildWindow {
+		if age := now.Sub(t.Time); age >= 0 && age < rebuildWindow { // one from the future tells that the clock was wrong
 			at = append(at, t)
 		}
 	}

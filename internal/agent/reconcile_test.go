@@ -392,6 +392,16 @@ func leavesToOthers(s scenario) {
 	n.expectReady()
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "tried again")
 	n.Expect(n.get().Status.RebuildTimes).To(gomega.HaveLen(1))
+
+	for range 2 {
+		harm()
+		n.settle()
+	}
+	n.clock.SetTime(n.clock.Now().Add(-24 * time.Hour)) // it was a day ahead
+	harm()
+	n.settle()
+	n.expectReady()
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "what was done in the future is no reason to leave it")
 }
 
 func finishesPartial(s scenario) {

@@ -37,7 +37,7 @@ func (s *site) noMore(nodes int, when string) {
 // of their own.
 func TestMain(m *testing.M) {
 	log.SetLogger(logr.Discard())
-	if os.Getenv("GPUSHARING_CONTROLLER") != "" {
+	if os.Getenv("GPUSHARING_PROGRAMS") != "" {
 		if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
 			fmt.Fprintln(os.Stderr, "setting how many tests run at a time:", err)
 			os.Exit(1)

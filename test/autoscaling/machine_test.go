@@ -85,7 +85,7 @@ func (s *site) play(ctx context.Context, name string, taints []corev1.Taint) {
 	})
 	var parts sync.WaitGroup
 	defer parts.Wait()
-	parts.Go(func() { node.Run(ctx, 200*time.Millisecond) })
+	parts.Go(func() { node.Run(ctx, time.Second) })
 	parts.Go(func() { s.runAgent(ctx, name, hardware) })
 }
 
@@ -139,7 +139,7 @@ func (s *site) runAgent(ctx context.Context, node string, hardware gpu.Hardware)
 	case <-ctx.Done():
 		return
 	}
-	ticker := time.NewTicker(200 * time.Millisecond)
+	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for {
 		gpuNode := &v1alpha1.GPUNode{}

@@ -43,7 +43,8 @@ const (
 	users  = "default"
 
 	wait = 5 * time.Minute // everything else of make test may run beside
-	poll = 100 * time.Millisecond
+	// poll is how often the test looks. What it looks at stays; only the taints do not, and those are watched.
+	poll = 250 * time.Millisecond
 )
 
 // site is a cluster with NVIDIA's GPU Operator and Karpenter.
@@ -76,7 +77,7 @@ type tainted struct {
 // taints, a list in YAML.
 func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
-	if os.Getenv("GPUSHARING_CONTROLLER") == "" {
+	if os.Getenv("GPUSHARING_PROGRAMS") == "" {
 		t.Skip("run by make test and make autoscaling")
 	}
 	karpenter, err := karpenterProgram()
@@ -96,7 +97,7 @@ func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	}
 	s.apply(clusterPolicy)
 	operator := &nodesim.GPUOperator{Client: s.client, Namespace: nvidia, Clock: clock.RealClock{}, Tell: func(string, ...any) {}}
-	s.background(func(ctx context.Context) { operator.Run(ctx, 200*time.Millisecond) })
+	s.background(func(ctx context.Context) { operator.Run(ctx, time.Second) })
 
 	s.recordTaints()
 	s.apply("{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: default}, spec: {}}")
@@ -238,11 +239,12 @@ func (s *site) startKarpenter(program string, flags ...string) {
 func (s *site) startController(flags ...string) {
 	s.t.Helper()
 	s.Expect(s.cluster.Apply(s.t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
-	_, err := os.Stat(os.Getenv("GPUSHARING_CONTROLLER")) // go test keeps no result of another controller
+	controller := filepath.Join(os.Getenv("GPUSHARING_PROGRAMS"), "controller")
+	_, err := os.Stat(controller) // go test keeps no result of another controller
 	s.Expect(err).NotTo(HaveOccurred())
 	config, err := s.cluster.ConfigAs(s.t.Context(), env.Identity{Namespace: own, ServiceAccount: "gpu-sharing-controller"})
 	s.Expect(err).NotTo(HaveOccurred())
-	s.run("controller", os.Getenv("GPUSHARING_CONTROLLER"), config, append(flags, "--namespace="+own, "--health-probe-bind-address=0", "--leader-elect=false")...)
+	s.run("controller", controller, config, append(flags, "--namespace="+own, "--health-probe-bind-address=0", "--leader-elect=false")...)
 }
 
 // run starts a program that ends with the test. Its log is shown if the test fails.

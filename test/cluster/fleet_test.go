@@ -119,9 +119,10 @@ func newFleet(t *testing.T, nodes int, options ...env.Option) *fleet {
 	for i := range nodes {
 		m := newMachine(f, fmt.Sprintf("n%02d", i+1), nil, sim.A100, sim.A100)
 		m.boot(f)
-		f.background(func(ctx context.Context) { m.node.Run(ctx, 300*time.Millisecond) })
+		f.background(func(ctx context.Context) { m.node.Run(ctx, 500*time.Millisecond) })
 		f.machines = append(f.machines, m)
 	}
+	f.wakeNodes()
 	f.runAgents()
 	f.leader = f.lead()
 	f.Eventually(f.discovered, patience, pollEvery).Should(BeTrue())

@@ -4,6 +4,7 @@
 package cluster_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,12 +16,17 @@ import (
 
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
@@ -55,8 +61,11 @@ type machine struct {
 	pulls    atomic.Bool  // the image of NVIDIA's DRA driver is being pulled
 	deaf     atomic.Bool  // NVIDIA's device plugin cannot read the GPUs
 	looks    atomic.Int64 // so often the agent has observed the GPUs
+	wake     chan struct{}
 	touches  func(op sim.Op, uuid string, instance int) error
 	usage    func(context.Context) (usage.Report, error) // as its agent measures it
+
+	restartDelay time.Duration // of its kubelet; zero: the real one's
 }
 
 var errDown = errors.New("the agent does not run")
@@ -68,7 +77,7 @@ func newMachine(f *fleet, name string, labels map[string]string, models ...sim.M
 	f.Expect(err).NotTo(HaveOccurred())
 	m := &machine{
 		name: name, labels: labels, dir: filepath.Join(f.dir, name), hardware: sim.On(hardware), reboots: &hostfake.Rebooter{Boot: func() {}},
-		touches: func(sim.Op, string, int) error { return nil },
+		touches: func(sim.Op, string, int) error { return nil }, wake: make(chan struct{}, 1), restartDelay: 500 * time.Millisecond,
 	}
 	m.socket = filepath.Join(m.dir, "kubelet.sock")
 	f.Expect(os.RemoveAll(m.dir)).To(Succeed()) // of a machine that had the name
@@ -88,7 +97,7 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	m.boots++
 	m.node = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: m.labels, Client: f.sim, Clock: f.clock, Inventory: m.inventory, MPSAnswers: m.answers, Start: m.start,
-		StatusPeriod: 100 * time.Millisecond, RestartDelay: 500 * time.Millisecond, RetryDelay: 500 * time.Millisecond,
+		Wake: m.wake, StatusPeriod: 100 * time.Millisecond, RestartDelay: m.restartDelay, RetryDelay: 500 * time.Millisecond,
 		Pulls:        func(pod *corev1.Pod) bool { return m.pulls.Load() && cluster.OffersGPUs(pod) },
 		OtherDrivers: map[string]func() error{"compute-domain.nvidia.com": func() error { return errors.New("the domain is not ready") }},
 	})
@@ -112,6 +121,41 @@ func (m *machine) boot(f *fleet) (halt func()) {
 		_ = root.Close()
 	})
 	return stop
+}
+
+// wakeNodes wakes kubelets by watches: one when its node, its GPUNode or a pod on it changes, all of them when something
+// else does that they read. Where each of twenty asked three times a second, three of four requests were theirs.
+func (f *fleet) wakeNodes() {
+	f.t.Helper()
+	watched, err := cache.New(f.cluster.Config, cache.Options{Scheme: f.cluster.Scheme})
+	f.Expect(err).NotTo(HaveOccurred())
+	wake := func(changed any) {
+		node := ""
+		switch o := changed.(type) {
+		case *corev1.Node:
+			node = o.Name
+		case *v1alpha1.GPUNode: // the agent has done something
+			node = o.Name
+		case *corev1.Pod:
+			node = cmp.Or(o.Spec.NodeName, "none")
+		}
+		for _, m := range f.machines {
+			if node != "" && node != m.name {
+				continue
+			}
+			select {
+			case m.wake <- struct{}{}:
+			default: // it has not looked yet
+			}
+		}
+	}
+	for _, o := range []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.ConfigMap{}, &appsv1.DaemonSet{}, &v1alpha1.GPUNode{}} {
+		informer, err := watched.GetInformer(f.t.Context(), o)
+		f.Expect(err).NotTo(HaveOccurred())
+		_, err = informer.AddEventHandler(clientcache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, o any) { wake(o) }, DeleteFunc: wake})
+		f.Expect(err).NotTo(HaveOccurred())
+	}
+	f.background(func(ctx context.Context) { _ = watched.Start(ctx) })
 }
 
 // serveMPS is one turn of the MPS pod.

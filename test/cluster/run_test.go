@@ -254,6 +254,7 @@ func (s *run) join(name string, random *rand.Rand) {
 		s.Expect(p.hardware.CreateInstance(s.t.Context(), p.devices()[0].UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size})).To(Succeed())
 	}
 	p.touches = func(op sim.Op, uuid string, instance int) error { return s.touches(p, op, uuid, instance) }
+	p.restartDelay = 0 // nobody waits for it: time passes as fast as something happens
 	s.facts.Lock()
 	p.remember()
 	s.places[name] = p

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -115,19 +117,7 @@ func newOptions(opts []Option) (options, error) {
 	return o, nil
 }
 
-// start starts a cluster. envtest gives a new API server five seconds for its first namespace, whatever else the
-// machine does; one that takes longer is started again, on the same folder.
-func start(o options, assets string) (c *Cluster, err error) {
-	for range 5 {
-		c, err = startOnce(o, assets)
-		if err == nil || !strings.Contains(err.Error(), "default namespace didn't register") {
-			break
-		}
-	}
-	return c, err
-}
-
-func startOnce(o options, assets string) (*Cluster, error) {
+func start(o options, assets string) (*Cluster, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err
@@ -150,6 +140,9 @@ func startOnce(o options, assets string) (*Cluster, error) {
 		environment.ControlPlane.GetAPIServer().Configure().Set(name, value)
 	}
 	config, err := environment.Start()
+	if err != nil && strings.Contains(err.Error(), "default namespace didn't register") {
+		config, err = startLate(environment)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("starting etcd and kube-apiserver of %s: %w", assets, err), environment.Stop())
 	}
@@ -158,6 +151,28 @@ func startOnce(o options, assets string) (*Cluster, error) {
 		return nil, errors.Join(fmt.Errorf("making a client: %w", err), environment.Stop())
 	}
 	return &Cluster{Config: config, Client: c, Scheme: scheme, environment: environment}, nil
+}
+
+// startLate goes on where envtest gives up: it gives a new API server five seconds for its first namespace, whatever
+// else the machine does.
+func startLate(environment *envtest.Environment) (*rest.Config, error) {
+	c, err := client.New(environment.Config, client.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("making a client: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), environment.ControlPlaneStartTimeout)
+	defer cancel()
+	err = untilDone(ctx, func(ctx context.Context) (bool, error) {
+		err := c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceDefault}, &corev1.Namespace{})
+		return err == nil, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("waiting for the first namespace: %w", err)
+	}
+	_, err = envtest.InstallCRDs(environment.Config, envtest.CRDInstallOptions{
+		Scheme: environment.Scheme, Paths: environment.CRDDirectoryPaths, ErrorIfPathMissing: environment.ErrorIfCRDPathMissing,
+	})
+	return environment.Config, err
 }
 
 // configure sets what envtest leaves to chance: where files lie, and that nothing waits for a disk.

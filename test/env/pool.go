@@ -144,7 +144,10 @@ func startUntilEnd(ctx context.Context, o options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, endWithProcess(c.environment.WebhookInstallOptions.LocalServingCertDir) // which envtest makes though it has no webhooks
+	if made := c.environment.WebhookInstallOptions.LocalServingCertDir; made != "" { // by envtest, though it has no webhooks
+		err = endWithProcess(made)
+	}
+	return c, err
 }
 
 // lend makes the clients of one test.

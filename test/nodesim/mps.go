@@ -21,6 +21,9 @@ func (d devicePlugin) runMPS(ctx context.Context, state *podState) bool {
 	if state.mps {
 		return true
 	}
+	if d.Clock.Now().Before(state.restart) {
+		return false
+	}
 	config, err := parse(state.defaultConfig())
 	if err != nil {
 		d.crashed(state, err.Error())

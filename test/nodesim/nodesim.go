@@ -71,12 +71,17 @@ type Options struct {
 	// are there.
 	Pulls func(*corev1.Pod) bool
 
+	// Wake tells Run that something happened which concerns the node, as watches tell a kubelet. Nil: nobody does, so that
+	// Run looks at each interval.
+	Wake <-chan struct{}
+
 	// StatusPeriod is how often the node's status is published. Real: 10 s.
 	StatusPeriod time.Duration
 	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about
 	// 60 s.
 	ProjectionDelay time.Duration
-	// RestartDelay is how long the kubelet waits before it starts a container again. Real: 10 s and more.
+	// RestartDelay is how long the kubelet waits before it starts a container for the second time that has ended. From
+	// then on it waits twice as long each time. Real: 10 s, up to 5 minutes.
 	RestartDelay time.Duration
 	// RetryDelay is how long the device plugin waits before it tries to start again. Real: 30 s.
 	RetryDelay time.Duration
@@ -137,11 +142,10 @@ func withDefault(d *time.Duration, kubelets time.Duration) {
 }
 
 // Run reconciles until the context ends, and then stops the programs of the node. Errors of a reconcile are told and
-// tried again.
+// tried again. Where somebody wakes it, the interval doubles while nobody does, up to eight times.
 func (n *Node) Run(ctx context.Context, interval time.Duration) {
-	ticker := n.Clock.NewTicker(interval)
-	defer ticker.Stop()
 	defer n.stopPrograms()
+	wait := interval
 	for {
 		if err := n.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			n.Tell("kubelet: %v", err)
@@ -149,7 +153,12 @@ func (n *Node) Run(ctx context.Context, interval time.Duration) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C():
+		case <-n.Wake:
+			wait = interval
+		case <-n.Clock.After(wait):
+			if n.Wake != nil {
+				wait = min(2*wait, 8*interval)
+			}
 		}
 	}
 }

@@ -181,6 +181,9 @@ func TestNode(t *testing.T) {
 		pod.Annotations = map[string]string{"any": "change"}
 		w.Expect(c.Patch(w.ctx, pod, client.MergeFrom(base))).To(Succeed())
 		w.reconcile()
+		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)), "it has ended twice, and is not started again yet")
+		w.clock.Step(10 * time.Second)
+		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
 	})
 	t.Run("does not read the same key again", func(*testing.T) {
@@ -195,9 +198,24 @@ func TestNode(t *testing.T) {
 		w.clock.Step(time.Hour)
 		w.reconcile()
 		w.label("nvidia.com/device-plugin.config", "bad")
+		w.clock.Step(5 * time.Minute) // its config-manager has ended, since the key that was selected is gone
 		w.reconcile()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(0)))
 		w.Expect(w.pod(plugin).Status.ContainerStatuses[0].State.Waiting.Message).To(ContainSubstring("unknown MIG strategy: double"))
+	})
+	t.Run("starts a container that ends again and again after 0, 10, 20, 40, 80, 160 and then 300 seconds", func(*testing.T) {
+		var starts []int
+		w.Expect(c.Delete(w.ctx, w.pod(plugin))).To(Succeed(), "a new pod has no past")
+		for known, at := int32(0), -10; at <= 920; at += 10 {
+			w.Expect(w.node.Reconcile(w.ctx)).To(Succeed())
+			w.Expect(w.node.Reconcile(w.ctx)).To(Succeed())
+			if pod := w.pod(plugin); pod != nil && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].RestartCount > known {
+				known = pod.Status.ContainerStatuses[0].RestartCount
+				starts = append(starts, at)
+			}
+			w.clock.Step(10 * time.Second)
+		}
+		w.Expect(starts).To(Equal([]int{0, 10, 30, 70, 150, 310, 610, 910}))
 	})
 }
 

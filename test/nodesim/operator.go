@@ -12,7 +12,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -153,8 +152,12 @@ func (o *GPUOperator) labelNodes(ctx context.Context, policy *unstructured.Unstr
 }
 
 func (o *GPUOperator) render(ctx context.Context, policy *unstructured.Unstructured) error {
+	sets := &appsv1.DaemonSetList{}
+	if err := o.Client.List(ctx, sets, client.InNamespace(o.Namespace)); err != nil {
+		return fmt.Errorf("listing the DaemonSets of the GPU Operator: %w", err)
+	}
 	for _, operand := range operands() {
-		if err := o.apply(ctx, o.daemonSet(policy, operand)); err != nil {
+		if err := o.apply(ctx, o.daemonSet(policy, operand), sets.Items); err != nil {
 			return err
 		}
 	}
@@ -200,14 +203,13 @@ func (o *GPUOperator) setStatus(ctx context.Context, policy *unstructured.Unstru
 
 // apply creates or replaces a DaemonSet when what is rendered differs from what was rendered last; what others changed
 // meanwhile stays until then (the annotation nvidia.com/last-applied-hash).
-func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet) error {
+func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet, have []appsv1.DaemonSet) (err error) {
 	want.Annotations = map[string]string{annotationHash: templateHash(want)}
-	have := &appsv1.DaemonSet{}
-	err := o.Client.Get(ctx, client.ObjectKeyFromObject(want), have)
-	if apierrors.IsNotFound(err) {
+	at := slices.IndexFunc(have, func(set appsv1.DaemonSet) bool { return set.Name == want.Name })
+	if at < 0 {
 		err = o.Client.Create(ctx, want)
-	} else if err == nil && have.Annotations[annotationHash] != want.Annotations[annotationHash] {
-		want.ResourceVersion = have.ResourceVersion
+	} else if have[at].Annotations[annotationHash] != want.Annotations[annotationHash] {
+		want.ResourceVersion = have[at].ResourceVersion
 		err = o.Client.Update(ctx, want)
 		o.Tell("GPU Operator: rolls DaemonSet %s out anew", want.Name)
 	}

@@ -58,7 +58,7 @@ func (d devicePlugin) runPlugin(ctx context.Context, node *corev1.Node, state *p
 	}
 	now := d.Clock.Now()
 	switch {
-	case !p.started && now.Before(state.restart):
+	case now.Before(state.restart): // a plugin that runs keeps what it had, and its config-manager reads nothing
 		return false
 	case !p.started, p.key != key:
 		d.load(ctx, state, key, content)

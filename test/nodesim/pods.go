@@ -21,7 +21,8 @@ type podState struct {
 	pod      *corev1.Pod // as last seen
 	volumes  map[string]*projection
 	restarts int32
-	restart  time.Time // not before
+	restart  time.Time     // not before
+	backOff  time.Duration // before the restart after the next one
 	admitted bool
 	refused  string // why it was not admitted
 	waiting  string // why its containers do not run
@@ -195,11 +196,21 @@ func (k *kubelet) runProgram(ctx context.Context, state *podState) bool {
 	return state.program.Ready(ctx)
 }
 
-// crashed counts a restart and says when the next start is due.
+// longestBackOff is the most of RestartDelay that the kubelet waits: 5 minutes of 10 seconds.
+const longestBackOff = 30
+
+// crashed counts a restart and says when the next start is due, as the kubelet's back-off does (CrashLoopBackOff): at
+// once the first time, then RestartDelay after the end, then twice as long each time, and from the beginning once twice
+// the longest delay has passed since the last start (kubernetes pkg/kubelet/kuberuntime, doBackOff).
 func (m *machine) crashed(state *podState, why string) {
+	now, longest := m.Clock.Now(), longestBackOff*m.RestartDelay
+	if now.Sub(state.restart) > 2*longest {
+		state.backOff = 0
+	}
 	state.restarts++
 	state.waiting = why
-	state.restart = m.Clock.Now().Add(m.RestartDelay)
+	state.restart = now.Add(state.backOff)
+	state.backOff = min(max(2*state.backOff, m.RestartDelay), longest)
 }
 
 // openNVML: these of NVIDIA's programs keep the driver open for as long as they run.

@@ -286,11 +286,8 @@ func (u underOLM) startProgram(t *testing.T) {
 	kubeconfig := filepath.Join(folder, "kubeconfig")
 	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
 
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "./cmd/controller")
-	build.Dir = path(t)
-	run(t, build)
 	ctx, stop := context.WithCancel(t.Context())
-	program := exec.CommandContext(ctx, filepath.Join(folder, "controller"), "operands", "--manifests="+folder,
+	program := exec.CommandContext(ctx, shipped(t, "controller"), "operands", "--manifests="+folder,
 		"--namespace="+olmNamespace, "--health-probe-bind-address=0", "--kubeconfig="+kubeconfig)
 	program.Env = []string{"RELATED_IMAGE_AGENT=" + agentImage}
 	program.Stderr = t.Output()

@@ -287,11 +287,7 @@ func (i installation) updateAgents(t *testing.T, updated, of int32) {
 func (i installation) runChecks(t *testing.T, printed *logs) {
 	t.Helper()
 	g := NewWithT(t)
-	program := filepath.Join(t.TempDir(), "controller")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/controller")
-	build.Dir = path(t)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	run(t, build)
+	program := shipped(t, "controller")
 	ctx, stop := context.WithCancel(t.Context())
 	pods, err := i.Client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace), client.MatchingFields{"metadata.name": checkName})
 	g.Expect(err).NotTo(HaveOccurred())

@@ -126,6 +126,16 @@ func (r *Repeats) Refusal(a Action) string {
 	return ""
 }
 
+// Unreported is why the API server refused the last report about a node; empty: it did not.
+func (r *Repeats) Unreported(node string) string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused[reportField+" "+node].why
+}
+
 // Undid notes that the operator itself undoes what an action wrote, otherwise than by an action.
 func (r *Repeats) Undid(a Action) {
 	if r == nil {
@@ -215,6 +225,9 @@ func (r *Repeats) Admit(actions []Action, a Action, now time.Time, after time.Du
 	return append(actions, a), after
 }
 
+// reportField is the field of reports about nodes.
+const reportField = "status"
+
 // valuesOf is what an action writes: the value of each field, without the time at which it is written. It is empty for
 // actions that have limits of their own: evictions, and triggers for the kubelet.
 func valuesOf(a Action) map[string]string {
@@ -249,7 +262,7 @@ func valuesOf(a Action) map[string]string {
 	case SetSpec:
 		return requestOf(a)
 	case Report:
-		return one("status", a.Why, contentOf(a.Status))
+		return one(reportField, a.Why, contentOf(a.Status))
 	}
 	return one(fmt.Sprintf("%T", a))
 }

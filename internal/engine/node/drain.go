@@ -163,7 +163,7 @@ func DrainLeft(v *View) time.Duration {
 	if since.IsZero() {
 		return v.DrainTimeout()
 	}
-	if c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && OnlyRebootLeft(v) {
+	if c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && OnlyRebootLeft(v) && !fromFuture(v, c.LastTransitionTime.Time) {
 		since = timing.Latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
 	}
 	return since.Add(v.DrainTimeout()).Sub(v.Snapshot.Now)

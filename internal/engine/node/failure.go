@@ -300,6 +300,15 @@ func fromFuture(v *View, at time.Time) bool {
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 
+// leftOf is how much is left of a time since a moment that the clock of a node told. Of a moment in the future nothing
+// is: it tells only that the clock is wrong.
+func leftOf(v *View, since time.Time, lasts time.Duration) time.Duration {
+	if fromFuture(v, since) {
+		return 0
+	}
+	return since.Add(lasts).Sub(v.Snapshot.Now)
+}
+
 // timeoutAttemptID names one attempt at what is asked of the node.
 func timeoutAttemptID(v *View) string {
 	hash := ""

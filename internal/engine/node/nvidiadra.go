@@ -146,7 +146,7 @@ func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is boo
 		if p.Terminating {
 			continue
 		}
-		left := p.ReadySince.Add(draPublishesWithin).Sub(v.Snapshot.Now)
+		left := leftOf(v, p.ReadySince, draPublishesWithin)
 		if is = is || p.ReadySince.IsZero() || left > 0; left > 0 {
 			after = timing.Sooner(after, left)
 		}

@@ -101,7 +101,7 @@ func awaitPluginSettled(v *View) (Result, bool) {
 		if !isPluginPod(v, p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
 			continue
 		}
-		if left := p.ReadySince.Add(timing.PluginSettles).Sub(v.Snapshot.Now); left > 0 {
+		if left := leftOf(v, p.ReadySince, timing.PluginSettles); left > 0 {
 			return Result{
 				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: left,
 				Message: fmt.Sprintf("Waiting for the device plugin: pod %s/%s has just started, with its default config", p.Namespace, p.Name),

@@ -21,7 +21,7 @@ import (
 
 // loseGPUNode deletes the GPUNode of a node, and a new one takes its place.
 func (c *site) loseGPUNode(h *host) {
-	h.makeGPUNode()
+	c.makeGPUNode(h)
 	c.tick(time.Second)
 }
 

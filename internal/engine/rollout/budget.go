@@ -42,6 +42,9 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 			continue
 		}
 		reason, message := deferredBy(g, s, m)
+		if reason == "" {
+			reason, message = unrecorded(s, m, step)
+		}
 		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.HoldsSlot && slices.ContainsFunc(step.Start, withheld) {
 			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
@@ -169,6 +172,9 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 func deferStep(m *member, reason, message string) {
 	_, step := node.SplitStep(m.Next)
 	m.Actions = append(m.Actions, step.OnDenied...)
+	if m.Node.BaselineLost && !node.AgentNeverRequested(m.View) { // it may be held back for days
+		m.Actions = append(m.Actions, keepBaseline(m)...)
+	}
 	if untilSlotExpires(m); m.MadeUnavailable() && len(step.OnDenied) == 0 {
 		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
 	}
@@ -233,6 +239,17 @@ func scaled(n *intstr.IntOrString, of int) int {
 		return 1
 	}
 	return max(slots, 1)
+}
+
+// unrecorded says why a node must not be taken from its users: were its change to fail, that could not be recorded, and
+// it would be taken again at once.
+func unrecorded(s *cluster.Snapshot, m *member, step node.PacedStep) (reason, message string) {
+	why := s.Repeats.Unreported(m.Node.Name)
+	if why == "" || m.HoldsSlot || m.MadeUnavailable() || !slices.ContainsFunc(step.Start, action.KeepsOff) {
+		return "", ""
+	}
+	return v1alpha1.ReasonWriteFailed, fmt.Sprintf("Waiting: the API server refuses the status of GPUNode %s, and the operator tries again every minute: %s. Look for "+
+		"an admission webhook or policy that refuses it", m.Node.Name, format.Cut(why, 512))
 }
 
 func waitsForManager(m *member) (reason, message string) {

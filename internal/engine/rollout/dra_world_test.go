@@ -126,7 +126,7 @@ func (h *host) collectClaims() {
 
 // driverStarts lets the driver look at the GPUs, and publish them.
 func (c *site) driverStarts(h *host, p *cluster.Pod) {
-	h.driver.uid, h.driver.gone, h.driver.tainted, p.ReadySince = p.UID, time.Time{}, nil, c.Now
+	h.driver.uid, h.driver.gone, h.driver.tainted, p.ReadySince = p.UID, time.Time{}, nil, c.Now.Add(h.skew)
 	if p.DynamicMIG {
 		h.destroyUnprepared()
 	}

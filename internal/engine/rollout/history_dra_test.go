@@ -393,13 +393,19 @@ func (c *run) sharedEvent(random *rand.Rand) {
 // monitorEvent lets a pod of a DaemonSet come that has all GPUs by a claim with adminAccess. The driver refuses that
 // for instances.
 func (c *run) monitorEvent(random *rand.Rand) {
-	h := c.onDRA(random)
-	if h == nil || h.Published == nil || !h.driverRuns() {
+	if h := c.onDRA(random); h != nil {
+		c.comesToMonitor(h, "DaemonSet", random.IntN(2) == 0)
+	}
+}
+
+// comesToMonitor lets such a pod of a controller come to a host, empty for none, by a claim that pods may share or not.
+func (c *run) comesToMonitor(h *host, controller string, shareable bool) {
+	if h.Published == nil || !h.driverRuns() {
 		return
 	}
 	c.serial++
 	name := fmt.Sprintf("monitor-%d", c.serial)
-	claim := dra.Claim{Name: "user/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}, Shared: random.IntN(2) == 0}
+	claim := dra.Claim{Name: "user/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}, Shared: shareable}
 	for _, d := range h.Published.Devices {
 		if uuid, _, exists := h.located(d.Name); exists && d.Type == "gpu" {
 			claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
@@ -410,10 +416,10 @@ func (c *run) monitorEvent(random *rand.Rand) {
 		return
 	}
 	h.Claims = append(slices.Clone(h.Claims), claim)
-	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: controller, Scheduled: c.Now})
 	c.kinds[name] = "monitor"
 	h.report()
-	c.tell("monitor %s comes to %s", name, h.Name)
+	c.tell("monitor %s of %q comes to %s", name, controller, h.Name)
 }
 
 // switchEvent moves a node from NVIDIA's device plugin to its DRA driver, or back, as docs/dra.md leads.

@@ -30,6 +30,7 @@ type hardwareEvents struct {
 	stuck      map[string]bool // UIDs of pods of NVIDIA's that do not end, or whose deletion is refused
 	taken      onego           // in which the node is kept from its users
 	pool       string
+	backedUp   bool            // its Node or GPUNode was, from a backup
 	booted     bool            // since NVIDIA's device plugin was started on purpose
 	lastPolicy string          // that governed the node
 	sharedAt   time.Time       // when the controller last saw that another one offers the GPUs

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -227,7 +228,7 @@ func (c *run) restoreEvent(random *rand.Rand) {
 		for i := range c.backups.policies {
 			p := c.backups.policies[i].DeepCopy()
 			c.serial++
-			p.Generation, p.UID, p.CreationTimestamp = int64(100+c.serial), "restored", metav1.NewTime(c.Now)
+			p.Generation, p.UID, p.CreationTimestamp = int64(100+c.serial), types.UID(fmt.Sprint("restored-", c.serial)), metav1.NewTime(c.Now)
 			restored = append(restored, *p)
 		}
 		c.Policies = restored
@@ -235,8 +236,10 @@ func (c *run) restoreEvent(random *rand.Rand) {
 		c.tell("the policies are restored from the backup")
 	case what == 2 && has:
 		h.restoreGPUNode(old.GPU)
+		h.backedUp = true
 		c.tell("GPUNode %s is restored from the backup", h.Name)
 	case what == 3 && has && c.before[h.Name].Created.Equal(old.Created):
+		h.backedUp = true
 		h.Labels, h.Annotations = maps.Clone(old.Labels), maps.Clone(old.Annotations)
 		h.Taints = slices.DeleteFunc(slices.Clone(old.Taints), func(t corev1.Taint) bool { return t.Key == unreachable })
 		if h.off {
@@ -268,7 +271,7 @@ func (c *run) deleteEvent(random *rand.Rand) {
 		h.features.ours = time.Time{}
 		c.tell("our NodeFeature of %s is deleted", h.Name)
 	default:
-		h.makeGPUNode()
+		c.makeGPUNode(h)
 		h.report()
 		c.tell("GPUNode %s is deleted", h.Name)
 	}

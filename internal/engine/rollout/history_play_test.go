@@ -197,6 +197,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	digest(c.sum, d)
 	if faithful {
 		c.calledUnhealthy(d)
+		c.calledAnew(d)
 	}
 	c.effects.begin(c, d)
 	c.tolerate(d.Tolerations)

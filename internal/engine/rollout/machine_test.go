@@ -19,6 +19,7 @@ const bootTime = 90 * time.Second
 // machine is what of a host matters where its GPUs change their MIG mode only at a reboot.
 type machine struct {
 	now       time.Time
+	skew      time.Duration // by which its clock, that of the kubelet and the agent, is ahead of the controller's
 	canReboot bool
 	forgets   bool      // a reboot does not help
 	required  bool      // the agent has found that only a reboot helps
@@ -87,7 +88,7 @@ func (h *host) reportReboot() {
 		return
 	}
 	if h.since.IsZero() {
-		h.since = h.now
+		h.since = h.now.Add(h.skew)
 	}
 	required := metav1.Condition{
 		Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRebootRequired,

@@ -135,17 +135,20 @@ func (c *site) add(name string, models ...sim.Model) *host {
 		},
 	}
 	h.plugin.synced, h.plugin.gone = map[string]time.Time{}, map[string]time.Time{}
-	h.makeGPUNode()
+	c.makeGPUNode(h)
 	c.hosts[name] = h
 	c.settle(h)
 	c.mergeFeatures(h)
 	return h
 }
 
-// makeGPUNode makes the GPUNode of a host, or makes it anew after it was deleted.
-func (h *host) makeGPUNode() {
+// makeGPUNode makes the GPUNode of a host, or makes it anew after it was deleted. The API server says when.
+func (c *site) makeGPUNode(h *host) {
 	h.made++
-	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made))}}
+	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{
+		Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made)),
+		CreationTimestamp: metav1.NewTime(c.Now.Add(-c.behind).Truncate(time.Second)),
+	}}
 	for _, conditionType := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{ // the default of the API
 			Type: conditionType, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonAwaitingReport, LastTransitionTime: metav1.Unix(0, 0),
@@ -634,7 +637,7 @@ func (c *site) advertise(h *host) {
 	}
 	key := h.Labels[v1alpha1.LabelConfig]
 	if !h.plugin.running && h.flips {
-		h.Pods[pod].ReadySince = c.Now
+		h.Pods[pod].ReadySince = c.Now.Add(h.skew)
 		h.plugin.running, h.plugin.selected = true, "default"
 		h.forgetHealth()
 		c.offer(h, c.Configs["default"])
@@ -652,6 +655,9 @@ func (c *site) advertise(h *host) {
 		return
 	}
 	h.plugin.running, h.plugin.selected = true, key
+	if h.skew != 0 {
+		h.Pods[pod].ReadySince = c.Now.Add(h.skew)
+	}
 	h.forgetHealth()
 	if h.broken != nil && h.broken(c.Snapshot) {
 		c.offerNothing(h)

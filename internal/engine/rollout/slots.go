@@ -153,7 +153,7 @@ func releaseStale(m *member) []action.Action {
 	switch {
 	case m.State == node.Unknown:
 		return node.EndInterrupted(m.View, why)
-	case !m.ChangeIsDisruptive():
+	case !m.ChangeIsDisruptive() && len(node.OwnPauses(m.View)) == 0: // with NVIDIA's programs back it may be disruptive again
 		return node.RestoreScheduling(m.View, why)
 	}
 	return node.RecordTimeout(m.View, m.Reason, why)

@@ -66,7 +66,7 @@ func awaiting(v *node.View, until time.Time) member {
 	m := member{View: v}
 	m.Result = node.Result{
 		State: node.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(v.Snapshot.Now),
-		Message: "The GPUNode was made anew, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
+		Message: "The GPUNode was made anew, or an object of the node restored from a backup, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
 	}
 	m.Actions = node.RestoreScheduling(v, "no policy governs the node")
 	m.Slot = slotOf(&m)
