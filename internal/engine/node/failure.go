@@ -25,20 +25,20 @@ import (
 )
 
 // A change that fails is recorded, and the node rolled back to its last good state or, without one, to its baseline. A
-// release, the way back itself and what was reached before have nothing to fall back to: they rest (Timeout, below). So
-// does a node that does not become idle in time, since nothing was changed there yet; its failure is recorded
-// (drain.go).
+// release, the way back itself and what was reached before have nothing to fall back to: they rest (Timeout, below). A
+// node that does not become idle in time is not rolled back, since nothing was changed there: its failure is recorded
+// (drain.go), and it is left to its users until nothing blocks the change.
 //
 //	failChange ─ a fallback: recordFailure → FallbackTarget → afterFailure ─ retry → AttemptID
-//	           └ none: RecordTimeout → resting
+//	           └ none, on a node that is unavailable: RecordTimeout → resting
 //
-//	record                   written by                                ends
-//	status.rollout.failed    recordFailure: failChange with a          another desired state or attempt: another generation
-//	                         fallback; drain.go without one            of the policy or retry by annotation (recordedFailure)
-//	AnnotationTimedOut       RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
-//	                         EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
-//	                         EndInterrupted: interrupted too long
-//	AnnotationInterrupted    maintenance, users, a lost agent          the agent has answered again (continueInterrupted)
+//	record                written by                                ends
+//	status.rollout.failed recordFailure: failChange with a          another desired state or attempt: another generation
+//	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure)
+//	AnnotationTimedOut    RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
+//	                      EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
+//	                      EndInterrupted: interrupted too long
+//	AnnotationInterrupted maintenance, users, a lost agent          the agent has answered again (continueInterrupted)
 
 // failChange gives a desired state up: the node falls back. The last good state is not given up but waited for.
 func failChange(v *View, r Result, reason, message string) Result {
