@@ -53,7 +53,7 @@ func (o outcome) retry() error {
 	return errors.Join(errs...)
 }
 
-// waiting says whether something is waited for of which no event tells, other than a reboot.
+// waiting reports whether something is waited for of which no event tells, other than a reboot.
 func (o outcome) waiting() bool {
 	return len(o.waits)+len(o.reboot.waits) > 0 || len(o.unmet) > len(o.pending)
 }

@@ -136,7 +136,7 @@ func nextLook(hidden bool, age time.Duration) time.Duration {
 	return 0
 }
 
-// look finds the pods with a config-manager that sees a key, and says whether there is one that does not.
+// look finds the pods with a config-manager that sees a key, and reports whether there is one that does not.
 func (r *ConfigReporter) look(key string) (seeing []string, hidden bool, err error) {
 	pids, err := r.programs.Running(configManager)
 	if err != nil {

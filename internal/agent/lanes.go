@@ -136,7 +136,7 @@ type failedGPUs []string
 
 func (e *failedGPUs) add(s plan.Step) { *e = append(*e, plan.GPUs(s)...) }
 
-// has says whether a step concerns one of them: an MPS daemon is not started before all its GPUs are ready for it.
+// has reports whether a step concerns one of them: an MPS daemon is not started before all its GPUs are ready for it.
 func (e *failedGPUs) has(s plan.Step) bool {
 	return slices.ContainsFunc(plan.GPUs(s), func(uuid string) bool { return slices.Contains(*e, uuid) })
 }

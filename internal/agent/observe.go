@@ -159,7 +159,7 @@ func (o observer) described(processes []gpu.Process) []gpu.Process {
 	return described
 }
 
-// lingers says whether a process of a pod uses a GPU that no container holds: one that is about to end, of which no
+// lingers reports whether a process of a pod uses a GPU that no container holds: one that is about to end, of which no
 // event tells. The controller waits for it.
 func lingers(devices []gpu.Device) bool {
 	return slices.ContainsFunc(devices, func(d gpu.Device) bool {

@@ -88,8 +88,8 @@ func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *re
 	return nil
 }
 
-// knowsOfReboot says whether an earlier reconcile in this boot has found that only a reboot helps. That does not change
-// because a program uses the GPU meanwhile, so that it cannot be tried again.
+// knowsOfReboot reports whether an earlier reconcile in this boot has found that only a reboot helps. That does not
+// change because a program uses the GPU meanwhile, so that it cannot be tried again.
 func (c *Controller) knowsOfReboot(node *v1alpha1.GPUNode) bool {
 	return node.Status.BootID == c.bootID && condition.IsTrue(node.Status.Conditions, v1alpha1.ConditionRebootRequired)
 }

@@ -49,7 +49,7 @@ func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now ti
 	}
 }
 
-// wasDone says whether the last reconcile found the GPUs as this spec asks, in this boot, or left them to another
+// wasDone reports whether the last reconcile found the GPUs as this spec asks, in this boot, or left them to another
 // program.
 func wasDone(node *v1alpha1.GPUNode, bootID string) bool {
 	applied, found := condition.Find(node.Status.Conditions, v1alpha1.ConditionApplied)

@@ -101,7 +101,7 @@ func own(conditions []metav1.Condition) []metav1.Condition {
 	return conditions
 }
 
-// memoryGuarded says whether the agent measures for a memory guard. The controller asks for that, because an older
+// memoryGuarded reports whether the agent measures for a memory guard. The controller asks for that, because an older
 // agent does not.
 func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
 	c := metav1.Condition{
@@ -114,7 +114,7 @@ func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
 	return c
 }
 
-// discovered says whether the GPUs were read. Those last seen are still believed in, so then it is not known.
+// discovered reports whether the GPUs were read. Those last seen are still believed in, so then it is not known.
 func discovered(r report, seen int) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionDiscovered}
 	switch {

@@ -174,7 +174,7 @@ type ComputeCapability struct{ Major, Minor int }
 // String is the usual form, such as 8.0.
 func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
 
-// AtLeast says whether c is major.minor or newer.
+// AtLeast reports whether c is major.minor or newer.
 func (c ComputeCapability) AtLeast(major, minor int) bool {
 	return c.Major > major || c.Major == major && c.Minor >= minor
 }
@@ -219,7 +219,7 @@ type Placement struct{ Start, Size int }
 // String is nvidia-smi's form, start:size.
 func (p Placement) String() string { return fmt.Sprintf("%d:%d", p.Start, p.Size) }
 
-// Overlaps says whether two placements share a slice.
+// Overlaps reports whether two placements share a slice.
 func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
@@ -277,12 +277,12 @@ type Holder struct {
 	Instance                  int // GPU instance id or WholeGPU
 }
 
-// NeedsReset says whether a change of MIG mode takes effect only with a reset: on Ampere (compute capability 8.x), not
-// on Hopper and later (MIG User Guide, "Enable MIG Mode").
+// NeedsReset reports whether a change of MIG mode takes effect only with a reset: on Ampere (compute capability 8.x),
+// not on Hopper and later (MIG User Guide, "Enable MIG Mode").
 func (d Device) NeedsReset() bool { return d.ComputeCapability.Major < 9 }
 
-// InUse says whether a process or a holder uses the instance with that id. Users of the whole GPU do not count: in MIG
-// mode there are none but monitors.
+// InUse reports whether a process or a holder uses the instance with that id. Users of the whole GPU do not count: in
+// MIG mode there are none but monitors.
 func (d Device) InUse(id int) bool {
 	for _, p := range d.Processes {
 		if p.Instance == id {
@@ -297,7 +297,7 @@ func (d Device) InUse(id int) bool {
 	return false
 }
 
-// Idle says whether nothing at all uses the GPU or an instance of it. An idle MPS server does not count.
+// Idle reports whether nothing at all uses the GPU or an instance of it. An idle MPS server does not count.
 func (d Device) Idle() bool {
 	for _, p := range d.Processes {
 		if !p.MPSServer {

@@ -327,7 +327,7 @@ func (f *fleet) pod(name, node, resource string, change ...func(*corev1.Pod)) {
 	}
 }
 
-// holds says whether the agent of a node reports that a pod holds a GPU.
+// holds reports whether the agent of a node reports that a pod holds a GPU.
 func (f *fleet) holds(node, pod string) bool {
 	n := &v1alpha1.GPUNode{}
 	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: node}, n)).To(Succeed())

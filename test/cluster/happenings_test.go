@@ -424,7 +424,7 @@ func (s *run) leaveEvent(random *rand.Rand) {
 	}
 }
 
-// rewriting is a way in which another controller changes what the operator has written. It says whether there was
+// rewriting is a way in which another controller changes what the operator has written. It reports whether there was
 // anything to do.
 func (s *run) rewriting(random *rand.Rand) (what string, again func() bool) {
 	name := s.some(random).name

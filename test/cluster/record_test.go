@@ -164,7 +164,7 @@ func (r *record) account(except ...string) account {
 	return a
 }
 
-// underway says whether a GPUNode asks for something that is not reached.
+// underway reports whether a GPUNode asks for something that is not reached.
 func underway(n *v1alpha1.GPUNode) bool {
 	spec := n.Spec
 	if spec.PolicyName == "" || spec.ConfigName == "" {

@@ -92,7 +92,7 @@ func (s *site) heldInstance(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// stepFailed says whether the agent of the node has reported that the change fails.
+// stepFailed reports whether the agent of the node has reported that the change fails.
 func (s *site) stepFailed(ctx context.Context) (bool, error) {
 	node := &v1alpha1.GPUNode{}
 	if err := s.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {

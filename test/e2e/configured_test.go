@@ -15,7 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
 
-// configuredForUs says whether NVIDIA's programs run with our ConfigMap, all of them.
+// configuredForUs reports whether NVIDIA's programs run with our ConfigMap, all of them.
 func configuredForUs(ctx context.Context) error {
 	pods := &corev1.PodList{}
 	if err := kube.List(ctx, pods, client.InNamespace(gpuoperator.Namespace)); err != nil {
@@ -33,7 +33,8 @@ func configuredForUs(ctx context.Context) error {
 	return nil
 }
 
-// restoredFromUs says whether NVIDIA's programs are to run without our ConfigMap, all of them. They may not do so yet.
+// restoredFromUs reports whether NVIDIA's programs are to run without our ConfigMap, all of them. They may not do so
+// yet.
 func restoredFromUs(ctx context.Context) error {
 	sets := &appsv1.DaemonSetList{}
 	if err := kube.List(ctx, sets, client.InNamespace(gpuoperator.Namespace)); err != nil {

@@ -159,7 +159,8 @@ func givenTo(ctx context.Context, key client.ObjectKey) (got given) {
 	return got
 }
 
-// refused says whether the kubelet did not take a pod since just then the device plugin offered nothing, or too little.
+// refused reports whether the kubelet did not take a pod since just then the device plugin offered nothing, or too
+// little.
 func refused(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodFailed &&
 		(pod.Status.Reason == "UnexpectedAdmissionError" || strings.HasPrefix(pod.Status.Reason, "OutOf"+nvidiaDomain))

@@ -166,7 +166,7 @@ func modes() ([]bool, error) {
 	return found, err
 }
 
-// refuseResets says whether the GPUs refuse to be reset, as those of a virtual machine do.
+// refuseResets reports whether the GPUs refuse to be reset, as those of a virtual machine do.
 func refuseResets(refuse bool) {
 	GinkgoHelper()
 	Expect(gpus.Update(func(s *simdriver.State) error {

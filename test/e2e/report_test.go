@@ -29,7 +29,7 @@ var _ = ReportAfterSuite("what the kubelet lost", func(Report) {
 	}
 })
 
-// notAsked says whether a spec was left out since another part was asked for.
+// notAsked reports whether a spec was left out since another part was asked for.
 func notAsked(spec SpecReport) bool {
 	return spec.State == types.SpecStateSkipped && spec.Failure.Message == ""
 }

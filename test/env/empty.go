@@ -87,7 +87,7 @@ func (e *emptied) round(ctx context.Context) (done bool, err error) {
 	return done, nil
 }
 
-// keptByServer says whether the API server itself keeps a record, and writes it again and again.
+// keptByServer reports whether the API server itself keeps a record, and writes it again and again.
 func keptByServer(key string) bool {
 	return slices.ContainsFunc([]string{
 		"leases/kube-system/", "masterleases/", "apiregistration.k8s.io/", "flowschemas/", "prioritylevelconfigurations/",
@@ -152,7 +152,7 @@ func untilDone(ctx context.Context, try func(context.Context) (bool, error)) err
 	}
 }
 
-// changed says whether a record below one of these prefixes was deleted or restored.
+// changed reports whether a record below one of these prefixes was deleted or restored.
 func (e *emptied) changed(prefixes ...string) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Keys(e.revisions)), func(key string) bool {
 		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(key, registry+prefix) })

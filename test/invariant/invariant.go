@@ -22,7 +22,7 @@ import (
 
 const deployPrefix = "nvidia.com/gpu.deploy."
 
-// Disturbed says whether a node is taken from its users for a change: it keeps pods off, or NVIDIA's programs.
+// Disturbed reports whether a node is taken from its users for a change: it keeps pods off, or NVIDIA's programs.
 func Disturbed(n cluster.Node) bool {
 	if _, paused := n.Annotations[v1alpha1.AnnotationPaused]; paused {
 		return true
@@ -146,7 +146,7 @@ func users(old, n cluster.Node, evicted []string) []string {
 	return lost
 }
 
-// theirs says whether a label or annotation is none of NVIDIA's, of Node Feature Discovery's or ours.
+// theirs reports whether a label or annotation is none of NVIDIA's, of Node Feature Discovery's or ours.
 func theirs(name string) bool {
 	return !slices.ContainsFunc([]string{"nvidia.com/", "nfd.node.kubernetes.io/", v1alpha1.Group + "/"}, func(domain string) bool {
 		return strings.HasPrefix(name, domain)

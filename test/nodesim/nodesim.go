@@ -47,7 +47,7 @@ type Options struct {
 	// OpenNVML opens NVML as a program that stays connected to the driver, such as the device plugin, does; the
 	// returned function closes it. Nil: nobody minds.
 	OpenNVML func() (func() error, error)
-	// MPSAnswers says whether an MPS control daemon answers on the pipe directory of a resource. Nil: none does.
+	// MPSAnswers reports whether an MPS control daemon answers on the pipe directory of a resource. Nil: none does.
 	MPSAnswers func(ctx context.Context, resource string) bool
 	// MountShm is told that a pod of NVIDIA's MPS DaemonSet has unmounted the shared memory of the MPS daemons that run
 	// on the node. Nil: nobody is.
@@ -89,9 +89,9 @@ type Options struct {
 
 // Program is the process of a pod.
 type Program interface {
-	// Alive says whether the process runs.
+	// Alive reports whether the process runs.
 	Alive() bool
-	// Ready says whether it answers its readiness probe.
+	// Ready reports whether it answers its readiness probe.
 	Ready(context.Context) bool
 	// Stop ends it and returns when it is gone.
 	Stop()

@@ -143,7 +143,7 @@ func (k *kubelet) stopPrograms() {
 	}
 }
 
-// runContainers lets the containers of a pod do what they do, and says whether the pod is ready.
+// runContainers lets the containers of a pod do what they do, and reports whether the pod is ready.
 func (k *kubelet) runContainers(ctx context.Context, node *corev1.Node, state *podState) bool {
 	if missing := state.missingVolume(); missing != "" {
 		state.waiting = missing

@@ -92,7 +92,7 @@ func readPID(file string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(data)))
 }
 
-// alive says whether a process runs; a zombie does not.
+// alive reports whether a process runs; a zombie does not.
 func alive(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return false

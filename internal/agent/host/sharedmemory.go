@@ -118,7 +118,7 @@ func unmountOwn(folder string) error {
 	return nil
 }
 
-// isMountPoint says whether a folder is on another file system than the folder above it.
+// isMountPoint reports whether a folder is on another file system than the folder above it.
 func isMountPoint(folder string) (bool, error) {
 	var here, above unix.Stat_t
 	if err := unix.Stat(folder, &here); err != nil {

@@ -62,7 +62,7 @@ func (g *gate) make(change func()) {
 	g.changed = make(chan struct{})
 }
 
-// others says whether more than one operation is going on, and what is closed when that changes.
+// others reports whether more than one operation is going on, and what is closed when that changes.
 func (g *gate) others() (changed <-chan struct{}, more bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -141,7 +141,7 @@ func (o *operation) reset(ctx context.Context) error {
 	return nil
 }
 
-// met says whether another reset has run beside this one.
+// met reports whether another reset has run beside this one.
 func (o *operation) met() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

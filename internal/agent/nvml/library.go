@@ -107,7 +107,7 @@ func (l *library) shutdown() error {
 	return callError("nvmlShutdown", l.lib.Shutdown())
 }
 
-// has says whether the driver has a call. Calling one that it has not ends the process.
+// has reports whether the driver has a call. Calling one that it has not ends the process.
 func (l *library) has(symbol string) bool {
 	return l.lib.Extensions().LookupSymbol(symbol) == nil
 }

@@ -18,7 +18,7 @@ import (
 // noInstance is what NVML reports as the GPU instance of a process that uses none.
 const noInstance = 0xFFFFFFFF
 
-// lists says whether the driver's lists of processes can be used.
+// lists reports whether the driver's lists of processes can be used.
 type lists bool
 
 const (

@@ -81,7 +81,8 @@ func (c *cacheBarrier) wrote(kind schema.GroupVersionKind, name, version string,
 	}
 }
 
-// inDoubt says whether a write may have been carried out though it failed: the API server did not say that it was not.
+// inDoubt reports whether a write may have been carried out though it failed: the API server did not say that it was
+// not.
 func inDoubt(err error) bool {
 	var said apierrors.APIStatus
 	if !errors.As(err, &said) {
@@ -140,8 +141,8 @@ func (c *cacheBarrier) begin(ctx context.Context, now time.Time, kinds []schema.
 	return nil
 }
 
-// shows says whether the cache shows an object as it is expected, or the object is gone. What the cache does not have,
-// or not in time, is asked of the API server: the object may have been deleted, or made anew.
+// shows reports whether the cache shows an object as it is expected, or the object is gone. What the cache does not
+// have, or not in time, is asked of the API server: the object may have been deleted, or made anew.
 func (c *cacheBarrier) shows(ctx context.Context, cache client.Reader, o object, e expectation, now time.Time) (bool, error) {
 	cached, err := versionIn(ctx, cache, typed(o.kind), o)
 	if err != nil {

@@ -135,7 +135,7 @@ func (s *seen) failedOf(node string) *v1alpha1.FailedChange {
 	return nil
 }
 
-// mounted says whether a pod mounts our ConfigMap.
+// mounted reports whether a pod mounts our ConfigMap.
 func (s *seen) mounted() bool {
 	return slices.ContainsFunc(s.snapshot.Nodes, func(n cluster.Node) bool {
 		return slices.ContainsFunc(n.Pods, func(pod cluster.Pod) bool { return pod.MountsConfig })

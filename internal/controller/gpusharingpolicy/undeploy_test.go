@@ -160,7 +160,7 @@ func (i *installation) kindExists(name string) bool {
 	return err == nil
 }
 
-// established says whether the API server serves our kinds.
+// established reports whether the API server serves our kinds.
 func (i *installation) established() bool {
 	ctx := context.Background()
 	return i.client.List(ctx, &v1alpha1.GPUNodeList{}) == nil && i.client.List(ctx, &v1alpha1.GPUSharingPolicyList{}) == nil

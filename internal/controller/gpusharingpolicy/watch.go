@@ -153,7 +153,7 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 	return v, v.GPU || v.Starting || v.DRA || v.MountsConfig || cluster.IsAgent(pod) || v.Serves || v.Validator
 }
 
-// mayMount says whether a pod mounts our ConfigMap, wherever that is.
+// mayMount reports whether a pod mounts our ConfigMap, wherever that is.
 func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	for _, name := range c.PluginConfig.ConfigMapNames() {
 		if cluster.Mounts(pod, name) {

@@ -37,7 +37,7 @@ type writer struct {
 	outdated bool       // a Node has changed since it was read: the next reconcile waits until the cache shows it, and decides anew
 }
 
-// do writes, and says whether it did.
+// do writes, and reports whether it did.
 func (w *writer) do(ctx context.Context, next action.Action) (bool, error) {
 	switch a := next.(type) {
 	case action.WriteConfigs:
@@ -145,8 +145,8 @@ func ignoreReplaced(err error) (bool, error) {
 	return ignoreGone(err)
 }
 
-// refusedForUID says whether a write was refused since it names another UID: the API server lets none be changed (422),
-// and a precondition of a deletion does not hold (409).
+// refusedForUID reports whether a write was refused since it names another UID: the API server lets none be changed
+// (422), and a precondition of a deletion does not hold (409).
 func refusedForUID(err error) bool {
 	if apierrors.IsConflict(err) {
 		return true

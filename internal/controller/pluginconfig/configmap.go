@@ -22,7 +22,7 @@ const (
 )
 
 // WriteKeys makes exactly these keys ours in our ConfigMap, and creates it if there is none. Keys of others stay. It
-// says whether it wrote.
+// reports whether it wrote.
 func (c *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
 	if o.Reason != "" {
 		return false, nil

@@ -160,7 +160,7 @@ func (w *watcher) watch(ctx context.Context, v version) error {
 	return err
 }
 
-// matters says whether an update changes what Observe reads. The GPU Operator updates its status all the time.
+// matters reports whether an update changes what Observe reads. The GPU Operator updates its status all the time.
 func matters(old, updated any) bool {
 	a, isObject := old.(*unstructured.Unstructured)
 	b, areObjects := updated.(*unstructured.Unstructured)

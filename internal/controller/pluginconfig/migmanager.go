@@ -46,7 +46,7 @@ func noManager(policy *unstructured.Unstructured, keys map[string]string) string
 }
 
 // ConfigureMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It
-// comes after Configure, and says whether it changed the ClusterPolicy.
+// comes after Configure, and reports whether it changed the ClusterPolicy.
 func (c *Configurer) ConfigureMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
@@ -76,7 +76,7 @@ func (c *Configurer) configureMIG(ctx context.Context, o *Observed) (bool, error
 	return c.patch(ctx, o.clusterPolicy, want)
 }
 
-// RestoreMIG lets mig-manager read again what it read before us. It says whether it changed the ClusterPolicy.
+// RestoreMIG lets mig-manager read again what it read before us. It reports whether it changed the ClusterPolicy.
 func (c *Configurer) RestoreMIG(ctx context.Context, o *Observed) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil

@@ -21,7 +21,7 @@ import (
 
 // Configure points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes
 // need and the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces
-// NVIDIA's pods. It says whether it changed the ClusterPolicy.
+// NVIDIA's pods. It reports whether it changed the ClusterPolicy.
 func (c *Configurer) Configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason != "" || o.clusterPolicy == nil {
 		return false, nil
@@ -100,7 +100,7 @@ func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Tol
 }
 
 // Restore puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
-// removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It says whether it changed the
+// removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It reports whether it changed the
 // ClusterPolicy.
 func (c *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason == v1alpha1.ReasonDRAStackActive {

@@ -98,8 +98,8 @@ type Evict struct {
 	Policy         PolicyRef
 }
 
-// DeletePod deletes a pod of one of NVIDIA's DaemonSets, so that it starts anew: the MPS control daemon does not notice
-// a new configuration otherwise. A pod that is gone is no error.
+// DeletePod deletes a pod of NVIDIA's: one of a DaemonSet, so that it starts anew and sees the MIG instances or the
+// config that are there, or a test of the GPU Operator's validator, which holds a GPU. A pod that is gone is no error.
 type DeletePod struct {
 	Node           string
 	Namespace, Pod string
@@ -145,7 +145,7 @@ type SetSpec struct {
 	Node   string
 	Spec   v1alpha1.GPUNodeSpec
 	Policy PolicyRef
-	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
+	Why    string // "applying policy a100", "going back to the last good state", "letting the agent reboot the node"
 
 	again bool // the GPUNode has this spec already, but for the time (Restamped)
 }

@@ -118,7 +118,7 @@ func (a KeepTaints) For() PolicyRef { return a.Policy }
 // For is the policy that governs the node.
 func (a Evict) For() PolicyRef { return a.Policy }
 
-// For is nobody: the configuration is selected already.
+// For is nobody: it is what the GPUs of the node need, whatever a newer generation asks for.
 func (DeletePod) For() PolicyRef { return PolicyRef{} }
 
 // For is the policy that governs the node, if one does.

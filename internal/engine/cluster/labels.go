@@ -31,7 +31,8 @@ func MonitorLabels() []string {
 // them (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
-// LabelPresent says whether the GPU Operator takes a node for one with GPUs of NVIDIA's; it is false on one that had some.
+// LabelPresent reports whether the GPU Operator takes a node for one with GPUs of NVIDIA's; it is false on one that had
+// some.
 const LabelPresent = NvidiaDomain + "gpu.present"
 
 // OfGPUCluster reports whether, by the labels of a node, the GPU Operator runs NVIDIA's DRA driver there, for a
@@ -84,10 +85,10 @@ const (
 	ManagerFailed    = "failed"
 )
 
-// ManagerAtWork says whether a state of NVIDIA's mig-manager is one in which it has begun and not ended.
+// ManagerAtWork reports whether a state of NVIDIA's mig-manager is one in which it has begun and not ended.
 func ManagerAtWork(state string) bool { return state == ManagerPending || state == ManagerRebooting }
 
-// The values of LabelMPSCapable.
+// The values of labels that are on or off, such as LabelMPSCapable and the deploy labels.
 const (
 	LabelTrue  = "true"
 	LabelFalse = "false"

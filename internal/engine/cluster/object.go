@@ -195,7 +195,7 @@ func isReady(pod *corev1.Pod) bool {
 	})
 }
 
-// Finished says whether a pod has ended and holds nothing any more.
+// Finished reports whether a pod has ended and holds nothing any more.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
@@ -220,7 +220,7 @@ func ReadyAt(pod *corev1.Pod) time.Time {
 	return time.Time{}
 }
 
-// IsAgent says whether a pod is one of the agents'.
+// IsAgent reports whether a pod is one of the agents'.
 func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
 
 // isOwn reports whether a pod has the label app.kubernetes.io/name of one of the operator's. Programs tell whether it is
@@ -253,7 +253,7 @@ func ToleratesChange(all []corev1.Toleration) bool {
 	return clusterpolicy.Tolerates(all, corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule})
 }
 
-// IsReadyAgent says whether a pod is one of the agents' and answers.
+// IsReadyAgent reports whether a pod is one of the agents' and answers.
 func IsReadyAgent(pod *corev1.Pod) bool {
 	if !IsAgent(pod) || pod.DeletionTimestamp != nil {
 		return false
@@ -309,7 +309,7 @@ func hasGPU(r *corev1.ResourceRequirements) bool {
 	return false
 }
 
-// Mounts says whether a volume of a pod is the ConfigMap of that name.
+// Mounts reports whether a volume of a pod is the ConfigMap of that name.
 func Mounts(pod *corev1.Pod, configMap string) bool {
 	for i := range pod.Spec.Volumes {
 		volume := &pod.Spec.Volumes[i]
@@ -337,7 +337,7 @@ func scheduledAt(pod *corev1.Pod) (at time.Time) {
 	return at
 }
 
-// IsGPUResource says whether a resource is one that NVIDIA's device plugin makes of GPUs.
+// IsGPUResource reports whether a resource is one that NVIDIA's device plugin makes of GPUs.
 func IsGPUResource(name string) bool {
 	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
 }

@@ -25,7 +25,7 @@ type Trouble struct {
 	Ended time.Time
 }
 
-// Counts says whether the trouble still counts, and for how long if that ends.
+// Counts reports whether the trouble still counts, and for how long if that ends.
 func (t Trouble) Counts(now time.Time) (left time.Duration, is bool) {
 	if t.Ended.IsZero() {
 		return 0, true

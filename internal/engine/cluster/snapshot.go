@@ -16,7 +16,8 @@ import (
 )
 
 // Snapshot is everything that a decision depends on, as one reconcile read it from the cache. rollout.Decide changes
-// none of it.
+// none of it but what Repeats and OtherControllers point to, which it keeps for later reconciles. What it finds itself
+// it sets in its own copy of the snapshot.
 type Snapshot struct {
 	// Now is the time of the reconcile.
 	Now time.Time
@@ -28,7 +29,8 @@ type Snapshot struct {
 	ConfigsCopy map[string]string
 	// Policies are all policies, with their last status.
 	Policies []v1alpha1.GPUSharingPolicy
-	// Nodes are all nodes that have a GPUNode.
+	// Nodes are all nodes that have a GPUNode, and those that the operator has changed and whose GPUNode is gone
+	// (NoGPUNode).
 	Nodes []Node
 	// Unscheduled are the pods that ask for GPUs or instances and are on no node.
 	Unscheduled []Pod
@@ -52,7 +54,8 @@ type Snapshot struct {
 	// ConfigsRefused is why the API server refuses what our ConfigMap must hold; empty: it does not. rollout.Decide finds
 	// it.
 	ConfigsRefused string
-	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide finds them.
+	// MpsUsers are the pods that ask for GPUs, or have some, on nodes where NVIDIA's MPS DaemonSet runs. rollout.Decide
+	// finds them.
 	MpsUsers []string
 }
 
@@ -227,7 +230,7 @@ func (p *DevicePlugin) Workload() string {
 	return p.Operands.Workload
 }
 
-// Users lists the pods that hold GPUs.
+// Users lists the pods of all nodes that ask for GPUs, or have some by a ResourceClaim.
 func (s *Snapshot) Users() []string {
 	var users []string
 	for i := range s.Nodes {

@@ -28,7 +28,7 @@ func setNonDisruptively(v *View) Result {
 	if r, pending := prepareForMPS(v, r.State); pending {
 		return r
 	}
-	if patch, unsaved := baselineUnsaved(v); unsaved {
+	if patch, unsaved := unsavedBaseline(v); unsaved {
 		r.Next = withSlot(v, patch)
 		return r
 	}
@@ -55,7 +55,7 @@ func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
 		return applying(v)
 	}
 	r.State, r.Message = Idle, "nothing blocks the change"
-	if patch, unsaved := baselineUnsaved(v); unsaved {
+	if patch, unsaved := unsavedBaseline(v); unsaved {
 		r.Next = withSlot(v, patch)
 		return r
 	}
@@ -66,7 +66,7 @@ func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
 // applying waits for the agent.
 func applying(v *View) Result {
 	r := Result{State: Applying, Reason: v1alpha1.ReasonApplying, Message: agentMessage(v, "the agent is changing the GPUs")}
-	if reason, message, is := v.Stalled(); is {
+	if reason, message, is := v.ApplyStalled(); is {
 		return failChange(v, r, reason, message)
 	}
 	if patch, found := recordFoundIntervals(v); found {

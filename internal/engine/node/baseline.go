@@ -63,9 +63,9 @@ func saveBaselineCopy(v *View, patch action.PatchNode) {
 	}
 }
 
-// baselineUnsaved is the gate before the agent is asked to change GPUs: the Node has a copy of their baseline, which
-// names no other policy.
-func baselineUnsaved(v *View) (action.PatchNode, bool) {
+// unsavedBaseline returns the patch that must come before the agent is asked to change GPUs, if it is still to be
+// written: the Node has a copy of their baseline, which names no other policy.
+func unsavedBaseline(v *View) (action.PatchNode, bool) {
 	patch := v.Patch("recording the baseline")
 	if len(v.Steps) == 0 && (v.Node.ChangedFor == "" || v.Node.ChangedFor == v.Target.Policy) {
 		return patch, false // nothing but the label of the Node changes, and that patch has the copy

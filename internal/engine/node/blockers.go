@@ -164,7 +164,7 @@ func drainIsOver(v *View) bool {
 	if v.FallsBack {
 		return v.Taint() == nil
 	}
-	f := failedChange(v)
+	f := recordedFailure(v)
 	return f != nil && f.Reason == v1alpha1.ReasonDrainTimedOut
 }
 

@@ -21,9 +21,8 @@ import (
 //	   └ the agent does not report
 //
 // Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
-// untaint.go. Four failures have no state to fall back to: a node that does not become idle in time, since nothing was
-// changed (drain.go), a release, the way back itself, and the last good state that is brought about again
-// (timedout.go). Decisions follow from what is observed, so any reconcile may be the first.
+// untaint.go; failure.go has what follows a failure, with the four that have no state to fall back to. Decisions follow
+// from what is observed, so any reconcile may be the first.
 
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
@@ -45,7 +44,7 @@ func Decide(v *View) Result {
 // of an earlier one.
 func decideNode(v *View) Result {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
-		return awaitNodeUp(v)
+		return beingRebooted(v)
 	}
 	if managerLabelRestored(v) {
 		return leftToManager(v)
@@ -66,8 +65,8 @@ func decideNode(v *View) Result {
 		return unsupported(v)
 	}
 	r := progress(v)
-	if f := failedChange(v); f != nil && (v.FallsBack || r.State == PendingDisruptive) {
-		return failedBefore(v, *f, r)
+	if f := recordedFailure(v); f != nil && (v.FallsBack || r.State == PendingDisruptive) {
+		return afterFailure(v, *f, r)
 	}
 	return r
 }
@@ -78,30 +77,6 @@ func unsupported(v *View) Result {
 		State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
 		Next: atOnce(append(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v)...)...),
 	}
-}
-
-// failedBefore reports why the change failed, while the node is on its way back, or waits to become idle after all.
-func failedBefore(v *View, f v1alpha1.FailedChange, r Result) Result {
-	r.Rollback = r.State
-	switch {
-	case !v.FallsBack && len(v.Blockers) == 0:
-		return r // it did not become idle in time, but now it is
-	case !v.FallsBack:
-		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		r.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
-	case r.State == UpToDate:
-		r.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
-			"GPUNode: " + retryAdvice(v)
-	default:
-		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, r.Message)
-	}
-	r.State, r.Reason = Failed, f.Reason
-	return r
-}
-
-// retryAdvice is the command that has a failed node tried again.
-func retryAdvice(v *View) string {
-	return fmt.Sprintf("kubectl annotate gpunode %s --overwrite %s=$(date +%%s)", v.Node.Name, v1alpha1.AnnotationRetry)
 }
 
 // progress is the state of a node on its way to its target. The order of the cases matters:
@@ -123,7 +98,7 @@ func progress(v *View) Result {
 	case instancesLeftToOthers(v):
 		return applying(v)
 	case targetInSpec && needsManualReboot(v):
-		return awaitManualReboot(v)
+		return leftUntilManualReboot(v)
 	case v.OnlyComputeMode():
 		return afterApplying(v)
 	case rests:
@@ -145,7 +120,7 @@ func progress(v *View) Result {
 }
 
 // mustDrainAndPause reports whether the node has to be brought to where its GPUs can be changed. Once the agent is
-// asked, that is only so while something blocks it.
+// asked, that is only so while something blocks it, or NVIDIA's clients or MPS daemon must be off the node.
 func mustDrainAndPause(v *View, targetInSpec bool) bool {
 	return v.ChangeIsDisruptive() && (!targetInSpec || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }
@@ -170,7 +145,7 @@ func byManager(v *View, targetInSpec bool) (Result, bool) {
 	case v.Partitions() && targetInSpec && v.Node.GPU.Spec.MIGConfigName != "":
 		return managerReturns(v, driveManager(v)), true
 	case v.Partitions() && !targetInSpec && v.Taint() == nil:
-		return prepareManager(v)
+		return awaitMIGManagerPrepared(v)
 	}
 	return Result{}, false
 }

@@ -22,7 +22,7 @@ import (
 // not run, and when they are started anew.
 //
 //	instances changed → awaitPluginEnumerated → deleted → seen
-//	not advertised → restartPluginOnce
+//	not advertised → recordPluginRestart
 
 // configManagerContainer begins the names of the containers that follow the label of the node.
 const configManagerContainer = "config-manager"
@@ -67,7 +67,7 @@ func pluginFailing(v *View, s State) Finding {
 	return f
 }
 
-// configManagerFails says whether the config-manager of a pod keeps ending though the key that the node selects is
+// configManagerFails reports whether the config-manager of a pod keeps ending though the key that the node selects is
 // there.
 func configManagerFails(v *View, p cluster.Pod) bool {
 	_, written := v.Snapshot.Configs[v.Node.Labels[v1alpha1.LabelConfig]]
@@ -251,13 +251,14 @@ func withMonitors(v *View, now, seen string) string {
 	return withoutPods(now, uids)
 }
 
-// restartPluginOnce starts the device plugin anew where it does not advertise what it must: it has not seen the MIG
-// instances, or it started while the config had another content. It does so once for the config and the instances of a
-// boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that
-// has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the pods.
-func restartPluginOnce(v *View) (actions []action.Action, after time.Duration) {
+// recordPluginRestart has the device plugin started anew where it does not advertise what it must: it has not seen the
+// MIG instances, or it started while the config had another content. It does so once for the config and the instances
+// of a boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One
+// that has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the
+// pods.
+func recordPluginRestart(v *View) (actions []action.Action, after time.Duration) {
 	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !instancesVisible(v) {
+	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !restartReadsConfig(v) {
 		return nil, 0
 	}
 	restarts, after := restartPlugin(v, pluginRereads, func(p cluster.Pod) bool { return isPluginPod(v, p) })
@@ -275,8 +276,9 @@ func restartOccasion(v *View) string {
 	return hashOfInstances(v) + "/" + v.Node.GPU.Status.BootID + "/" + v.Target.Config
 }
 
-// instancesVisible reports whether the ConfigMap has the key, so that a device plugin that starts anew reads it.
-func instancesVisible(v *View) bool {
+// restartReadsConfig reports whether a device plugin that starts anew reads the config of the target: the ConfigMap has
+// it, the node selects it, and the plugin is configured to read the ConfigMap.
+func restartReadsConfig(v *View) bool {
 	data, written := v.Snapshot.Configs[v.Target.Config]
 	return written && data == v.Target.Data && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config && v.Snapshot.Plugin.Ready
 }

@@ -32,9 +32,11 @@ func evictionRefusals(v *View) []string {
 	return slices.Compact(refused)
 }
 
-// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets
-// and of the kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an
-// emptyDir volume makes no difference.
+// chooseEvictions asks for the eviction of the pods that block the change, where the policy says so. Pods in whose
+// place another would come at once stay, and are named: those of DaemonSets and of the kubelet itself, those that came
+// in spite of the taint, and those of a controller that can share a ResourceClaim (comesBackByClaim). So do those of
+// which nobody reports what they hold, where that matters. For the rest it makes no difference whether a pod has a
+// controller or an emptyDir volume.
 func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 	if v.DrainMode() != "Evict" {
 		return nil, nil
@@ -95,7 +97,7 @@ func evictionReason(v *View, b plan.Blocker) string {
 func needsAllIdle(v *View) bool {
 	others := func(d gpu.Device) bool { return !cluster.Lists(v.Target.Devices, d.UUID) } // those are waited for
 	steps, whole := v.Steps, slices.Concat(slices.DeleteFunc(v.EndingNVIDIAMPS(), others), managerClears(v))
-	if v.Managed() {
+	if v.PartitionedByMIGManager() {
 		steps = plan.WithoutMIG(steps)
 	}
 	for _, d := range v.Devices {
@@ -152,7 +154,7 @@ func justBoundPod(v *View) (name string, age time.Duration) {
 	return "", 0
 }
 
-// podReported says whether the agent knows what a pod holds.
+// podReported reports whether the agent knows what a pod holds.
 func podReported(v *View, p cluster.Pod) bool {
 	for _, d := range v.Devices {
 		holds := func(h gpu.Holder) bool { return h.Namespace == p.Namespace && h.Pod == p.Name }

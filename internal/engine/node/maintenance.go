@@ -22,7 +22,7 @@ import (
 //
 //	driver upgrade | machine-config operator → underMaintenanceResult
 //	     → over → continueInterrupted: the agent looks again, all deadlines begin anew
-//	reboot permitted → awaitNodeUp → agent Ready | not permitted: awaitManualReboot
+//	reboot permitted → beingRebooted → agent Ready | not permitted: leftUntilManualReboot
 
 // What begins the value of v1alpha1.AnnotationInterrupted.
 const (

@@ -27,7 +27,7 @@ import (
 //
 //	agent:       awaitMIGManagerDisabled → NVIDIA's mig-manager is gone → … → managerLabelRestored: its labels are restored, it
 //	             comes back → awaitMIGManagerDone
-//	mig-manager: prepareManager → drained → driveManager → verifyManager → … → managerLabelRestored: its label is restored
+//	mig-manager: awaitMIGManagerPrepared → drained → driveManager → verifyManager → … → managerLabelRestored: its label is restored
 //	             → awaitMIGManagerDone
 //
 // Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of
@@ -63,7 +63,7 @@ func managerUnavailable(v *View) *plan.Problem {
 	}
 }
 
-// migManagerDisabledByUs says whether it was us who keep mig-manager off the node.
+// migManagerDisabledByUs reports whether it was us who keep mig-manager off the node.
 func migManagerDisabledByUs(v *View) bool {
 	b := v.Node.GPU.Spec.Baseline
 	return b != nil && b.Labels[v1alpha1.LabelMIGManager] != "false"
@@ -85,9 +85,10 @@ func UsesMIGConfigs(v *View) bool {
 	return managerMayFinish(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
-// prepareManager is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
-// configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
-func prepareManager(v *View) (Result, bool) {
+// awaitMIGManagerPrepared is the gate before a node is tainted for mig-manager: it runs there and reads our file, in
+// which the configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that
+// before.
+func awaitMIGManagerPrepared(v *View) (Result, bool) {
 	r := Result{State: PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: withSlot(v)}
 	name := migConfig(v).Name
 	file, err := migmanager.Parse(v.Snapshot.Configs[migmanager.FileKey])
@@ -128,8 +129,8 @@ func managerReads(v *View) bool {
 	return len(pods) > 0 && !slices.ContainsFunc(pods, func(p cluster.Pod) bool { return !p.MountsConfig })
 }
 
-// managerBusy says whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever: what
-// it was asked for here, and has not done in its time, it does no more.
+// managerBusy reports whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever:
+// what it was asked for here, and has not done in its time, it does no more.
 func managerBusy(v *View) bool {
 	since, requested := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
 	if requested && v.Snapshot.Now.Sub(since) >= timing.RebootTimeout {
@@ -147,7 +148,7 @@ func managerBusy(v *View) bool {
 // unpauseManagersClients starts NVIDIA's clients that mig-manager has paused and left so, as it does where it gives up
 // waiting for one.
 func unpauseManagersClients(v *View, labels map[string]*string) {
-	if !v.Managed() || managerBusy(v) {
+	if !v.PartitionedByMIGManager() || managerBusy(v) {
 		return
 	}
 	for _, name := range cluster.DeployLabels() {
@@ -180,7 +181,7 @@ func driveManager(v *View) Result {
 	return r
 }
 
-// agentClosedDriver says whether the agent has closed the driver.
+// agentClosedDriver reports whether the agent has closed the driver.
 func agentClosedDriver(v *View) bool {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	return found && c.Reason == v1alpha1.ReasonMIGManagerPartitioning && c.ObservedGeneration == v.Node.GPU.Generation
@@ -305,8 +306,8 @@ func migManagerIsBack(v *View) bool {
 	return !v.Target.ReleasesNode && mustDisableMIGManager(v) && v.TargetIsLastGood() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
-// disablesMIGManagerAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes
-// in the patch that another controller is overruled.
+// disablesMIGManagerAgain reports whether the label that keeps NVIDIA's mig-manager off the node is to be set, and
+// notes in the patch that another controller is overruled.
 func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	manager := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if v.Target.ReleasesNode || !mustDisableMIGManager(v) || manager == "" || manager == "false" {
@@ -379,7 +380,7 @@ func migConfigIgnored(v *View, _ State) Finding {
 // restoreManagerLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
 // there. Its state is removed with that, so that the next one is its answer.
 func restoreManagerLabels(v *View, labels map[string]*string) {
-	if v.Managed() && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
+	if v.PartitionedByMIGManager() && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
 		return
 	}
 	labels[v1alpha1.LabelMIGConfig] = nil
@@ -389,7 +390,7 @@ func restoreManagerLabels(v *View, labels map[string]*string) {
 	}
 	if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
 		labels[v1alpha1.LabelMIGConfig] = &before
-		if v.Managed() {
+		if v.PartitionedByMIGManager() {
 			labels[v1alpha1.LabelMIGConfigState] = nil
 		}
 	}
@@ -420,7 +421,7 @@ func labelRestored(v *View, patch action.PatchNode) string {
 	_, manager := patch.Labels[v1alpha1.LabelMIGManager]
 	_, config := patch.Labels[v1alpha1.LabelMIGConfig]
 	name := labelPatched(v, patch, v1alpha1.LabelMIGConfig)
-	reads := v.Managed() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
+	reads := v.PartitionedByMIGManager() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
 	if !v.Target.ReleasesNode || !reads || !manager && !config || migmanager.Ours(name) || name == migConfigPlaceholder {
 		return ""
 	}
@@ -446,7 +447,7 @@ func managerLabelRestored(v *View) bool {
 // they ask for. The operator changes them no more, so it needs no report of the agent.
 func leftToManager(v *View) Result {
 	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentResumed}
-	if !v.Managed() {
+	if !v.PartitionedByMIGManager() {
 		gates = []gateFunc{awaitSelected, awaitPublishedInTime, awaitUntainted, awaitMIGManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
 	for _, gate := range gates {
@@ -471,7 +472,7 @@ func awaitAgentResumed(v *View) (Result, bool) {
 
 // resumeAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
 func resumeAgent(v *View) []action.Action {
-	if !v.Managed() || managerBusy(v) {
+	if !v.PartitionedByMIGManager() || managerBusy(v) {
 		return nil
 	}
 	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
@@ -561,7 +562,7 @@ func managerLeft(v *View) (left time.Duration, works bool) {
 	return v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
 }
 
-// ManagerBlocksChange says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
+// ManagerBlocksChange reports whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
 func ManagerBlocksChange(v *View) bool {
 	left, works := managerLeft(v)
@@ -589,8 +590,8 @@ func managerStuck(v *View, _ State) Finding {
 	}
 }
 
-// partitionedByManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is
-// impossible.
+// partitionedByManager reports whether the policy of the node has its GPUs partitioned by mig-manager, also where that
+// is impossible.
 func partitionedByManager(v *View) bool {
 	return v.Policy != nil && actuatorOf(v.Policy) == v1alpha1.MIGActuatorMIGManager
 }
@@ -603,12 +604,12 @@ func managerClears(v *View) []gpu.Device {
 	return migmanager.Clears(v.Target.Devices, v.Devices)
 }
 
-// mustDisableMIGManager says whether NVIDIA's mig-manager has to stay off the node.
+// mustDisableMIGManager reports whether NVIDIA's mig-manager has to stay off the node.
 func mustDisableMIGManager(v *View) bool {
-	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
+	return v.ByGPUOperator() && !v.PartitionedByMIGManager() && touchesMIG(v)
 }
 
-// touchesMIG says whether MIG mode is on somewhere on the node or will be.
+// touchesMIG reports whether MIG mode is on somewhere on the node or will be.
 func touchesMIG(v *View) bool {
 	for _, d := range v.Devices {
 		if d.State.MIG || d.PendingMIG {
@@ -646,7 +647,7 @@ func managerLogs(v *View) string {
 	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
 }
 
-// managerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
+// managerWorks reports whether NVIDIA's mig-manager runs on the node and has begun to change it.
 func managerWorks(v *View) bool {
 	return cluster.ManagerAtWork(v.Node.Labels[v1alpha1.LabelMIGConfigState]) && len(managerPods(v)) > 0
 }

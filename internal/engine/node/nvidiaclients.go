@@ -230,8 +230,8 @@ func pluginPodUIDs(v *View) []string {
 	return uids
 }
 
-// isPluginPod says whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is known
-// by ours, and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
+// isPluginPod reports whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is
+// known by ours, and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
 func isPluginPod(v *View, p cluster.Pod) bool {
 	standAlone := !v.Snapshot.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
 	return standAlone || p.KeptBy(cluster.DeployLabels()[0])

@@ -23,18 +23,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// Of NVIDIA's DRA driver, on a node that the driver alone serves, a change needs this: what it lacks for a policy, the
+// Of NVIDIA's DRA driver, on a node that it alone serves, a change needs this: what it lacks for a policy, the
 // restart by which it looks at the GPUs again, and the proof that it publishes them.
 //
 //	draLacks → … GPUs changed → awaitPublished: not as the agent reports → pod deleted, once → published | late → failed
 //	duplicatedClasses, hangingClaims, draPluginFailing: what is left half-done
 
-// The driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the node is
-// deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too, so they
-// are deleted with it unless they have started since the change. The annotation gpusharing.io/instances has, as beside
-// the device plugin, what the driver will have seen once the pods that it lists are gone; it is written before a pod is
-// deleted, so that this happens once for the GPUs and the boot. Should the pod have been replaced just before without
-// the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
+// The DRA driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the
+// node is deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too,
+// so they are deleted with it unless they have started since the change. The annotation gpusharing.io/instances has, as
+// beside the device plugin, what the DRA driver will have seen once the pods that it lists are gone; it is written
+// before a pod is deleted, so that this happens once for the GPUs and the boot. Should the pod have been replaced just
+// before without the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
 
 // draRestartReason is why the pod is deleted.
 const draRestartReason = "it has not seen the GPUs and MIG instances that are there"
@@ -108,8 +108,8 @@ func publishingOverdue(v *View, r Result) Result {
 	return r
 }
 
-// restartDRAPlugin has the driver look at the GPUs again: first it is recorded which pods have to go, then these are
-// deleted. after is when to do so once more.
+// restartDRAPlugin has the DRA driver look at the GPUs again: first it is recorded which pods have to go, then these
+// are deleted. after is when to do so once more.
 func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 	pods := draPluginPods(v)
 	seen, leaving := enumeratedInstances(v)
@@ -117,7 +117,7 @@ func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 		if left, starts := draPluginStarting(v, pods); starts {
 			return nil, left
 		}
-		return atOnce(recordRestart(v, now, append(slices.Clone(pods), unawareMonitors(v)...))), 0
+		return atOnce(recordDRARestart(v, now, append(slices.Clone(pods), unawareMonitors(v)...))), 0
 	}
 	var deletions []action.Action
 	waits := false
@@ -136,11 +136,11 @@ func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
 	return restartDRAPluginAgain(v, pods)
 }
 
-// draPublishesWithin is how long a driver may take to publish after its pod became Ready.
+// draPublishesWithin is how long the DRA driver may take to publish after its pod became Ready.
 const draPublishesWithin = 10 * time.Second
 
-// draPluginStarting reports whether a pod of the driver is on its way to publish what is there: it looks at the GPUs
-// when it starts. after is when to look again; 0: when the pod changes.
+// draPluginStarting reports whether a pod of the DRA driver is on its way to publish what is there: it looks at the
+// GPUs when it starts. after is when to look again; 0: when the pod changes.
 func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is bool) {
 	for _, p := range pods {
 		if p.Terminating {
@@ -168,13 +168,13 @@ func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextStep, after ti
 	if after > 0 {
 		return nil, after
 	}
-	patch := recordRestart(v, now, pods)
+	patch := recordDRARestart(v, now, pods)
 	patch.Annotations[v1alpha1.AnnotationRestarted] = &now
 	return atOnce(patch), 0
 }
 
-// recordRestart notes the pods that have to go before the driver has seen the GPUs.
-func recordRestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
+// recordDRARestart notes the pods that have to go before the DRA driver has seen the GPUs.
+func recordDRARestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
 	uids := make([]string, 0, len(pods))
 	for _, p := range pods {
 		uids = append(uids, p.UID)
@@ -185,8 +185,8 @@ func recordRestart(v *View, now string, pods []cluster.Pod) action.PatchNode {
 	return patch
 }
 
-// dropRestartStamps removes what was recorded of restarts from a node that is released, once the driver publishes its
-// baseline.
+// dropRestartStamps removes what was recorded of restarts from a node that is released, once the DRA driver publishes
+// its baseline.
 func dropRestartStamps(v *View, patch action.PatchNode) {
 	if v.Target.ReleasesNode && dynamicMIG(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
@@ -207,7 +207,7 @@ func unawareMonitors(v *View) []cluster.Pod {
 	})
 }
 
-// draPluginPods are those of the driver's kubelet plugin on the node.
+// draPluginPods are those of the DRA driver's kubelet plugin on the node.
 func draPluginPods(v *View) []cluster.Pod {
 	var pods []cluster.Pod
 	for _, p := range v.Node.Pods {
@@ -218,8 +218,8 @@ func draPluginPods(v *View) []cluster.Pod {
 	return pods
 }
 
-// publishOccasion names that for which the driver is restarted: the GPUs and instances that it must publish, and the
-// boot of the node.
+// publishOccasion names that for which the DRA driver is restarted: the GPUs and instances that it must publish, and
+// the boot of the node.
 func publishOccasion(v *View) string {
 	const hashed = 8
 	status := &v.Node.GPU.Status
@@ -244,7 +244,7 @@ func draDriverLacks(v *View) *plan.Problem {
 	return v.Node.Published.Unusable()
 }
 
-// dynamicMIG is the problem of a driver that makes MIG instances on demand, alone or beside the device plugin: the
+// dynamicMIG is the problem of a DRA driver that makes MIG instances on demand, alone or beside the device plugin: the
 // instances of the node are its own, and the operator neither makes nor destroys any. Nil: it makes none.
 func dynamicMIG(v *View) *plan.Problem {
 	if v.Stack == dra.DevicePlugin {
@@ -366,7 +366,7 @@ func profilesOf(devices []v1alpha1.DeviceSpec) []string {
 }
 
 // hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another
-// one. Until the driver publishes what is there, nothing tells which devices are gone.
+// one. Until the DRA driver publishes what is there, nothing tells which devices are gone.
 func hangingClaims(v *View, s State) Finding {
 	if !v.ServedByDRADriver() || s != UpToDate {
 		return Finding{}
@@ -429,10 +429,11 @@ func upgradeUnvalidated(v *View, s State) Finding {
 	}
 }
 
-// draPluginStartsWithin is how long the DaemonSet of the driver may take to bring a pod to the node.
+// draPluginStartsWithin is how long the DaemonSet of the DRA driver may take to bring a pod to the node.
 const draPluginStartsWithin = time.Minute
 
-// draPluginFailing finds that the pod of the driver does not run as it should, or is missing, where that is waited for.
+// draPluginFailing finds that the pod of the DRA driver does not run as it should, or is missing, where that is waited
+// for.
 func draPluginFailing(v *View, s State) Finding {
 	if !v.ServedByDRADriver() || !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
 		return Finding{}

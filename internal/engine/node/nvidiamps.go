@@ -314,9 +314,9 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 	return actions
 }
 
-// awaitNVIDIAMPSAllowed waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before
+// allowingNVIDIAMPS waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before
 // the node is forgotten.
-func awaitNVIDIAMPSAllowed(v *View, r Result) Result {
+func allowingNVIDIAMPS(v *View, r Result) Result {
 	r.State, r.Reason = Releasing, underwayReason(v)
 	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
 	_, gfdRuns := untilGFDConfirms(v)

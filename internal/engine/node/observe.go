@@ -24,7 +24,7 @@ func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 		findDesired(v)
 	default:
 		v.Target = v.OnStack(baselineTarget(&n.GPU, v.Devices))
-		if v.Managed() && managerUnavailable(v) != nil {
+		if v.PartitionedByMIGManager() && managerUnavailable(v) != nil {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
 		if dynamicMIG(v) != nil {
@@ -59,7 +59,7 @@ func findDesired(v *View) {
 			return
 		}
 	}
-	if v.Managed() {
+	if v.PartitionedByMIGManager() {
 		if v.Unsupported = managerUnavailable(v); v.Unsupported != nil {
 			return
 		}
@@ -67,7 +67,7 @@ func findDesired(v *View) {
 	if v.Unsupported = noNodeFeatures(v); v.Unsupported != nil {
 		return
 	}
-	if f := failedChange(v); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
+	if f := recordedFailure(v); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
 		v.Target, v.FallsBack = v.OnStack(FallbackTarget(v.Policy.Name, v.LastOnStack(), v.Devices)), true
 		v.Target.Actuator = actuatorOf(v.Policy)
 	}
@@ -81,7 +81,7 @@ func planSteps(v *View) {
 		return
 	}
 	v.Steps = steps
-	if v.Managed() {
+	if v.PartitionedByMIGManager() {
 		steps = plan.WithoutMIG(steps)
 	}
 	for _, s := range steps {

@@ -21,7 +21,7 @@ import (
 // instancesLeftToOthers reports whether the agent leaves the instances to another program, which changes them again and
 // again.
 func instancesLeftToOthers(v *View) bool {
-	reason, _, stalled := v.Stalled()
+	reason, _, stalled := v.ApplyStalled()
 	return stalled && reason == v1alpha1.ReasonChangedByOthers && specMatches(v.Node.GPU.Spec, v.Target)
 }
 

@@ -80,7 +80,7 @@ func pauseLeft(v *View, targetInSpec bool) (left, timeout time.Duration) {
 	if taken := unavailableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
 		since = taken
 	}
-	if f := failedChange(v); f != nil {
+	if f := recordedFailure(v); f != nil {
 		since = timing.Latest(since, f.Time.Time)
 	}
 	left, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout

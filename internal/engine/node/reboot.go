@@ -37,10 +37,10 @@ func specNeedsReboot(v *View) bool {
 	return condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired, v.Node.GPU.Generation)
 }
 
-// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it
+// mayReboot reports whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it
 // destroys nothing that is not the operator's.
 func mayReboot(v *View) bool {
-	return v.Rules().Reboot == v1alpha1.RebootModeIfRequired && v.Node.GPU.Status.CanReboot && rebootDestroys(v) == ""
+	return v.RolloutSpec().Reboot == v1alpha1.RebootModeIfRequired && v.Node.GPU.Status.CanReboot && rebootDestroys(v) == ""
 }
 
 // rebootDestroys names the GPUs whose MIG instances would be gone after a reboot, because the agent makes those of its
@@ -55,17 +55,17 @@ func rebootDestroys(v *View) string {
 	return format.List(names)
 }
 
-// OnlyRebootLeft says whether what is left to do is to reboot the node.
+// OnlyRebootLeft reports whether what is left to do is to reboot the node.
 func OnlyRebootLeft(v *View) bool { return targetNeedsReboot(v) && mayReboot(v) }
 
 // emptiesNode reports whether all that is left to do is to reboot the node, which the policy does only once the node's
 // other pods have left it too. Once the reboot is permitted nothing waits for them any more. A new node of Karpenter is
 // not emptied: that needs the taint, for which Karpenter would start another node, with pods of its own.
 func emptiesNode(v *View) bool {
-	return OnlyRebootLeft(v) && !rebootPermitted(v) && (!MustStayUntainted(v) || v.Taint() != nil) && v.Rules().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
+	return OnlyRebootLeft(v) && !rebootPermitted(v) && (!MustStayUntainted(v) || v.Taint() != nil) && v.RolloutSpec().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
 }
 
-// rebootPermitted says whether the agent has, or had, the permission to reboot the node for the target.
+// rebootPermitted reports whether the agent has, or had, the permission to reboot the node for the target.
 func rebootPermitted(v *View) bool {
 	p := v.Node.GPU.Spec.Reboot
 	return p != nil && p.Hash == v.Target.Hash()
@@ -92,7 +92,7 @@ func whyNotRebooted(v *View) (message string, is bool) {
 	switch {
 	case !targetNeedsReboot(v) || OnlyRebootLeft(v):
 		return "", false
-	case v.Rules().Reboot != v1alpha1.RebootModeIfRequired:
+	case v.RolloutSpec().Reboot != v1alpha1.RebootModeIfRequired:
 		return "; the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired, or reboot the node " +
 			fmt.Sprintf("within %s", timing.ApplyTimeout), true
 	case rebootDestroys(v) != "":
@@ -103,8 +103,8 @@ func whyNotRebooted(v *View) (message string, is bool) {
 		"let it, as it says, or reboot the node within %s", timing.ApplyTimeout), true
 }
 
-// awaitNodeUp waits for a node that is being rebooted. Nothing but the node itself can end that.
-func awaitNodeUp(v *View) Result {
+// beingRebooted is the result of a node that is being rebooted. Nothing but the node itself can end that.
+func beingRebooted(v *View) Result {
 	r := Result{
 		State: Unknown, Reason: v1alpha1.ReasonRebooting,
 		Message: "the node is being rebooted, as rollout.reboot allows; waiting until its agent is Ready again",
@@ -117,20 +117,20 @@ func awaitNodeUp(v *View) Result {
 	return r
 }
 
-// awaitManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to go
-// back to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
-func awaitManualReboot(v *View) Result {
+// leftUntilManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to
+// go back to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
+func leftUntilManualReboot(v *View) Result {
 	r := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
 	r.Next = atOnce(RestoreScheduling(v, "only a reboot of the node helps")...)
 	what := agentMessage(v, "A MIG mode of the node changes only at a reboot")
-	reason, message, stalled := v.Stalled()
+	reason, message, stalled := v.ApplyStalled()
 	switch {
 	case stalled:
 		r.Reason, r.Message = reason, message
-	case v.Rules().Reboot == v1alpha1.RebootModeIfRequired && rebootDestroys(v) != "":
+	case v.RolloutSpec().Reboot == v1alpha1.RebootModeIfRequired && rebootDestroys(v) != "":
 		r.Message = fmt.Sprintf("%s. The operator does not reboot the node, because that destroys the MIG instances of %s, which no policy "+
 			"selects. Reboot the node", what, rebootDestroys(v))
-	case v.Rules().Reboot == v1alpha1.RebootModeIfRequired:
+	case v.RolloutSpec().Reboot == v1alpha1.RebootModeIfRequired:
 		r.Message = what + ". The policy lets the operator reboot the node, but the agent cannot. Reboot the node, or let the agent do it"
 	case v.Policy == nil:
 		r.Message = what + ". The last policy did not let the operator reboot the node (rollout.reboot: Never). Reboot the node"

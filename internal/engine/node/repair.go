@@ -76,12 +76,12 @@ func leftPaused(v *View, s State) Finding {
 	if !v.ByGPUOperator() || v.Node.MarkedAtWorkSince.IsZero() {
 		return Finding{}
 	}
-	left := v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
+	remaining := v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
 	theirs := pausedByOthers(v)
 	switch {
 	case len(theirs) > 0 && !managerWorks(v):
-		if left > 0 {
-			return Finding{After: left}
+		if remaining > 0 {
+			return Finding{After: remaining}
 		}
 		patch := v.Patch("resuming NVIDIA's GPU clients, which its mig-manager left paused")
 		for _, name := range theirs {
@@ -94,8 +94,8 @@ func leftPaused(v *View, s State) Finding {
 				"the node any more; they are being resumed", format.Clock(v.Node.MarkedAtWorkSince), format.List(theirs)),
 		}
 	case len(OwnPauses(v)) > 0 && s == Unknown:
-		if left > 0 {
-			return Finding{After: left}
+		if remaining > 0 {
+			return Finding{After: remaining}
 		}
 		return Finding{
 			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: EndInterrupted(v, "the agent does not come back"),
@@ -129,8 +129,8 @@ func notEnding(v *View, s State) Finding {
 		if !p.Terminating || !p.NVIDIA || !cluster.SelectsDeploy(p.NodeSelector) {
 			continue
 		}
-		if left := p.EndsBy.Add(timing.EndTimeout).Sub(v.Snapshot.Now); left > 0 {
-			f.After = timing.Sooner(f.After, left)
+		if remaining := p.EndsBy.Add(timing.EndTimeout).Sub(v.Snapshot.Now); remaining > 0 {
+			f.After = timing.Sooner(f.After, remaining)
 			continue
 		}
 		names = append(names, fmt.Sprintf("%s/%s (since %s)", p.Namespace, p.Name, format.Clock(p.EndsBy)))
@@ -151,8 +151,8 @@ func pluginOutdated(v *View, s State) Finding {
 	if v.ServedByDRADriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
 		return Finding{}
 	}
-	if left := since.Add(timing.OutdatedTimeout).Sub(v.Snapshot.Now); left > 0 {
-		return Finding{After: left}
+	if remaining := since.Add(timing.OutdatedTimeout).Sub(v.Snapshot.Now); remaining > 0 {
+		return Finding{After: remaining}
 	}
 	restarts, after := restartPlugin(v, "it still reads another ConfigMap than the operator's", readsOthersConfig)
 	return Finding{

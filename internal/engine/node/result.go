@@ -11,22 +11,15 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// Each gate makes a result. What follows when a gate is not passed in time is the same for all but draining, which
-// rolls nothing back (drain.go):
+// Each gate makes a result:
 //
 //	gate → Result{state, reason, message, next: Act | PacedStep | nil} → next gate
-//	     → not in time: failChange → recordFailure, and the last good state or the baseline | RecordTimeout
+//	     → not in time: failChange (failure.go)
 //
-// A result only proposes its next step: rollout's budget and windows decide whether it is taken now.
-//
-//	record of a failure             written by                       ends
-//	status.rollout.failed           recordFailure: a fallback        another policy generation, or a retry by annotation
-//	AnnotationTimedOut              RecordTimeout: no fallback       at its time, twice as late each time (timedout.go)
-//	AnnotationInterrupted           maintenance, users, lost agent   once the agent has answered again
+// A PacedStep is only proposed: rollout's budget and windows decide whether it is taken now. An Act asks neither; like
+// any write it is left out for a while if it was repeated too often (rollout/repeats.go).
 
 // Result is the state of a node and what follows from it.
 type Result struct {
@@ -34,7 +27,8 @@ type Result struct {
 	Reason, Message string
 	Next            NextStep
 	After           time.Duration // when to look again; 0: no need
-	// Rollback is how far a node with Failed is on its way back; empty: that has not begun, or nothing has to go back.
+	// Rollback is, for a node with a recorded failure (afterFailure), the state that the node would have without it: how
+	// far it is on its way back or, where nothing goes back, PendingDisruptive. Empty: no failure is recorded.
 	Rollback State
 }
 
@@ -57,34 +51,6 @@ func underwayReason(v *View) string {
 	}
 	return v1alpha1.ReasonProgressing
 }
-
-// failChange gives a desired state up: the node falls back. The last good state is not given up but waited
-// for.
-func failChange(v *View, r Result, reason, message string) Result {
-	if _, is := UnderMaintenance(v); is || WasInterrupted(v) {
-		r.Message = message
-		return r // it is not the desired state that failed
-	}
-	r.State, r.Reason, r.Message = Failed, reason, message
-	actions, _ := SplitStep(r.Next)
-	switch {
-	case hasFallback(v):
-		actions = append(actions, recordFailure(v, reason, message)...)
-	case v.MadeUnavailable():
-		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
-	case v.Desired == nil && !v.Managed():
-		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
-			r.After = again.Sub(v.Snapshot.Now)
-			r.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
-		}
-	}
-	r.Next = atOnce(actions...)
-	return r
-}
-
-// hasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and
-// one that reached its target before do not: they are waited for, and hold nobody up.
-func hasFallback(v *View) bool { return v.Desired != nil && !v.FallsBack && !v.TargetIsLastGood() }
 
 // agentMessage adds to a message what the agent says of why it is not done.
 func agentMessage(v *View, message string) string {

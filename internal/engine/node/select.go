@@ -77,8 +77,8 @@ func noteOverruled(v *View, patch action.PatchNode, label string) {
 	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
 }
 
-// awaitSelected makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's
-// clients in one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
+// awaitSelected makes the config of the target visible in the pods that read it, then selects it and resumes NVIDIA's
+// clients in one patch. A label that names a config before it is visible makes NVIDIA's config-manager exit.
 func awaitSelected(v *View) (Result, bool) {
 	selected, resume, complete := selectPatch(v)
 	if complete {
@@ -182,7 +182,7 @@ func stampSeen(v *View, patch action.PatchNode) {
 	stampInstances(v, patch)
 }
 
-// stampSelected notes when the key was selected, as far as anybody needs to know: until the node has advertised it.
+// stampSelected notes when the config was selected, as far as anybody needs to know: until the node has advertised it.
 func stampSelected(v *View, patch action.PatchNode) {
 	stampManagerRequest(v, patch)
 	at, has := v.Node.Annotations[v1alpha1.AnnotationSelected]
@@ -202,7 +202,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 	}
 }
 
-// hidden says why the key cannot be made visible yet.
+// hidden says why the config cannot be made visible yet.
 func hidden(v *View) (message string, is bool) {
 	if v.Target.ReleasesNode {
 		return "", false // not ours to write or to configure: it is what was there before
@@ -234,7 +234,7 @@ func pluginUnseen(v *View) time.Duration {
 	return max(v.Node.GPU.Spec.ChangeTime.Add(timing.PluginAway).Sub(v.Snapshot.Now), 0)
 }
 
-// syncAhead triggers syncs while the agent is at work, so that the key is visible when it is done.
+// syncAhead triggers syncs while the agent is at work, so that the config is visible when it is done.
 func syncAhead(v *View) []action.Action {
 	if _, wait := hidden(v); wait || v.ServedByDRADriver() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
 		return nil
@@ -243,8 +243,8 @@ func syncAhead(v *View) []action.Action {
 	return syncs
 }
 
-// triggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again
-// and again: one that comes before the kubelet knows of the key is lost. left is when to look again.
+// triggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the config yet, again
+// and again: one that comes before the kubelet knows of the config is lost. left is when to look again.
 func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []string) {
 	for _, p := range v.Node.Pods {
 		if !p.MountsConfig || p.Terminating {
@@ -269,8 +269,8 @@ func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []
 	return syncs, left, unseen
 }
 
-// seesConfig says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it
-// saw the pod's config-manager with another key, and has not been silent for too long.
+// seesConfig reports whether a pod has the config before it as the agent reports it, and watched whether the agent
+// will: it saw the pod's config-manager with another config, and has not been silent for too long.
 func seesConfig(v *View, p cluster.Pod) (sees, watched bool) {
 	config, since := v.Node.GPU.Status.Config, v.Node.GPU.Spec.ChangeTime
 	listed := slices.Contains(config.PodUIDs, p.UID)

@@ -4,8 +4,6 @@
 package node
 
 import (
-	"time"
-
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -13,13 +11,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// GPUNode.spec holds the desired state, the baseline, how the node is released, and the permission to reboot. The last
-// good state and a failure are in its status.rollout.
+// GPUNode.spec holds what the agent is asked for (the desired state, what mig-manager applies now, the permission to
+// reboot, the memory guard, the claims that block nothing) and what must outlive the policy: the baseline, the
+// numbering of the GPUs and how the node is released. The last good state and a failure are in its status.rollout.
 //
-//	View.Target → requestTarget → reached: recordReached | failed: recordFailure
+//	View.Target → requestTarget → reached: recordReached | failed: recordFailure (failure.go)
 
 // lookAgain lets the agent open the driver.
 func lookAgain(v *View, why string) action.SetSpec {
@@ -95,20 +93,6 @@ func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 // recordBaseline notes the state of the node, and changes nothing.
 func recordBaseline(v *View) action.SetSpec {
 	return action.SetSpec{Node: v.Node.Name, Spec: keptSpec(v), Policy: v.Ref(), Why: "recording the state in which the node was found"}
-}
-
-// recordFailure records that the desired state failed, and withdraws the permission to reboot the node for it.
-func recordFailure(v *View, reason, message string) []action.Action {
-	const most = 1024 // of the schema, in characters
-	failed := &v1alpha1.FailedChange{
-		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
-	}
-	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
-	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
-	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
-		actions = append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "withdrawing the permission to reboot the node"})
-	}
-	return actions
 }
 
 // recordReached records the target as the last good state. A node that is back at its baseline is forgotten.

@@ -11,13 +11,14 @@ package node
 //	                        │                                   └────→ Failed ←─────────┘
 //	                        └ not idle in time: Failed                   └ back to the last good state, or the baseline
 //
-// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else is
-// Degraded: it is reported, and keeps no other node waiting.
+// A state is derived in each reconcile and never stored. A node that was UpToDate and advertises something else, or
+// whose labels another controller set again, is Degraded: it is reported, and holds no slot for that.
 
 // State is how far a node is on its way. It is derived in each reconcile and never stored.
 type State string
 
-// The states, in the order in which a disruptive change goes through them.
+// The states. Those that a disruptive change goes through are in its order, from PendingDisruptive on; Failed and
+// Degraded stand beside it.
 const (
 	Unknown              State = "Unknown"              // the agent has not reported the GPUs, or does not run
 	Unsupported          State = "Unsupported"          // the node cannot satisfy the policy until the policy or the node changes
@@ -27,12 +28,12 @@ const (
 	PausingClients       State = "PausingClients"       // drained; NVIDIA's own GPU clients must end
 	Idle                 State = "Idle"                 // nothing blocks the change
 	Applying             State = "Applying"             // the agent changes the GPUs
-	Failed               State = "Failed"               // the change failed; the node is rolled back to its last good state
+	Failed               State = "Failed"               // the change failed: the node is rolled back, or left to its users until it is tried again
 	Selecting            State = "Selecting"            // the config of the device plugin is made visible and selected
 	Verifying            State = "Verifying"            // the node does not advertise yet what it must
-	Releasing            State = "Releasing"            // done but for the operator's taint
-	Degraded             State = "Degraded"             // was up to date and no longer advertises what it must; nothing is changed
-	UpToDate             State = "UpToDate"             // the node advertises what it must
+	Releasing            State = "Releasing"            // done but for what the operator still takes off: its taint, an override, a pause
+	Degraded             State = "Degraded"             // was up to date, and no longer advertises or selects what it must; no GPU is changed
+	UpToDate             State = "UpToDate"             // all stages are passed; the node advertises what it must, where that is known
 )
 
 // Standing is how a node counts in the status of its policy. The lower, the worse.
@@ -68,8 +69,8 @@ func StandingOf(s State, reason string) Standing {
 	return NodeBlocked
 }
 
-// Updated reports whether the GPUs of a node with that state are as its policy asks, and the node selects the config of
-// the policy.
+// Updated reports whether a node with that state counts as updated: its GPUs have become as its policy asks, and the
+// config of the policy was selected. Another controller may have set the label again since (Degraded).
 func Updated(s State) bool {
 	return s == Verifying || s == Releasing || s == Degraded || s == UpToDate
 }

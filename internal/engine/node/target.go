@@ -46,11 +46,16 @@ func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	return ""
 }
 
-// Managed says whether mig-manager brings the GPUs of the node to their target.
-func (v *View) Managed() bool { return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager }
+// PartitionedByMIGManager reports whether NVIDIA's mig-manager, and not the agent, makes the MIG instances of the
+// target.
+func (v *View) PartitionedByMIGManager() bool {
+	return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager
+}
 
-// Partitions says whether it has something to do.
-func (v *View) Partitions() bool { return v.Managed() && slices.ContainsFunc(v.Steps, plan.ChangesMIG) }
+// Partitions reports whether mig-manager has something to do.
+func (v *View) Partitions() bool {
+	return v.PartitionedByMIGManager() && slices.ContainsFunc(v.Steps, plan.ChangesMIG)
+}
 
 // migConfig is the configuration that brings the GPUs to the target.
 func migConfig(v *View) migmanager.Config { return migmanager.Render(v.Target.Devices, v.Devices) }
@@ -107,9 +112,9 @@ func unpartitioned(uuid string) v1alpha1.DeviceSpec {
 	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
 }
 
-// SpecMatchesTarget says whether the spec asks for the target already, and mig-manager, where that is its business, was
-// asked for it. A spec with the record that the target failed or timed out asks for nothing until it is written again:
-// the deadlines of another attempt begin with that.
+// SpecMatchesTarget reports whether the spec asks for the target already, and mig-manager, where that is its business,
+// was asked for it. A spec with the record that the target failed or timed out asks for nothing until it is written
+// again: the deadlines of another attempt begin with that.
 func (v *View) SpecMatchesTarget() bool {
 	f := v.Node.GPU.Status.Rollout.Failed
 	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !FailureSuperseded(v, *f)
@@ -130,8 +135,8 @@ func (v *View) InFlight() bool {
 	return spec.PolicyName != "" && spec.ConfigName != "" && !isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices})
 }
 
-// Retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
-// says so.
+// Retained reports whether a node that no policy governs stays as it is: nothing was ever done to it, or its last
+// policy says so.
 func Retained(spec v1alpha1.GPUNodeSpec) bool {
 	return spec.Baseline == nil || spec.Release != nil && spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain
 }
@@ -145,7 +150,7 @@ func ConfigSelectedAt(v *View) time.Time {
 // Hash identifies the config and the GPUs of the target.
 func (t Target) Hash() string { return policy.Hash(t.Config, t.Devices) }
 
-// Sharing is the target as the spec records it.
+// Sharing is the target as status.rollout.lastGood records it.
 func (t Target) Sharing() *v1alpha1.NodeSharing {
 	return &v1alpha1.NodeSharing{PolicyName: t.Policy, Strategy: t.Strategy, ConfigName: t.Config, Devices: t.Devices}
 }
@@ -155,24 +160,6 @@ func targetOf(w policy.Desired) Target {
 	return Target{
 		Policy: w.Policy, Config: w.Config.Key, Data: w.Config.Data, Devices: w.Devices, Expected: w.Config.Resources,
 	}
-}
-
-// FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs
-// that the last good state does not list, since they were deselected or have come later, go to their baseline.
-func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
-	if good := n.Status.Rollout.LastGood; good != nil {
-		before := restorable(n, have)
-		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
-		for _, d := range before {
-			if !cluster.Lists(devices, d.UUID) {
-				devices = append(devices, d)
-			}
-		}
-		return Target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
-	}
-	t := baselineTarget(n, have)
-	t.Policy, t.ReleasesNode, t.Labels = by, false, nil
-	return t
 }
 
 // OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver
@@ -244,7 +231,7 @@ func baselineLabels() []string {
 	return []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState}
 }
 
-// specMatches says whether a spec asks for the target already.
+// specMatches reports whether a spec asks for the target already.
 func specMatches(spec v1alpha1.GPUNodeSpec, t Target) bool {
 	return spec.ConfigName == t.Config && spec.MIGActuator == t.Actuator && sameDevices(spec.Devices, t.Devices)
 }

@@ -29,7 +29,7 @@ func changeDone(v *View) Result {
 	}
 	r := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
 	if v.Target.ReleasesNode && MPSLabelOverridden(v) {
-		return awaitNVIDIAMPSAllowed(v, r)
+		return allowingNVIDIAMPS(v, r)
 	}
 	r.Next = atOnce(recordReached(v)...)
 	return r

@@ -38,10 +38,10 @@ func awaitAdvertised(v *View) (Result, bool) {
 	// programs start anew.
 	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
 	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
-	if v.TargetIsLastGood() || v.Target.Expected == nil {
+	if v.TargetIsLastGood() {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
-		actions, after := restartPluginOnce(v)
+		actions, after := recordPluginRestart(v)
 		if left <= 0 {
 			actions = append(actions, removeTaints(v)...)
 		} else if v.Taint() != nil {
@@ -65,7 +65,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 	if r.After = left - timing.VerifyTimeout/2; r.After > 0 {
 		return r, true
 	}
-	restarts, after := restartPluginOnce(v) // it may have read what another controller had written into the ConfigMap
+	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
 	r.Next, r.After = atOnce(restarts...), timing.Sooner(left, after)
 	return r, true
 }
@@ -111,10 +111,10 @@ func awaitPluginSettled(v *View) (Result, bool) {
 	return Result{}, false
 }
 
-// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate
-// it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a
-// while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that
-// for ever.
+// keepsPluginOff reports whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not
+// tolerate it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off,
+// and for a while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end
+// does that for ever.
 func keepsPluginOff(v *View) (left time.Duration, is bool) {
 	if v.Taint() == nil {
 		return 0, false

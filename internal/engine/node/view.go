@@ -4,16 +4,12 @@
 package node
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -35,8 +31,8 @@ type View struct {
 
 	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	Losers      []*v1alpha1.GPUSharingPolicy
-	Desired     *policy.Desired // what Policy asks for; nil if it cannot be met, or nobody asks
-	Unsupported *plan.Problem   // why it cannot be met
+	Desired     *policy.Desired // what Policy asks for; nil if nobody asks, no GPU is known, or no state meets it
+	Unsupported *plan.Problem   // why Policy cannot be honoured here, also beside Desired
 
 	Target    Target // where the node is on its way to
 	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
@@ -108,29 +104,11 @@ func (v *View) DesiredHash() string {
 	return v.Target.Hash()
 }
 
-// failedChange is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
-func failedChange(v *View) *v1alpha1.FailedChange {
-	f := v.Node.GPU.Status.Rollout.Failed
-	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.AttemptID() || FailureSuperseded(v, *f) {
-		return nil
-	}
-	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
-		return nil // what was missing is there
-	}
-	return f
-}
-
-// FailureSuperseded reports whether the agent was asked once more for what failed.
-func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
-	spec := v.Node.GPU.Spec
-	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
-}
-
 // BusyFor is for how long the agent may yet be at work on an earlier desired state; 0: it is not. One that can do no
 // more before a reboot, which it has no permission for, is not, also if that state is another policy's.
 func BusyFor(v *View) time.Duration {
 	spec := v.Node.GPU.Spec
-	_, _, stalled := v.Stalled()
+	_, _, stalled := v.ApplyStalled()
 	waits := stalled || specNeedsReboot(v) && spec.Reboot == nil
 	if len(spec.Devices) == 0 || waits || condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation) {
 		return 0
@@ -148,17 +126,17 @@ func (v *View) ChangeIsDisruptive() bool {
 		slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
 }
 
-// OnlyComputeMode says whether the GPUs are as they were verified, but for a compute mode that a user set or a daemon
-// left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
+// OnlyComputeMode reports whether the GPUs are as they were verified, but for a compute mode that a user set or a
+// daemon left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
 func (v *View) OnlyComputeMode() bool {
 	spec := v.Node.GPU.Spec
 	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.TargetIsLastGood()
 }
 
-// Closes says whether a step is left for which NVIDIA's clients must have closed their handles.
+// Closes reports whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *View) Closes() bool {
 	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
-		return (s.Closes() || destroysInstance(s)) && !v.Managed() // mig-manager sees to that itself
+		return (s.Closes() || destroysInstance(s)) && !v.PartitionedByMIGManager() // mig-manager sees to that itself
 	})
 }
 
@@ -198,8 +176,8 @@ func agentObservedGeneration(v *View) bool {
 // mostReason is how long a reason is at most, of the schema of status.pending and status.rollout.
 const mostReason = 64
 
-// Stalled is the message of the agent that only another desired state helps.
-func (v *View) Stalled() (reason, message string, is bool) {
+// ApplyStalled is the agent's condition ApplyStalled for the spec as it is: only another desired state helps.
+func (v *View) ApplyStalled() (reason, message string, is bool) {
 	c, ok := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
 	if !ok || c.Status != "True" || c.ObservedGeneration != v.Node.GPU.Generation {
 		return "", "", false
@@ -240,8 +218,9 @@ func (v *View) MadeUnavailable() bool {
 	return pauses || v.Taint() != nil
 }
 
-// Rules are the pace and the manners of the change: the policy's, or those that the last one left behind.
-func (v *View) Rules() v1alpha1.Rollout {
+// RolloutSpec is the pace and the manners of the change: spec.rollout of the policy, or of what the last one left
+// behind.
+func (v *View) RolloutSpec() v1alpha1.Rollout {
 	if v.Policy != nil {
 		return v.Policy.Spec.Rollout
 	}
@@ -254,7 +233,7 @@ func (v *View) Rules() v1alpha1.Rollout {
 // DrainTimeout is how long to wait for the node to become idle.
 func (v *View) DrainTimeout() time.Duration {
 	const usual = 600 // the default of the API
-	seconds := v.Rules().Drain.TimeoutSeconds
+	seconds := v.RolloutSpec().Drain.TimeoutSeconds
 	if seconds == 0 {
 		seconds = usual
 	}
@@ -263,7 +242,7 @@ func (v *View) DrainTimeout() time.Duration {
 
 // DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none.
 func (v *View) DrainMode() v1alpha1.DrainMode {
-	if mode := v.Rules().Drain.Mode; mode != "" {
+	if mode := v.RolloutSpec().Drain.Mode; mode != "" {
 		return mode
 	}
 	return v1alpha1.DrainModeWaitForIdle
@@ -352,7 +331,7 @@ func deletePod(v *View, p cluster.Pod, why string) action.DeletePod {
 	return action.DeletePod{Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why}
 }
 
-// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
+// AdvertisesNoGPU reports whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
 // taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
 // off.
 func AdvertisesNoGPU(v *View) bool {
@@ -370,15 +349,4 @@ func AdvertisesNoGPU(v *View) bool {
 // turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
 	return !v.ServedByDRADriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
-}
-
-// AttemptID tells one attempt at the desired state from the next: another generation of the policy, or another value of
-// v1alpha1.AnnotationRetry.
-func (v *View) AttemptID() string {
-	ref, uid := v.Ref(), types.UID("")
-	if v.Policy != nil {
-		uid = v.Policy.UID
-	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.Node.GPU.Annotations[v1alpha1.AnnotationRetry]))
-	return hex.EncodeToString(sum[:8])
 }

@@ -130,7 +130,7 @@ func (b *budget) count(m *member) {
 	b.alone = b.alone || b.unproven(m)
 }
 
-// unproven says whether no node has reached yet what this one is to get.
+// unproven reports whether no node has reached yet what this one is to get.
 func (b *budget) unproven(m *member) bool {
 	return m.Desired != nil && !b.proven[m.Desired.Config.Key]
 }
@@ -224,7 +224,7 @@ func slotCount(g *Group) int {
 	}
 	least := all
 	for _, m := range g.Leaving {
-		least = min(least, scaled(m.Rules().MaxUnavailable, all))
+		least = min(least, scaled(m.RolloutSpec().MaxUnavailable, all))
 	}
 	return max(least, 1)
 }

@@ -34,7 +34,7 @@ func (h *host) monitored() *host {
 	return h
 }
 
-// leaked says whether a step fails because DCGM keeps a handle of an instance that nobody uses.
+// leaked reports whether a step fails because DCGM keeps a handle of an instance that nobody uses.
 func (h *host) leaked(step plan.Step) bool {
 	return strings.Contains(step.String(), "destroy") && slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool {
 		return len(h.dcgm[p.UID]) > 0

@@ -255,7 +255,7 @@ func (o *faultRun) reconcile() {
 	}
 }
 
-// refused says whether the API server does not carry an action out.
+// refused reports whether the API server does not carry an action out.
 func (o *faultRun) refused(a action.Action) bool {
 	if e, evicts := a.(action.Evict); evicts {
 		if e.Pod == o.unanswered {
@@ -269,7 +269,7 @@ func (o *faultRun) refused(a action.Action) bool {
 	return o.Now.Before(o.throttled) || everyOther(o.attempts, a) || locked(a) && everyOther(o.conflicts, a)
 }
 
-// everyOther counts attempts of each write, and says whether this one is to be refused; none is where nothing is
+// everyOther counts attempts of each write, and reports whether this one is to be refused; none is where nothing is
 // counted.
 func everyOther(attempts map[string]int, a action.Action) bool {
 	if attempts == nil {

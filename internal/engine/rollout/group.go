@@ -146,17 +146,18 @@ type NodeState struct {
 	Retained bool
 }
 
-// NotChanging reports whether the GPUs of the node are not being changed yet, or no longer.
-func (m *member) NotChanging() bool {
+// HeldUp reports whether the change of the node has failed, cannot be made, or waits for what must come before it: the
+// agent, a slot, users or NVIDIA's clients.
+func (m *member) HeldUp() bool {
 	return slices.Contains([]node.State{
 		node.Failed, node.Unsupported, node.Unknown, node.PendingDisruptive, node.Draining, node.PausingClients,
 	}, m.State)
 }
 
-// Paused says whether the policy changes nothing as yet.
+// Paused reports whether the policy changes nothing as yet.
 func (m *member) Paused() bool { return m.Policy != nil && m.Policy.Spec.Rollout.Paused }
 
-// HasStatus says whether there is anything to say about the node.
+// HasStatus reports whether there is anything to say about the node.
 func (m *member) HasStatus() bool { return m.Policy != nil || m.Node.GPU.Spec.Baseline != nil }
 
 // InvalidWindow is the message of a policy with an invalid maintenance window.

@@ -21,7 +21,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// rewriting is a way in which another controller changes what the operator has written. It says whether there was
+// rewriting is a way in which another controller changes what the operator has written. It reports whether there was
 // anything to do.
 func (c *run) rewriting(random *rand.Rand) (what string, again func() bool) {
 	name := c.some(random).Name

@@ -22,7 +22,7 @@ func summaryOf(m *member) summary {
 	return b
 }
 
-// needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One
+// needsPlugin reports whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One
 // that is paused from the start changes nothing, and configuring the plugin restarts it on every node. Where NVIDIA's
 // DRA driver serves the node nothing reads its label, but while that names a config of ours the node may move back.
 func needsPlugin(m *member) bool {

@@ -64,7 +64,7 @@ func reportAction(m *member) (action.Report, bool) {
 		report.Why = "reporting " + nodeReadyCondition(m).Reason
 	}
 	_, maintained := node.UnderMaintenance(m.View)
-	report.Stuck = m.Policy == nil && m.HasStatus() && (maintained || m.NotChanging())
+	report.Stuck = m.Policy == nil && m.HasStatus() && (maintained || m.HeldUp())
 	return report, !equality.Semantic.DeepEqual(have, report.Status)
 }
 

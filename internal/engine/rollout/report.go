@@ -47,7 +47,7 @@ func describeSteps(v *node.View) []string {
 		steps = append(steps, format.Cut("keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+action.OverrideName(v.Node.Name), length))
 	}
 	for _, s := range v.Steps {
-		if len(steps) < most && (!v.Managed() || !plan.ChangesMIG(s)) {
+		if len(steps) < most && (!v.PartitionedByMIGManager() || !plan.ChangesMIG(s)) {
 			steps = append(steps, format.Cut(s.String(), length))
 		}
 	}

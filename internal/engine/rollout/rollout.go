@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rollout decides: from everything that is observed in the cluster, what to change next and what to report. It
-// is pure; it knows neither a client nor a clock.
+// knows neither a client nor a clock. It is pure but for what it notes for later reconciles: the Memory, which changes
+// no decision, and what Snapshot.Repeats and Snapshot.OtherControllers point to.
 //
 //	Snapshot ─→ toleranceOf ─→ for each node: node.Observe, node.Decide, node.AddFindings, keepTaints ─→ group
 //	─→ configsOf, unmetWorkloads, paceGroup, computeStatus ─→ Decision
@@ -54,8 +55,9 @@ type Decision struct {
 	After time.Duration
 }
 
-// Decide is one safe step towards the desired state of all policies. The same snapshot gives the same decision, and the
-// snapshot that results from carrying it out gives the next one, so a reconcile may be cut short anywhere.
+// Decide is one safe step towards the desired state of all policies. The same snapshot, with the same Repeats and
+// OtherControllers, gives the same decision, and the snapshot that results from carrying it out gives the next one, so
+// a reconcile may be cut short anywhere.
 func Decide(s cluster.Snapshot) Decision { return new(Memory).Decide(s) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last reconcile.

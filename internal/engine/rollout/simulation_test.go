@@ -365,7 +365,7 @@ func (s *simulation) act(decide func(cluster.Snapshot) rollout.Decision) {
 	s.tick(time.Duration(1+s.random.IntN(3)) * time.Second)
 }
 
-// locked says whether the API server refuses an action when the Node has changed since it was read.
+// locked reports whether the API server refuses an action when the Node has changed since it was read.
 func locked(a action.Action) bool {
 	switch a := a.(type) {
 	case action.Taint, action.Untaint, action.KeepTaints:

@@ -474,7 +474,7 @@ func (c *site) tolerations() []corev1.Toleration {
 	return c.Plugin.Operands.Tolerations
 }
 
-// keptOff says whether a taint keeps NVIDIA's programs off a node.
+// keptOff reports whether a taint keeps NVIDIA's programs off a node.
 func (c *site) keptOff(h *host) bool {
 	return slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool {
 		return c.Plugin.Operands != nil && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(c.tolerations(), t)

@@ -66,7 +66,7 @@ func startupTaintOn(v *node.View) *corev1.Taint {
 	return &v.Node.Taints[at]
 }
 
-// wantStartup says whether the node is to have the startup taint. Who put it there does not matter: kubelet and
+// wantStartup reports whether the node is to have the startup taint. Who put it there does not matter: kubelet and
 // autoscalers register nodes with it, and rely on us to take it off. A node that no policy governs loses it once its
 // agent has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn
 // out to govern it.
@@ -88,15 +88,15 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 	return awaited != nil && isNewNode(m, awaited) && karpenterWaits(m) && toleratesStartup(m, t)
 }
 
-// isNewNode says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too
-// late for a node that has run pods.
+// isNewNode reports whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come
+// too late for a node that has run pods.
 func isNewNode(m *member, p *v1alpha1.GPUSharingPolicy) bool {
 	return taintsNewNodes(p) && !p.Spec.Rollout.Paused &&
 		m.Node.Created.After(p.CreationTimestamp.Time) && m.Node.GPU.Status.Rollout.LastGood == nil && node.AdvertisesNoGPU(m.View)
 }
 
-// toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin
-// it would never be ready.
+// toleratesStartup reports whether NVIDIA's programs can come to a node with the startup taint. Without the device
+// plugin it would never be ready.
 func toleratesStartup(m *member, t tolerance) bool {
 	if m.NoPlugin() {
 		return false

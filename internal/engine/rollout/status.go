@@ -133,7 +133,7 @@ func pendingNodes(g *Group) []v1alpha1.PendingNode {
 	return pending
 }
 
-// acceptedCondition says whether the policy governs what it selects.
+// acceptedCondition reports whether the policy governs what it selects.
 func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
@@ -179,7 +179,7 @@ func conflictMessage(g *Group) string {
 	return strings.Join(parts, "; ") + "; give this policy a higher priority, or select other nodes"
 }
 
-// readyCondition says whether every governed node advertises what the policy asks for.
+// readyCondition reports whether every governed node advertises what the policy asks for.
 func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	waiting := unreadyMembers(g)

@@ -217,7 +217,7 @@ func takesPlaceOf(have, want corev1.Taint) bool {
 	return have.MatchTaint(&want) || isStartupTaint(have) && isStartupTaint(want)
 }
 
-// recordedIn says whether the record names a taint as ours.
+// recordedIn reports whether the record names a taint as ours.
 func recordedIn(record string, t corev1.Taint) bool {
 	return record != "" && slices.Contains(strings.Split(record, ","), action.NameOf(t))
 }

@@ -257,8 +257,8 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		missing, writtenToleration(tolerationOf(taint)), o.Name, unsafe)
 }
 
-// podsRefuse says whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint: their
-// DaemonSet is its owner's.
+// podsRefuse reports whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint:
+// their DaemonSet is its owner's.
 func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string) (reason, message string) {
 	program, value := "NVIDIA's device plugin", "tolerations"
 	if byDriver {

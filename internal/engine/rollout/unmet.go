@@ -147,7 +147,7 @@ func offerMeets(o *offer, p *cluster.Pod) bool {
 	return true
 }
 
-// selectorAdmits says whether a pod may go to a node with these labels. NVIDIA's labels change with the sharing, and
+// selectorAdmits reports whether a pod may go to a node with these labels. NVIDIA's labels change with the sharing, and
 // are taken to match.
 func selectorAdmits(p *cluster.Pod, have map[string]string) bool {
 	for name, value := range p.NodeSelector {

@@ -49,7 +49,7 @@ type upgrade struct {
 // agentLooks is how often an agent looks at the GPUs without a reason.
 const agentLooks = time.Minute
 
-// blind says whether the agent has not looked since the driver was replaced under it.
+// blind reports whether the agent has not looked since the driver was replaced under it.
 func (h *host) blind() bool {
 	u := &h.upgrade
 	return u.alone && u.unloaded && h.GPU.Generation == u.last && h.now.Sub(u.began) < agentLooks
@@ -75,7 +75,7 @@ func (h *host) upgradeTo(state string) {
 	h.upgrade.state, h.upgrade.began = state, h.now
 }
 
-// goesOn says whether the upgrade has begun and not ended. The node takes no pods meanwhile.
+// goesOn reports whether the upgrade has begun and not ended. The node takes no pods meanwhile.
 func (u *upgrade) goesOn() bool { return u.state != "" && u.state != "upgrade-done" }
 
 // upgrading is the next thing that happens in an upgrade.
@@ -207,7 +207,7 @@ func (h *host) unload() {
 	u.began = h.now
 }
 
-// driver says whether there is a driver.
+// driver reports whether there is a driver.
 func (u *upgrade) driver() bool { return u.state != "pod-restart-required" || !u.unloaded }
 
 // attend brings the agent to the node and takes it away, by its deploy label and as the driver is there.
@@ -228,7 +228,7 @@ func (h *host) selected() bool {
 	return h.Labels[v1alpha1.LabelRunsAgent] == "true"
 }
 
-// awaitsAgents says whether an agent returns by itself.
+// awaitsAgents reports whether an agent returns by itself.
 func (c *site) awaitsAgents() bool {
 	for _, h := range c.hosts {
 		if h.upgrade.goesOn() || h.upgrade.leaves && h.selected() {

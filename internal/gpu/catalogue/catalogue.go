@@ -51,7 +51,7 @@ type Spec struct {
 	Profiles          []Profile // by driver id
 }
 
-// MIGCapable says whether GPUs of the model can be split.
+// MIGCapable reports whether GPUs of the model can be split.
 func (s Spec) MIGCapable() bool { return s.ComputeSlices > 0 }
 
 // Profile is a MIG profile with all that NVML tells about it.
@@ -67,7 +67,7 @@ type Profile struct {
 	MediaKnown      bool // the four numbers above are facts
 }
 
-// MediaExtended says whether the profile is one of those of which a GPU has a single instance (+me, +me.all).
+// MediaExtended reports whether the profile is one of those of which a GPU has a single instance (+me, +me.all).
 func (p Profile) MediaExtended() bool { return strings.Contains(p.Name, "+me") }
 
 // board is what the table of profiles does not say about a model.

@@ -75,13 +75,13 @@ func Find(conditions []metav1.Condition, conditionType string) (metav1.Condition
 	return metav1.Condition{}, false
 }
 
-// IsTrue says whether the condition of a type is there and true.
+// IsTrue reports whether the condition of a type is there and true.
 func IsTrue(conditions []metav1.Condition, conditionType string) bool {
 	c, found := Find(conditions, conditionType)
 	return found && c.Status == metav1.ConditionTrue
 }
 
-// IsTrueAt says whether the condition of a type is true and was observed at that generation of the object or later.
+// IsTrueAt reports whether the condition of a type is true and was observed at that generation of the object or later.
 func IsTrueAt(conditions []metav1.Condition, conditionType string, generation int64) bool {
 	c, found := Find(conditions, conditionType)
 	return found && c.Status == metav1.ConditionTrue && c.ObservedGeneration >= generation

@@ -34,7 +34,7 @@ type Extract[O client.Object, C runtime.ApplyConfiguration] func(object O, manag
 
 // Apply applies want to the main resource, taking fields over from other managers, unless have shows that it is applied
 // already. have is the object as read, unmodified; an object that does not exist yet is one without resource version.
-// It says whether it wrote; the answer of the API server is then decoded into want.
+// It reports whether it wrote; the answer of the API server is then decoded into want.
 func Apply[O client.Object, C runtime.ApplyConfiguration](
 	ctx context.Context, owner Owner, have O, want C, extract Extract[O, C],
 ) (bool, error) {

@@ -162,8 +162,8 @@ func among(all []corev1.Toleration, t corev1.Toleration) bool {
 
 func same(a, b corev1.Toleration) bool { return a.MatchToleration(&b) }
 
-// Tolerates says whether one of the tolerations is for a taint, as the scheduler and the daemon-set controller see it.
-// The operators that compare numbers are behind a feature gate and count as no match.
+// Tolerates reports whether one of the tolerations is for a taint, as the scheduler and the daemon-set controller see
+// it. The operators that compare numbers are behind a feature gate and count as no match.
 func Tolerates(all []corev1.Toleration, taint corev1.Taint) bool {
 	return slices.ContainsFunc(all, func(t corev1.Toleration) bool {
 		switch {

@@ -60,7 +60,7 @@ type Options struct {
 	Programs string
 	Layout   Layout
 	Version  string
-	// FabricManager says whether the fabric manager runs, as on machines with NVSwitches.
+	// FabricManager reports whether the fabric manager runs, as on machines with NVSwitches.
 	FabricManager bool
 }
 

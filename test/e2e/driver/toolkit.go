@@ -33,7 +33,7 @@ type Toolkit struct {
 	// Bin is the folder with its programs, with the one that stands for its legacy runtime, and with the runtime below
 	// it.
 	Bin string
-	// CDI says whether it works by CDI specifications; otherwise it is the legacy runtime.
+	// CDI reports whether it works by CDI specifications; otherwise it is the legacy runtime.
 	CDI bool
 }
 

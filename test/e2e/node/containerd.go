@@ -75,7 +75,7 @@ disabled_plugins = ["io.containerd.tracing.processor.v1.otlp", "io.containerd.in
 `, containerdSocket, n.options.PauseImage, n.program("machine-runtime"), RuntimeClass, driver.RuntimePath)
 }
 
-// containerdAnswers says whether containerd serves.
+// containerdAnswers reports whether containerd serves.
 func (n *Node) containerdAnswers(ctx context.Context) error {
 	return n.ctr(ctx, "version")
 }

@@ -148,7 +148,7 @@ func (n *Node) RestartKubelet(ctx context.Context) error {
 	return n.waitFor(ctx, n.kubelet, "the node to be Ready", n.ready)
 }
 
-// ready says whether the node is Ready by the kubelet that runs now.
+// ready reports whether the node is Ready by the kubelet that runs now.
 func (n *Node) ready(ctx context.Context) error {
 	node, err := n.Client.CoreV1().Nodes().Get(ctx, n.options.Name, getOptions)
 	if err != nil {

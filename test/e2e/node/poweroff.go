@@ -125,7 +125,7 @@ func describe(pids []int) string {
 	return strings.Join(each, ", ")
 }
 
-// hasEnded says whether a process is gone, or has ended and waits for its parent.
+// hasEnded reports whether a process is gone, or has ended and waits for its parent.
 func hasEnded(pid int) bool {
 	_, state := stat(pid)
 	return state == "" || state == "Z" || state == "X"

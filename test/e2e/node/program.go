@@ -65,7 +65,7 @@ func (n *Node) run(name string, args ...string) (*program, error) {
 	return p, nil
 }
 
-// runs says whether a program has not ended.
+// runs reports whether a program has not ended.
 func (p *program) runs() bool {
 	select {
 	case <-p.ended:

@@ -118,7 +118,7 @@ func (g *groups) leave() error {
 	return errors.Join(errs...)
 }
 
-// killGroups kills every process in the machine's control groups and says whether there was any.
+// killGroups kills every process in the machine's control groups and reports whether there was any.
 func killGroups(name string) bool {
 	found := false
 	walkGroups(name, func(group string) {

@@ -38,7 +38,7 @@ func inMemory() []string {
 	return []string{"/run", "/tmp", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/etcd", "/var/log"}
 }
 
-// hidden says whether a path lies below one of the folders that start out empty: a checkout in /tmp does.
+// hidden reports whether a path lies below one of the folders that start out empty: a checkout in /tmp does.
 func hidden(path string) bool {
 	return slices.ContainsFunc(inMemory(), func(folder string) bool { return strings.HasPrefix(path, folder+"/") })
 }

@@ -19,7 +19,7 @@ import (
 // id; 0 where no GPU that is simulated has the profile.
 func computeSlices() []int { return []int{1, 2, 3, 4, 7, 8, 6, 0, 0} }
 
-// hasCompute says whether a GPU instance of so many slices can hold a compute instance of that many.
+// hasCompute reports whether a GPU instance of so many slices can hold a compute instance of that many.
 func hasCompute(instance, compute int) bool {
 	return compute > 0 && (compute == instance || compute < instance && (compute <= 2 || instance == 7))
 }

@@ -47,7 +47,7 @@ func nvmlDeviceSetMigMode(h *C.struct_handle, mode C.uint, activation *C.int) C.
 	})
 }
 
-// hasMode says whether a GPU has a MIG mode already, and no other pending.
+// hasMode reports whether a GPU has a MIG mode already, and no other pending.
 func hasMode(h *C.struct_handle, enabled bool) bool {
 	d, ok := loaded.current()
 	if !ok {

@@ -11,11 +11,146 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
+
+// A change that fails is recorded, and the node rolled back to its last good state or, without one, to its baseline. A
+// release, the way back itself and what was reached before have nothing to fall back to: they rest (Timeout, below). A
+// node that does not become idle in time is not rolled back, since nothing was changed there: its failure is recorded
+// (drain.go), and it is left to its users until nothing blocks the change.
+//
+//	failChange ─ a fallback: recordFailure → FallbackTarget → afterFailure ─ retry → AttemptID
+//	           └ none, on a node that is unavailable: RecordTimeout → resting
+//
+//	record                written by                                ends
+//	status.rollout.failed recordFailure: failChange with a          another desired state or attempt: another generation
+//	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure)
+//	AnnotationTimedOut    RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
+//	                      EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
+//	                      EndInterrupted: interrupted too long
+//	AnnotationInterrupted maintenance, users, a lost agent          the agent has answered again (continueInterrupted)
+
+// failChange gives a desired state up: the node falls back. The last good state is not given up but waited for.
+func failChange(v *View, r Result, reason, message string) Result {
+	if _, is := UnderMaintenance(v); is || WasInterrupted(v) {
+		r.Message = message
+		return r // it is not the desired state that failed
+	}
+	r.State, r.Reason, r.Message = Failed, reason, message
+	actions, _ := SplitStep(r.Next)
+	switch {
+	case hasFallback(v):
+		actions = append(actions, recordFailure(v, reason, message)...)
+	case v.MadeUnavailable():
+		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
+	case v.Desired == nil && !v.PartitionedByMIGManager():
+		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
+			r.After = again.Sub(v.Snapshot.Now)
+			r.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
+		}
+	}
+	r.Next = atOnce(actions...)
+	return r
+}
+
+// hasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and
+// one that reached its target before do not: they are waited for, and hold nobody up.
+func hasFallback(v *View) bool { return v.Desired != nil && !v.FallsBack && !v.TargetIsLastGood() }
+
+// recordFailure records that the desired state failed, and withdraws the permission to reboot the node for it.
+func recordFailure(v *View, reason, message string) []action.Action {
+	const most = 1024 // of the schema, in characters
+	failed := &v1alpha1.FailedChange{
+		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
+	}
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
+	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
+	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
+		actions = append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "withdrawing the permission to reboot the node"})
+	}
+	return actions
+}
+
+// recordedFailure is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
+func recordedFailure(v *View) *v1alpha1.FailedChange {
+	f := v.Node.GPU.Status.Rollout.Failed
+	if f == nil || f.Hash != v.DesiredHash() || f.Attempt != v.AttemptID() || FailureSuperseded(v, *f) {
+		return nil
+	}
+	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
+		return nil // what was missing is there
+	}
+	return f
+}
+
+// FailureSuperseded reports whether the agent was asked once more for what failed.
+func FailureSuperseded(v *View, f v1alpha1.FailedChange) bool {
+	spec := v.Node.GPU.Spec
+	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
+}
+
+// AttemptID tells one attempt at the desired state from the next: another generation of the policy, or another value of
+// v1alpha1.AnnotationRetry.
+func (v *View) AttemptID() string {
+	ref, uid := v.Ref(), types.UID("")
+	if v.Policy != nil {
+		uid = v.Policy.UID
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.Node.GPU.Annotations[v1alpha1.AnnotationRetry]))
+	return hex.EncodeToString(sum[:8])
+}
+
+// afterFailure reports why the change failed, while the node is on its way back, or waits to become idle after all.
+func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
+	r.Rollback = r.State
+	switch {
+	case !v.FallsBack && len(v.Blockers) == 0:
+		return r // it did not become idle in time, but now it is
+	case !v.FallsBack:
+		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
+		r.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
+	case r.State == UpToDate:
+		r.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
+			"GPUNode: " + retryAdvice(v)
+	default:
+		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, r.Message)
+	}
+	r.State, r.Reason = Failed, f.Reason
+	return r
+}
+
+// retryAdvice is the command that has a failed node tried again.
+func retryAdvice(v *View) string {
+	return fmt.Sprintf("kubectl annotate gpunode %s --overwrite %s=$(date +%%s)", v.Node.Name, v1alpha1.AnnotationRetry)
+}
+
+// FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs
+// that the last good state does not list, since they were deselected or have come later, go to their baseline.
+func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
+	if good := n.Status.Rollout.LastGood; good != nil {
+		before := restorable(n, have)
+		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
+		for _, d := range before {
+			if !cluster.Lists(devices, d.UUID) {
+				devices = append(devices, d)
+			}
+		}
+		return Target{Policy: by, Strategy: good.Strategy, Config: good.ConfigName, Devices: devices}
+	}
+	t := baselineTarget(n, have)
+	t.Policy, t.ReleasesNode, t.Labels = by, false, nil
+	return t
+}
 
 // A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back
 // to. When a stage of theirs does not end in time, the operator removes its taint, resumes NVIDIA's programs and
@@ -41,7 +176,7 @@ func LastTurn(v *View) time.Time {
 // RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to, with a
 // record of that.
 func RecordTimeout(v *View, reason, why string) []action.Action {
-	if v.Managed() {
+	if v.PartitionedByMIGManager() {
 		return RestoreScheduling(v, why)
 	}
 	last, _ := lastTimeout(v)
@@ -79,7 +214,7 @@ func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 // and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.Managed() && !needsManualReboot(v)
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.PartitionedByMIGManager() && !needsManualReboot(v)
 	return t, ok
 }
 
@@ -93,7 +228,7 @@ func releasesAgain(v *View) bool {
 	if v.Policy != nil || since.IsZero() || recorded && t.Times > 0 || !recorded && v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
-	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.Managed() && !needsManualReboot(v)
+	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.PartitionedByMIGManager() && !needsManualReboot(v)
 }
 
 // releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
@@ -107,7 +242,7 @@ func releaseFailed(v *View) bool {
 		return false // it is left to those who use it, and neither drained nor paused
 	}
 	left, _, limited := timeLeft(v)
-	_, _, stalled := v.Stalled()
+	_, _, stalled := v.ApplyStalled()
 	return stalled || limited && left <= 0
 }
 
