@@ -25,9 +25,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1861},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2182},
-	{"KB of tests and of test", 3770},
+	{"KB of Go in internal, without tests", 1876},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2198},
+	{"KB of tests and of test", 3822},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
@@ -36,8 +36,8 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 7420},
-	{"words of other docs that are written by hand", 43400},
+	{"words of docs/dev", 7460},
+	{"words of other docs that are written by hand", 44150},
 	{"words of README.md", 2480},
 }
 

@@ -142,7 +142,7 @@ func withDefault(d *time.Duration, kubelets time.Duration) {
 }
 
 // Run reconciles until the context ends, and then stops the programs of the node. Errors of a reconcile are told and
-// tried again. Where somebody wakes it, the interval doubles while nobody does, up to eight times.
+// tried again. Where another controller or a user wakes it, the interval doubles while nobody does, up to eight times.
 func (n *Node) Run(ctx context.Context, interval time.Duration) {
 	defer n.stopPrograms()
 	wait := interval

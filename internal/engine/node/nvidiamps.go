@@ -287,7 +287,7 @@ func mpsOverrideNotNeeded(v *View, _ State) Finding {
 	}
 	found := v.Target.IsBaseline && v.Selects()
 	confirmed, gfdRuns := untilGFDConfirms(v)
-	if v.Node.Features.Others == cluster.LabelTrue && !(found && (servedByNVIDIAMPS(v) || gfdRuns && confirmed <= 0)) {
+	if v.Node.Features.Others == cluster.LabelTrue && (!found || !servedByNVIDIAMPS(v) && (!gfdRuns || confirmed > 0)) {
 		f := staleSharingLabels(v)
 		if found {
 			f.After = timing.Sooner(f.After, confirmed)
