@@ -14,13 +14,12 @@ import (
 	"strings"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -67,6 +66,7 @@ func (s *site) content(o *unstructured.Unstructured) string {
 	for _, field := range []string{"resourceVersion", "uid", "generation", "creationTimestamp", "managedFields"} {
 		unstructured.RemoveNestedField(o.Object, "metadata", field)
 	}
+	unstructured.RemoveNestedField(o.Object, "metadata", "annotations", "deprecated.daemonset.template.generation")
 	if allocatable, found, _ := unstructured.NestedMap(o.Object, "status", "allocatable"); found && o.GetKind() == "Node" {
 		o.Object["allocatable"] = allocatable
 	}
@@ -85,7 +85,7 @@ func differences(before, after map[string]string) []string {
 		case !there:
 			all = append(all, "+ "+name)
 		case was != content:
-			all = append(all, fmt.Sprintf("~ %s: %s, now %s", name, was, content))
+			all = append(all, fmt.Sprintf("~ %s: …%s… is now …%s…", name, around(was, content), around(content, was)))
 		}
 	}
 	for name := range before {
@@ -95,6 +95,15 @@ func differences(before, after map[string]string) []string {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// around is a text where it begins to differ from another one.
+func around(text, other string) string {
+	at := 0
+	for at < min(len(text), len(other)) && text[at] == other[at] {
+		at++
+	}
+	return text[max(0, at-100):min(len(text), at+200)]
 }
 
 // sinceThen are the differences from a snapshot.

@@ -83,6 +83,8 @@ func TestOLMv0(t *testing.T) {
 	s.installV0()
 	s.share()
 	uids := s.uids()
+	s.rights()
+	s.editors()
 
 	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
 	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")

@@ -141,6 +141,7 @@ func TestOLMv1(t *testing.T) {
 	before := s.snapshot()
 	s.installV1()
 	s.share()
+	s.rights()
 
 	// With live policies nothing is deleted that could not be restored.
 	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
