@@ -43,8 +43,10 @@ func (s *site) startNodes() {
 	for name, model := range map[string]sim.Model{nodeT4: sim.T4, nodeA100: sim.A100} {
 		hardware := sim.New(model)
 		node := nodesim.New(nodesim.Options{
-			Name: name, Client: s.client, Clock: clock.RealClock{}, Inventory: hardware.Observe,
-			Start:        func(ctx context.Context, pod *corev1.Pod) (nodesim.Program, error) { return s.startPod(ctx, pod, hardware) },
+			Name: name, Client: s.client, Clock: clock.RealClock{}, Inventory: hardware.Observe, Tell: s.tell,
+			Start: func(ctx context.Context, pod *corev1.Pod) (nodesim.Program, error) {
+				return s.startPod(ctx, pod, hardware)
+			},
 			StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second, ProjectionDelay: time.Second,
 		})
 		s.background(func(ctx context.Context) { node.Run(ctx, poll) })
@@ -52,6 +54,15 @@ func (s *site) startNodes() {
 	s.background(func(ctx context.Context) { s.each(ctx, poll, func() error { return s.schedule(ctx) }) })
 	for _, name := range []string{nodeT4, nodeA100} {
 		s.Eventually(s.offers, wait, poll).WithArguments(name).Should(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	}
+}
+
+// tell logs what happens on the nodes, in a file.
+func (s *site) tell(format string, args ...any) {
+	file, err := s.root.OpenFile("nodes.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, _ = fmt.Fprintf(file, format+"\n", args...)
+		_ = file.Close()
 	}
 }
 
@@ -115,7 +126,7 @@ func (s *site) unpack(ctx context.Context, pod *corev1.Pod) error {
 	args := slices.Clone(container.Command[1:])
 	for i, arg := range args {
 		if arg == "/bundle/" {
-			args[i] = folder
+			args[i] = folder + "/"
 		}
 	}
 	var variables []string

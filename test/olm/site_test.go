@@ -42,8 +42,9 @@ const (
 
 	programsVariable = "GPUSHARING_OLM" // the folder of hack/olm/build.sh
 
-	wait = 3 * time.Minute
-	poll = 200 * time.Millisecond
+	wait   = 3 * time.Minute
+	poll   = 200 * time.Millisecond
+	rarely = 3 * time.Second // for what costs more
 )
 
 // TestMain silences controller-runtime, and gives the tests a network of their own.
@@ -70,9 +71,9 @@ type site struct {
 	client     client.WithWatch // an administrator's
 	bin        string           // programs
 	dir        string
-	kubeconfig string // an administrator's
-	registry   string // with its folder
-	released   string // what release wrote last: the bundle and the catalog
+	kubeconfig string            // an administrator's
+	registry   string            // with its folder
+	released   string            // what release wrote last: the bundle and the catalog
 	bundles    map[string]string // the files of each bundle that was pushed, by its image
 	root       *os.Root
 }
@@ -225,7 +226,7 @@ func (s *site) run(name, program string, variables []string, args ...string) (*p
 	p := &process{cmd: exec.Command(program, args...), done: make(chan struct{})}
 	p.cmd.Env = append([]string{"HOME=" + s.dir, "TMPDIR=" + s.dir, "PATH=" + os.Getenv("PATH")}, variables...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		_ = log.Close()
 		return nil, err

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -73,19 +73,40 @@ func (s *site) uninstallV0(kinds ...string) {
 	s.Eventually(s.exists, wait, poll).WithArguments(object("apps/v1", "Deployment", own, "gpu-sharing-controller")).Should(BeFalse())
 }
 
+// refusedElsewhere checks that the operator does not begin in another namespace than that of its MPS pods, and says why.
+func (s *site) refusedElsewhere() {
+	s.t.Helper()
+	const why = "the operator is installed in namespace gpu-sharing-operator already, or was: daemonset gpu-sharing-operator/gpu-sharing-mps is there."
+	before := s.logged("controller", why)
+	s.do(strings.NewReplacer("namespace: "+own, "namespace: second", "\n  name: "+own, "\n  name: second").Replace(s.subscription()))
+	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n second get events --field-selector reason=OperandsNotInstalled -o yaml").
+		Should(ContainSubstring(why[:60]))
+	s.Eventually(s.logged, wait, poll).WithArguments("controller", why).Should(BeNumerically(">", before))
+	s.Expect(s.phase("second")).NotTo(Equal("Succeeded"))
+	s.Expect(s.do("kubectl -n second get daemonsets")).To(ContainSubstring("No resources found"))
+	s.kept()
+	s.do("kubectl -n second delete subscription,csv,operatorgroup --all; kubectl delete namespace second")
+}
+
+// logged counts how often a program has logged a text.
+func (s *site) logged(program, text string) int {
+	s.t.Helper()
+	log, err := os.ReadFile(filepath.Join(s.dir, program+".log"))
+	s.Expect(err).NotTo(HaveOccurred())
+	return strings.Count(string(log), text)
+}
+
 // TestOLMv0 installs, upgrades, uninstalls in every order with live policies and takes them up again, and goes on to OLM
 // v1.
 func TestOLMv0(t *testing.T) {
 	s := newSite(t, "0.1.0", "v0", "extensions", "catalogs")
 	serve := s.startV0()
-	s.startV1()
 	before := s.snapshot()
 	s.installV0()
 	s.share()
 	uids := s.uids()
 	s.rights()
 	s.editors()
-
 	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
 	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
 
@@ -95,31 +116,48 @@ func TestOLMv0(t *testing.T) {
 	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"))
 	s.shared()
 
-	for _, order := range [][]string{{"subscription", "csv"}, {"csv", "subscription"}, {"operatorgroup", "csv", "subscription"}} {
-		s.uninstallV0(order...)
-		s.kept()
-		s.installV0()
-		s.shared()
-	}
-	s.do("kubectl delete namespace gpu-sharing-operator --timeout=2m")
+	s.uninstallV0("subscription", "csv", "operatorgroup")
+	s.kept()
+	s.refusedElsewhere()
+	s.installV0()
+	s.shared()
+
+	// The namespace goes first, with the operator in it. OLM tries to install it again for as long as the namespace goes.
+	s.do("kubectl delete namespace gpu-sharing-operator --timeout=4m")
 	s.kept()
 	s.installV0()
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
-	s.uninstallV0("subscription", "csv")
-	s.installV1()
-	s.shared()
-	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
-	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
-
-	s.do(s.documented("With OLM v1", 3))
-	s.Eventually(s.sinceThen(before), wait, time.Second).Should(BeEmpty(), "uninstalled")
+	s.do(s.documented("With OLM v0", 3))
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
 	s.wholeAgain()
 
+	s.startV1()
+	before = s.snapshot()
 	s.installV0()
 	s.share()
-	s.do(s.documented("With OLM v0", 3))
-	s.Eventually(s.sinceThen(before), wait, time.Second).Should(BeEmpty(), "uninstalled")
+	uids = s.uids()
+	s.uninstallV0("csv", "subscription")
+	s.kept()
+	s.toV1()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
+	s.do(s.documented("With OLM v1", 3))
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
 	s.wholeAgain()
+}
+
+// toV1 goes on with OLM v1 where v0 has uninstalled the operator, by commands that doctor prints.
+func (s *site) toV1() {
+	s.t.Helper()
+	advice, err := s.try("kubectl gpusharing doctor")
+	s.Expect(err).To(HaveOccurred(), "no controller runs")
+	documented := s.documented("From OLM v0 to v1", 1)
+	for _, command := range slices.Collect(strings.Lines(documented))[1:] { // the first one was run
+		s.Expect(advice).To(ContainSubstring(command))
+	}
+	s.do(documented)
+	s.installV1()
+	s.shared()
 }

@@ -165,7 +165,7 @@ func TestOLMv1(t *testing.T) {
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
 	s.do(s.documented("With OLM v1", 3))
-	s.Eventually(s.sinceThen(before), wait, time.Second).Should(BeEmpty(), "uninstalled")
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
 	s.wholeAgain()
 }
 

@@ -146,7 +146,10 @@ func TestNoSecondOperatorBeginsInAnotherNamespace(t *testing.T) {
 			g := NewWithT(t)
 			applied := 0
 			c := interceptor.NewClient(fake.NewClientBuilder().WithObjects(tc.cluster...).Build(), interceptor.Funcs{
-				Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error { applied++; return nil },
+				Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+					applied++
+					return nil
+				},
 			})
 			controller := newController(c, manifests(daemonSet, ""))
 			_, err := controller.Reconcile(t.Context(), newOwner())
