@@ -118,7 +118,7 @@ func (d *diagnosis) betweenOLMs(is installation) {
 	}
 	const name, crds = "gpu-sharing-operator", "gpunodes." + v1alpha1.Group + " gpusharingpolicies." + v1alpha1.Group
 	d.warn("OLM v0 has uninstalled the operator and left its kinds. Install it again; or to go on with OLM v1, run these commands first:\n%s", strings.Join([]string{
-		"kubectl label crd " + crds + " app.kubernetes.io/managed-by=Helm",
+		"kubectl label crd " + crds + " app.kubernetes.io/managed-by=Helm olm.managed- operators.coreos.com/" + name + "." + is.olmV0 + "-",
 		"kubectl annotate crd " + crds + " meta.helm.sh/release-name=" + name + " meta.helm.sh/release-namespace=" + is.olmV0,
 		"kubectl delete clusterrole gpu-sharing-cli gpu-sharing-controller-autoscaling gpu-sharing-edit gpu-sharing-view",
 		"kubectl -n " + is.olmV0 + " delete role,rolebinding gpu-sharing-controller gpu-sharing-node gpu-sharing-operands gpu-sharing-top --ignore-not-found",

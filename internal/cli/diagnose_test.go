@@ -424,7 +424,7 @@ func TestDoctorTellsHowToGoOnFromOLMv0ToV1(t *testing.T) {
 
 	is.leader, is.controllers = leadership{absent: "No controller is installed"}, nil
 	g.Expect(shown()).To(ContainSubstring("OLM v0 has uninstalled the operator"))
-	g.Expect(shown()).To(ContainSubstring("\n    kubectl label crd gpunodes.gpusharing.io gpusharingpolicies.gpusharing.io app.kubernetes.io/managed-by=Helm\n"),
-		"commands are whole on a narrow terminal")
+	g.Expect(shown()).To(ContainSubstring("\n    kubectl label crd gpunodes.gpusharing.io gpusharingpolicies.gpusharing.io app.kubernetes.io/managed-by=Helm olm.managed- "+
+		"operators.coreos.com/gpu-sharing-operator.gpus-\n"), "commands are whole on a narrow terminal")
 	g.Expect(shown()).To(ContainSubstring(" meta.helm.sh/release-namespace=gpus\n"))
 }

@@ -196,7 +196,11 @@ func (s *site) startProcess(ctx context.Context, pod *corev1.Pod) (nodesim.Progr
 		}
 		args = append(args, name)
 	}
-	p, err := s.run(container.Name, filepath.Join(s.bin, "controller"), append(variables, "KUBECONFIG="+kubeconfig), args...)
+	program := filepath.Join(s.bin, "controller")
+	if !strings.HasPrefix(container.Image, s.registry+"/") {
+		program = filepath.Join(s.bin, "previous", "controller")
+	}
+	p, err := s.run(container.Name, program, append(variables, "KUBECONFIG="+kubeconfig), args...)
 	if err != nil {
 		return nil, err
 	}

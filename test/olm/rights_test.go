@@ -25,6 +25,9 @@ const (
 	elsewhere  = metav1.NamespaceSystem
 )
 
+// escalation makes administrators.
+const escalation = "applies a privileged DaemonSet with the account that adds up ClusterRoles"
+
 // attempt is what an account tries in a dry run.
 type attempt func(context.Context, client.Client) error
 
@@ -89,31 +92,31 @@ func forAll() map[string]attempt {
 	deployment := daemonSet("a", own, controller)
 	deployment.SetKind("Deployment")
 	return map[string]attempt{
-		"applies a privileged DaemonSet with an account that makes administrators": apply(daemonSet(mpsPods, elsewhere, "clusterrole-aggregation-controller")),
-		"applies a DaemonSet of another name":                                      apply(daemonSet("other", own, mpsPods)),
-		"deletes a DaemonSet in another namespace":                                 remove(daemonSet(mpsPods, elsewhere, mpsPods)),
-		"creates a Deployment":                                                     create(deployment),
-		"creates a pod":                                                            create(pod),
-		"reads Secrets":                                                            get(object("v1", "Secret", own, "a")),
-		"applies an account in another namespace":                                  apply(object("v1", "ServiceAccount", elsewhere, mpsPods)),
-		"creates a Lease in another namespace":                                     create(object("coordination.k8s.io/v1", "Lease", elsewhere, controller)),
-		"creates a NodeFeature in another namespace":                               create(feature(elsewhere)),
-		"deletes a NodeFeature in another namespace":                               remove(feature(elsewhere)),
-		"changes a Role":                                                           apply(object(rbacv1.GroupName+"/v1", "Role", own, operands)),
-		"creates a RoleBinding in another namespace":                               apply(roleBinding("RoleBinding", elsewhere)),
-		"creates a ClusterRoleBinding":                                             apply(roleBinding("ClusterRoleBinding", "")),
-		"deletes a Node":                                                           remove(node()),
-		"cordons a Node":                                                           patch(node(), `{"spec": {"unschedulable": true}}`),
-		"sets another label of a Node":                                             patch(node(), `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
-		"adds a taint that ends pods":                                              patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`),
-		"changes an image in the ClusterPolicy":                                    patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`),
-		"creates another ConfigMap":                                                create(object("v1", "ConfigMap", elsewhere, "a")),
-		"deletes a CRD":                                                            remove(object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpunodes.gpusharing.io")),
-		"deletes the fence of the controller":                                      remove(binding("gpu-sharing-controller-fence")),
-		"changes another admission policy":                                         apply(binding("other")),
-		"deletes a policy":                                                         remove(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced")),
-		"changes a policy":                                                         patch(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced"), `{"spec": {"priority": 7}}`),
-		"writes what an agent reports, without a node":                             patchStatus(gpuNode(), `{"status": {"driverVersion": "a"}}`),
+		escalation:                                     apply(daemonSet(mpsPods, elsewhere, "clusterrole-aggregation-controller")),
+		"applies a DaemonSet of another name":          apply(daemonSet("other", own, mpsPods)),
+		"deletes a DaemonSet in another namespace":     remove(daemonSet(mpsPods, elsewhere, mpsPods)),
+		"creates a Deployment":                         create(deployment),
+		"creates a pod":                                create(pod),
+		"reads Secrets":                                get(object("v1", "Secret", own, "a")),
+		"applies an account in another namespace":      apply(object("v1", "ServiceAccount", elsewhere, mpsPods)),
+		"creates a Lease in another namespace":         create(object("coordination.k8s.io/v1", "Lease", elsewhere, controller)),
+		"creates a NodeFeature in another namespace":   create(feature(elsewhere)),
+		"deletes a NodeFeature in another namespace":   remove(feature(elsewhere)),
+		"changes a Role":                               apply(object(rbacv1.GroupName+"/v1", "Role", own, operands)),
+		"creates a RoleBinding in another namespace":   apply(roleBinding("RoleBinding", elsewhere)),
+		"creates a ClusterRoleBinding":                 apply(roleBinding("ClusterRoleBinding", "")),
+		"deletes a Node":                               remove(node()),
+		"cordons a Node":                               patch(node(), `{"spec": {"unschedulable": true}}`),
+		"sets another label of a Node":                 patch(node(), `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
+		"adds a taint that ends pods":                  patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`),
+		"changes an image in the ClusterPolicy":        patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`),
+		"creates another ConfigMap":                    create(object("v1", "ConfigMap", elsewhere, "a")),
+		"deletes a CRD":                                remove(object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpunodes.gpusharing.io")),
+		"deletes the fence of the controller":          remove(binding("gpu-sharing-controller-fence")),
+		"changes another admission policy":             apply(binding("other")),
+		"deletes a policy":                             remove(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced")),
+		"changes a policy":                             patch(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced"), `{"spec": {"priority": 7}}`),
+		"writes what an agent reports, without a node": patchStatus(gpuNode(), `{"status": {"driverVersion": "a"}}`),
 	}
 }
 

@@ -34,6 +34,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
 
 const (
@@ -78,7 +79,8 @@ type site struct {
 	root       *os.Root
 }
 
-// newSite starts a cluster with these CRDs of OLM, and publishes the operator as a version.
+// newSite starts a cluster with these CRDs of OLM, and publishes the operator as a version, or the previous release as its
+// own.
 func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	t.Helper()
 	bin := os.Getenv(programsVariable)
@@ -115,7 +117,11 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	s.startNVIDIA()
 	s.startNodes()
 	s.startRegistry()
-	s.publish(version)
+	if version == previous.Version {
+		s.publishPrevious()
+	} else {
+		s.publish(version)
+	}
 	return s
 }
 
@@ -200,6 +206,29 @@ func (s *site) publish(version string) {
 			s.bundles[entry.Image] = filepath.Join(s.released, "bundle")
 		}
 	}
+}
+
+// publishPrevious makes a catalog of the previous release's bundle, whose version is 0.1.0.
+func (s *site) publishPrevious() {
+	s.t.Helper()
+	const image = "example.com/bundle-of-the-previous-release:0.1.0"
+	s.released = s.folder("released-previous")
+	s.bundles[image] = filepath.Join(s.released, "bundle")
+	s.Expect(previous.Folder(s.t.Context(), "config/bundle", s.bundles[image])).To(Succeed())
+	s.Expect(os.WriteFile(filepath.Join(s.released, "catalog.yaml"), []byte(`
+{schema: olm.package, name: gpu-sharing-operator, defaultChannel: candidate}
+---
+{schema: olm.channel, package: gpu-sharing-operator, name: candidate, entries: [{name: gpu-sharing-operator.v0.1.0}]}
+---
+schema: olm.bundle
+package: gpu-sharing-operator
+name: gpu-sharing-operator.v0.1.0
+image: `+image+`
+properties:
+- {type: olm.package, value: {packageName: gpu-sharing-operator, version: 0.1.0}}
+- {type: olm.gvk, value: {group: gpusharing.io, version: v1alpha1, kind: GPUSharingPolicy}}
+- {type: olm.gvk, value: {group: gpusharing.io, version: v1alpha1, kind: GPUNode}}
+`), 0o600)).To(Succeed())
 }
 
 // start starts a program, which ends with the test or when the returned function is called. Its log is shown if the

@@ -14,12 +14,15 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
 
 const catalogs = "olm" // the namespace of OLM v0 and of its CatalogSources
 
-// startV0 starts OLM v0 with a CatalogSource of what was published, by the address of a program.
-func (s *site) startV0() (serve func()) {
+// startV0 starts OLM v0. What was published is served for a CatalogSource when a function is called, and another one makes
+// the CatalogSource.
+func (s *site) startV0() (serve, catalogSource func()) {
 	s.t.Helper()
 	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: catalogs}})).To(Succeed())
 	s.start("olm", filepath.Join(s.bin, "olm"), s.cluster.Config, "--namespace="+catalogs)
@@ -36,14 +39,15 @@ func (s *site) startV0() (serve func()) {
 		stop = s.start("opm", filepath.Join(s.bin, "opm"), s.cluster.Config, "serve", folder, "--port="+port,
 			"--cache-dir="+s.folder("cache-"+filepath.Base(s.released)), "--cache-enforce-integrity=false", "--termination-log="+filepath.Join(s.dir, "termination"))
 	}
-	serve()
-	s.do(fmt.Sprintf(`kubectl apply -f - <<EOF
+	return serve, func() {
+		s.t.Helper()
+		s.do(fmt.Sprintf(`kubectl apply -f - <<EOF
 apiVersion: operators.coreos.com/v1alpha1
 kind: CatalogSource
 metadata: {name: gpu-sharing, namespace: %s}
 spec: {sourceType: grpc, address: "%s"}
 EOF`, catalogs, address))
-	return serve
+	}
 }
 
 // installV0 installs as docs/install.md says.
@@ -53,10 +57,16 @@ func (s *site) installV0() {
 	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"))
 }
 
-// subscription are the commands that install, but for the name of the namespace in which catalogs are.
+// documentedV0 is documented, with the namespace of catalogs that OLM has elsewhere than on OpenShift.
+func (s *site) documentedV0(headline string, n int) string {
+	s.t.Helper()
+	return strings.ReplaceAll(s.documented(headline, n), "openshift-marketplace", catalogs)
+}
+
+// subscription are the commands that install.
 func (s *site) subscription() string {
 	s.t.Helper()
-	return strings.ReplaceAll(s.documented("With OLM v0", 2), "openshift-marketplace", catalogs)
+	return s.documentedV0("With OLM v0", 2)
 }
 
 // phase is that of the ClusterServiceVersion in a namespace.
@@ -86,6 +96,7 @@ func (s *site) refusedElsewhere() {
 	s.Expect(s.do("kubectl -n second get daemonsets")).To(ContainSubstring("No resources found"))
 	s.kept()
 	s.do("kubectl -n second delete subscription,csv,operatorgroup --all; kubectl delete namespace second")
+	s.do("kubectl delete clusterrole,clusterrolebinding --selector=olm.owner.namespace=second; kubectl delete operators.operators.coreos.com gpu-sharing-operator.second")
 }
 
 // logged counts how often a program has logged a text.
@@ -96,25 +107,33 @@ func (s *site) logged(program, text string) int {
 	return strings.Count(string(log), text)
 }
 
-// TestOLMv0 installs, upgrades, uninstalls in every order with live policies and takes them up again, and goes on to OLM
-// v1.
+// TestOLMv0 upgrades from the previous release, uninstalls in every order with live policies and takes them up again, and
+// goes on to OLM v1.
 func TestOLMv0(t *testing.T) {
-	s := newSite(t, "0.1.0", "v0", "extensions", "catalogs")
-	serve := s.startV0()
+	s := newSite(t, previous.Version, "v0", "extensions", "catalogs")
+	serve, catalogSource := s.startV0()
 	before := s.snapshot()
+	serve()
+	catalogSource()
 	s.installV0()
 	s.share()
 	uids := s.uids()
+	escalates := forAll()[escalation]
+	s.Expect(escalates(t.Context(), s.as(operands))).To(Succeed(), "of rights in a namespace OLM makes ClusterRoles; so the previous release gave too many")
+
+	s.publish("0.2.0")
+	serve()
+	s.Eventually(s.versionOf, wait, poll).WithArguments(controller).Should(Equal("0.2.0"))
+	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"), "of one, the previous one is gone")
+	s.shared()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+	account := object("v1", "ServiceAccount", own, mpsPods)
+	s.Expect(s.exists(account)).To(BeTrue())
+	s.Expect(account.GetOwnerReferences()).To(BeEmpty(), "it does not go with the previous ClusterServiceVersion")
 	s.rights()
 	s.editors()
 	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
 	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
-
-	s.publish("0.2.0")
-	serve()
-	s.Eventually(s.versionOf, wait, poll).WithArguments("gpu-sharing-controller").Should(Equal("0.2.0"))
-	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"))
-	s.shared()
 
 	s.uninstallV0("subscription", "csv", "operatorgroup")
 	s.kept()
@@ -129,12 +148,13 @@ func TestOLMv0(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
-	s.do(s.documented("With OLM v0", 3))
+	s.do(s.documentedV0("With OLM v0", 3))
 	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
 	s.wholeAgain()
 
 	s.startV1()
 	before = s.snapshot()
+	catalogSource()
 	s.installV0()
 	s.share()
 	uids = s.uids()
@@ -143,6 +163,7 @@ func TestOLMv0(t *testing.T) {
 	s.toV1()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
+	s.do(s.documentedV0("From OLM v0 to v1", 2))
 	s.do(s.documented("With OLM v1", 3))
 	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
 	s.wholeAgain()
