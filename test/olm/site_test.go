@@ -44,7 +44,7 @@ const (
 	programsVariable = "GPUSHARING_OLM" // the folder of hack/olm/build.sh
 
 	wait   = 3 * time.Minute
-	poll   = 200 * time.Millisecond
+	poll   = 500 * time.Millisecond
 	rarely = 3 * time.Second // for what costs more
 )
 
