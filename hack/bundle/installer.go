@@ -65,7 +65,7 @@ func typeMeta(kind string) metav1.TypeMeta {
 
 // madeClusterWide are the rights to make what has no namespace, and to watch all that is made. Where
 // OwnerReferencesPermissionEnforcement is on, as on OpenShift, who names an owner must be allowed to change its
-// finalizers.
+// finalizers, and to delete what was there without it.
 func (s *sources) madeClusterWide() []rbacv1.PolicyRule {
 	var crds []string
 	for _, crd := range s.crds {
@@ -74,7 +74,7 @@ func (s *sources) madeClusterWide() []rbacv1.PolicyRule {
 	const extensions, olm = "apiextensions.k8s.io", "olm.operatorframework.io"
 	return []rbacv1.PolicyRule{
 		rule(extensions, "customresourcedefinitions", nil, "create", "list", "watch"),
-		rule(extensions, "customresourcedefinitions", crds, "get", "patch"),
+		rule(extensions, "customresourcedefinitions", crds, "get", "patch", "delete"), // the last for those that OLM v0 left
 		rule(rbacv1.GroupName, "clusterroles,clusterrolebindings", nil, "create", "get", "list", "watch", "patch", "delete"),
 		rule(rbacv1.GroupName, "roles,rolebindings", nil, "list", "watch"),
 		rule("", "serviceaccounts,configmaps", nil, "list", "watch"),

@@ -74,6 +74,7 @@ type site struct {
 	dir        string
 	kubeconfig string            // an administrator's
 	registry   string            // with its folder
+	version    string            // that was published last
 	released   string            // what release wrote last: the bundle and the catalog
 	bundles    map[string]string // the files of each bundle that was pushed, by its image
 	root       *os.Root
@@ -186,7 +187,7 @@ func (s *site) publish(version string) {
 			Name: "example.com/" + name + ":built", Files: map[string]string{"/license": filepath.Join(root, "LICENSE")}, Entrypoint: []string{"/" + name},
 		}, archive)).To(Succeed())
 	}
-	s.released = filepath.Join(s.dir, "released-"+version)
+	s.version, s.released = version, filepath.Join(s.dir, "released-"+version)
 	push := exec.CommandContext(s.t.Context(), filepath.Join(s.bin, "release"), "-root="+root, "-registry="+s.registry, "-as="+version,
 		"-helm="+filepath.Join(s.bin, "helm"), "-bundler="+filepath.Join(s.bin, "bundle"), "-out="+s.released, "-trial="+strings.Join(archives, ","))
 	push.Env = append(os.Environ(), "HELM_CACHE_HOME="+s.dir, "HELM_CONFIG_HOME="+s.dir, "HELM_DATA_HOME="+s.dir)

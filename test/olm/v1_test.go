@@ -80,13 +80,16 @@ func (s *site) certificates() string {
 // installV1 installs as docs/install.md says.
 func (s *site) installV1() {
 	s.t.Helper()
-	s.do(s.documented("With OLM v1", 1))
+	s.do(strings.ReplaceAll(s.documented("With OLM v1", 1), "0.1.0", s.version))
 	s.installed()
 }
 
 // installed waits until the operator works: both Deployments have a pod that is ready.
 func (s *site) installed() {
 	s.t.Helper()
+	for _, name := range []string{controller, operands} { // OLM v1 says that what was lost is installed, until it has looked
+		s.Eventually(s.exists, wait, poll).WithArguments(object("apps/v1", "Deployment", own, name)).Should(BeTrue(), name)
+	}
 	s.do("kubectl -n gpu-sharing-operator wait deployment --all --for=condition=Available --timeout=2m")
 }
 
@@ -151,7 +154,7 @@ func TestOLMv1(t *testing.T) {
 
 	uids := s.uids()
 	s.publish("0.2.0")
-	s.do(strings.ReplaceAll(s.documented("With OLM v1", 2), "0.1.0", "0.2.0"))
+	s.do(strings.ReplaceAll(s.documented("With OLM v1", 2), "0.1.0", s.version))
 	s.Eventually(s.versionOf, wait, poll).WithArguments("gpu-sharing-controller").Should(Equal("0.2.0"))
 	s.installed()
 	s.shared()
