@@ -81,6 +81,11 @@ browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium:
 	@chromium=$$(hack/chromium/build.sh) && assets=$$(hack/kube/build.sh) && cd test/browser && \
 		CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
 
+.PHONY: olm-test
+olm-test: ## Install, upgrade and uninstall by the real Operator Lifecycle Managers v0 and v1, in every order, as docs/install.md says. Needs no root; the first time longer.
+	@programs=$$(hack/olm/build.sh) && assets=$$(hack/kube/build.sh etcd kube-apiserver kubectl kube-controller-manager) && \
+		GPUSHARING_OLM="$$programs" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/olm
+
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, what sampling costs, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...

@@ -483,6 +483,9 @@ const (
 	// AnnotationAllowFewerNodes is set by users, with value true, on the DaemonSet gpu-sharing-mps in the update that leaves out nodes. Without
 	// it the API server denies that update, because Kubernetes would end the MPS pods on those nodes, and with them all MPS clients there.
 	AnnotationAllowFewerNodes = Group + "/allow-fewer-nodes"
+	// AnnotationNamespace on the ValidatingAdmissionPolicyBinding gpu-sharing-mps-nodes says in which namespace the MPS pods
+	// of the operator are, also once it is uninstalled: no second operator begins in another one.
+	AnnotationNamespace = Group + "/namespace"
 	// AnnotationRestarted tells, on a Node, for which MIG instances, boot and configuration the operator restarted NVIDIA's device
 	// plugin, which did not advertise what it must. It does so once.
 	AnnotationRestarted = Group + "/plugin-restarted"

@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
@@ -66,6 +67,10 @@ func main() {
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=gpu-sharing-operator,resources=leases,resourceNames=gpu-sharing-controller,verbs=get;update
 // +kubebuilder:rbac:groups="",namespace=gpu-sharing-operator,resources=events,verbs=create;patch
 
+// The namespace in which the operator is installed already.
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingadmissionpolicybindings,resourceNames=gpu-sharing-mps-nodes,verbs=get
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,resourceNames=gpu-sharing-mps,verbs=get
+
 // run serves until the context ends, or prints the version if it is asked for.
 func run(ctx context.Context, args []string) error {
 	if version.Requested(args) {
@@ -85,6 +90,9 @@ func run(ctx context.Context, args []string) error {
 	mgr, err := newManager(f)
 	if err != nil {
 		return err
+	}
+	if err := agentinstall.Only(ctx, mgr.GetAPIReader(), f.namespace); err != nil {
+		return err // Kubernetes starts it again
 	}
 	if err := register(ctx, mgr, f); err != nil {
 		return err

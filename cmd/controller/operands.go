@@ -130,7 +130,7 @@ func runOperands(ctx context.Context, args []string) error {
 	}
 	operands := agentinstall.New(mgr.GetClient(), agentinstall.Options{
 		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage}, Metrics: f.metrics,
-		Events: mgr.GetEventRecorder(agentinstall.FieldManager),
+		Events: mgr.GetEventRecorder(agentinstall.FieldManager), Reader: mgr.GetAPIReader(),
 	})
 	if err := operands.Register(mgr); err != nil {
 		return err

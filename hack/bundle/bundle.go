@@ -73,6 +73,9 @@ func (s *sources) bundle() (map[string][]byte, error) {
 	if err := s.namespacedRights(files); err != nil {
 		return nil, err
 	}
+	if files[installerFile], err = s.installer(); err != nil {
+		return nil, err
+	}
 	files["bundle.Dockerfile"], err = s.dockerfile()
 	return files, err
 }
@@ -125,11 +128,14 @@ func (s *sources) namespacedRights(files map[string][]byte) error {
 // agentFile is the agent's first DaemonSet, and draPatch is what the second one has otherwise.
 const agentFile, draPatch = "config/agent/daemonset/agent.yaml", "config/agent/dra/patch.yaml"
 
+// operandsName is the name of the program that installs what a bundle cannot hold, and of its ConfigMap.
+const operandsName = "gpu-sharing-operands"
+
 // operands is the ConfigMap from which internal/controller/agentinstall installs what a bundle cannot hold.
 func (s *sources) operands() (*corev1.ConfigMap, error) {
 	operands := &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
-		ObjectMeta: metav1.ObjectMeta{Name: "gpu-sharing-operands"},
+		ObjectMeta: metav1.ObjectMeta{Name: operandsName},
 		Data:       map[string]string{},
 	}
 	for key, files := range map[string][]string{

@@ -46,6 +46,7 @@ func main() {
 	flag.StringVar(&set.trial.images, "trial", "", "push the chart as it lies in the root with these images, and nothing else: NAME=ARCHIVE,NAME=ARCHIVE")
 	flag.StringVar(&set.trial.version, "as", "", "of -trial: the version; empty: that of the chart")
 	flag.StringVar(&set.trial.helm, "helm", "", "of -trial: the program helm")
+	flag.StringVar(&set.trial.bundler, "bundler", "", "of -trial: the program of hack/bundle; push the OLM bundle and the catalog too, and write them to -out")
 	flag.Parse()
 	do := run
 	if set.trial.images != "" {

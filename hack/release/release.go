@@ -123,14 +123,18 @@ func (r *release) chart(ctx context.Context, work string) error {
 	return r.write(chartName+"-"+r.source.number()+".tgz", packaged)
 }
 
-// bundle makes the OLM bundle of the pinned chart, checks it, and makes its image, which has the labels that OLM looks
-// for, and a catalog with it.
+// bundle makes the OLM bundle of the pinned chart, checks it, and packs it.
 func (r *release) bundle(ctx context.Context, _ string) error {
 	for _, command := range []string{"generate", "validate"} {
 		if _, err := output(ctx, filepath.Join(r.tree, "hack", "bundle"), []string{"GOFLAGS="}, "go", "run", ".", command); err != nil {
 			return err
 		}
 	}
+	return r.pack()
+}
+
+// pack makes the image of the bundle, which has the labels that OLM looks for, and a catalog with it.
+func (r *release) pack() error {
 	folder := filepath.Join(r.tree, "config", "bundle")
 	files, err := readFolder(folder)
 	if err != nil {
@@ -146,7 +150,7 @@ func (r *release) bundle(ctx context.Context, _ string) error {
 	}
 	var in []file
 	for _, f := range files {
-		if f.Path != "bundle.Dockerfile" {
+		if f.Path != "bundle.Dockerfile" && f.Path != "installer.yaml" {
 			in = append(in, f)
 		}
 		if !f.Folder {

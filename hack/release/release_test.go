@@ -128,6 +128,7 @@ func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
 	})
 	t.Run("OLM's bundle names the images by their digests", func(t *testing.T) {
 		expectPinned(t, r, string(read(t, r, "bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml")))
+		NewWithT(t).Expect(string(read(t, r, "bundle/installer.yaml"))).To(ContainSubstring("name: gpu-sharing-installer"), "beside the bundle, as docs/install.md says")
 	})
 	t.Run("the catalog has the bundle and the images by their digests", func(t *testing.T) {
 		g := NewWithT(t)

@@ -21,12 +21,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// trialSettings are what a trial needs beside the settings of a release.
-type trialSettings struct{ images, version, helm string }
+// trialSettings are what a trial needs beside the settings of a release. The bundler is the program of hack/bundle; without it there is no
+// bundle.
+type trialSettings struct{ images, version, helm, bundler string }
 
 // trial pushes the chart of a folder as it is, with images that were built elsewhere, as a release pushes its own: the
 // chart names them by digest, and what was pushed is pulled and verified. It builds and signs nothing, so `make e2e`
-// can install what it tests from a registry.
+// can install what it tests from a registry, and `make olm-test` with the bundle and the catalog.
 func trial(ctx context.Context, set settings) error {
 	if set.registry == "" || set.trial.helm == "" {
 		return errors.New("a trial needs -registry and -helm")
@@ -48,7 +49,11 @@ func trial(ctx context.Context, set settings) error {
 		source: s, tree: filepath.Join(work, "source"), out: filepath.Join(work, "dist"),
 		registry: strings.TrimSuffix(set.registry, "/"), helm: set.trial.helm,
 	}
-	if err := os.CopyFS(filepath.Join(r.tree, "config", "helm"), os.DirFS(filepath.Join(set.root, "config", "helm"))); err != nil {
+	copied := filepath.Join("config", "helm")
+	if set.trial.bundler != "" {
+		copied, r.out = "config", set.out // the bundle is made of more, and who asks for it reads the files
+	}
+	if err := os.CopyFS(filepath.Join(r.tree, copied), os.DirFS(filepath.Join(set.root, copied))); err != nil {
 		return fmt.Errorf("copying the chart: %w", err)
 	}
 	digests := map[string]v1.Hash{}
@@ -73,6 +78,14 @@ func trial(ctx context.Context, set settings) error {
 	}
 	if err := r.chart(ctx, work); err != nil {
 		return err
+	}
+	if set.trial.bundler != "" {
+		if _, err := output(ctx, r.tree, nil, set.trial.bundler, "-root", r.tree, "generate"); err != nil {
+			return err
+		}
+		if err := r.pack(); err != nil {
+			return err
+		}
 	}
 	return publish(ctx, set, r)
 }

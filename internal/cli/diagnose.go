@@ -50,6 +50,7 @@ func diagnose(is installation) []finding {
 		return d.found
 	}
 	d.controller(is)
+	d.betweenOLMs(is)
 	d.definitions(is)
 	if len(is.unknown) > 0 {
 		d.error("%s: the labels of a node with GPUs (%s), and no GPUNode. The controller makes one: look at its log", nodesNamed(is.unknown), is.selector())
@@ -107,6 +108,21 @@ func (d *diagnosis) controller(is installation) {
 			d.warn("This program is %s and the controller %s. What plan prints is right if both have one version: install kubectl gpusharing %s", own, c.version, c.version)
 		}
 	}
+}
+
+// betweenOLMs tells how to go on with OLM v1 where OLM v0 has uninstalled the operator and left what v1 does not take
+// over.
+func (d *diagnosis) betweenOLMs(is installation) {
+	if is.olmV0 == "" || is.leader.absent == "" || len(is.controllers) > 0 {
+		return
+	}
+	const name, crds = "gpu-sharing-operator", "gpunodes." + v1alpha1.Group + " gpusharingpolicies." + v1alpha1.Group
+	d.warn("OLM v0 has uninstalled the operator and left its kinds. Install it again; or to go on with OLM v1, run these commands first:\n%s", strings.Join([]string{
+		"kubectl label crd " + crds + " app.kubernetes.io/managed-by=Helm olm.managed- operators.coreos.com/" + name + "." + is.olmV0 + "-",
+		"kubectl annotate crd " + crds + " meta.helm.sh/release-name=" + name + " meta.helm.sh/release-namespace=" + is.olmV0,
+		"kubectl delete clusterrole gpu-sharing-cli gpu-sharing-controller-autoscaling gpu-sharing-edit gpu-sharing-view",
+		"kubectl -n " + is.olmV0 + " delete role,rolebinding gpu-sharing-controller gpu-sharing-node gpu-sharing-operands gpu-sharing-top --ignore-not-found",
+	}, "\n"))
 }
 
 // definitions diagnoses the CRDs: the API server drops fields that they lack from all that is written. A controller of

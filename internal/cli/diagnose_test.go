@@ -409,3 +409,22 @@ func TestAgentsThatCannotBeCreatedAreNoUpdate(t *testing.T) {
 		g.Expect(f.what).NotTo(ContainSubstring("has no pod"), "a node that is down runs none")
 	}
 }
+
+// OLM v1 refuses what it does not own, so its administrator is told what to give it.
+func TestDoctorTellsHowToGoOnFromOLMv0ToV1(t *testing.T) {
+	g := NewWithT(t)
+	is := healthy(t, 2)
+	is.olmV0 = "gpus"
+	shown := func() string {
+		text, err := reportAs(diagnose(is), 60, "")
+		g.Expect(err).NotTo(HaveOccurred())
+		return text
+	}
+	g.Expect(shown()).NotTo(ContainSubstring("OLM v0"), "the operator runs")
+
+	is.leader, is.controllers = leadership{absent: "No controller is installed"}, nil
+	g.Expect(shown()).To(ContainSubstring("OLM v0 has uninstalled the operator"))
+	g.Expect(shown()).To(ContainSubstring("\n    kubectl label crd gpunodes.gpusharing.io gpusharingpolicies.gpusharing.io app.kubernetes.io/managed-by=Helm olm.managed- "+
+		"operators.coreos.com/gpu-sharing-operator.gpus-\n"), "commands are whole on a narrow terminal")
+	g.Expect(shown()).To(ContainSubstring(" meta.helm.sh/release-namespace=gpus\n"))
+}

@@ -17,12 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/openapi"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
@@ -55,6 +57,8 @@ type installation struct {
 	gpuOperator string // the name of NVIDIA's ClusterPolicy, and the version of the GPU Operator that it is labelled with
 	// standAlone says that no GPU Operator runs the device plugin; false also if the user may not know.
 	standAlone bool
+	// olmV0 is the namespace in which OLM v0 installed the operator's kinds; empty: it did not, or they were given to OLM v1.
+	olmV0 string
 	// told is the ConfigMap of a stand-alone device plugin that the flags of the controller name.
 	told types.NamespacedName
 }
@@ -187,6 +191,9 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if err := is.readAgentSets(ctx, c); err != nil {
 		return is, err
 	}
+	if is.olmV0, err = installedByOLMv0(ctx, c); err != nil {
+		return is, err
+	}
 	policy, err := clusterPolicy(ctx, c)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return is, err
@@ -218,6 +225,26 @@ func (is *installation) readControllers(ctx context.Context, c client.Client) er
 		}
 	}
 	return nil
+}
+
+// installedByOLMv0 is the namespace of olmV0. OLM v0 labels what it has installed, most of the time also with the namespace
+// (https://olm.operatorframework.io/docs/concepts/crds/operator/), which otherwise is the one that the bundle suggests. OLM
+// v1 takes over what Helm would.
+func installedByOLMv0(ctx context.Context, c client.Client) (string, error) {
+	crd := &metav1.PartialObjectMetadata{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	if err := c.Get(ctx, client.ObjectKey{Name: "gpusharingpolicies." + v1alpha1.Group}, crd); err != nil {
+		return "", unlessForbidden(client.IgnoreNotFound(err))
+	}
+	if crd.Labels["olm.managed"] != "true" || crd.Labels["app.kubernetes.io/managed-by"] == "Helm" {
+		return "", nil
+	}
+	for label := range crd.Labels {
+		if namespace, is := strings.CutPrefix(label, "operators.coreos.com/gpu-sharing-operator."); is {
+			return namespace, nil
+		}
+	}
+	return "gpu-sharing-operator", nil
 }
 
 func (is *installation) readAgentSets(ctx context.Context, c client.Client) error {
@@ -414,7 +441,7 @@ const (
 	levelError   = "error"
 )
 
-// finding is one thing that doctor says: what is so, and for a warning or an error what to do.
+// finding is one thing that doctor says: what is so, and for a warning or an error what to do. Further lines are commands.
 type finding struct{ level, what string }
 
 // worstFirst sorts findings.
@@ -430,7 +457,11 @@ func (t *text) findings(all []finding) {
 	counts := map[string]int{}
 	for _, f := range worstFirst(all) {
 		counts[f.level]++
-		t.row(0, f.level, f.what)
+		what, commands, _ := strings.Cut(f.what, "\n")
+		t.row(0, f.level, what)
+		for command := range strings.Lines(commands) { // not broken, so that they can be copied
+			t.WriteString("    " + printable(strings.TrimSuffix(command, "\n")) + "\n")
+		}
 	}
 	t.WriteString("\n")
 	t.row(0, "", fmt.Sprintf("%s, %s", count(counts[levelError], "error"), count(counts[levelWarning], "warning")))

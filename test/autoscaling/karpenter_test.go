@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 // noMore checks that Karpenter has started as many nodes as that, and starts no further one in its next eight
@@ -46,7 +47,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "building Karpenter:", err)
 			os.Exit(1)
 		}
-		code, done, err := inNetworkOfItsOwn()
+		code, done, err := env.InNetworkOfItsOwn()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "making a network of its own:", err)
 			os.Exit(1)

@@ -5,6 +5,7 @@ package nodesim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -37,12 +38,11 @@ func (d daemonSets) runDaemonSets(ctx context.Context, node *corev1.Node, pods [
 	if err := d.Client.List(ctx, sets); err != nil {
 		return fmt.Errorf("listing the DaemonSets for node %s: %w", d.Name, err)
 	}
+	var errs []error
 	for _, set := range sets.Items {
-		if err := d.runDaemonSet(ctx, node, &set, podsOf(&set, pods)); err != nil {
-			return err
-		}
+		errs = append(errs, d.runDaemonSet(ctx, node, &set, podsOf(&set, pods)))
 	}
-	return d.collectGarbage(ctx, sets.Items, pods)
+	return errors.Join(append(errs, d.collectGarbage(ctx, sets.Items, pods))...)
 }
 
 // collectGarbage deletes the pods of the simulated DaemonSets that are gone, as Kubernetes' garbage collector does.

@@ -19,6 +19,7 @@ package nodesim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -182,11 +183,10 @@ func (n *Node) Reconcile(ctx context.Context) error {
 	if err := n.Client.List(ctx, pods, client.MatchingFields{"spec.nodeName": n.Name}); err != nil {
 		return fmt.Errorf("listing the pods of node %s: %w", n.Name, err)
 	}
-	if err := n.runDaemonSets(ctx, node, pods.Items); err != nil {
-		return err
-	}
+	// No kubelet waits for the DaemonSet controller, which creates no pod in a namespace that is being deleted: that goes once its pods are gone.
+	refused := n.runDaemonSets(ctx, node, pods.Items)
 	if err := n.syncPods(ctx, node, pods.Items); err != nil {
-		return err
+		return errors.Join(refused, err)
 	}
-	return n.publish(ctx, node)
+	return errors.Join(refused, n.publish(ctx, node))
 }

@@ -52,6 +52,7 @@ the release. Those whose names are in keep stay when the release is uninstalled.
 {{- if has .metadata.name $keep }}
 {{- $_ := set .metadata "annotations" (merge (.metadata.annotations | default dict) (dict "helm.sh/resource-policy" "keep")) }}
 {{- end }}
+{{- if hasKey (.metadata.annotations | default dict) "gpusharing.io/namespace" }}{{ $_ := set .metadata.annotations "gpusharing.io/namespace" $root.Release.Namespace }}{{ end }}
 {{- if .metadata.namespace }}{{ $_ := set .metadata "namespace" $root.Release.Namespace }}{{ end }}
 {{- range .subjects }}{{ $_ := set . "namespace" $root.Release.Namespace }}{{ end }}
 ---

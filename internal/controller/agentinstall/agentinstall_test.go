@@ -10,6 +10,7 @@ import (
 	"testing/fstest"
 
 	. "github.com/onsi/gomega"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -120,6 +121,48 @@ func TestReadyOnceAndAsLongAsAllIsInstalled(t *testing.T) {
 	reconciles()
 	g.Expect(controller.Installed(nil)).NotTo(Succeed(), "what was lost since cannot be mended")
 	g.Expect(recorder.Events).To(Receive())
+}
+
+// MPS pods of two namespaces on a node would undo each other's work.
+func TestNoSecondOperatorBeginsInAnotherNamespace(t *testing.T) {
+	where := func(namespace string) *admissionv1.ValidatingAdmissionPolicyBinding {
+		return &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
+			Name: "gpu-sharing-mps-nodes", Annotations: map[string]string{v1alpha1.AnnotationNamespace: namespace},
+		}}
+	}
+	pods := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "theirs", Name: "gpu-sharing-mps"}}
+	tests := map[string]struct {
+		cluster []client.Object
+		refused bool
+	}{
+		"the first one":                      {},
+		"the same namespace":                 {cluster: []client.Object{where("ours"), pods}},
+		"another one, where nothing is left": {cluster: []client.Object{where("theirs")}},
+		"another one":                        {cluster: []client.Object{where("theirs"), pods}, refused: true},
+		"a tenant's DaemonSet of that name":  {cluster: []client.Object{where(""), pods}},
+	}
+	for title, tc := range tests {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			applied := 0
+			c := interceptor.NewClient(fake.NewClientBuilder().WithObjects(tc.cluster...).Build(), interceptor.Funcs{
+				Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+					applied++
+					return nil
+				},
+			})
+			controller := newController(c, manifests(daemonSet, ""))
+			_, err := controller.Reconcile(t.Context(), newOwner())
+			if !tc.refused {
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(applied).To(Equal(1))
+				return
+			}
+			g.Expect(err).To(MatchError(ContainSubstring("is installed in namespace theirs already, or was: daemonset theirs/gpu-sharing-mps is there")))
+			g.Expect(applied).To(BeZero())
+			g.Expect(controller.Installed(nil)).To(MatchError(err), "OLM does not take it for installed")
+		})
+	}
 }
 
 func TestNothingIsInstalledForAnOwnerThatGoes(t *testing.T) {

@@ -14,8 +14,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -51,6 +54,8 @@ type Options struct {
 	Metrics Metrics
 	// Events tell on the owner what could not be installed.
 	Events events.EventRecorder
+	// Reader reads what is in no cache. Nil: the client does.
+	Reader client.Reader
 }
 
 // Metrics is how the containers named agent serve what they measure. Helm's value metrics does the same.
@@ -69,6 +74,7 @@ type Controller struct {
 	images    map[string]string
 	metrics   Metrics
 	events    events.EventRecorder
+	reader    client.Reader
 
 	mu      sync.Mutex
 	lacking error // what the last reconcile could not install
@@ -76,8 +82,11 @@ type Controller struct {
 
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
+	if o.Reader == nil {
+		o.Reader = c
+	}
 	return &Controller{
-		client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, metrics: o.Metrics, events: o.Events,
+		client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, metrics: o.Metrics, events: o.Events, reader: o.Reader,
 		lacking: errors.New("nothing is installed yet"),
 	}
 }
@@ -107,6 +116,9 @@ func (c *Controller) Reconcile(ctx context.Context, owner *appsv1.Deployment) (r
 		return reconcile.Result{}, nil
 	}
 	objects, err := c.objects(owner)
+	if only := Only(ctx, c.reader, c.owner.Namespace); only != nil {
+		objects, err = nil, only
+	}
 	errs := []error{err}
 	for _, o := range objects {
 		errs = append(errs, c.apply(ctx, o))
@@ -114,6 +126,32 @@ func (c *Controller) Reconcile(ctx context.Context, owner *appsv1.Deployment) (r
 	err = errors.Join(errs...)
 	c.tell(owner, err)
 	return reconcile.Result{RequeueAfter: again}, err
+}
+
+// Only returns an error if the operator is installed in another namespace than this one, or was and its MPS pods are
+// still there: two operators would undo each other's work, and two MPS pods on a node each other's daemons. Which
+// namespace that is, an object says that only administrators write.
+func Only(ctx context.Context, r client.Reader, namespace string) error {
+	binding, pods := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
+	binding.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingAdmissionPolicyBinding"})
+	pods.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("DaemonSet"))
+	err := r.Get(ctx, client.ObjectKey{Name: "gpu-sharing-mps-nodes"}, binding)
+	other := binding.Annotations[v1alpha1.AnnotationNamespace]
+	if err == nil && (other == "" || other == namespace) {
+		return nil
+	}
+	at := client.ObjectKey{Namespace: other, Name: "gpu-sharing-mps"}
+	if err == nil {
+		err = r.Get(ctx, at, pods)
+	}
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err): // a role of before says nothing
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking for the operator in other namespaces: %w", err)
+	}
+	return fmt.Errorf("the operator is installed in namespace %s already, or was: daemonset %s is there. Install it there; or end all MPS clients, "+
+		"uninstall it there, and run kubectl delete daemonset -n %s %s", other, at, other, at.Name)
 }
 
 // Installed is a readiness check: an error until everything is installed, and while the last reconcile failed. So the

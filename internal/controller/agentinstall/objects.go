@@ -28,6 +28,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
 // The files with the objects.
@@ -57,6 +59,10 @@ func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstruct
 	for _, o := range all {
 		if o.GetNamespace() != "" {
 			o.SetNamespace(owner.Namespace)
+		}
+		if annotations := o.GetAnnotations(); annotations[v1alpha1.AnnotationNamespace] != "" {
+			annotations[v1alpha1.AnnotationNamespace] = owner.Namespace
+			o.SetAnnotations(annotations)
 		}
 		if err := setAccounts(o, owner.Namespace); err != nil {
 			return nil, err

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package autoscaling_test
+package env
 
 import (
 	"errors"
@@ -18,10 +18,11 @@ import (
 // inside is set in the process that has a network of its own.
 const inside = "GPUSHARING_NETWORK"
 
-// inNetworkOfItsOwn runs this program again in a network namespace that has nothing but a loopback interface:
-// Karpenter's ports for metrics and health listen on all addresses, and it has no flag for that. In that process done
-// is false, and the tests run. In the first one done is true, with the exit status of the other.
-func inNetworkOfItsOwn() (code int, done bool, err error) {
+// InNetworkOfItsOwn runs this program again in a network namespace that has nothing but a loopback interface, for
+// programs of others that listen on all addresses and have no flag for that. In that process done is false, and the
+// tests run. In the first one done is true, with the exit status of the other. An API server there needs the flag
+// advertise-address: there is no route by which it could find one.
+func InNetworkOfItsOwn() (code int, done bool, err error) {
 	if os.Getenv(inside) != "" {
 		return 0, false, bringUp()
 	}

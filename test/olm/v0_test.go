@@ -1,0 +1,184 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package olm_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/previous"
+)
+
+const catalogs = "olm" // the namespace of OLM v0 and of its CatalogSources
+
+// startV0 starts OLM v0. What was published is served for a CatalogSource when a function is called, and another one makes
+// the CatalogSource.
+func (s *site) startV0() (serve, catalogSource func()) {
+	s.t.Helper()
+	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: catalogs}})).To(Succeed())
+	s.start("olm", filepath.Join(s.bin, "olm"), s.cluster.Config, "--namespace="+catalogs)
+	s.start("catalog", filepath.Join(s.bin, "catalog"), s.cluster.Config, "--namespace="+catalogs,
+		"--opmImage=example.com/opm:1", "--util-image=example.com/olm:1")
+	address := s.freeAddress()
+	_, port, _ := strings.Cut(address, ":")
+	stop := func() {}
+	serve = func() {
+		s.t.Helper()
+		stop()
+		folder := s.folder("catalog-" + filepath.Base(s.released))
+		s.Expect(os.Link(filepath.Join(s.released, "catalog.yaml"), filepath.Join(folder, "catalog.yaml"))).To(Succeed())
+		stop = s.start("opm", filepath.Join(s.bin, "opm"), s.cluster.Config, "serve", folder, "--port="+port,
+			"--cache-dir="+s.folder("cache-"+filepath.Base(s.released)), "--cache-enforce-integrity=false", "--termination-log="+filepath.Join(s.dir, "termination"))
+	}
+	return serve, func() {
+		s.t.Helper()
+		s.do(fmt.Sprintf(`kubectl apply -f - <<EOF
+apiVersion: operators.coreos.com/v1alpha1
+kind: CatalogSource
+metadata: {name: gpu-sharing, namespace: %s}
+spec: {sourceType: grpc, address: "%s"}
+EOF`, catalogs, address))
+	}
+}
+
+// installV0 installs as docs/install.md says.
+func (s *site) installV0() {
+	s.t.Helper()
+	s.do(s.subscription())
+	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"))
+}
+
+// documentedV0 is documented, with the namespace of catalogs that OLM has elsewhere than on OpenShift.
+func (s *site) documentedV0(headline string, n int) string {
+	s.t.Helper()
+	return strings.ReplaceAll(s.documented(headline, n), "openshift-marketplace", catalogs)
+}
+
+// subscription are the commands that install.
+func (s *site) subscription() string {
+	s.t.Helper()
+	return s.documentedV0("With OLM v0", 2)
+}
+
+// phase is that of the ClusterServiceVersion in a namespace.
+func (s *site) phase(namespace string) (string, error) {
+	return s.try("kubectl -n " + namespace + " get csv -o jsonpath='{.items[*].status.phase}'")
+}
+
+// uninstallV0 deletes what installed the operator, in an order.
+func (s *site) uninstallV0(kinds ...string) {
+	s.t.Helper()
+	for _, kind := range kinds {
+		s.do("kubectl -n gpu-sharing-operator delete --all " + kind)
+	}
+	s.Eventually(s.exists, wait, poll).WithArguments(object("apps/v1", "Deployment", own, "gpu-sharing-controller")).Should(BeFalse())
+}
+
+// refusedElsewhere checks that the operator does not begin in another namespace than that of its MPS pods, and says why.
+func (s *site) refusedElsewhere() {
+	s.t.Helper()
+	const why = "the operator is installed in namespace gpu-sharing-operator already, or was: daemonset gpu-sharing-operator/gpu-sharing-mps is there."
+	before := s.logged("controller", why)
+	s.do(strings.NewReplacer("namespace: "+own, "namespace: second", "\n  name: "+own, "\n  name: second").Replace(s.subscription()))
+	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n second get events --field-selector reason=OperandsNotInstalled -o yaml").
+		Should(ContainSubstring(why[:60]))
+	s.Eventually(s.logged, wait, poll).WithArguments("controller", why).Should(BeNumerically(">", before))
+	s.Expect(s.phase("second")).NotTo(Equal("Succeeded"))
+	s.Expect(s.do("kubectl -n second get daemonsets")).To(ContainSubstring("No resources found"))
+	s.kept()
+	s.do("kubectl -n second delete subscription,csv,operatorgroup --all; kubectl delete namespace second")
+	s.do("kubectl delete clusterrole,clusterrolebinding --selector=olm.owner.namespace=second; kubectl delete operators.operators.coreos.com gpu-sharing-operator.second")
+}
+
+// logged counts how often a program has logged a text.
+func (s *site) logged(program, text string) int {
+	s.t.Helper()
+	log, err := os.ReadFile(filepath.Join(s.dir, program+".log"))
+	s.Expect(err).NotTo(HaveOccurred())
+	return strings.Count(string(log), text)
+}
+
+// TestOLMv0 upgrades from the previous release, uninstalls in every order with live policies and takes them up again, and
+// goes on to OLM v1.
+func TestOLMv0(t *testing.T) {
+	s := newSite(t, previous.Version, "v0", "extensions", "catalogs")
+	serve, catalogSource := s.startV0()
+	before := s.snapshot()
+	serve()
+	catalogSource()
+	s.installV0()
+	s.share()
+	uids := s.uids()
+	escalates := forAll()[escalation]
+	s.Expect(escalates(t.Context(), s.as(operands))).To(Succeed(), "of rights in a namespace OLM makes ClusterRoles; so the previous release gave too many")
+
+	s.publish("0.2.0")
+	serve()
+	s.Eventually(s.versionOf, wait, poll).WithArguments(controller).Should(Equal("0.2.0"))
+	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"), "of one, the previous one is gone")
+	s.shared()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+	account := object("v1", "ServiceAccount", own, mpsPods)
+	s.Expect(s.exists(account)).To(BeTrue())
+	s.Expect(account.GetOwnerReferences()).To(BeEmpty(), "it does not go with the previous ClusterServiceVersion")
+	s.rights()
+	s.editors()
+	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
+	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
+
+	s.uninstallV0("subscription", "csv", "operatorgroup")
+	s.kept()
+	s.refusedElsewhere()
+	s.installV0()
+	s.shared()
+
+	// The namespace goes first, with the operator in it. OLM tries to install it again for as long as the namespace goes.
+	s.do("kubectl delete namespace gpu-sharing-operator --timeout=4m")
+	s.kept()
+	s.installV0()
+	s.shared()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+
+	s.do(s.documentedV0("With OLM v0", 3))
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
+	s.wholeAgain()
+
+	s.startV1()
+	before = s.snapshot()
+	catalogSource()
+	s.installV0()
+	s.share()
+	uids = s.uids()
+	s.uninstallV0("csv", "subscription")
+	s.kept()
+	s.toV1()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
+	s.do(s.documentedV0("From OLM v0 to v1", 2))
+	s.do(s.documented("With OLM v1", 3))
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
+	s.wholeAgain()
+}
+
+// toV1 goes on with OLM v1 where v0 has uninstalled the operator, by commands that doctor prints.
+func (s *site) toV1() {
+	s.t.Helper()
+	advice, err := s.try("kubectl gpusharing doctor")
+	s.Expect(err).To(HaveOccurred(), "no controller runs")
+	documented := s.documented("From OLM v0 to v1", 1)
+	for _, command := range slices.Collect(strings.Lines(documented))[1:] { // the first one was run
+		s.Expect(advice).To(ContainSubstring(command))
+	}
+	s.do(documented)
+	s.installV1()
+	s.shared()
+}

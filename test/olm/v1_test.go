@@ -1,0 +1,215 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package olm_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// startV1 starts OLM v1.
+func (s *site) startV1() {
+	s.t.Helper()
+	const namespace = "olmv1-system"
+	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
+	certificates := s.certificates()
+	host, _, _ := strings.Cut(s.registry, "/")
+	containers := filepath.Join(s.dir, ".config", "containers")
+	s.Expect(os.MkdirAll(containers, 0o700)).To(Succeed())
+	s.Expect(os.WriteFile(filepath.Join(containers, "registries.conf"), fmt.Appendf(nil, "[[registry]]\nlocation = %q\ninsecure = true\n", host), 0o600)).To(Succeed())
+
+	catalogs := s.freeAddress()
+	_, port, _ := strings.Cut(catalogs, ":")
+	_, webhooks, _ := strings.Cut(s.freeAddress(), ":")
+	s.start("catalogd", filepath.Join(s.bin, "catalogd"), s.cluster.Config,
+		"--system-namespace="+namespace, "--cache-dir="+s.folder("catalogd"), "--health-probe-bind-address="+s.freeAddress(),
+		"--metrics-bind-address="+s.freeAddress(), "--tls-cert="+certificates+"/tls.crt", "--tls-key="+certificates+"/tls.key",
+		"--catalogs-server-addr="+catalogs, "--external-address=localhost:"+port, "--webhook-server-port="+webhooks)
+	s.start("operator-controller", filepath.Join(s.bin, "operator-controller"), s.cluster.Config,
+		"--system-namespace="+namespace, "--cache-path="+s.folder("operator-controller"), "--health-probe-bind-address="+s.freeAddress(),
+		"--catalogd-cas-dir="+certificates)
+}
+
+func (s *site) folder(name string) string {
+	s.t.Helper()
+	folder := filepath.Join(s.dir, name)
+	s.Expect(os.MkdirAll(folder, 0o700)).To(Succeed())
+	return folder
+}
+
+// certificates is a folder with a certificate for localhost.
+func (s *site) certificates() string {
+	s.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	s.Expect(err).NotTo(HaveOccurred())
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	s.Expect(err).NotTo(HaveOccurred())
+	private, err := x509.MarshalECPrivateKey(key)
+	s.Expect(err).NotTo(HaveOccurred())
+	folder := s.folder("certificates")
+	for file, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: certificate}, "tls.key": {Type: "EC PRIVATE KEY", Bytes: private}} {
+		s.Expect(os.WriteFile(filepath.Join(folder, file), pem.EncodeToMemory(block), 0o600)).To(Succeed())
+	}
+	return folder
+}
+
+// installV1 installs as docs/install.md says.
+func (s *site) installV1() {
+	s.t.Helper()
+	s.do(strings.ReplaceAll(s.documented("With OLM v1", 1), "0.1.0", s.version))
+	s.installed()
+}
+
+// installed waits until the operator works: both Deployments have a pod that is ready.
+func (s *site) installed() {
+	s.t.Helper()
+	for _, name := range []string{controller, operands} { // OLM v1 says that what was lost is installed, until it has looked
+		s.Eventually(s.exists, wait, poll).WithArguments(object("apps/v1", "Deployment", own, name)).Should(BeTrue(), name)
+	}
+	s.do("kubectl -n gpu-sharing-operator wait deployment --all --for=condition=Available --timeout=2m")
+}
+
+// share creates a policy for each node, and waits until both are Ready.
+func (s *site) share() {
+	s.t.Helper()
+	s.do(`kubectl apply -f - <<EOF
+apiVersion: gpusharing.io/v1alpha1
+kind: GPUSharingPolicy
+metadata: {name: sliced}
+spec:
+  nodeSelector: {matchLabels: {kubernetes.io/hostname: gpu-t4}}
+  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}
+---
+apiVersion: gpusharing.io/v1alpha1
+kind: GPUSharingPolicy
+metadata: {name: parted}
+spec:
+  nodeSelector: {matchLabels: {kubernetes.io/hostname: gpu-a100}}
+  sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}
+EOF`)
+	s.shared()
+}
+
+// shared waits until both policies are Ready, and checks what the nodes offer.
+func (s *site) shared() {
+	s.t.Helper()
+	s.do("kubectl wait gpusharingpolicy --all --for=condition=Ready --timeout=2m")
+	s.kept()
+}
+
+// kept checks that the nodes offer what the policies ask for.
+func (s *site) kept() {
+	s.t.Helper()
+	s.Eventually(s.offers, wait, poll).WithArguments(nodeT4).Should(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	s.Eventually(s.offers, wait, poll).WithArguments(nodeA100).Should(Equal(map[string]int64{"nvidia.com/gpu": 7}))
+}
+
+// refused checks that commands are refused, with what to do first.
+func (s *site) refused(commands string) {
+	s.t.Helper()
+	out, err := s.try(commands)
+	s.Expect(err).To(HaveOccurred(), "%s\n%s", commands, out)
+	s.Expect(out).To(ContainSubstring("still shares GPUs, and would be deleted without restoring them. First run: kubectl gpusharing restore"), commands)
+}
+
+// TestOLMv1 installs with an account that has the rights of config/olm/installer.yaml and no others, upgrades, loses the
+// namespace, and uninstalls.
+func TestOLMv1(t *testing.T) {
+	s := newSite(t, "0.1.0", "extensions", "catalogs")
+	s.startV1()
+	before := s.snapshot()
+	s.installV1()
+	s.share()
+	s.rights()
+
+	// With live policies nothing is deleted that could not be restored.
+	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
+	s.refused("kubectl delete clusterextension gpu-sharing-operator --cascade=foreground --wait=false")
+	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
+	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
+
+	uids := s.uids()
+	s.publish("0.2.0")
+	s.do(strings.ReplaceAll(s.documented("With OLM v1", 2), "0.1.0", s.version))
+	s.Eventually(s.versionOf, wait, poll).WithArguments("gpu-sharing-controller").Should(Equal("0.2.0"))
+	s.installed()
+	s.shared()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+
+	// The namespace takes the operator with it, and its installer. Policies and GPUs stay.
+	s.do("kubectl delete namespace gpu-sharing-operator --timeout=2m")
+	s.kept()
+	s.installV1()
+	s.shared()
+	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
+
+	s.do(s.documented("With OLM v1", 3))
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
+	s.wholeAgain()
+}
+
+// wholeAgain checks that the nodes offer whole GPUs.
+func (s *site) wholeAgain() {
+	s.t.Helper()
+	for _, name := range []string{nodeT4, nodeA100} {
+		s.Expect(s.offers(name)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	}
+}
+
+// uids are those of all policies and GPUNodes.
+func (s *site) uids() map[string]string {
+	s.t.Helper()
+	all := map[string]string{}
+	for _, kind := range []string{"GPUSharingPolicyList", "GPUNodeList"} {
+		list := &unstructured.UnstructuredList{}
+		list.SetAPIVersion("gpusharing.io/v1alpha1")
+		list.SetKind(kind)
+		s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
+		for i := range list.Items {
+			all[list.Items[i].GetName()] = string(list.Items[i].GetUID())
+		}
+	}
+	return all
+}
+
+// versionOf is that of a Deployment of the operator.
+func (s *site) versionOf(deployment string) (string, error) {
+	o := object("apps/v1", "Deployment", own, deployment)
+	err := s.client.Get(s.t.Context(), client.ObjectKeyFromObject(o), o)
+	return o.GetLabels()["app.kubernetes.io/version"], client.IgnoreNotFound(err)
+}
+
+// as is a client of an account of the operator, which OLM has made.
+func (s *site) as(account string) client.Client {
+	s.t.Helper()
+	there, err := s.exists(object("v1", "ServiceAccount", own, account))
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(there).To(BeTrue(), account)
+	c, err := s.cluster.ClientAs(s.t.Context(), env.Identity{Namespace: own, ServiceAccount: account})
+	s.Expect(err).NotTo(HaveOccurred())
+	return c
+}
