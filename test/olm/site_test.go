@@ -165,7 +165,7 @@ func (s *site) startRegistry() {
 	s.start("registry", filepath.Join(s.bin, "registry"), s.cluster.Config, address, filepath.Join(s.dir, "registry"))
 	s.registry = address + "/gpu-sharing"
 	s.Eventually(func() error {
-		answer, err := http.Get("http://" + address + "/v2/") //nolint:noctx // answered at once, or not at all
+		answer, err := http.Get("http://" + address + "/v2/")
 		if err != nil {
 			return err
 		}
