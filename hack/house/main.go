@@ -36,7 +36,7 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 7460},
+	{"words of docs/dev", 7480},
 	{"words of other docs that are written by hand", 44960},
 	{"words of README.md", 2480},
 }

@@ -131,6 +131,10 @@ func (s *site) kept() {
 // refused checks that commands are refused, with what to do first.
 func (s *site) refused(commands string) {
 	s.t.Helper()
+	s.Eventually(func() error { // an admission policy works some seconds after its objects are there
+		_, err := s.try(commands + " --dry-run=server")
+		return err
+	}, wait, poll).Should(HaveOccurred(), commands)
 	out, err := s.try(commands)
 	s.Expect(err).To(HaveOccurred(), "%s\n%s", commands, out)
 	s.Expect(out).To(ContainSubstring("still shares GPUs, and would be deleted without restoring them. First run: kubectl gpusharing restore"), commands)

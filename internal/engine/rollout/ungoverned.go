@@ -58,7 +58,8 @@ func policiesReturn(v *node.View) (until time.Time, may bool) {
 	}
 	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
 	younger := stamped && selected.Add(timing.ClocksDiffer).Before(created)
-	return until, younger || spec.ChangeTime.IsZero() && n.BaselineLost && !node.AgentNeverRequested(v)
+	unwritten := n.GPU.Generation <= 1 // else the node was forgotten, and its copy of the baseline goes next
+	return until, younger || unwritten && spec.ChangeTime.IsZero() && n.BaselineLost && !node.AgentNeverRequested(v)
 }
 
 // awaiting is a node that is left as it is until its policy is back, or until then.
