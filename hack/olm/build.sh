@@ -37,7 +37,7 @@ ln -sfn "$(source_of v0 $framework/operator-lifecycle-manager)/deploy/chart/crds
 
 if [ "${1:-}" != others ]; then
 	ln -sfn "$("$top/hack/helm/build.sh")" "$bin/helm"
-	ln -sfn "$("$top/hack/previous/build.sh" objects)" "$bin/previous"
+	ln -sfn "$("$top/hack/previous/build.sh")" "$bin/previous"
 	cd "$top"
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/controller" ./cmd/controller
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" ./cmd/kubectl-gpusharing

@@ -2,14 +2,12 @@
 # Builds controller and agent of the previous release from its commit, once, into a cache outside git, and lays its chart beside them.
 # Only the folder goes to stdout; progress goes to stderr. test/previous says which commit that is, and why.
 #
-#   hack/previous/build.sh            the programs of Commit
-#   hack/previous/build.sh objects    those of the commit of objects, for its bundle
+#   hack/previous/build.sh
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-name=${1:-Commit}
-commit=$(sed -n 's/^const '"$name"' = "\([0-9a-f]\{40\}\)"$/\1/p' "$top/test/previous/previous.go")
-: "${commit:?test/previous/previous.go has no constant $name with 40 digits}"
+commit=$(sed -n 's/^const Commit = "\([0-9a-f]\{40\}\)"$/\1/p' "$top/test/previous/previous.go")
+: "${commit:?test/previous/previous.go has no constant Commit with 40 digits}"
 version=$(sed -n 's/^const Version = "\(.*\)"$/\1/p' "$top/test/previous/previous.go")
 : "${version:?test/previous/previous.go has no constant Version}"
 cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}

@@ -215,7 +215,7 @@ func (s *site) publishPrevious() {
 	const image = "example.com/bundle-of-the-previous-release:0.1.0"
 	s.released = s.folder("released-previous")
 	s.bundles[image] = filepath.Join(s.released, "bundle")
-	s.Expect(previous.Folder(s.t.Context(), "config/bundle", s.bundles[image])).To(Succeed())
+	s.Expect(previous.ReleaseFolder(s.t.Context(), "config/bundle", s.bundles[image])).To(Succeed())
 	s.Expect(os.WriteFile(filepath.Join(s.released, "catalog.yaml"), []byte(`
 {schema: olm.package, name: gpu-sharing-operator, defaultChannel: candidate}
 ---

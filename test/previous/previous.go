@@ -39,13 +39,18 @@ func FileBefore(ctx context.Context, path string) ([]byte, error) {
 }
 
 // Folder writes the files below a folder of that commit to another folder, which need not exist.
-func Folder(ctx context.Context, path, to string) error {
-	names, err := git(ctx, objects, path, "ls-tree", "-r", "-z", "--name-only", "--full-tree", objects, path)
+func Folder(ctx context.Context, path, to string) error { return folder(ctx, objects, path, to) }
+
+// ReleaseFolder is Folder for the commit of the previous release's programs.
+func ReleaseFolder(ctx context.Context, path, to string) error { return folder(ctx, Commit, path, to) }
+
+func folder(ctx context.Context, commit, path, to string) error {
+	names, err := git(ctx, commit, path, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, path)
 	if err != nil {
 		return err
 	}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		content, err := File(ctx, name)
+		content, err := file(ctx, commit, name)
 		if err != nil {
 			return err
 		}
