@@ -287,7 +287,7 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 }
 
 // runController runs the controller as its manifest does, with its own service account.
-func (d *demo) runController(ctx context.Context) (*process, error) {
+func (d *demo) runController(ctx context.Context) (*nodesim.Process, error) {
 	config, err := d.cluster.ConfigAs(ctx, env.Identity{Namespace: ours, ServiceAccount: "gpu-sharing-controller"})
 	if err != nil {
 		return nil, err

@@ -106,7 +106,7 @@ func (m *machine) start(ctx context.Context, pod *corev1.Pod) (nodesim.Program, 
 	if !strings.HasPrefix(container.Image, "gpu-sharing-agent") {
 		return nil, nil
 	}
-	address, err := freeAddress(ctx)
+	address, err := nodesim.FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func (m *machine) start(ctx context.Context, pod *corev1.Pod) (nodesim.Program, 
 		return nil, err
 	}
 	if container.ReadinessProbe != nil {
-		p.health = "http://" + address + container.ReadinessProbe.HTTPGet.Path
+		p.Health = "http://" + address + container.ReadinessProbe.HTTPGet.Path
 	}
 	return p, nil
 }

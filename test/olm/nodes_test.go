@@ -54,6 +54,11 @@ func (s *site) startNodes() {
 	s.background(func(ctx context.Context) { s.each(ctx, poll, func() error { return s.schedule(ctx) }) })
 	for _, name := range []string{nodeT4, nodeA100} {
 		s.Eventually(s.offers, wait, poll).WithArguments(name).Should(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+		node := object("v1", "Node", "", name)
+		s.Eventually(func() (map[string]string, error) {
+			err := s.client.Get(s.t.Context(), client.ObjectKeyFromObject(node), node)
+			return node.GetLabels(), err
+		}, wait, poll).Should(HaveKey("nvidia.com/gpu.product"), "what is compared in the end begins with its features")
 	}
 }
 
@@ -138,14 +143,14 @@ func (s *site) unpack(ctx context.Context, pod *corev1.Pod) error {
 		return err
 	}
 	select {
-	case <-p.done:
+	case <-p.Done():
 	case <-ctx.Done():
 		p.Stop()
 		return ctx.Err()
 	}
 	before := pod.DeepCopy()
 	pod.Status.Phase = corev1.PodSucceeded
-	if p.failed != nil {
+	if p.Failed() != nil {
 		pod.Status.Phase = corev1.PodFailed
 	}
 	return s.client.Status().Patch(ctx, pod, client.MergeFrom(before))
@@ -168,7 +173,7 @@ func (s *site) startPod(ctx context.Context, pod *corev1.Pod, hardware gpu.Hardw
 // startProcess runs the program of the controller's image.
 func (s *site) startProcess(ctx context.Context, pod *corev1.Pod) (nodesim.Program, error) {
 	container := &pod.Spec.Containers[0]
-	address, err := freeAddress(ctx)
+	address, err := nodesim.FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +209,7 @@ func (s *site) startProcess(ctx context.Context, pod *corev1.Pod) (nodesim.Progr
 	if err != nil {
 		return nil, err
 	}
-	p.health = "http://" + address + container.ReadinessProbe.HTTPGet.Path
+	p.Health = "http://" + address + container.ReadinessProbe.HTTPGet.Path
 	return p, nil
 }
 

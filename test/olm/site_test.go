@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -247,26 +246,11 @@ func (s *site) start(name, program string, as *rest.Config, args ...string) (sto
 }
 
 // run starts a program with an environment. Its log is shown if the test fails.
-func (s *site) run(name, program string, variables []string, args ...string) (*process, error) {
-	file := filepath.Join(s.dir, name+".log")
-	log, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	p := &process{cmd: exec.Command(program, args...), done: make(chan struct{})}
-	p.cmd.Env = append([]string{"HOME=" + s.dir, "TMPDIR=" + s.dir, "PATH=" + os.Getenv("PATH")}, variables...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		_ = log.Close()
-		return nil, err
-	}
-	go func() {
-		p.failed = p.cmd.Wait()
-		_ = log.Close()
-		close(p.done)
-	}()
-	return p, nil
+func (s *site) run(name, program string, variables []string, args ...string) (*nodesim.Process, error) {
+	cmd := exec.Command(program, args...)
+	cmd.Env = append([]string{"HOME=" + s.dir, "TMPDIR=" + s.dir, "PATH=" + os.Getenv("PATH")}, variables...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return nodesim.StartProcess(cmd, filepath.Join(s.dir, name+".log"), 10*time.Second)
 }
 
 // showLogs shows the ends of all logs.
@@ -279,67 +263,11 @@ func (s *site) showLogs() {
 	}
 }
 
-// process is a program in a process group of its own. It implements nodesim.Program.
-type process struct {
-	cmd    *exec.Cmd
-	done   chan struct{}
-	failed error  // once it has ended
-	health string // URL of its readiness probe; empty: it is ready when it runs
-}
-
-// Alive implements nodesim.Program.
-func (p *process) Alive() bool {
-	select {
-	case <-p.done:
-		return false
-	default:
-		return true
-	}
-}
-
-// Ready implements nodesim.Program.
-func (p *process) Ready(ctx context.Context) bool {
-	if p.health == "" {
-		return p.Alive()
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.health, http.NoBody)
-	if err != nil {
-		return false
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return false
-	}
-	_ = response.Body.Close()
-	return response.StatusCode == http.StatusOK
-}
-
-// Stop implements nodesim.Program: it asks, and insists after a while.
-func (p *process) Stop() {
-	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGTERM)
-	select {
-	case <-p.done:
-	case <-time.After(10 * time.Second):
-		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-		<-p.done
-	}
-}
-
 func (s *site) freeAddress() string {
 	s.t.Helper()
-	address, err := freeAddress(s.t.Context())
+	address, err := nodesim.FreeAddress(s.t.Context())
 	s.Expect(err).NotTo(HaveOccurred())
 	return address
-}
-
-func freeAddress(ctx context.Context) (string, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("finding a free port: %w", err)
-	}
-	return listener.Addr().String(), listener.Close()
 }
 
 // background runs something until the test ends, and waits for its end.

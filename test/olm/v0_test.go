@@ -146,9 +146,7 @@ func TestOLMv0(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
-	s.do(s.documentedV0("With OLM v0", 3))
-	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
-	s.wholeAgain()
+	s.uninstalls(s.documentedV0("With OLM v0", 3), before)
 
 	s.startV1()
 	before = s.snapshot()
@@ -162,9 +160,7 @@ func TestOLMv0(t *testing.T) {
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
 	s.do(s.documentedV0("From OLM v0 to v1", 2))
-	s.do(s.documented("With OLM v1", 3))
-	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
-	s.wholeAgain()
+	s.uninstalls(s.documented("With OLM v1", 3), before)
 }
 
 // toV1 goes on with OLM v1 where v0 has uninstalled the operator, by commands that doctor prints.

@@ -171,14 +171,14 @@ func TestOLMv1(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
-	s.do(s.documented("With OLM v1", 3))
-	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
-	s.wholeAgain()
+	s.uninstalls(s.documented("With OLM v1", 3), before)
 }
 
-// wholeAgain checks that the nodes offer whole GPUs.
-func (s *site) wholeAgain() {
+// uninstalls runs the commands that uninstall, after which the cluster is as it was before, and its nodes offer whole GPUs.
+func (s *site) uninstalls(commands string, before map[string]string) {
 	s.t.Helper()
+	s.do(commands)
+	s.Eventually(s.sinceThen(before), wait, rarely).Should(BeEmpty(), "uninstalled")
 	for _, name := range []string{nodeT4, nodeA100} {
 		s.Expect(s.offers(name)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	}

@@ -171,16 +171,7 @@ func withoutPods(instances string, uids []string) string {
 // monitorPods are the UIDs of the pods of DCGM and its exporter that the GPU Operator runs on the node. They see the
 // instances that are there when they start (NVIDIA/dcgm-exporter issue 714), and NVIDIA's mig-manager restarts them
 // too.
-func monitorPods(v *View) []string {
-	var uids []string
-	for _, p := range v.Node.Pods {
-		if isMonitorPod(v, p) {
-			uids = append(uids, p.UID)
-		}
-	}
-	slices.Sort(uids)
-	return uids
-}
+func monitorPods(v *View) []string { return podUIDs(v, isMonitorPod) }
 
 // isMonitorPod reports whether a pod is one of those.
 func isMonitorPod(v *View, p cluster.Pod) bool {
@@ -219,10 +210,13 @@ func hashOfInstances(v *View) string {
 }
 
 // pluginPodUIDs are the UIDs of the pods of the device plugin.
-func pluginPodUIDs(v *View) []string {
+func pluginPodUIDs(v *View) []string { return podUIDs(v, isPluginPod) }
+
+// podUIDs are the UIDs of pods of the node, sorted.
+func podUIDs(v *View, of func(*View, cluster.Pod) bool) []string {
 	var uids []string
 	for _, p := range v.Node.Pods {
-		if isPluginPod(v, p) {
+		if of(v, p) {
 			uids = append(uids, p.UID)
 		}
 	}
