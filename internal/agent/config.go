@@ -180,6 +180,6 @@ func (r *ConfigReporter) report(ctx context.Context, node *v1alpha1.GPUNode, see
 		part.Config = v1alpha1.ConfigStatus{Name: node.Spec.ConfigName, ChangeTime: node.Spec.ChangeTime, PodUIDs: seeing}
 		return part
 	}
-	_, err := r.writer.change(ctx, node, set, func(_, _ v1alpha1.GPUNodeStatus) bool { return false })
+	_, err := r.writer.change(ctx, node, false, set)
 	return err
 }

@@ -35,10 +35,8 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	if c.seen.generation != node.Generation {
 		c.seen.generation, c.seen.at = node.Generation, c.clock.Now()
 	}
-	set := func(part v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus { return c.status(part, node, r) }
-	return c.writer.change(ctx, node, set, func(was, is v1alpha1.GPUNodeStatus) bool {
-		return ackOnly(was, is) && configDue(node, is) && c.clock.Since(c.seen.at) < ackDelay
-	})
+	mayWait := c.clock.Since(c.seen.at) < ackDelay
+	return c.writer.change(ctx, node, mayWait, func(part v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus { return c.status(part, node, r) })
 }
 
 // status is all that the agent reports after a reconcile beside what it reported before. Without an observation it holds the devices last

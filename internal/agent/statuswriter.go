@@ -37,9 +37,9 @@ func NewStatusWriter(c client.Client) *StatusWriter {
 }
 
 // change sets the part as it is to be reported, and reports it if that changes something. A GPUNode that is gone needs no report.
-// Where keep says so, comparing with what was reported, it waits for the next report.
+// Where it may wait, it waits for the report on the configuration if that is due and nothing but the generation of the spec is news.
 func (w *StatusWriter) change(
-	ctx context.Context, node *v1alpha1.GPUNode, set func(v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus, keep func(was, is v1alpha1.GPUNodeStatus) bool,
+	ctx context.Context, node *v1alpha1.GPUNode, mayWait bool, set func(v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus,
 ) (waits bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -47,7 +47,7 @@ func (w *StatusWriter) change(
 		w.of, w.part = node.UID, agentPart(node.Status)
 	}
 	part := set(*w.part.DeepCopy())
-	if keep(w.part, part) {
+	if mayWait && ackOnly(w.part, part) && configDue(node, part) {
 		w.part = part
 		return true, nil
 	}
