@@ -37,7 +37,7 @@ var bounds = []bound{
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
 	{"words of docs/dev", 7480},
-	{"words of other docs that are written by hand", 44960},
+	{"words of other docs that are written by hand", 44975},
 	{"words of README.md", 2480},
 }
 
