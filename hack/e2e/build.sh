@@ -10,9 +10,10 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
 bin=$top/bin/e2e
 mkdir -p "$bin"
-# What compilers put aside lies in this checkout, so that nothing of a build that is killed lies anywhere else.
-find "$bin" -maxdepth 1 -name 'tmp.*' -mmin +60 -exec rm -rf {} +
-TMPDIR=$(mktemp -d "$bin/tmp.XXXXXX")
+# What compilers put aside lies in this checkout, so that nothing of a build that is killed lies anywhere else, and in a folder in which
+# no ./... looks for packages.
+find "$bin" -maxdepth 1 -name '.tmp.*' -mmin +60 -exec rm -rf {} +
+TMPDIR=$(mktemp -d "$bin/.tmp.XXXXXX")
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
