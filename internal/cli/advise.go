@@ -48,15 +48,9 @@ func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) er
 	if err := scopeExists(s, scope); err != nil {
 		return err
 	}
-	cluster := advice.Cluster{Policies: s.Policies, MinAge: f.minAge, Scope: scope}
+	cluster := advice.Cluster{Nodes: s.Nodes, Policies: s.Policies, MinAge: f.minAge, Scope: scope}
 	if cluster.Seen, err = p.seen(ctx, f, agents, scope.Namespace); err != nil {
 		return advise(err)
-	}
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		cluster.Nodes = append(cluster.Nodes, advice.Node{
-			Name: n.Name, Labels: n.Labels, Policy: n.GPU.Spec.PolicyName, Devices: n.GPU.Status.Devices,
-		})
 	}
 	all, err := advice.Of(cluster)
 	if err != nil {

@@ -37,7 +37,7 @@ type watches struct {
 
 	mu       sync.Mutex
 	stale    map[string]bool // nodes of which something has changed
-	programs programs
+	programs cluster.Programs
 	known    map[string]cluster.Node
 }
 
@@ -63,7 +63,7 @@ func newWatches(config *rest.Config) (*watches, error) {
 	}
 	w := &watches{
 		changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]cluster.Node{},
-		programs: programs{Programs: cluster.Programs{Unverified: true}}, // until they are read
+		programs: cluster.Programs{Unverified: true}, // until they are read
 	}
 	w.policies = w.kindOf(c, "policies are not shown as they are now", &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUSharingPolicyList{}, nil)
 	w.gpuNodes = w.kindOf(c, "GPUs are not shown as they are now", &v1alpha1.GPUNode{}, &v1alpha1.GPUNodeList{}, nil)
@@ -227,7 +227,7 @@ func (w *watches) touch(o any) {
 }
 
 // know takes over where programs run. If that has changed, what the pods of each node are is decided again.
-func (w *watches) know(programs programs) {
+func (w *watches) know(programs cluster.Programs) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if reflect.DeepEqual(w.programs, programs) {
@@ -279,7 +279,7 @@ func (w *watches) snapshot(now time.Time) (known cluster.Snapshot, blind bool, m
 }
 
 // node is a node with its GPUs and pods, if it has GPUs.
-func (w *watches) node(name string, blind bool, programs *programs) (cluster.Node, bool) {
+func (w *watches) node(name string, blind bool, programs *cluster.Programs) (cluster.Node, bool) {
 	o, found, _ := w.gpuNodes.GetStore().GetByKey(name) // a store in memory has no errors
 	gpuNode, is := o.(*v1alpha1.GPUNode)
 	if !found || !is {
@@ -294,9 +294,8 @@ func (w *watches) node(name string, blind bool, programs *programs) (cluster.Nod
 	}
 	pods, _ := w.pods.GetIndexer().ByIndex(byNode, name) // the index exists
 	for _, o := range pods {
-		if pod, is := o.(*corev1.Pod); is && !cluster.Finished(pod) {
-			n.Pods = append(n.Pods, programs.podOf(pod))
-			n.AgentReady = n.AgentReady || programs.isReadyAgent(pod)
+		if pod, is := o.(*corev1.Pod); is {
+			n.Add(pod, programs)
 		}
 	}
 	return n, true

@@ -47,7 +47,7 @@ type installation struct {
 	skews        []skew
 	snapshot     cluster.Snapshot
 	lacks        []string // what is not known of NVIDIA's DRA driver, because the user may not read it
-	programs     programs
+	programs     cluster.Programs
 	nodes        []nodeParts
 	// nodeSelector is which nodes have GPUs as the controller is told; nil: not known.
 	nodeSelector labels.Selector
@@ -386,7 +386,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	if cluster.Finished(pod) {
 		return
 	}
-	of := is.programs.podOf(pod)
+	of := cluster.PodOf(pod, &is.programs)
 	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
 	switch {
 	case cluster.IsAgent(pod) && is.isOf(pod.Namespace):

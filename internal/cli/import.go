@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +21,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // gpuPresent is the label that NVIDIA's GPU Operator gives to nodes with GPUs.
@@ -69,41 +67,31 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 		return shared, err
 	}
 	s := cluster.Snapshot{}
-	if shared.Nodes, err = readSharedNodes(ctx, c, &s); err != nil {
+	if err := readSharedNodes(ctx, c, &s); err != nil {
 		return shared, err
 	}
-	s.Plugin.ClusterPolicy = clusterpolicy.RunsPlugin(policy)
-	if err := readDriven(ctx, c, &shared, &s); err != nil {
+	if shared.Lacks, err = readDriven(ctx, c, &s); err != nil {
 		return shared, err
 	}
+	shared.Nodes, shared.Classes, shared.GPUOperator = s.Nodes, s.DRA.Classes, clusterpolicy.RunsPlugin(policy)
 	shared.Waits = waits(policy, &s)
 	return shared, nil
 }
 
-// readDriven reads what NVIDIA's DRA driver shows of the nodes, and the pods.
-func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, s *cluster.Snapshot) error {
+// readDriven reads what NVIDIA's DRA driver shows of the nodes, and the pods. It returns what is not known of that.
+func readDriven(ctx context.Context, c client.Client, s *cluster.Snapshot) (lacks []string, err error) {
 	driver, err := readDRA(ctx, c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	programs, err := readPrograms(ctx, c, "", &driver)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := readPods(ctx, c, s, &programs); err != nil {
-		return err
+		return nil, err
 	}
-	shared.Lacks = driver.tell(s)
-	shared.Classes = s.DRA.Classes
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		if stack := s.StackOf(n); stack != dra.DevicePlugin {
-			shared.Nodes[i].Driver = &importer.Driver{
-				Alone: stack == dra.DRADriver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.DynamicMIG }),
-			}
-		}
-	}
-	return nil
+	return driver.tell(s), nil
 }
 
 // waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
@@ -209,31 +197,23 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 }
 
 // readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is
-// installed. It adds the nodes to the snapshot too.
-func readSharedNodes(ctx context.Context, c client.Client, s *cluster.Snapshot) ([]importer.Node, error) {
-	var withGPUs []importer.Node
+// installed.
+func readSharedNodes(ctx context.Context, c client.Client, s *cluster.Snapshot) error {
 	gpuNodes := &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
-		return nil, fmt.Errorf("reading GPUNodes: %w", err)
+		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	of := byName(gpuNodes)
+	of := cluster.ByName(gpuNodes.Items)
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
-			n := importer.Node{
-				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[cluster.AnnotationMachine],
-			}
-			known, has := of[n.Name]
-			if has {
-				n.Policy, n.Devices = known.Spec.PolicyName, known.Status.Devices
-			}
-			if has || n.Labels[gpuPresent] == "true" {
-				withGPUs = append(withGPUs, n) // in the order of the nodes of the snapshot
-				s.Nodes = append(s.Nodes, cluster.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
+			if name := nodes.Items[i].Name; of[name] == nil && nodes.Items[i].Labels[gpuPresent] == "true" {
+				of[name] = &v1alpha1.GPUNode{}
 			}
 		}
+		s.AddNodes(nodes.Items, of)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading nodes: %w", err)
+		return fmt.Errorf("reading nodes: %w", err)
 	}
-	return withGPUs, nil
+	return nil
 }

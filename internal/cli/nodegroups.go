@@ -10,7 +10,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,51 +21,23 @@ import (
 
 // readGroups reads the objects of autoscalers, as far as the cluster has them and the user may read them.
 func readGroups(ctx context.Context, c client.Client, s cluster.Snapshot) (autoscaling.Snapshot, error) {
-	groups := autoscaling.Snapshot{Now: s.Now, Policies: s.Policies, MachineSets: map[string]string{}}
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		groups.Nodes = append(groups.Nodes, autoscaling.Node{
-			Name: n.Name, Labels: n.Labels, Annotations: n.Annotations, Devices: n.GPU.Status.Devices, Advertised: n.Offered(s.StackOf(n)),
-		})
-	}
-	visits := []struct {
-		kind  schema.GroupVersionKind
-		visit func(*unstructured.Unstructured)
-	}{
-		{kindOf(autoscaling.GroupKarpenter, "v1", "NodePool"), func(o *unstructured.Unstructured) { groups.Pools = append(groups.Pools, autoscaling.PoolOf(o)) }},
-		{kindOf(autoscaling.GroupKarpenter, "v1alpha1", "NodeOverlay"), func(o *unstructured.Unstructured) {
-			groups.Overlays = append(groups.Overlays, autoscaling.OverlayOf(o))
-		}},
-		{kindOf(autoscaling.GroupOpenShift, "v1beta1", "Machine"), func(o *unstructured.Unstructured) {
-			if owner := metav1.GetControllerOf(o); owner != nil {
-				groups.MachineSets[o.GetNamespace()+"/"+o.GetName()] = o.GetNamespace() + "/" + owner.Name
-			}
-		}},
-		{kindOf("config.openshift.io", "v1", "ClusterVersion"), func(o *unstructured.Unstructured) {
-			groups.OpenShift, _, _ = unstructured.NestedString(o.Object, "status", "desired", "version")
-		}},
-	}
+	groups := autoscaling.Snapshot{Now: s.Now, Policies: s.Policies, Nodes: s.Nodes}
+	const overlay = "NodeOverlay"
 	for _, kind := range []schema.GroupVersionKind{
+		kindOf(autoscaling.GroupKarpenter, "v1", "NodePool"), kindOf(autoscaling.GroupKarpenter, "v1alpha1", overlay),
 		kindOf(autoscaling.GroupOpenShift, "v1beta1", "MachineSet"), kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineSet"),
-		kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineDeployment"),
+		kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineDeployment"), kindOf("config.openshift.io", "v1", "ClusterVersion"),
 	} {
-		visits = append(visits, struct {
-			kind  schema.GroupVersionKind
-			visit func(*unstructured.Unstructured)
-		}{kind, func(o *unstructured.Unstructured) {
-			groups.Scalables = append(groups.Scalables, autoscaling.ScalableOf(o))
-		}})
-	}
-	for _, v := range visits {
-		version, err := eachOf(ctx, c, v.kind, v.visit)
+		version, err := eachOf(ctx, c, kind, groups.Add)
 		if err != nil {
 			return groups, err
 		}
-		if v.kind.Kind == "NodeOverlay" {
+		if kind.Kind == overlay {
 			groups.OverlayVersion = version
 		}
 	}
-	return groups, nil
+	_, err := eachOf(ctx, c, kindOf(autoscaling.GroupOpenShift, "v1beta1", "Machine"), func(o *unstructured.Unstructured) { groups.AddMachine(o) })
+	return groups, err
 }
 
 func kindOf(group, version, kind string) schema.GroupVersionKind {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,7 +45,7 @@ func (p *Program) read(ctx context.Context, c client.Client, namespace string) (
 		return s, told, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	s.Policies = policies.Items
-	if err := readNodes(ctx, c, &s, byName(gpuNodes)); err != nil {
+	if err := readNodes(ctx, c, &s, cluster.ByName(gpuNodes.Items)); err != nil {
 		return s, told, err
 	}
 	driver, err := readDRA(ctx, c)
@@ -71,7 +72,7 @@ func (p *Program) read(ctx context.Context, c client.Client, namespace string) (
 // readAs is how a cluster was read.
 type readAs struct {
 	lacks    []string // what is not known of NVIDIA's DRA driver, because the user may not read it
-	programs programs
+	programs cluster.Programs
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
@@ -167,15 +168,6 @@ func listOf(c client.Client, kind schema.GroupVersionKind) (schema.GroupVersionK
 	return mapping.GroupVersionKind.GroupVersion().WithKind(kind.Kind + "List"), nil
 }
 
-// byName are GPUNodes by the names of their nodes.
-func byName(gpuNodes *v1alpha1.GPUNodeList) map[string]*v1alpha1.GPUNode {
-	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
-	for i := range gpuNodes.Items {
-		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
-	}
-	return of
-}
-
 // eachPage reads all objects of a kind, and hands them over a page at a time. The pages share no memory.
 func eachPage[T any, List interface {
 	*T
@@ -194,13 +186,7 @@ func eachPage[T any, List interface {
 
 // readNodes reads the nodes that have GPUs.
 func readNodes(ctx context.Context, c client.Client, s *cluster.Snapshot, of map[string]*v1alpha1.GPUNode) error {
-	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
-		for i := range nodes.Items {
-			if gpuNode, has := of[nodes.Items[i].Name]; has {
-				s.Nodes = append(s.Nodes, cluster.NodeOf(&nodes.Items[i], gpuNode))
-			}
-		}
-	})
+	err := eachPage(ctx, c, func(nodes *corev1.NodeList) { s.AddNodes(nodes.Items, of) })
 	if err != nil {
 		return fmt.Errorf("reading nodes: %w", err)
 	}
@@ -208,25 +194,8 @@ func readNodes(ctx context.Context, c client.Client, s *cluster.Snapshot, of map
 }
 
 // readPods puts the pods on their nodes.
-func readPods(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *programs) error {
-	at := make(map[string]*cluster.Node, len(s.Nodes))
-	for i := range s.Nodes {
-		at[s.Nodes[i].Name] = &s.Nodes[i]
-	}
-	err := eachPage(ctx, c, func(pods *corev1.PodList) {
-		for i := range pods.Items {
-			pod := &pods.Items[i]
-			n, has := at[pod.Spec.NodeName]
-			if pod.Spec.NodeName == "" && cluster.RequestsGPU(&pod.Spec) && !cluster.Finished(pod) {
-				s.Unscheduled = append(s.Unscheduled, programs.podOf(pod))
-			}
-			if !has || cluster.Finished(pod) {
-				continue
-			}
-			n.Pods = append(n.Pods, programs.podOf(pod))
-			n.AgentReady = n.AgentReady || programs.isReadyAgent(pod)
-		}
-	})
+func readPods(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *cluster.Programs) error {
+	err := eachPage(ctx, c, func(pods *corev1.PodList) { s.AddPods(pods.Items, programs) })
 	if err != nil {
 		return fmt.Errorf("reading pods: %w", err)
 	}
@@ -252,11 +221,8 @@ func devicePluginOf(s *cluster.Snapshot) cluster.DevicePlugin {
 
 // readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there
 // are any. To users who may not read them, the plan shows what happens where they do not forbid anything.
-func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *programs) error {
-	at := make(map[string]*cluster.Node, len(s.Nodes))
-	for i := range s.Nodes {
-		at[s.Nodes[i].Name] = &s.Nodes[i]
-	}
+func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *cluster.Programs) error {
+	features := cluster.NewFeatures()
 	for more, next := true, ""; more; more = next != "" {
 		list := &unstructured.UnstructuredList{}
 		kind, err := listOf(c, cluster.NodeFeatureKind())
@@ -274,16 +240,12 @@ func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot,
 		if err != nil {
 			return fmt.Errorf("reading NodeFeatures: %w", err)
 		}
-		for i := range list.Items {
-			if n, found := at[list.Items[i].GetLabels()[cluster.LabelNodeName]]; found {
-				n.Features = n.Features.With(&list.Items[i], "")
-			}
-			runs := list.Items[i].GetNamespace()
-			if cluster.IsNFDWorkers(&list.Items[i]) && !slices.Contains(programs.Discovery, runs) {
-				programs.Discovery = append(programs.Discovery, runs)
-			}
-		}
+		features.Add(list.Items, "")
 		next = list.GetContinue()
+	}
+	programs.Discovery = slices.Sorted(maps.Keys(features.Discovery))
+	for i := range s.Nodes {
+		s.Nodes[i].Features = features.Of[s.Nodes[i].Name]
 	}
 	return nil
 }

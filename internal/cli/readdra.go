@@ -81,18 +81,10 @@ const draGroup = "resource.k8s.io"
 // tell puts into the snapshot what the controller reads of these objects. It returns what is not known because the user
 // may not read it, where NVIDIA's DRA driver serves a node.
 func (o *driverObjects) tell(s *cluster.Snapshot) (lacks []string) {
-	s.DRA = cluster.DRA{}
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		n.Pods = slices.Clone(n.Pods) // another reader may have them
-		for p := range n.Pods {
-			n.Pods[p].Claim = ""
-		}
-	}
 	cluster.DRAObjects{
 		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], Rules: o.of[kindRule],
 		ServesClasses: o.served[kindClass] == "v1", ServesRules: o.served[kindRule] != "",
-	}.AddTo(s)
+	}.Read().AddTo(s)
 	if o.unread[kindClass] {
 		s.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU, Unread: true}}
 	}

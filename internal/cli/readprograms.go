@@ -8,55 +8,26 @@ import (
 	"context"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
-
-// programs tell which pods are the operator's agents, and which are programs of NVIDIA's or of Node Feature Discovery.
-// A tenant chooses the labels of a pod, but not its namespace.
-type programs struct {
-	cluster.Programs
-
-	// agents are the namespaces of the agents; empty: not known, so that any counts.
-	agents []string
-	// published are the nodes for which NVIDIA's DRA driver publishes ResourceSlices. Users may not ask what the
-	// controller asks the API server: which accounts may publish some.
-	published map[string]bool
-}
-
-// podOf is what of a pod matters to a decision.
-func (o *programs) podOf(pod *corev1.Pod) cluster.Pod {
-	known := o.Programs
-	if o.published[pod.Spec.NodeName] {
-		known.DRADrivers = []string{pod.Namespace}
-	}
-	return cluster.PodOf(pod, &known)
-}
-
-// isReadyAgent reports whether a pod is one of the agents and answers.
-func (o *programs) isReadyAgent(pod *corev1.Pod) bool {
-	return cluster.IsReadyAgent(pod) && (len(o.agents) == 0 || slices.Contains(o.agents, pod.Namespace))
-}
 
 // readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified.
 // The namespace is that of ownNamespaces.
-func readPrograms(ctx context.Context, c client.Client, namespace string, driver *driverObjects) (programs, error) {
-	o := programs{published: driver.nodes()}
+func readPrograms(ctx context.Context, c client.Client, namespace string, driver *driverObjects) (cluster.Programs, error) {
+	o := cluster.Programs{PublishedOn: driver.nodes()}
 	o.Unverified = driver.unread[kindSlice]
 	var err error
-	if o.agents, err = ownNamespaces(ctx, c, namespace); err != nil {
+	if o.Own, err = ownNamespaces(ctx, c, namespace); err != nil {
 		return o, err
 	}
-	o.Own = o.agents
-	policies, err := o.readGPUOperators(ctx, c)
+	policies, err := readGPUOperators(ctx, c, &o)
 	if err == nil && !clusterpolicy.RunsPlugin(clusterpolicy.Active(policies)) {
-		err = o.readStandAlone(ctx, c)
+		err = readStandAlone(ctx, c, &o)
 	}
 	if apierrors.IsForbidden(err) {
 		o.Unverified, err = true, nil
@@ -65,7 +36,7 @@ func readPrograms(ctx context.Context, c client.Client, namespace string, driver
 }
 
 // readGPUOperators reads in which namespaces NVIDIA's GPU Operator runs. It returns the ClusterPolicies.
-func (o *programs) readGPUOperators(ctx context.Context, c client.Client) ([]unstructured.Unstructured, error) {
+func readGPUOperators(ctx context.Context, c client.Client, o *cluster.Programs) ([]unstructured.Unstructured, error) {
 	policies, err := configsOf(ctx, c, clusterPolicyKind())
 	if err != nil {
 		return nil, err
@@ -84,12 +55,12 @@ func (o *programs) readGPUOperators(ctx context.Context, c client.Client) ([]uns
 
 // readStandAlone reads in which namespace a device plugin runs that the GPU Operator does not run, as the controller is
 // told.
-func (o *programs) readStandAlone(ctx context.Context, c client.Client) error {
-	if o.agents == nil {
+func readStandAlone(ctx context.Context, c client.Client, o *cluster.Programs) error {
+	if o.Own == nil {
 		o.Unverified = true // a Deployment of a tenant could name any namespace
 		return nil
 	}
-	deployments, err := deploymentsIn(ctx, c, o.agents)
+	deployments, err := deploymentsIn(ctx, c, o.Own)
 	for i := range deployments {
 		o.ConfigMap.Namespace = cmp.Or(standAloneOf(&deployments[i]).Namespace, o.ConfigMap.Namespace)
 	}
@@ -100,8 +71,7 @@ func (o *programs) readStandAlone(ctx context.Context, c client.Client) error {
 func (o *driverObjects) nodes() map[string]bool {
 	published := map[string]bool{}
 	for i := range o.of[kindSlice] {
-		slice := &o.of[kindSlice][i]
-		if node := at(slice, "spec", "nodeName"); node != "" && at(slice, "spec", "driver") == dra.DriverName {
+		if node := cluster.PublishedOn(&o.of[kindSlice][i]); node != "" {
 			published[node] = true
 		}
 	}

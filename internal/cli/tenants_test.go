@@ -178,12 +178,12 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 		"the DRA driver":         {map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}, func(n *nodeParts) []component { return n.drivers }},
 	} {
 		for namespace, count := range map[string]int{nvidias: 1, "team": 0} {
-			is := installation{programs: programs{Programs: cluster.Programs{GPUOperators: []string{nvidias}}}}
+			is := installation{programs: cluster.Programs{GPUOperators: []string{nvidias}}}
 			is.snapshot.Plugin.NodeFeatures = true
 			pod := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: tc.labels}})
 			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
 			s := snapshotOf(newNode(t, "a"))
-			s.Nodes[0].Pods = []cluster.Pod{is.programs.podOf(pod)}
+			s.Nodes[0].Pods = []cluster.Pod{cluster.PodOf(pod, &is.programs)}
 			n := nodeParts{stack: s.StackOf(&s.Nodes[0])}
 			is.place(pod, &n)
 			NewWithT(t).Expect(tc.found(&n)).To(HaveLen(count), "%s in namespace %s", title, namespace)
@@ -206,7 +206,7 @@ func TestThePageTakesNoPodOfATenantForAProgram(t *testing.T) {
 	}
 	shown := func() cluster.Pod { s, _, _ := seen.snapshot(now); return s.Nodes[0].Pods[0] }
 	g.Expect(shown().DRA).To(BeTrue(), "nothing is known yet")
-	seen.know(programs{agents: []string{"gpu-sharing-operator"}})
+	seen.know(cluster.Programs{Own: []string{"gpu-sharing-operator"}})
 	g.Expect(shown().DRA).To(BeFalse())
 	g.Expect(seen.known["a"].AgentReady).To(BeFalse())
 }

@@ -286,26 +286,9 @@ func (f *fleet) world() cluster.Snapshot {
 	s := cluster.Snapshot{
 		Now: f.clock.Now(), Policies: policies.Items, Configs: configMap.Data, Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
-	for i := range nodes.Items {
-		for j := range gpuNodes.Items {
-			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
-				n := cluster.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
-				addPods(&n, pods, &cluster.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
-				s.Nodes = append(s.Nodes, n)
-			}
-		}
-	}
+	s.AddNodes(nodes.Items, cluster.ByName(gpuNodes.Items))
+	s.AddPods(pods.Items, &cluster.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
 	return s
-}
-
-func addPods(n *cluster.Node, pods *corev1.PodList, programs *cluster.Programs) {
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if pod.Spec.NodeName == n.Name && !cluster.Finished(pod) {
-			n.Pods = append(n.Pods, cluster.PodOf(pod, programs))
-			n.AgentReady = n.AgentReady || cluster.IsReadyAgent(pod)
-		}
-	}
 }
 
 // pod creates a pod of a user on a node; it asks for one of a resource, or for nothing.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -28,7 +29,7 @@ import (
 
 // Cluster is what advice is decided from.
 type Cluster struct {
-	Nodes    []Node
+	Nodes    []cluster.Node
 	Policies []v1alpha1.GPUSharingPolicy
 	Seen     Seen
 	// MinAge is how long a node must have been observed at the least.
@@ -36,15 +37,6 @@ type Cluster struct {
 	Scope  Scope
 
 	advised []string // names of the policies that were advised already
-}
-
-// Node is a node with GPUs.
-type Node struct {
-	Name   string
-	Labels map[string]string
-	// Policy governs the node; empty: none does.
-	Policy  string
-	Devices []v1alpha1.DeviceStatus
 }
 
 // Scope limits advice to the nodes of a policy, to a node, or to the containers of a namespace. Empty members limit
@@ -80,8 +72,8 @@ type Container struct {
 
 // Fleet is the containers on nodes that one policy governs, or none, with GPUs of one product.
 type Fleet struct {
-	Policy     string // empty: none
-	Nodes      []Node // by name
+	Policy     string          // empty: none
+	Nodes      []*cluster.Node // by name
 	Device     gpu.Device
 	GPUs       int
 	Time       time.Duration // the shortest for which one of the nodes was observed
@@ -139,39 +131,48 @@ func Of(c Cluster) ([]Advice, error) {
 
 // groups are the fleets by policy and product, and why nodes are left out.
 func (c Cluster) groups() (groups []Fleet, lacks []string) {
-	var young, mixed []string
-	for _, n := range slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) }) {
-		if c.Scope.Policy != "" && n.Policy != c.Scope.Policy || c.Scope.Node != "" && n.Name != c.Scope.Node || len(n.Devices) == 0 {
+	var young, several []string
+	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range nodes {
+		n := &nodes[i]
+		by, devices := n.GPU.Spec.PolicyName, n.GPU.Status.Devices
+		if c.Scope.Policy != "" && by != c.Scope.Policy || c.Scope.Node != "" && n.Name != c.Scope.Node || len(devices) == 0 {
 			continue
 		}
 		seen := c.Seen.Time[n.Name]
 		switch {
-		case n.mixed():
-			mixed = append(mixed, n.Name)
+		case mixed(n):
+			several = append(several, n.Name)
 			continue
 		case seen == 0 || seen < c.MinAge:
 			young = append(young, fmt.Sprintf("%s (%s)", n.Name, long(seen)))
 			continue
 		}
-		at := slices.IndexFunc(groups, func(f Fleet) bool { return f.Policy == n.Policy && f.Device.Product == n.Devices[0].Product })
+		at := slices.IndexFunc(groups, func(f Fleet) bool { return f.Policy == by && f.Device.Product == devices[0].Product })
 		if at < 0 {
-			groups, at = append(groups, Fleet{Policy: n.Policy, Device: empty(n.Devices), Time: seen}), len(groups)
+			groups, at = append(groups, Fleet{Policy: by, Device: empty(devices), Time: seen}), len(groups)
 		}
 		groups[at].add(n, seen, c)
 	}
 	if len(young) > 0 {
 		lacks = append(lacks, fmt.Sprintf("nodes that were observed for less than --min-age %s: %s", long(c.MinAge), format.List(young)))
 	}
-	if len(mixed) > 0 {
-		lacks = append(lacks, "nodes with GPUs of several products, for which no advice is given: "+format.List(mixed))
+	if len(several) > 0 {
+		lacks = append(lacks, "nodes with GPUs of several products, for which no advice is given: "+format.List(several))
 	}
 	slices.SortStableFunc(groups, func(a, b Fleet) int { return cmp.Compare(a.Policy, b.Policy) })
 	return groups, lacks
 }
 
 // mixed reports whether the node has GPUs of several products.
-func (n Node) mixed() bool {
-	return slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != n.Devices[0].Product })
+func mixed(n *cluster.Node) bool {
+	devices := n.GPU.Status.Devices
+	return len(devices) > 0 && hasOther(n, devices[0].Product)
+}
+
+// hasOther reports whether the node has GPUs of another product.
+func hasOther(n *cluster.Node, product string) bool {
+	return slices.ContainsFunc(n.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != product })
 }
 
 // empty is a GPU of a product before anything is changed. Its MIG profiles are the driver's, or those of the catalogue,
@@ -193,8 +194,8 @@ func empty(devices []v1alpha1.DeviceStatus) gpu.Device {
 	}
 }
 
-func (f *Fleet) add(n Node, seen time.Duration, c Cluster) {
-	f.Nodes, f.GPUs, f.Time = append(f.Nodes, n), f.GPUs+len(n.Devices), min(f.Time, seen)
+func (f *Fleet) add(n *cluster.Node, seen time.Duration, c Cluster) {
+	f.Nodes, f.GPUs, f.Time = append(f.Nodes, n), f.GPUs+len(n.GPU.Status.Devices), min(f.Time, seen)
 	f.Concurrent += c.Seen.Concurrent[n.Name]
 	others := map[string]bool{}
 	for _, container := range c.Seen.Containers {

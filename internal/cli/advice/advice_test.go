@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
@@ -60,10 +61,19 @@ func gpus(product string, n int) []v1alpha1.DeviceStatus {
 	return all
 }
 
+// node is a node with GPUs that a policy governs; empty: none does.
+func node(name, policy string, devices []v1alpha1.DeviceStatus) cluster.Node {
+	return cluster.Node{Name: name, GPU: v1alpha1.GPUNode{
+		Spec: v1alpha1.GPUNodeSpec{PolicyName: policy}, Status: v1alpha1.GPUNodeStatus{Devices: devices},
+	}}
+}
+
 // on is a cluster of the node a, observed for six days, with these containers at the same time.
 func on(devices []v1alpha1.DeviceStatus, containers ...advice.Container) advice.Cluster {
+	a := node("a", "", devices)
+	a.Labels = map[string]string{"kubernetes.io/hostname": "a.example"}
 	return advice.Cluster{
-		Nodes: []advice.Node{{Name: "a", Labels: map[string]string{"kubernetes.io/hostname": "a.example"}, Devices: devices}}, MinAge: day,
+		Nodes: []cluster.Node{a}, MinAge: day,
 		Seen: advice.Seen{
 			Source: "Prometheus", Time: map[string]time.Duration{"a": 6 * day}, Containers: containers,
 			Concurrent: map[string]int{"a": len(containers)},
@@ -177,7 +187,7 @@ func TestRules(t *testing.T) {
 // TestAdvice compares the advice with testdata/*.golden.
 func TestAdvice(t *testing.T) {
 	governed := func(c advice.Cluster, spec v1alpha1.GPUSharingPolicySpec) advice.Cluster {
-		c.Nodes[0].Policy = "research"
+		c.Nodes[0].GPU.Spec.PolicyName = "research"
 		c.Policies = []v1alpha1.GPUSharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "research", ResourceVersion: "7"}, Spec: spec}}
 		return c
 	}
@@ -185,7 +195,7 @@ func TestAdvice(t *testing.T) {
 		NodeSelector: &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "research"}}, Priority: 3,
 		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 2, RenameByDefault: new(true)}},
 	}
-	second := func(c advice.Cluster, n advice.Node) advice.Cluster {
+	second := func(c advice.Cluster, n cluster.Node) advice.Cluster {
 		c.Nodes = append(c.Nodes, n)
 		c.Seen.Time[n.Name] = 2 * day
 		if n.Name == "young" {
@@ -213,13 +223,13 @@ func TestAdvice(t *testing.T) {
 		"containers that fit in no way":               on(gpus(t4, 1), equal(3, 12, 0.98)...),
 		"memory that the driver does not report":      on(gpus(a100, 2), using("team", "a", nil, nil), using("team", "b", gib(1), nil)),
 		"nobody used the GPUs":                        on(gpus(a100, 1)),
-		"one node of a policy of several products":    second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "b", Policy: "research", Devices: gpus(t4, 1)}),
-		"a young node of the same policy":             second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "young", Policy: "research", Devices: gpus(a100, 1)}),
-		"one node of a policy":                        scoped(second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "b", Policy: "research", Devices: gpus(a100, 1)}), advice.Scope{Node: "a"}),
-		"one node":                                    scoped(second(on(gpus(a100, 1), equal(3, 3, 0.1)...), advice.Node{Name: "b", Devices: gpus(a100, 1)}), advice.Scope{Node: "a"}),
+		"one node of a policy of several products":    second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), node("b", "research", gpus(t4, 1))),
+		"a young node of the same policy":             second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), node("young", "research", gpus(a100, 1))),
+		"one node of a policy":                        scoped(second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), node("b", "research", gpus(a100, 1))), advice.Scope{Node: "a"}),
+		"one node":                                    scoped(second(on(gpus(a100, 1), equal(3, 3, 0.1)...), node("b", "", gpus(a100, 1))), advice.Scope{Node: "a"}),
 		"a namespace that is alone":                   scoped(on(gpus(a100, 1), equal(3, 3, 0.1)...), advice.Scope{Namespace: "team"}),
 		"a namespace beside others":                   scoped(on(gpus(a100, 1), big...), advice.Scope{Namespace: "x"}),
-		"a node of several products and a young node": second(on(append(gpus(a100, 1), gpus(t4, 1)...)), advice.Node{Name: "b", Devices: gpus(t4, 1)}),
+		"a node of several products and a young node": second(on(append(gpus(a100, 1), gpus(t4, 1)...)), node("b", "", gpus(t4, 1))),
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -59,9 +60,8 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 // governsOnly reports whether a policy governs the nodes of a fleet, and none with other GPUs or out of scope. One that
 // was not observed for long enough is shared with its like.
 func (c Cluster) governsOnly(f Fleet) bool {
-	other := func(n Node) bool {
-		return n.Policy == f.Policy && (c.Scope.Node != "" && n.Name != c.Scope.Node ||
-			slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != f.Device.Product }))
+	other := func(n cluster.Node) bool {
+		return n.GPU.Spec.PolicyName == f.Policy && (c.Scope.Node != "" && n.Name != c.Scope.Node || hasOther(&n, f.Device.Product))
 	}
 	return f.Policy != "" && !slices.ContainsFunc(c.Nodes, other)
 }
@@ -98,9 +98,10 @@ func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why str
 	candidate.CreationTimestamp = metav1.Unix(math.MaxInt32, 0)
 	ranking := policy.Rank(append(slices.Clone(c.Policies), *candidate))
 	var names, hosts []string
-	for _, n := range c.Nodes {
-		governed := ranking.Govern(policy.Node{Labels: n.Labels, Devices: n.Devices}).By
-		if governed == nil || governed.Name != candidate.Name || n.Policy == f.Policy && !n.mixed() {
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		governed := ranking.Govern(policy.Node{Labels: n.Labels, Devices: n.GPU.Status.Devices}).By
+		if governed == nil || governed.Name != candidate.Name || n.GPU.Spec.PolicyName == f.Policy && !mixed(n) {
 			continue
 		}
 		names, hosts = append(names, n.Name), append(hosts, n.Labels[labelHostname])

@@ -11,17 +11,18 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 )
 
 // governs names the policy that would govern a node once the printed ones are applied.
-func governs(c advice.Cluster, printed []advice.Advice, n advice.Node) string {
+func governs(c advice.Cluster, printed []advice.Advice, n cluster.Node) string {
 	all := append([]v1alpha1.GPUSharingPolicy{}, c.Policies...)
 	for _, a := range printed {
 		a.Policy.CreationTimestamp = metav1.Now()
 		all = append(all, *a.Policy)
 	}
-	g := policy.Rank(all).Govern(policy.Node{Labels: n.Labels, Devices: n.Devices})
+	g := policy.Rank(all).Govern(policy.Node{Labels: n.Labels, Devices: n.GPU.Status.Devices})
 	if g.By == nil {
 		return ""
 	}
@@ -37,25 +38,25 @@ func TestAPolicyTakesNoOtherNodes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		policies []v1alpha1.GPUSharingPolicy
 		of       string
-		other    advice.Node
+		other    cluster.Node
 	}{
-		"several products, governed":   {[]v1alpha1.GPUSharingPolicy{research}, "research", advice.Node{Policy: "research", Devices: both}},
-		"several products, ungoverned": {nil, "", advice.Node{Devices: both}},
-		"another policy":               {[]v1alpha1.GPUSharingPolicy{older, research}, "research", advice.Node{Policy: "older", Devices: gpus(a100, 1)}},
+		"several products, governed":   {[]v1alpha1.GPUSharingPolicy{research}, "research", node("b", "research", both)},
+		"several products, ungoverned": {nil, "", node("b", "", both)},
+		"another policy":               {[]v1alpha1.GPUSharingPolicy{older, research}, "research", node("b", "older", gpus(a100, 1))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c := on(gpus(a100, 1), equal(3, 3, 0.1)...)
-			c.Policies, c.Nodes[0].Policy = tc.policies, tc.of
-			tc.other.Name, tc.other.Labels = "b", map[string]string{"kubernetes.io/hostname": "b.example"}
-			c.Nodes = append(c.Nodes, tc.other, advice.Node{Name: "c", Policy: tc.of, Devices: gpus(t4, 1)})
+			c.Policies, c.Nodes[0].GPU.Spec.PolicyName = tc.policies, tc.of
+			tc.other.Labels = map[string]string{"kubernetes.io/hostname": "b.example"}
+			c.Nodes = append(c.Nodes, tc.other, node("c", tc.of, gpus(t4, 1)))
 			c.Scope.Policy = tc.of
 			all, err := advice.Of(c)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(all).To(HaveLen(1))
 			g.Expect(all[0].Policy).NotTo(BeNil())
 			g.Expect(governs(c, all, c.Nodes[0])).To(Equal(all[0].Policy.Name))
-			g.Expect(governs(c, all, c.Nodes[1])).To(Equal(tc.other.Policy), "no advice is for it")
+			g.Expect(governs(c, all, c.Nodes[1])).To(Equal(tc.other.GPU.Spec.PolicyName), "no advice is for it")
 		})
 	}
 }
@@ -68,8 +69,8 @@ func TestPoliciesOfOneOutputHaveNamesOfTheirOwn(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: long}}}
 	other := gpus(a100, 1)
 	other[0].Product, other[0].MemoryMiB = "NVIDIA-A100-SXM4-80GB", 81920
-	c.Nodes[0].Policy = long
-	c.Nodes = append(c.Nodes, advice.Node{Name: "b", Policy: long, Devices: other})
+	c.Nodes[0].GPU.Spec.PolicyName = long
+	c.Nodes = append(c.Nodes, node("b", long, other))
 	c.Seen.Time["b"], c.Seen.Concurrent["b"] = c.Seen.Time["a"], 3
 	for _, container := range equal(3, 3, 0.1) {
 		container.Node = "b"
@@ -88,8 +89,8 @@ func TestAPriorityThatCannotBeHigher(t *testing.T) {
 	c := on(gpus(a100, 1), equal(3, 3, 0.1)...)
 	c.Policies = []v1alpha1.GPUSharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "research"}}}
 	c.Policies[0].Spec.Priority = 1000000
-	c.Nodes[0].Policy = "research"
-	c.Nodes = append(c.Nodes, advice.Node{Name: "b", Policy: "research", Devices: gpus(t4, 1)})
+	c.Nodes[0].GPU.Spec.PolicyName = "research"
+	c.Nodes = append(c.Nodes, node("b", "research", gpus(t4, 1)))
 	a := adviseOne(t, c)
 	g.Expect(a.Policy).To(BeNil())
 	g.Expect(a.NoPolicy).To(ContainSubstring("lower its priority"))

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -108,7 +109,7 @@ func governed(policy string) string {
 	return "Policy " + policy
 }
 
-func nodes(all []Node) string {
+func nodes(all []*cluster.Node) string {
 	names := make([]string, 0, len(all))
 	for _, n := range all {
 		names = append(names, n.Name)

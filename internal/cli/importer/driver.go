@@ -11,35 +11,26 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
-
-// Driver is what NVIDIA's DRA driver shows of a node that it serves.
-type Driver struct {
-	// Alone reports that the device plugin does not offer the GPUs of the node too.
-	Alone bool
-	// Pool is what it publishes; nil: nothing, or it is not known.
-	Pool *dra.Pool
-	// MakesInstances reports that its feature gate DynamicMIG is on.
-	MakesInstances bool
-}
 
 // errNotPublished says that nothing is known of the GPUs of a node.
 var errNotPublished = errors.New("NVIDIA's DRA driver publishes no device of it; look at its pod on the node, and import again")
 
 // driven finds how a node is shared that NVIDIA's DRA driver serves; why says that no policy is to describe it.
-func (c Cluster) driven(n *Node) (f found, why string) {
+func (c Cluster) driven(n *cluster.Node) (f found, why string) {
 	f.node = n
-	if problem := n.Driver.refuses(); problem != nil {
+	if problem := c.refuses(n); problem != nil {
 		return f, problem.Error()
 	}
-	gpus, err := n.drivenGPUs(&f)
+	gpus, err := drivenGPUs(n, &f)
 	if err != nil {
 		return f, err.Error()
 	}
 	config := configuration{Flags: map[string]any{"migStrategy": string(v1alpha1.MIGStrategyMixed)}}
-	count, known := n.Driver.Pool.Shares()
+	count, known := n.Published.Shares()
 	partitioned := slices.ContainsFunc(gpus, func(s shape) bool { return s.mig })
 	switch {
 	case partitioned:
@@ -68,15 +59,15 @@ func (c Cluster) driven(n *Node) (f found, why string) {
 }
 
 // refuses says why no policy can describe a node of the driver.
-func (d *Driver) refuses() error {
+func (c Cluster) refuses(n *cluster.Node) error {
 	switch {
-	case !d.Alone:
+	case c.stackOf(n) == dra.Both:
 		return errors.New("NVIDIA's DRA driver and its device plugin both offer its GPUs, so that pods of both get the same ones. Drain the node and keep " +
 			"one of them off it, then import again")
-	case d.MakesInstances:
+	case slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.DynamicMIG }):
 		return dra.DynamicMIG("FEATURE_GATES of its pod on the node")
 	}
-	if problem := d.Pool.Unusable(); problem != nil {
+	if problem := n.Published.Unusable(); problem != nil {
 		return problem
 	}
 	return nil
@@ -84,16 +75,16 @@ func (d *Driver) refuses() error {
 
 // drivenGPUs are the GPUs of a node as its agent reported them or, where no agent runs yet, as the driver publishes
 // them.
-func (n *Node) drivenGPUs(f *found) ([]shape, error) {
-	if len(n.Devices) > 0 {
-		return shapes(n.Devices), nil
+func drivenGPUs(n *cluster.Node, f *found) ([]shape, error) {
+	if reported := n.GPU.Status.Devices; len(reported) > 0 {
+		return shapes(reported), nil
 	}
-	if n.Driver.Pool == nil || len(n.Driver.Pool.Devices) == 0 {
+	if n.Published == nil || len(n.Published.Devices) == 0 {
 		return nil, errNotPublished
 	}
 	instances := map[string]map[string]int32{} // of each GPU in MIG mode, by profile
 	all := []shape{}
-	for _, d := range n.Driver.Pool.Devices {
+	for _, d := range n.Published.Devices {
 		if d.Profile == "" {
 			all = append(all, shape{})
 			continue

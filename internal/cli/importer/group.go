@@ -14,13 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // group is nodes that are shared alike.
 type group struct {
 	name      string
 	sharing   v1alpha1.Sharing
-	nodes     []*Node
+	nodes     []*cluster.Node
 	notes     []string
 	byDefault bool // no label chose it for any of them
 }
@@ -49,7 +50,7 @@ const maxValues = 64
 
 // policiesOf writes a policy for each group, or several where the nodes can be listed only and are many. Each has a
 // name that no policy has yet, since kubectl apply would replace that policy.
-func policiesOf(groups []*group, all []Node, existing []string) []Policy {
+func policiesOf(groups []*group, all []cluster.Node, existing []string) []Policy {
 	var policies []Policy
 	taken := map[string]bool{}
 	for _, name := range existing {
@@ -91,7 +92,7 @@ func nameOf(s string) string {
 }
 
 // selectors select the nodes of a group and no other GPU node: all of them, by a label that they share, or by name.
-func (g *group) selectors(all []Node) []*v1alpha1.NodeSelector {
+func (g *group) selectors(all []cluster.Node) []*v1alpha1.NodeSelector {
 	if g.byDefault && len(g.nodes) == len(all) {
 		return []*v1alpha1.NodeSelector{nil}
 	}
@@ -113,7 +114,7 @@ func (g *group) selectors(all []Node) []*v1alpha1.NodeSelector {
 
 // label is a label that the nodes of the group have in common and no other GPU node has: one that a person or a node
 // pool gave, never one that sharing writes.
-func (g *group) label(all []Node) (name, value string, found bool) {
+func (g *group) label(all []cluster.Node) (name, value string, found bool) {
 	candidates := slices.Collect(maps.Keys(g.nodes[0].Labels))
 	slices.SortFunc(candidates, func(a, b string) int { return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a, b)) })
 	for _, name := range candidates {
@@ -126,15 +127,15 @@ func (g *group) label(all []Node) (name, value string, found bool) {
 	return "", "", false
 }
 
-func (g *group) separated(all []Node, name, value string) bool {
+func (g *group) separated(all []cluster.Node, name, value string) bool {
 	have := 0
 	for i := range all {
 		if v, has := all[i].Labels[name]; has && v == value {
 			have++
 		}
 	}
-	shared := func(n *Node) bool { v, has := n.Labels[name]; return has && v == value }
-	return have == len(g.nodes) && !slices.ContainsFunc(g.nodes, func(n *Node) bool { return !shared(n) })
+	shared := func(n *cluster.Node) bool { v, has := n.Labels[name]; return has && v == value }
+	return have == len(g.nodes) && !slices.ContainsFunc(g.nodes, func(n *cluster.Node) bool { return !shared(n) })
 }
 
 // maxKey is the longest key of a label that is told.

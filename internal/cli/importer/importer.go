@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -34,8 +35,10 @@ type Cluster struct {
 	// Unread is why it is not known which configurations the device plugin reads, and what to do about it; empty: it is
 	// known.
 	Unread string
-	// Nodes are the nodes that have GPUs.
-	Nodes []Node
+	// Nodes are the nodes that have GPUs; those without a GPUNode have no agent yet.
+	Nodes []cluster.Node
+	// GPUOperator says that NVIDIA's GPU Operator runs the device plugin.
+	GPUOperator bool
 	// Policies are the names of the policies that exist already.
 	Policies []string
 	// Classes are the DeviceClasses, where NVIDIA's DRA driver serves a node.
@@ -44,20 +47,6 @@ type Cluster struct {
 	Lacks []string
 	// Waits is why a policy that is applied now has to wait before it changes anything; empty: it need not.
 	Waits string
-}
-
-// Node is a node that has GPUs.
-type Node struct {
-	Name   string
-	Labels map[string]string
-	// Policy governs it already; empty: none does.
-	Policy string
-	// Machine is the Machine of OpenShift that the node is; empty: it is none.
-	Machine string
-	// Devices are its GPUs as its agent reported them; none if no agent runs there yet.
-	Devices []v1alpha1.DeviceStatus
-	// Driver is what NVIDIA's DRA driver shows of it; nil: the device plugin serves it.
-	Driver *Driver
 }
 
 // labelHostname names one node, and so do the names of those that an autoscaler adds.
@@ -84,7 +73,7 @@ type Policy struct {
 
 // found is how one node is shared.
 type found struct {
-	node      *Node
+	node      *cluster.Node
 	name      string // of the policy, as it may be called
 	sharing   v1alpha1.Sharing
 	notes     []string
@@ -93,15 +82,15 @@ type found struct {
 
 // Describe describes a cluster. The same cluster gives the same description.
 func Describe(c Cluster) Description {
-	byPlugin := func(n Node) bool { return n.Driver == nil }
+	byPlugin := func(n cluster.Node) bool { return c.stackOf(&n) == dra.DevicePlugin }
 	d := Description{Unknown: c.Unread != "" && slices.ContainsFunc(c.Nodes, byPlugin), Waits: c.Waits}
 	var groups []*group
-	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
 	rest := notes{}
 	for i := range nodes {
 		n := &nodes[i]
-		if n.Policy != "" {
-			rest.add(fmt.Sprintf("policy %s governs already", n.Policy), n.Name)
+		if by := n.GPU.Spec.PolicyName; by != "" {
+			rest.add(fmt.Sprintf("policy %s governs already", by), n.Name)
 			continue
 		}
 		f, why := c.describe(n)
@@ -153,9 +142,15 @@ func named(nodes []string) string {
 	return noun + strings.Join(nodes, ", ")
 }
 
+// stackOf returns which of NVIDIA's programs offers the GPUs of a node.
+func (c Cluster) stackOf(n *cluster.Node) dra.Stack {
+	s := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: c.GPUOperator}}
+	return s.StackOf(n)
+}
+
 // describe finds how a node is shared; why says that no policy is to describe it.
-func (c Cluster) describe(n *Node) (f found, why string) {
-	if n.Driver != nil {
+func (c Cluster) describe(n *cluster.Node) (f found, why string) {
+	if c.stackOf(n) != dra.DevicePlugin {
 		return c.driven(n)
 	}
 	f.node = n
@@ -205,8 +200,8 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 }
 
 // selecting is what to know of the label by which a node selects a key.
-func (c Cluster) selecting(n *Node) (notes []string) {
-	if n.Machine != "" {
+func (c Cluster) selecting(n *cluster.Node) (notes []string) {
+	if n.Annotations[cluster.AnnotationMachine] != "" {
 		notes = append(notes, "OpenShift copies the labels of a MachineSet to its nodes again and again. If "+v1alpha1.LabelConfig+
 			" is among these labels (spec.template.spec.metadata.labels), remove the label from the MachineSet before you apply the policy, "+
 			"because the operator changes it")
@@ -219,10 +214,10 @@ func (c Cluster) selecting(n *Node) (notes []string) {
 }
 
 // unused are the keys of the ConfigMap that no node selects.
-func (c Cluster) unused(nodes []Node) []string {
+func (c Cluster) unused(nodes []cluster.Node) []string {
 	var keys []string
 	for key := range c.Configs {
-		uses := func(n Node) bool {
+		uses := func(n cluster.Node) bool {
 			selected := n.Labels[v1alpha1.LabelConfig]
 			return selected == key || selected == "" && key == c.Default
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/importer"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -42,13 +43,13 @@ func count(profile string, n int32) v1alpha1.InstanceCount {
 	return v1alpha1.InstanceCount{Profile: profile, Count: n}
 }
 
-func node(name string, labels map[string]string, devices ...v1alpha1.DeviceStatus) importer.Node {
+func node(name string, labels map[string]string, devices ...v1alpha1.DeviceStatus) cluster.Node {
 	all := map[string]string{
 		"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "nvidia.com/gpu.present": "true",
 		"feature.node.kubernetes.io/pci-10de.present": "true",
 	}
 	maps.Copy(all, labels)
-	return importer.Node{Name: name, Labels: all, Devices: devices}
+	return cluster.Node{Name: name, Labels: all, GPU: v1alpha1.GPUNode{Status: v1alpha1.GPUNodeStatus{Devices: devices}}}
 }
 
 type labels = map[string]string
@@ -136,25 +137,25 @@ func ofEKS(zone, id, key string) labels {
 func TestDescribe(t *testing.T) {
 	balanced := []v1alpha1.InstanceCount{count("1g.5gb", 2), count("2g.10gb", 1), count("3g.20gb", 1)}
 	for name, c := range map[string]importer.Cluster{
-		"nothing-is-shared": {Nodes: []importer.Node{node("a", nil, whole(0)), node("b", nil)}},
+		"nothing-is-shared": {Nodes: []cluster.Node{node("a", nil, whole(0)), node("b", nil)}},
 		"blog-time-slicing": {
 			ConfigMap: "ConfigMap nvidia-gpu-operator/time-slicing-config", Configs: labels{a100: blogTimeSlicing}, MIGStrategy: "single",
-			Nodes: []importer.Node{node("perf-intel-6", labels{configLabel: a100}, whole(0), whole(1)), node("other", nil, whole(0))},
+			Nodes: []cluster.Node{node("perf-intel-6", labels{configLabel: a100}, whole(0), whole(1)), node("other", nil, whole(0))},
 		},
 		"blog-mig": {
 			ConfigMap: "ConfigMap nvidia-gpu-operator/mig-profiles-config", Configs: labels{a100: blogMIG}, MIGStrategy: "mixed",
-			Nodes: []importer.Node{node("perf-intel-6", labels{
+			Nodes: []cluster.Node{node("perf-intel-6", labels{
 				configLabel: a100, "nvidia.com/mig.config": "all-3g.20gb", "nvidia.com/mig.config.state": "success",
 			}, cut(0, count("3g.20gb", 2)), cut(1, count("3g.20gb", 2)))},
 		},
 		"blog-mps": {
 			ConfigMap: "ConfigMap nvidia-gpu-operator/mps-enable-config", Configs: labels{a100: blogMPS},
-			Nodes: []importer.Node{node("perf-intel-6", labels{configLabel: a100}, whole(0))},
+			Nodes: []cluster.Node{node("perf-intel-6", labels{configLabel: a100}, whole(0))},
 		},
 		"cern": {
 			ConfigMap: "ConfigMap kube-system/nvidia-time-slicing-config", Configs: labels{"slice-4": cernSlice4, "slice-8": cernSlice4},
 			MIGConfigs: cernMIG, MIGStrategy: "mixed",
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("t4-1", labels{configLabel: "slice-4", "pool": "inference"}, whole(0)),
 				node("t4-2", labels{configLabel: "slice-4", "pool": "inference"}, whole(0)),
 				node("a100-1", labels{"nvidia.com/mig.config": "3g.20gb-2x2g.10gb"}),
@@ -162,11 +163,11 @@ func TestDescribe(t *testing.T) {
 		},
 		"nvidia-mps-for-all": {
 			ConfigMap: "ConfigMap gpu-operator/mps-config-all", Configs: labels{"mps-any": nvidiaMPSAny}, Default: "mps-any",
-			Nodes: []importer.Node{node("a", nil, whole(0)), node("b", nil, whole(0))},
+			Nodes: []cluster.Node{node("a", nil, whole(0)), node("b", nil, whole(0))},
 		},
 		"builtin-layouts": {
 			MIGStrategy: "mixed",
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("a", labels{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.config.state": "success"}, cut(0, count("1g.5gb", 7))),
 				node("b", labels{"nvidia.com/mig.config": "all-balanced"}, cut(0, balanced...), cut(1, balanced...)),
 				node("c", labels{"nvidia.com/mig.config": "all-disabled"}, whole(0)),
@@ -187,7 +188,7 @@ func TestDescribe(t *testing.T) {
 				"bad":  "sharing: [", "v2": "version: v2\n", "few": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}\n",
 				"many": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}\n",
 			},
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("both", labels{configLabel: "both"}, whole(0)),
 				node("bad", labels{configLabel: "bad"}, whole(0)),
 				node("few", labels{configLabel: "few"}, whole(0)),
@@ -209,7 +210,7 @@ func TestDescribe(t *testing.T) {
 					"{name: nvidia.com/gpu, replicas: 4}, {name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n",
 				"plain": "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n",
 			},
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("both", labels{configLabel: "both"}, whole(0), cut(1, count("1g.5gb", 7))),
 				node("plain", labels{configLabel: "plain"}, whole(0), cut(1, count("1g.5gb", 7))),
 				node("renamed", labels{configLabel: "renamed"}, cut(0, count("1g.5gb", 7))),
@@ -218,17 +219,17 @@ func TestDescribe(t *testing.T) {
 		"names-that-exist": {
 			ConfigMap: "ConfigMap gpu-operator/config", Policies: []string{"slice-4", "slice-4-2"},
 			Configs: labels{"slice-4": cernSlice4, "slice-8": strings.ReplaceAll(cernSlice4, "4", "8")},
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", labels{configLabel: "slice-8"}, whole(0)),
 			},
 		},
 		"the-device-plugin-is-not-known": {
 			Unread: "its ConfigMap is not known; name it by --configmap NAMESPACE/NAME",
-			Nodes:  []importer.Node{node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", nil, cut(0, count("1g.5gb", 7)))},
+			Nodes:  []cluster.Node{node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", nil, cut(0, count("1g.5gb", 7)))},
 		},
 		"a-label-without-effect": {
 			MIGStrategy: "mixed",
-			Nodes:       []importer.Node{node("a", labels{configLabel: "slice-4"}, cut(0, count("1g.5gb", 7))), node("b", labels{configLabel: "slice-4"}, whole(0))},
+			Nodes:       []cluster.Node{node("a", labels{configLabel: "slice-4"}, cut(0, count("1g.5gb", 7))), node("b", labels{configLabel: "slice-4"}, whole(0))},
 		},
 		"more-replicas-than-the-API-takes": {
 			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
@@ -237,26 +238,26 @@ func TestDescribe(t *testing.T) {
 				"more":  "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 257}]}}\n",
 				"slice": "sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 1000}]}}\n",
 			},
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("most", labels{configLabel: "most"}, whole(0)), node("more", labels{configLabel: "more"}, whole(0)),
 				node("slice", labels{configLabel: "slice"}, cut(0, count("1g.5gb", 7))),
 			},
 		},
 		"labels-that-do-not-last": {
 			ConfigMap: "ConfigMap gpu-operator/config", Configs: labels{"slice-4": cernSlice4},
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				node("ip-10-0-1-7", ofEKS("us-east-1a", "i-1", "slice-4"), whole(0)), node("ip-10-0-2-9", ofEKS("us-east-1b", "i-2", ""), whole(0)),
 			},
 		},
 		"labels-of-a-machine-set": {
 			ConfigMap: "ConfigMap gpu-operator/config", Configs: labels{"slice-4": cernSlice4},
 			Waits: "changing devicePlugin.config of ClusterPolicy cluster-policy ends pod team/train",
-			Nodes: []importer.Node{ofMachine(node("a", labels{configLabel: "slice-4"}, whole(0))), ofMachine(node("b", nil, whole(0)))},
+			Nodes: []cluster.Node{ofMachine(node("a", labels{configLabel: "slice-4"}, whole(0))), ofMachine(node("b", nil, whole(0)))},
 		},
 		"nodes-of-the-dra-driver": {
 			Unread:  "its ConfigMap is not known; name it by --configmap NAMESPACE/NAME",
 			Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}, {Name: "team-small", Resource: "nvidia.com/mig-1g.5gb"}},
-			Nodes: []importer.Node{
+			Nodes: []cluster.Node{
 				driven(node("mig", labels{"pool": "notebooks"}, cut(0, count("1g.5gb", 7)), cut(1, count("1g.5gb", 7))), 1),
 				driven(node("mig-2", labels{"pool": "inference"}, cut(0, count("2g.10gb", 3)), whole(1)), 4),
 				driven(node("shared", labels{"pool": "ci"}, whole(0), whole(1)), 4),
@@ -271,19 +272,19 @@ func TestDescribe(t *testing.T) {
 			Lacks: []string{"You may not list DeviceTaintRules, so it is not known which nodes' devices are tainted"},
 		},
 		"what-no-policy-can-say-of-the-dra-driver": {
-			Nodes: []importer.Node{
-				with(driven(node("both", nil, whole(0)), 1), func(d *importer.Driver) { d.Alone = false }),
-				with(driven(node("dynamic", nil, whole(0)), 1), func(d *importer.Driver) { d.MakesInstances = true }),
+			Nodes: []cluster.Node{
+				with(driven(node("both", nil, whole(0)), 1), func(n *cluster.Node) { n.Allocatable = map[string]int64{"nvidia.com/gpu": 1} }),
+				with(driven(node("dynamic", nil, whole(0)), 1), func(n *cluster.Node) { n.Pods = []cluster.Pod{{DRA: true, DynamicMIG: true}} }),
 				driven(node("on-demand", nil, whole(0)), 1, dra.Device{Name: "gpu-0-mig-1g5gb-19-0", Type: "mig", Profile: "1g.5gb"}),
 			},
 		},
 		"gpus-that-differ": {
 			MIGStrategy: "mixed",
-			Nodes:       []importer.Node{node("a", nil, whole(0), cut(1, count("1g.5gb", 7)), cut(2, balanced...), cut(3, balanced...))},
+			Nodes:       []cluster.Node{node("a", nil, whole(0), cut(1, count("1g.5gb", 7)), cut(2, balanced...), cut(3, balanced...))},
 		},
 	} {
 		if name == "what-no-policy-can-say" {
-			c.Nodes[3].Policy = "research"
+			c.Nodes[3].GPU.Spec.PolicyName = "research"
 		}
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -301,16 +302,16 @@ func TestDescribe(t *testing.T) {
 }
 
 // driven is a node that NVIDIA's DRA driver alone serves, which publishes its GPUs or these devices.
-func driven(n importer.Node, shares int64, devices ...dra.Device) importer.Node {
-	for i := range n.Devices {
-		devices = append(devices, dra.Device{Name: "gpu-0", Type: "gpu", UUID: n.Devices[i].UUID, Shares: shares})
+func driven(n cluster.Node, shares int64, devices ...dra.Device) cluster.Node {
+	for _, d := range n.GPU.Status.Devices {
+		devices = append(devices, dra.Device{Name: "gpu-0", Type: "gpu", UUID: d.UUID, Shares: shares})
 	}
-	n.Driver = &importer.Driver{Alone: true, Pool: &dra.Pool{Complete: true, Devices: devices}}
+	n.DRANode = cluster.DRANode{DRA: "ResourceSlice " + n.Name, Published: &dra.Pool{Complete: true, Devices: devices}}
 	return n
 }
 
-func with(n importer.Node, change func(*importer.Driver)) importer.Node {
-	change(n.Driver)
+func with(n cluster.Node, change func(*cluster.Node)) cluster.Node {
+	change(&n)
 	return n
 }
 
@@ -320,7 +321,7 @@ func instance(of, profile string, start int) dra.Device {
 }
 
 // ofMachine is a node of OpenShift.
-func ofMachine(n importer.Node) importer.Node {
-	n.Machine = "openshift-machine-api/gpu-" + n.Name
+func ofMachine(n cluster.Node) cluster.Node {
+	n.Annotations = map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-" + n.Name}
 	return n
 }

@@ -12,18 +12,19 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // gpusOf are the GPUs of a node: as its agent reported them or, where no agent runs yet, as the label of NVIDIA's
 // mig-manager says.
-func (c Cluster) gpusOf(n *Node, f *found) ([]shape, error) {
+func (c Cluster) gpusOf(n *cluster.Node, f *found) ([]shape, error) {
 	layout := n.Labels[v1alpha1.LabelMIGConfig]
 	if state := n.Labels[v1alpha1.LabelMIGConfigState]; layout != "" && state != "" && state != "success" {
 		f.notes = append(f.notes, fmt.Sprintf("NVIDIA's mig-manager has not brought %s about on node %s (%s=%s), so this is what is there now",
 			layout, n.Name, v1alpha1.LabelMIGConfigState, state))
 	}
-	if len(n.Devices) > 0 {
-		return shapes(n.Devices), nil
+	if reported := n.GPU.Status.Devices; len(reported) > 0 {
+		return shapes(reported), nil
 	}
 	gpus, err := c.labelled(layout)
 	if err == nil {

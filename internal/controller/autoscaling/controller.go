@@ -16,7 +16,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -28,6 +27,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // Request is the one request that the controller knows: look at everything.
@@ -146,35 +146,28 @@ func (c *Controller) gatherNodes(ctx context.Context, s *autoscaling.Snapshot) e
 	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
-	for i := range gpuNodes.Items {
-		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
-	}
-	for i := range nodes.Items {
-		if gpuNode, has := of[nodes.Items[i].Name]; has {
-			s.Nodes = append(s.Nodes, autoscaling.NodeOf(&nodes.Items[i], gpuNode))
-		}
-	}
+	read := cluster.Snapshot{}
+	read.AddNodes(nodes.Items, cluster.ByName(gpuNodes.Items))
+	s.Nodes = read.Nodes
 	return nil
 }
 
-func (c *Controller) gatherGroups(ctx context.Context, s *autoscaling.Snapshot) (err error) {
+func (c *Controller) gatherGroups(ctx context.Context, s *autoscaling.Snapshot) error {
 	var errs []error
-	each := func(of kind, visit func(*unstructured.Unstructured)) string {
+	for _, of := range []kind{nodePools, overlays, deployments, sets, openShifts, versionKinds} {
 		all, version, err := c.kinds.list(ctx, of)
 		errs = append(errs, err)
 		for i := range all {
-			visit(&all[i])
+			s.Add(&all[i])
 		}
-		return version.GroupVersion().String()
+		if of == overlays {
+			s.OverlayVersion = version.GroupVersion().String()
+		}
 	}
-	each(nodePools, func(o *unstructured.Unstructured) { s.Pools = append(s.Pools, autoscaling.PoolOf(o)) })
-	s.OverlayVersion = each(overlays, func(o *unstructured.Unstructured) { s.Overlays = append(s.Overlays, autoscaling.OverlayOf(o)) })
-	for _, of := range []kind{deployments, sets, openShifts} {
-		each(of, func(o *unstructured.Unstructured) { s.Scalables = append(s.Scalables, autoscaling.ScalableOf(o)) })
+	made, err := c.kinds.machines(ctx)
+	for i := range made {
+		s.AddMachine(&made[i])
 	}
-	each(versionKinds, func(o *unstructured.Unstructured) { s.OpenShift = openShiftVersion(o) })
-	s.MachineSets, err = c.kinds.owners(ctx)
 	return errors.Join(append(errs, err)...)
 }
 

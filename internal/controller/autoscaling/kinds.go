@@ -143,15 +143,9 @@ func viewOf(cached any) view {
 	case nodePools.Kind:
 		return view{other: o.GetGeneration()}
 	case versionKinds.Kind:
-		return view{other: openShiftVersion(o)}
+		return view{other: autoscaling.OpenShiftVersion(o)}
 	}
 	return view{other: cached}
-}
-
-// openShiftVersion is the version of OpenShift that a ClusterVersion reports.
-func openShiftVersion(o *unstructured.Unstructured) string {
-	version, _, _ := unstructured.NestedString(o.Object, "status", "desired", "version")
-	return version
 }
 
 // list reads the objects of a kind; the version is empty if the kind is not served.
@@ -168,8 +162,8 @@ func (k *kinds) list(ctx context.Context, of kind) ([]unstructured.Unstructured,
 	return all.Items, version, nil
 }
 
-// owners are the MachineSets of OpenShift by the Machines that they made.
-func (k *kinds) owners(ctx context.Context) (map[string]string, error) {
+// machines reads the Machines of OpenShift.
+func (k *kinds) machines(ctx context.Context) ([]metav1.PartialObjectMetadata, error) {
 	version, err := k.follow(ctx, machines)
 	if err != nil || version.Empty() {
 		return nil, err
@@ -179,14 +173,7 @@ func (k *kinds) owners(ctx context.Context) (map[string]string, error) {
 	if err := k.cache.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", machines.definition, err)
 	}
-	owners := make(map[string]string, len(all.Items))
-	for i := range all.Items {
-		m := &all.Items[i]
-		if owner := metav1.GetControllerOf(m); owner != nil && owner.Kind == openShifts.Kind {
-			owners[m.Namespace+"/"+m.Name] = m.Namespace + "/" + owner.Name
-		}
-	}
-	return owners, nil
+	return all.Items, nil
 }
 
 // slim keeps of Machines which MachineSet owns them. A cluster has one for each node.

@@ -4,7 +4,6 @@
 package gpusharingpolicy
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -76,99 +75,34 @@ func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured
 	return list.Items, nil
 }
 
-// seenDRA is what the objects of NVIDIA's DRA driver, and of Kubernetes around it, tell.
-type seenDRA struct {
-	cluster cluster.DRA
-	nodes   map[string]nodeDRA   // by node; the pool of a node has its name
-	claimed map[string]string    // by which claim a pod has GPUs, by its UID or PodGroup
-	rules   map[string]types.UID // of the operator, by node
-	classes map[string]types.UID // by name
-}
-
-// nodeDRA is what they tell of one node.
-type nodeDRA struct {
-	sign             string
-	dynamicMIG       bool // by the feature gates of the DaemonSet
-	published        *dra.Pool
-	claims           []dra.Claim
-	devicesTaintedAt time.Time
-	ruleTaken        bool
-}
-
-// draOf is what they told of a node last.
-func draOf(n *cluster.Node) nodeDRA {
-	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, devicesTaintedAt: n.DevicesTaintedAt, ruleTaken: n.RuleTaken}
-}
-
-// addTo adds what they tell to the node.
-func (d nodeDRA) addTo(n *cluster.Node) {
-	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.devicesTaintedAt, d.ruleTaken
-}
-
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the
 // driver and it is not known yet what the API server serves.
-func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {
-	d := &seenDRA{nodes: map[string]nodeDRA{}, claimed: map[string]string{}, rules: map[string]types.UID{}, classes: map[string]types.UID{}}
-	for _, gather := range []func(context.Context, *seenDRA) error{c.gatherSlices, c.gatherClaims, c.gatherClasses, c.gatherRules} {
-		if err := gather(ctx, d); err != nil {
+func (c *Controller) gatherDRA(ctx context.Context) (*cluster.DRARead, error) {
+	pools := make(map[string]knownPool, len(c.pools))
+	o := cluster.DRAObjects{Deleted: c.deletedRules, ServesRules: c.rules.served.Load() != nil, PoolOf: func(node string, its []*unstructured.Unstructured) *dra.Pool {
+		pools[node] = c.pools[node].again(node, its)
+		return pools[node].pool
+	}}
+	served := c.classes.served.Load()
+	o.ServesClasses = served != nil && served.Version == "v1" // earlier versions have no extended resource that is on by default
+	for _, of := range []struct {
+		kind *watchedKind
+		into *[]unstructured.Unstructured
+	}{{&c.slices, &o.Slices}, {&c.claims, &o.Claims}, {&c.classes, &o.Classes}, {&c.rules, &o.Rules}} {
+		listed, err := of.kind.list(ctx, c.client)
+		if err != nil {
 			return nil, err
 		}
+		*of.into = listed
 	}
-	return d, nil
-}
-
-// deploy finds the nodes for which NVIDIA's DRA driver has a DaemonSet, also while its pod is away.
-func (d *seenDRA) deploy(drivers []appsv1.DaemonSet, nodes map[string]*corev1.Node) {
-	for i := range drivers {
-		set := &drivers[i]
-		if set.DeletionTimestamp != nil {
-			continue
-		}
-		required := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: set.Spec.Template.Spec})
-		for n := range nodes {
-			if is, err := required.Match(nodes[n]); is && err == nil {
-				of := d.nodes[n]
-				of.sign, of.dynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), cluster.MakesInstances(&set.Spec.Template.Spec)
-				d.nodes[n] = of
-			}
-		}
-	}
-}
-
-// gatherSlices reads what is published of each node. A pool is read again only where one of its slices has changed.
-func (c *Controller) gatherSlices(ctx context.Context, d *seenDRA) error {
-	published, err := c.slices.list(ctx, c.client)
-	if err != nil {
-		return err
-	}
-	slices.SortFunc(published, func(a, b unstructured.Unstructured) int { return strings.Compare(a.GetName(), b.GetName()) })
-	of := map[string][]*unstructured.Unstructured{}
-	for i := range published {
-		driver, _, _ := unstructured.NestedString(published[i].Object, "spec", "driver")
-		node, _, _ := unstructured.NestedString(published[i].Object, "spec", "nodeName")
-		if driver == cluster.DRADriver && node != "" {
-			of[node] = append(of[node], &published[i])
-		}
-	}
-	pools := make(map[string]knownPool, len(of))
-	for node, its := range of {
-		var version strings.Builder
-		for _, slice := range its {
-			fmt.Fprintf(&version, "%s/%s ", slice.GetUID(), slice.GetResourceVersion())
-		}
-		pool, known := c.pools[node]
-		if !known || pool.version != version.String() {
-			read := make([]dra.Slice, 0, len(its))
-			for _, slice := range its {
-				read = append(read, dra.SliceOf(slice.Object))
-			}
-			pool = knownPool{version: version.String(), pool: new(dra.PoolOf(read))}
-		}
-		pools[node] = pool
-		d.nodes[node] = nodeDRA{sign: "ResourceSlice " + its[len(its)-1].GetName(), published: pool.pool}
-	}
+	read := o.Read()
 	c.pools = pools
-	return nil
+	shown := map[types.UID]bool{}
+	for i := range o.Rules {
+		shown[o.Rules[i].GetUID()] = true
+	}
+	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
+	return read, nil
 }
 
 // knownPool is a pool as it was read from slices of that version.
@@ -177,106 +111,34 @@ type knownPool struct {
 	pool    *dra.Pool
 }
 
-// gatherClaims finds which devices are allocated by NVIDIA's DRA driver, and to which pods. An allocation precedes the
-// start of the pod, and older kubelets do not report to the agent who has GPUs by claims.
-func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
-	claims, err := c.claims.list(ctx, c.client)
-	if err != nil {
-		return err
+// again reads the pool of a node, if one of its slices has changed.
+func (k knownPool) again(node string, its []*unstructured.Unstructured) knownPool {
+	var version strings.Builder
+	for _, slice := range its {
+		fmt.Fprintf(&version, "%s/%s ", slice.GetUID(), slice.GetResourceVersion())
 	}
-	for i := range claims {
-		claim, counts := dra.ClaimOf(claims[i].GetNamespace(), claims[i].GetName(), claims[i].Object)
-		if !counts {
+	if k.pool != nil && k.version == version.String() {
+		return k
+	}
+	return knownPool{version: version.String(), pool: cluster.PoolOf(node, its)}
+}
+
+// deploy adds the nodes for which NVIDIA's DRA driver has a DaemonSet, also while its pod is away.
+func deploy(to map[string]cluster.DRANode, drivers []appsv1.DaemonSet, nodes map[string]*corev1.Node) {
+	for i := range drivers {
+		set := &drivers[i]
+		if set.DeletionTimestamp != nil {
 			continue
 		}
-		d.cluster.Named = append(d.cluster.Named, claim.Classes...)
-		for _, pool := range claim.Pools() {
-			of := d.nodes[pool]
-			of.claims = append(of.claims, claim)
-			d.nodes[pool] = of
-		}
-		if len(claim.Devices) == 0 {
-			continue
-		}
-		for _, uid := range claim.Pods {
-			d.claimed[uid] = claim.Name
-		}
-		for _, o := range claim.Others {
-			if o.IsPodGroup() {
-				d.claimed[podGroup(claims[i].GetNamespace(), o.Name)] = claim.Name
+		required := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: set.Spec.Template.Spec})
+		for n := range nodes {
+			if is, err := required.Match(nodes[n]); is && err == nil {
+				of := to[n]
+				of.DRA, of.DynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), cluster.MakesInstances(&set.Spec.Template.Spec)
+				to[n] = of
 			}
 		}
 	}
-	slices.Sort(d.cluster.Named)
-	d.cluster.Named = slices.Compact(d.cluster.Named)
-	for _, of := range d.nodes {
-		slices.SortFunc(of.claims, func(a, b dra.Claim) int { return strings.Compare(a.Name, b.Name) })
-	}
-	return nil
-}
-
-// podGroup names a PodGroup as no UID of a pod is.
-func podGroup(namespace, name string) string { return namespace + "/" + name }
-
-// claimOf is by which claim a pod has GPUs; empty: by none.
-func claimOf(p *cluster.Pod, claims map[string]string) string {
-	return cmp.Or(claims[p.UID], claims[podGroup(p.Namespace, p.PodGroup)])
-}
-
-func (c *Controller) gatherClasses(ctx context.Context, d *seenDRA) error {
-	classes, err := c.classes.list(ctx, c.client)
-	if err != nil {
-		return err
-	}
-	served := c.classes.served.Load()
-	d.cluster.ServesClasses = served != nil && served.Version == "v1" // earlier versions have no extended resource that is on by default
-	for i := range classes {
-		d.cluster.Classes = append(d.cluster.Classes, dra.ClassOf(&classes[i]))
-		d.classes[classes[i].GetName()] = classes[i].GetUID()
-	}
-	slices.SortFunc(d.cluster.Classes, func(a, b dra.Class) int { return strings.Compare(a.Name, b.Name) })
-	return nil
-}
-
-// gatherRules reads the operator's DeviceTaintRules. One that was deleted is gone, also while the cache still shows it:
-// a node whose rule is gone must not be taken for one that new pods are kept off.
-func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
-	rules, err := c.rules.list(ctx, c.client)
-	if err != nil {
-		return err
-	}
-	d.cluster.ServesRules = c.rules.served.Load() != nil
-	shown := map[types.UID]bool{}
-	for i := range rules {
-		uid := rules[i].GetUID()
-		node, since, ours := dra.RuleOf(&rules[i])
-		shown[uid] = true
-		if edited, is := dra.EditedRule(&rules[i]); is && !c.deletedRules[uid] {
-			d.rules[edited] = uid
-			d.cluster.Edited = append(d.cluster.Edited, edited)
-			continue
-		}
-		if !ours {
-			if named, is := dra.TaintRuleNode(rules[i].GetName()); is {
-				of := d.nodes[named]
-				of.ruleTaken = true
-				d.nodes[named] = of
-			}
-			continue
-		}
-		if c.deletedRules[uid] || rules[i].GetDeletionTimestamp() != nil {
-			continue
-		}
-		d.rules[node] = uid
-		d.cluster.DevicesTaintedOn = append(d.cluster.DevicesTaintedOn, node)
-		of := d.nodes[node]
-		of.devicesTaintedAt = since
-		d.nodes[node] = of
-	}
-	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
-	slices.Sort(d.cluster.DevicesTaintedOn)
-	slices.Sort(d.cluster.Edited)
-	return nil
 }
 
 // awaitsDRA reports whether a node shows the driver though it is not known yet what the API server serves of its kinds.

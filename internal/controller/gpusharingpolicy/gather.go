@@ -33,7 +33,7 @@ type seen struct {
 	policies map[string]*v1alpha1.GPUSharingPolicy
 	gpuNodes map[string]*v1alpha1.GPUNode
 	features features
-	dra      *seenDRA
+	dra      *cluster.DRARead
 
 	mu    sync.Mutex // guards what follows once actions are carried out
 	nodes map[string]*corev1.Node
@@ -91,7 +91,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	k.claim(dra.claimed, changed)
+	k.claim(dra.Claimed, changed)
 	if complete && reflect.DeepEqual(was, programs) {
 		err = c.readAgain(ctx, changed, s.snapshot.Now)
 	} else {
@@ -103,20 +103,20 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	if err := c.readLost(ctx, s.snapshot.Now); err != nil {
 		return err
 	}
-	dra.deploy(drivers, k.nodes)
-	k.mergeFeatures(s.features.of, dra.nodes)
+	deploy(dra.Nodes, drivers, k.nodes)
+	k.mergeFeatures(s.features.Of, dra.Nodes)
 	if c.awaitsDRA(k.listed) {
 		return fmt.Errorf("the kinds of resource.k8s.io: %w", pluginconfig.ErrNotSynced)
 	}
 	k.complete = true
-	s.dra, s.snapshot.DRA = dra, dra.cluster
+	s.dra, s.snapshot.DRA = dra, dra.Cluster
 	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
 	s.snapshot.Nodes, s.snapshot.Unscheduled, s.snapshot.UnscheduledVersion = k.listed, k.unscheduled, k.unscheduledVersion
 	return k.missing(s.snapshot.Now)
 }
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
-	return pod.Namespace == c.Namespace && cluster.IsReadyAgent(pod)
+	return (&cluster.Programs{Own: []string{c.Namespace}}).IsReadyAgent(pod)
 }
 
 // specOf is the spec of a GPUNode before this reconcile.

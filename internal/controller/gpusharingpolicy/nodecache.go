@@ -137,13 +137,12 @@ func (c *Controller) readLost(ctx context.Context, now time.Time) error {
 func byName(n cluster.Node, name string) int { return cmp.Compare(n.Name, name) }
 
 // mergeFeatures records what other objects report of each node.
-func (k *nodeStore) mergeFeatures(features map[string]cluster.NodeFeatures, dra map[string]nodeDRA) {
+func (k *nodeStore) mergeFeatures(features map[string]cluster.NodeFeatures, dra map[string]cluster.DRANode) {
 	for i := range k.listed {
 		n := &k.listed[i]
 		f, d := features[n.Name], dra[n.Name]
-		if n.Features != f || !reflect.DeepEqual(draOf(n), d) {
-			n.Features, n.Version = f, k.version()
-			d.addTo(n)
+		if n.Features != f || !reflect.DeepEqual(n.DRANode, d) {
+			n.Features, n.DRANode, n.Version = f, d, k.version()
 		}
 	}
 }
@@ -155,7 +154,7 @@ func (k *nodeStore) claim(claims map[string]string, changed changedNodes) {
 	}
 	for i := range k.listed {
 		n := &k.listed[i]
-		differs := func(p cluster.Pod) bool { return claimOf(&p, claims) != claimOf(&p, k.claims) }
+		differs := func(p cluster.Pod) bool { return cluster.ClaimOf(&p, claims) != cluster.ClaimOf(&p, k.claims) }
 		if slices.ContainsFunc(n.Pods, differs) {
 			changed.nodes[n.Name] = true
 		}
@@ -173,12 +172,9 @@ func (c *Controller) readAll(ctx context.Context, now time.Time) error {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	k := &c.store
-	k.nodes, k.gpuNodes, k.listed = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
+	k.nodes, k.gpuNodes, k.listed = map[string]*corev1.Node{}, cluster.ByName(gpuNodes.Items), nil
 	lost := k.lost
 	k.lost = map[string]time.Time{}
-	for i := range gpuNodes.Items {
-		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
-	}
 	var read []cluster.Node
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
@@ -258,24 +254,18 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 	n := cluster.NodeOf(node, gpuNode)
 	if at, found := slices.BinarySearchFunc(c.store.listed, n.Name, byName); found {
 		was := &c.store.listed[at]
-		n.Features = was.Features
-		draOf(was).addTo(&n)
+		n.Features, n.DRANode = was.Features, was.DRANode
 	}
 	pods := &corev1.PodList{}
 	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: n.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return n, fmt.Errorf("reading the pods on node %s: %w", n.Name, err)
 	}
 	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if cluster.Finished(pod) {
-			continue
-		}
-		p := cluster.PodOf(pod, &c.store.programs)
-		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.store.claims)
-		n.Pods = append(n.Pods, p)
-		if c.isReadyAgent(pod) {
-			n.AgentReady, n.AgentSince = true, cluster.ReadyAt(pod)
-		}
+		n.Add(&pods.Items[i], &c.store.programs)
+	}
+	for i := range n.Pods {
+		p := &n.Pods[i]
+		p.Refused, p.Claim = c.refusals.of(p.UID), cluster.ClaimOf(p, c.store.claims)
 	}
 	return n, nil
 }
@@ -289,7 +279,7 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 	k := &c.store
 	k.unscheduled, k.unscheduledVersion = nil, k.version()
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; cluster.RequestsGPU(&pod.Spec) && !cluster.Finished(pod) {
+		if pod := &pods.Items[i]; cluster.Waits(pod) {
 			k.unscheduled = append(k.unscheduled, cluster.PodOf(pod, &k.programs))
 		}
 	}

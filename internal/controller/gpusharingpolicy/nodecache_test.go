@@ -32,6 +32,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // reading is a controller that gathers three nodes with a GPUNode each, and what it reads.
@@ -243,7 +244,7 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 		}
 		r.show(claim, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
 	}
-	store(cluster.DRADriver, "job")
+	store(dra.DriverName, "job")
 	r.Expect(held()).To(BeEmpty(), "the API server does not serve the kind yet")
 	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 	r.claims.served.Store(&kind)
@@ -251,9 +252,9 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 	r.Expect(before["b"].Pods[0].Claim).To(Equal("batch/one-gpu"))
 	store("network.example.com", "job")
 	r.Expect(held()).To(BeEmpty(), "of another driver")
-	store(cluster.DRADriver, "job")
+	store(dra.DriverName, "job")
 	r.Expect(held()).To(Equal("batch/one-gpu"))
-	store(cluster.DRADriver, "another")
+	store(dra.DriverName, "another")
 	after := r.nodes()
 	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
 	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
@@ -333,13 +334,13 @@ func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 		}, kind)
 	}
 	none := map[string]string{"a": "", "b": "", "c": ""}
-	publish("b-gpus", cluster.DRADriver, new("b"))
+	publish("b-gpus", dra.DriverName, new("b"))
 	r.Expect(r.served()).To(Equal(none), "the API server does not serve the kind yet")
 	r.slices.served.Store(&kind)
 	before := r.nodes()
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}))
 	publish("a-network", "network.example.com", new("a"))
-	publish("shared", cluster.DRADriver, nil)
+	publish("shared", dra.DriverName, nil)
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}),
 		"of another driver, and of GPUs that are on no node")
 	publish("b-gpus", "network.example.com", new("b"))

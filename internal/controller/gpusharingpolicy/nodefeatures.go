@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -23,15 +21,11 @@ import (
 
 // +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
 
-// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, the namespaces in
-// which workers of NFD write theirs, and the version that is served.
+// features are what the NodeFeatures tell, and the version that is served.
 type features struct {
-	served schema.GroupVersionKind // empty: the kind is not served
-	of     map[string]cluster.NodeFeatures
-	ours   map[string]types.UID
-	owned  []string // nodes of which the operator's own still has the owner that earlier versions set
+	cluster.Features
 
-	discovery map[string]bool
+	served schema.GroupVersionKind // empty: the kind is not served
 }
 
 // gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a
@@ -42,38 +36,18 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 		return err
 	}
 	s.snapshot.Plugin.NodeFeatures = !served.Empty()
-	s.features = features{
-		served: served, of: map[string]cluster.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{},
-	}
-	for i := range all {
-		c.addFeature(&s.features, &all[i])
-	}
+	s.features = features{cluster.NewFeatures(), served}
+	s.features.Add(all, c.Namespace)
 	for node, uid := range c.deleted {
-		if s.features.ours[node] != uid {
+		if s.features.Ours[node] != uid {
 			delete(c.deleted, node)
 			continue
 		}
-		f := s.features.of[node]
+		f := s.features.Of[node]
 		f.OverriddenSince = time.Time{}
-		s.features.of[node] = f
+		s.features.Of[node] = f
 	}
 	return nil
-}
-
-func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured) {
-	node := feature.GetLabels()[cluster.LabelNodeName]
-	if cluster.IsNFDWorkers(feature) {
-		to.discovery[feature.GetNamespace()] = true
-	}
-	was := to.of[node]
-	is := was.With(feature, c.Namespace)
-	if is.OverriddenSince != was.OverriddenSince {
-		to.ours[node] = feature.GetUID()
-		if len(feature.GetOwnerReferences()) > 0 {
-			to.owned = append(to.owned, node)
-		}
-	}
-	to.of[node] = is
 }
 
 // keepMPSOff applies the operator's NodeFeature for a node. It has no owner: garbage collection would let NVIDIA's MPS
@@ -102,8 +76,8 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 // disown removes the owner of the operator's NodeFeatures that earlier versions set.
 func (w *writer) disown(ctx context.Context) error {
 	var errs []error
-	for _, node := range w.features.owned {
-		metadata := map[string]any{"uid": w.features.ours[node], "ownerReferences": nil}
+	for _, node := range w.features.Owned {
+		metadata := map[string]any{"uid": w.features.Ours[node], "ownerReferences": nil}
 		patch, err := mergePatch(map[string]any{"metadata": metadata})
 		if err != nil {
 			return err
@@ -119,7 +93,7 @@ func (w *writer) disown(ctx context.Context) error {
 
 // allowMPS deletes the operator's NodeFeature for a node.
 func (w *writer) allowMPS(ctx context.Context, a action.AllowMPS) (bool, error) {
-	uid, found := w.features.ours[a.Node]
+	uid, found := w.features.Ours[a.Node]
 	if !found {
 		return false, nil
 	}

@@ -29,7 +29,7 @@ import (
 func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (cluster.Programs, []appsv1.DaemonSet, error) {
 	programs := cluster.Programs{
 		ConfigMap: s.plugin.ConfigMap, GPUOperators: s.plugin.GPUOperators,
-		Discovery: slices.Sorted(maps.Keys(s.features.discovery)), Own: []string{c.Namespace},
+		Discovery: slices.Sorted(maps.Keys(s.features.Discovery)), Own: []string{c.Namespace},
 	}
 	sets := &appsv1.DaemonSetList{}
 	if err := c.client.List(ctx, sets, client.UnsafeDisableDeepCopy); err != nil {

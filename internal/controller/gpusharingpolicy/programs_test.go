@@ -150,14 +150,14 @@ func TestTheDRADriverOfAGPUClusterNeedsNoQuestion(t *testing.T) {
 // NFD's worker writes a NodeFeature with the name of its node in its own namespace. GPU Feature Discovery and the
 // operator write others.
 func TestTheNamespacesOfNFDAreThoseOfItsWorkers(t *testing.T) {
-	r, f := newReading(t), features{of: map[string]cluster.NodeFeatures{}, discovery: map[string]bool{}}
+	r, f := newReading(t), features{Features: cluster.NewFeatures()}
 	named := map[string]string{"nfd": "a", "gpu-operator": "nvidia-features-for-a", "own": "zz-gpu-sharing-a"}
 	for namespace, name := range named {
 		feature := &unstructured.Unstructured{Object: map[string]any{}}
 		feature.SetNamespace(namespace)
 		feature.SetName(name)
 		feature.SetLabels(map[string]string{cluster.LabelNodeName: "a"})
-		r.addFeature(&f, feature)
+		f.Add([]unstructured.Unstructured{*feature}, r.Namespace)
 	}
 	programs, _, err := r.gatherPrograms(t.Context(), &seen{plugin: &pluginconfig.Observed{}, features: f})
 	r.Expect(err).NotTo(HaveOccurred())

@@ -35,7 +35,7 @@ func (w *writer) doDRA(ctx context.Context, next action.Action) (bool, error) {
 // taintDevices applies the operator's DeviceTaintRule for a node. The next reconcile waits until the cache shows it: a
 // node that has one counts in the budget.
 func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool, error) {
-	if w.dra.nodes[a.Node].ruleTaken {
+	if w.dra.Nodes[a.Node].RuleTaken {
 		return false, fmt.Errorf("DeviceTaintRule %s exists and is not the operator's; delete it", dra.RuleName(a.Node))
 	}
 	kind := w.rules.served.Load()
@@ -52,7 +52,7 @@ func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool,
 
 // untaintDevices deletes it.
 func (w *writer) untaintDevices(ctx context.Context, a action.UntaintDevices) (bool, error) {
-	kind, uid := w.rules.served.Load(), w.dra.rules[a.Node]
+	kind, uid := w.rules.served.Load(), w.dra.Rules[a.Node]
 	if kind == nil || uid == "" {
 		return false, nil
 	}
@@ -81,7 +81,7 @@ func (w *writer) writeClass(ctx context.Context, a action.WriteClass) (bool, err
 
 // deleteClass deletes it.
 func (w *writer) deleteClass(ctx context.Context, a action.DeleteClass) (bool, error) {
-	kind, uid := w.classes.served.Load(), w.dra.classes[a.Name]
+	kind, uid := w.classes.served.Load(), w.dra.Classes[a.Name]
 	if kind == nil || uid == "" {
 		return false, nil
 	}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -158,7 +159,7 @@ func selects(ranking policy.Ranking, g *group, hasGPUs bool) *v1alpha1.GPUSharin
 }
 
 // shapeLabels are the labels that nodes have in common.
-func shapeLabels(nodes []*Node) map[string]string {
+func shapeLabels(nodes []*cluster.Node) map[string]string {
 	labels := nodes[0].Labels
 	for _, n := range nodes[1:] {
 		labels = common(labels, n.Labels)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -57,8 +58,8 @@ func TestWhatANewNodeAdvertises(t *testing.T) {
 // policy leaves alone either.
 func TestANodeThatIsSharedAlreadyIsTakenAsNew(t *testing.T) {
 	n := node("a", a100, 2, inPool("type"))
-	n.Devices[1].Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}}
-	n.Advertised = map[string]int64{"nvidia.com/mig-7g.40gb": 1, "nvidia.com/gpu": 1}
+	n.GPU.Status.Devices[1].Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}}
+	n.Allocatable = map[string]int64{"nvidia.com/mig-7g.40gb": 1, "nvidia.com/gpu": 1}
 	g := only(t, karpenter(t, "sharing: {strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}\ngpuSelector: {indexes: [0]}", n))
 	NewWithT(t).Expect(offers(g)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 1}), g.Message)
 }
@@ -83,7 +84,7 @@ func TestShapes(t *testing.T) {
 			a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
 			return snapshot{
 				Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", renamed+"\nnodeSelector: {matchLabels: {nvidia.com/gpu.present: \"true\"}}")},
-				Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
+				Nodes: []cluster.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
 				Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
 			}
 		}, v1alpha1.ReasonAmbiguousShape, "NVIDIA-A100-SXM4-40GB"},
@@ -134,7 +135,7 @@ func TestShapes(t *testing.T) {
 func TestAShapeIsRememberedWhenTheNodesAreGone(t *testing.T) {
 	g := NewWithT(t)
 	s := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
-	s.Nodes[0].Advertised = map[string]int64{shared: 40}
+	s.Nodes[0].Allocatable = map[string]int64{shared: 40}
 	before := only(t, s)
 	g.Expect(before.Nodes).To(BeEquivalentTo(1))
 	wrote := s.Advise().Writes[0].Overlay

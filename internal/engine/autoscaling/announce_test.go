@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // A new node of a paused policy advertises whole GPUs until the rollout goes on.
@@ -30,7 +31,7 @@ func TestAShapeIsNotRememberedForAPolicyThatNoLongerSelectsTheGroup(t *testing.T
 	g := NewWithT(t)
 	s := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
 	s.Pools[0].Labels["team"], s.Nodes[0].Labels["team"] = "a", "a"
-	s.Nodes[0].Advertised = map[string]int64{shared: 40}
+	s.Nodes[0].Allocatable = map[string]int64{shared: 40}
 	group := only(t, s)
 	s.Nodes, s.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
 	g.Expect(s.Advise().Writes).To(HaveLen(1))
@@ -50,7 +51,7 @@ func TestAmbiguousNodesOfAPolicyWithoutSelector(t *testing.T) {
 	a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
 	s := autoscaling.Snapshot{
 		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+"\nautoscaling: {mode: Manage}")}, OpenShift: "4.19.3",
-		Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
+		Nodes: []cluster.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
 		Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
 	}
 	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonAmbiguousShape))

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -28,20 +28,22 @@ import (
 type reportedGPUs struct {
 	product   string
 	count     int
+	reported  []v1alpha1.DeviceStatus // by the first of the nodes
 	devices   []v1alpha1.DeviceStatus // as a new node has them
 	resources map[string]int64        // that such a node advertises under the policy that governs it; nil: not known
-	nodes     []*Node
+	nodes     []*cluster.Node
 	confirmed bool // a kubelet lists what a node with these GPUs advertises
 }
 
 // reportedGPUsOf are the different GPUs that nodes of one instance type report.
-func reportedGPUsOf(nodes []*Node) []*reportedGPUs {
+func reportedGPUsOf(nodes []*cluster.Node) []*reportedGPUs {
 	var all []*reportedGPUs
 	for _, n := range nodes {
-		at := slices.IndexFunc(all, func(c *reportedGPUs) bool { return slices.EqualFunc(c.nodes[0].Devices, n.Devices, alike) })
+		reported := plan.WithProfiles(n.GPU.Status.Devices)
+		at := slices.IndexFunc(all, func(c *reportedGPUs) bool { return slices.EqualFunc(c.reported, reported, alike) })
 		if at < 0 {
-			c := &reportedGPUs{product: productOf(n), count: len(n.Devices)}
-			for _, d := range n.Devices {
+			c := &reportedGPUs{product: productOf(n), count: len(reported), reported: reported}
+			for _, d := range reported {
 				c.devices = append(c.devices, fresh(d, int(d.Index)))
 			}
 			all, at = append(all, c), len(all)
@@ -69,7 +71,7 @@ type settled struct {
 }
 
 // settle decides which claim of the nodes of one instance type counts. last is what a policy reported of it before; nil: nothing.
-func settle(nodes []*Node, last *v1alpha1.NodeGroupStatus, ranking policy.Ranking) settled {
+func settle(nodes []*cluster.Node, last *v1alpha1.NodeGroupStatus, ranking policy.Ranking) settled {
 	claims := reportedGPUsOf(nodes)
 	known := func(c *reportedGPUs) bool {
 		return last != nil && c.product == last.Product && c.count == int(last.GPUsPerNode)
@@ -130,7 +132,7 @@ func weighed(claims []*reportedGPUs, ranking policy.Ranking) []*reportedGPUs {
 	var all []*reportedGPUs
 	for _, c := range claims {
 		c.resources = advertises(c, c.nodes[0], ranking)
-		c.confirmed = slices.ContainsFunc(c.nodes, func(n *Node) bool {
+		c.confirmed = slices.ContainsFunc(c.nodes, func(n *cluster.Node) bool {
 			listed := listedGPUs(n)
 			return maps.Equal(listed, map[string]int64{plan.ResourceGPU: int64(c.count)}) || len(listed) > 0 && maps.Equal(listed, advertises(c, n, ranking))
 		})
@@ -149,7 +151,7 @@ func weighed(claims []*reportedGPUs, ranking policy.Ranking) []*reportedGPUs {
 
 // advertises is what a node with the GPUs of a claim and the labels of another node advertises once it is ready; nil: no policy governs
 // it, or none can be honoured there.
-func advertises(c *reportedGPUs, as *Node, ranking policy.Ranking) map[string]int64 {
+func advertises(c *reportedGPUs, as *cluster.Node, ranking policy.Ranking) map[string]int64 {
 	n := policy.Node{Name: as.Name, Labels: as.Labels, Devices: c.devices}
 	by := ranking.Govern(n).By
 	if by == nil {
@@ -165,7 +167,7 @@ func advertises(c *reportedGPUs, as *Node, ranking policy.Ranking) map[string]in
 // refuted reports whether the kubelet of each of the nodes lists fewer GPUs, instances and replicas than the GPUs that they report. A
 // kubelet that lists none says nothing: NVIDIA's device plugin does not run yet, or its DRA driver offers the GPUs.
 func (c *reportedGPUs) refuted() bool {
-	return !slices.ContainsFunc(c.nodes, func(n *Node) bool {
+	return !slices.ContainsFunc(c.nodes, func(n *cluster.Node) bool {
 		sum := int64(0)
 		for _, count := range listedGPUs(n) {
 			sum += count
@@ -175,14 +177,17 @@ func (c *reportedGPUs) refuted() bool {
 }
 
 // listedGPUs is what the kubelet of a node lists of GPUs and instances.
-func listedGPUs(n *Node) map[string]int64 {
-	all := map[string]int64{}
-	for name, count := range n.Advertised {
-		if strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-") {
-			all[name] = count
-		}
-	}
-	return all
+func listedGPUs(n *cluster.Node) map[string]int64 {
+	listed := advertised(n)
+	maps.DeleteFunc(listed, func(name string, _ int64) bool { return !cluster.IsGPUResource(name) })
+	return listed
+}
+
+// advertised are the resources of NVIDIA that the kubelet of a node lists, each with its number, which is not 0.
+func advertised(n *cluster.Node) map[string]int64 {
+	listed := maps.Clone(n.Allocatable)
+	maps.DeleteFunc(listed, func(_ string, count int64) bool { return count <= 0 })
+	return listed
 }
 
 // doubt tells of the nodes whose agents nobody confirms.
@@ -210,12 +215,12 @@ func (s settled) doubt(g *group) string {
 
 // hardwareOf keeps one GPU of each product: as most nodes report it, of those that tell its MIG profiles if any does. What one node
 // alone reports of a GPU that the operator knows counts for nothing: it would hold for all groups that have such GPUs.
-func hardwareOf(nodes []Node) hardware {
+func hardwareOf(nodes []cluster.Node) hardware {
 	reported := map[string][]*reportedGPUs{}
 	for i := range nodes {
 		n := &nodes[i]
 		seen := map[string]bool{}
-		for _, d := range n.Devices {
+		for _, d := range plan.WithProfiles(n.GPU.Status.Devices) {
 			if seen[d.Product] {
 				continue
 			}

@@ -12,13 +12,14 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 const managed = renamed + "\nautoscaling: {mode: Manage}"
 
 // listing is a node whose kubelet lists a resource.
-func listing(n autoscaling.Node, resource string, count int64) autoscaling.Node {
-	n.Advertised = map[string]int64{resource: count}
+func listing(n cluster.Node, resource string, count int64) cluster.Node {
+	n.Allocatable = map[string]int64{resource: count}
 	return n
 }
 
@@ -38,8 +39,8 @@ var forty = map[string]any{"nvidia.com/gpu": "0", shared: "40"}
 // TestAnAgentThatLiesSpeaksForItsNodeOnly: what one agent says of the GPUs of its node is written for the whole group only if its kubelet, or
 // the other nodes of the group, say the same. Otherwise it is reported, with the node.
 func TestAnAgentThatLiesSpeaksForItsNodeOnly(t *testing.T) {
-	honest := func(name string) autoscaling.Node { return listing(node(name, t4, 4, inPool("t4.four")), shared, 40) }
-	lies := map[string]autoscaling.Node{
+	honest := func(name string) cluster.Node { return listing(node(name, t4, 4, inPool("t4.four")), shared, 40) }
+	lies := map[string]cluster.Node{
 		"more GPUs than the kubelet lists":           listing(node("c", t4, 64, inPool("t4.four")), shared, 40),
 		"as many GPUs as the kubelet lists replicas": listing(node("c", t4, 40, inPool("t4.four")), shared, 40),
 		"more GPUs, while its kubelet lists none":    node("c", t4, 8, inPool("t4.four")),
@@ -49,10 +50,10 @@ func TestAnAgentThatLiesSpeaksForItsNodeOnly(t *testing.T) {
 		for _, first := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				g := NewWithT(t)
-				nodes := []autoscaling.Node{honest("a"), honest("b"), lie}
+				nodes := []cluster.Node{honest("a"), honest("b"), lie}
 				if first {
 					lie.Name = "0" + lie.Name
-					nodes = []autoscaling.Node{lie, honest("a"), honest("b")}
+					nodes = []cluster.Node{lie, honest("a"), honest("b")}
 				}
 				s := karpenter(t, managed, nodes...)
 				g.Expect(written(t, s)).To(Equal(forty))
@@ -69,7 +70,7 @@ func TestAnAgentThatLiesSpeaksForItsNodeOnly(t *testing.T) {
 
 // TestAnAgentThatLiesAlone: a group of one node has no peers, so its kubelet decides; what was written stays.
 func TestAnAgentThatLiesAlone(t *testing.T) {
-	for name, lie := range map[string]autoscaling.Node{
+	for name, lie := range map[string]cluster.Node{
 		"above what the kubelet lists": listing(node("c", t4, 64, inPool("t4.four")), shared, 40),
 		"below it":                     listing(node("c", t4, 20, inPool("t4.four")), shared, 40),
 	} {
@@ -133,15 +134,15 @@ func TestAnAgentThatLiesAboutTheHardwareOfOthers(t *testing.T) {
 			{Name: "7g.40gb", Slices: 7, MemoryMiB: 40192, Max: 1, Size: 8, Starts: []int32{0}},
 		}, more...)
 	}
-	elsewhere := func(name string, has []v1alpha1.ProfileStatus) autoscaling.Node {
+	elsewhere := func(name string, has []v1alpha1.ProfileStatus) cluster.Node {
 		n := node(name, a100, 2, nil)
-		for i := range n.Devices {
-			n.Devices[i].Profiles = has
+		for i := range n.GPU.Status.Devices {
+			n.GPU.Status.Devices[i].Profiles = has
 		}
 		return n
 	}
 	lie := profiles(1, v1alpha1.ProfileStatus{Name: "9g.90gb", ID: 99, Slices: 1, Max: 1, Size: 1, Starts: []int32{0}})
-	for _, nodes := range [][]autoscaling.Node{
+	for _, nodes := range [][]cluster.Node{
 		{elsewhere("a", profiles(7)), elsewhere("b", profiles(7)), elsewhere("c", lie)},
 		{elsewhere("c", lie)}, // nobody else has such a GPU, but the operator knows it
 	} {
@@ -154,10 +155,10 @@ func TestAnAgentThatLiesAboutTheHardwareOfOthers(t *testing.T) {
 // TestWhatIsReportedOfAGroupFits: what nodes have and are named after fits into status.nodeGroups, or is cut with a count.
 func TestWhatIsReportedOfAGroupFits(t *testing.T) {
 	g := NewWithT(t)
-	var nodes []autoscaling.Node
+	var nodes []cluster.Node
 	for i := range 40 {
 		n := node(fmt.Sprintf("n%02d", i), t4, 1, inPool(fmt.Sprintf("type-%02d", i)))
-		n.Advertised = map[string]int64{"nvidia.com/" + strings.Repeat("x", 60): 1}
+		n.Allocatable = map[string]int64{"nvidia.com/" + strings.Repeat("x", 60): 1}
 		nodes = append(nodes, n)
 	}
 	is := only(t, karpenter(t, renamed, nodes...))
@@ -166,8 +167,8 @@ func TestWhatIsReportedOfAGroupFits(t *testing.T) {
 	g.Expect(is.Advertised).To(BeEmpty(), "the name is longer than that of any resource of the operator's")
 
 	mixed := node("mixed", t4, 16, map[string]string{"eks.amazonaws.com/nodegroup": "gpu"})
-	for i := range mixed.Devices {
-		mixed.Devices[i].Product = fmt.Sprintf("%02d-%s", i, strings.Repeat("p", 90))
+	for i := range mixed.GPU.Status.Devices {
+		mixed.GPU.Status.Devices[i].Product = fmt.Sprintf("%02d-%s", i, strings.Repeat("p", 90))
 	}
 	g.Expect(len([]rune(only(t, karpenter(t, renamed, mixed)).Product))).To(BeNumerically("<=", 256))
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // The rules of Cluster Autoscaler, as kubernetes/autoscaler cluster-autoscaler-1.36.1 has them below
@@ -157,15 +158,15 @@ func againstRules(t *testing.T, spec, platform, label string) {
 	if label != "" {
 		live.Labels[label] = "a100"
 	}
-	live.Advertised = offers(empty)
+	live.Allocatable = offers(empty)
 	live.Annotations = map[string]string{"machine.openshift.io/machine": "ns/machine"}
 	if platform == autoscaling.GroupClusterAPI {
 		live.Annotations = map[string]string{"cluster.x-k8s.io/owner-kind": "MachineSet", "cluster.x-k8s.io/owner-name": "set", "cluster.x-k8s.io/cluster-namespace": "ns"}
 	}
-	snapshot.MachineSets, snapshot.Nodes = map[string]string{"ns/machine": "ns/set"}, []autoscaling.Node{live}
+	snapshot.MachineSets, snapshot.Nodes = map[string]string{"ns/machine": "ns/set"}, []cluster.Node{live}
 	one := only(t, snapshot)
 	g.Expect(one.Nodes).To(BeEquivalentTo(1))
-	full := caNode{labels: live.Labels, allocatable: live.Advertised, requested: live.Advertised, readyFor: time.Hour}
+	full := caNode{labels: live.Labels, allocatable: live.Allocatable, requested: live.Allocatable, readyFor: time.Hour}
 	g.Expect(full.unready()).To(Equal(reports(one, v1alpha1.ReasonAcceleratorLabel)), one.Message)
 	g.Expect(full.utilization() < 0.5).To(Equal(reports(one, v1alpha1.ReasonScaleDownCandidate)), one.Message)
 	ca.nodes = []caNode{full}

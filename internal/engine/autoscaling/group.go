@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // groups are the node groups of the cluster with their nodes, by kind and name. A group without an object is known by
@@ -87,7 +88,7 @@ func isCloud(kind v1alpha1.NodeGroupKind) bool {
 const longestName, longestNamespace = 253, 63
 
 // groupOf is the group that a node belongs to.
-func (s *Snapshot) groupOf(n *Node) (Ref, bool) {
+func (s *Snapshot) groupOf(n *cluster.Node) (Ref, bool) {
 	if name := n.Labels[labelNodePool]; name != "" {
 		return Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: name}, true
 	}

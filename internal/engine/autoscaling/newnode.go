@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
@@ -38,7 +39,7 @@ type group struct {
 	Ref
 	pool     *Pool
 	scalable *Scalable
-	nodes    []*Node
+	nodes    []*cluster.Node
 }
 
 // labels are what new nodes of the group have for certain, as far as its object tells.
@@ -125,9 +126,9 @@ func differing(all []shape) string {
 // live are the shapes of nodes, one for each instance type. GPUs die, so the nodes with the most GPUs count, as far as
 // others confirm them (settle). Where nobody does, the shape that a policy reported last stays.
 func (s *Snapshot) live(g *group, known hardware, ranking policy.Ranking) (all []shape, ambiguous string, doubts []string) {
-	byType := map[string][]*Node{}
+	byType := map[string][]*cluster.Node{}
 	for _, n := range g.nodes {
-		if len(n.Devices) > 0 {
+		if len(n.GPU.Status.Devices) > 0 {
 			byType[n.Labels[labelInstanceType]] = append(byType[n.Labels[labelInstanceType]], n)
 		}
 	}
@@ -156,8 +157,8 @@ func (s *Snapshot) live(g *group, known hardware, ranking policy.Ranking) (all [
 			s.instanceTypes = []string{instanceType}
 		}
 		for _, n := range nodes {
-			if len(n.Advertised) > 0 {
-				s.advertised = n.Advertised
+			if lists := advertised(n); len(lists) > 0 {
+				s.advertised = lists
 			}
 		}
 		all = add(all, []shape{s}, true)
@@ -181,7 +182,7 @@ func (s *Snapshot) lastOfType(of Ref, instanceType string) *v1alpha1.NodeGroupSt
 }
 
 // productsOf are the products of the GPUs of nodes, in their order, those of one node by comma.
-func productsOf(nodes []*Node) []string {
+func productsOf(nodes []*cluster.Node) []string {
 	var all []string
 	for _, n := range nodes {
 		if product := productOf(n); !slices.Contains(all, product) {
@@ -192,14 +193,15 @@ func productsOf(nodes []*Node) []string {
 }
 
 // productOf names the products of the GPUs of a node.
-func productOf(n *Node) string {
-	first := n.Devices[0].Product
-	if !slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != first }) {
+func productOf(n *cluster.Node) string {
+	devices := n.GPU.Status.Devices
+	first := devices[0].Product
+	if !slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != first }) {
 		return first
 	}
 	var products []string
-	for i := range n.Devices {
-		products = append(products, n.Devices[i].Product)
+	for i := range devices {
+		products = append(products, devices[i].Product)
 	}
 	slices.Sort(products)
 	return strings.Join(slices.Compact(products), ",")

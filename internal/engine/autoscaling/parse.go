@@ -11,26 +11,43 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// NodeOf is what of a node matters here. It shares memory with the objects.
-func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
-	n := Node{
-		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Devices: plan.WithProfiles(gpuNode.Status.Devices),
-		Advertised: map[string]int64{},
+// Add adds an object of an autoscaler, or the ClusterVersion of OpenShift. Of other kinds nothing is read.
+func (s *Snapshot) Add(o *unstructured.Unstructured) {
+	switch o.GetKind() {
+	case "NodePool":
+		s.Pools = append(s.Pools, PoolOf(o))
+	case "NodeOverlay":
+		s.Overlays = append(s.Overlays, OverlayOf(o))
+	case kindMachineSet, "MachineDeployment":
+		s.Scalables = append(s.Scalables, ScalableOf(o))
+	case "ClusterVersion":
+		s.OpenShift = OpenShiftVersion(o)
 	}
-	for name, quantity := range node.Status.Allocatable {
-		if count := quantity.Value(); count > 0 && strings.HasPrefix(string(name), "nvidia.com/") {
-			n.Advertised[string(name)] = count
+}
+
+// kindMachineSet is the kind of OpenShift's MachineSets, and of those of the Cluster API.
+const kindMachineSet = "MachineSet"
+
+// AddMachine adds which MachineSet made a Machine of OpenShift, if one did.
+func (s *Snapshot) AddMachine(m metav1.Object) {
+	if owner := metav1.GetControllerOf(m); owner != nil && owner.Kind == kindMachineSet {
+		if s.MachineSets == nil {
+			s.MachineSets = map[string]string{}
 		}
+		s.MachineSets[m.GetNamespace()+"/"+m.GetName()] = m.GetNamespace() + "/" + owner.Name
 	}
-	return n
+}
+
+// OpenShiftVersion is the version of OpenShift that a ClusterVersion reports.
+func OpenShiftVersion(o *unstructured.Unstructured) string {
+	version, _, _ := unstructured.NestedString(o.Object, "status", "desired", "version")
+	return version
 }
 
 // PoolOf reads a NodePool. What it cannot read counts as absent.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 func asMap(v any) map[string]any {
@@ -246,8 +247,8 @@ func TestCloudsGetTags(t *testing.T) {
 	} {
 		g := NewWithT(t)
 		n := node("a", a100, 1, map[string]string{label: "gpu"})
-		n.Advertised = map[string]int64{shared: 1}
-		s := autoscaling.Snapshot{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []autoscaling.Node{n}}
+		n.Allocatable = map[string]int64{shared: 1}
+		s := autoscaling.Snapshot{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []cluster.Node{n}}
 		group := only(t, s)
 		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonAdviceOnly))
 		g.Expect(group.Paste).To(Equal(c.want))
@@ -267,7 +268,7 @@ func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
 	n := node("a", a100, 1, nil)
 	n.Annotations = map[string]string{"cluster.x-k8s.io/owner-kind": "MachineSet", "cluster.x-k8s.io/owner-name": "set", "cluster.x-k8s.io/cluster-namespace": "ns"}
 	n.Labels["pool"] = "gpu"
-	s.Nodes = []autoscaling.Node{n}
+	s.Nodes = []cluster.Node{n}
 	groups := s.Advise().Groups["research"]
 	g.Expect(groups).To(HaveLen(2))
 	g.Expect(groups[0].Name).To(Equal("deployment"))

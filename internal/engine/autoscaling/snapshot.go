@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // FieldManager owns what the operator writes for autoscalers, and what it reports about that.
@@ -34,8 +35,8 @@ type Snapshot struct {
 	Now time.Time
 	// Policies are all policies, with their last status.
 	Policies []v1alpha1.GPUSharingPolicy
-	// Nodes are all nodes that have a GPUNode.
-	Nodes []Node
+	// Nodes are all nodes that have a GPUNode; their pods do not matter.
+	Nodes []cluster.Node
 	// MachineSets of OpenShift by the Machines that they made, both as namespace/name.
 	MachineSets map[string]string
 	// Pools are the NodePools of Karpenter.
@@ -59,17 +60,6 @@ type Refusal struct {
 	// Conflict reports that another field manager owns a field.
 	Conflict bool
 	Message  string
-}
-
-// Node is what of a node matters here.
-type Node struct {
-	Name        string
-	Labels      map[string]string
-	Annotations map[string]string
-	// Devices are its GPUs as its agent reported them; none before it has.
-	Devices []v1alpha1.DeviceStatus
-	// Advertised are its extended resources of NVIDIA.
-	Advertised map[string]int64
 }
 
 // Ref names a node group.

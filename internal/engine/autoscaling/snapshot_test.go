@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -46,11 +47,11 @@ const (
 )
 
 // node is a node with GPUs of a product.
-func node(name, product string, count int, labels map[string]string) autoscaling.Node {
-	n := autoscaling.Node{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name, "nvidia.com/gpu.present": "true"}, Annotations: map[string]string{}}
+func node(name, product string, count int, labels map[string]string) cluster.Node {
+	n := cluster.Node{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name, "nvidia.com/gpu.present": "true"}, Annotations: map[string]string{}}
 	maps.Copy(n.Labels, labels)
 	for i := range count {
-		n.Devices = append(n.Devices, v1alpha1.DeviceStatus{
+		n.GPU.Status.Devices = append(n.GPU.Status.Devices, v1alpha1.DeviceStatus{
 			UUID: fmt.Sprintf("GPU-%s-%d", name, i), Index: int32(i), Product: product, MemoryMiB: 40960, ComputeCapability: "8.0", MIGCapable: product == a100,
 			Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled},
 		})
@@ -65,7 +66,7 @@ func pool(name string, labels map[string]string) autoscaling.Pool {
 }
 
 // karpenter is a snapshot with NodePool gpu and NodeOverlays.
-func karpenter(t *testing.T, spec string, nodes ...autoscaling.Node) autoscaling.Snapshot {
+func karpenter(t *testing.T, spec string, nodes ...cluster.Node) autoscaling.Snapshot {
 	t.Helper()
 	return autoscaling.Snapshot{
 		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", spec)}, Nodes: nodes,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -69,72 +70,179 @@ func (n *Node) Offered(stack dra.Stack) map[string]int64 {
 	return n.Allocatable
 }
 
+// DRANode is what the objects of NVIDIA's DRA driver, and of Kubernetes around it, tell of one node.
+type DRANode struct {
+	// DRA is an object, besides pods, by which the driver shows that it offers the GPUs of the node, such as
+	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
+	DRA string
+	// DynamicMIG says that the DaemonSet of that driver has its feature gate DynamicMIG on, so that the next pod on the
+	// node makes MIG instances on demand, also while there is no pod.
+	DynamicMIG bool
+	// Published is what the ResourceSlices of the driver show of the node; nil: there are none.
+	Published *dra.Pool
+	// Claims are the ResourceClaims to which devices of the node are allocated, by name.
+	Claims []dra.Claim
+	// DevicesTaintedAt is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there
+	// is none.
+	DevicesTaintedAt time.Time
+	// RuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
+	RuleTaken bool
+}
+
 // DRAObjects are the objects of resource.k8s.io as they are listed, of the versions that the API server prefers.
 type DRAObjects struct {
 	Slices, Claims, Classes, Rules []unstructured.Unstructured
 	// ServesClasses and ServesRules are those of DRA.
 	ServesClasses, ServesRules bool
+	// Deleted are the DeviceTaintRules that the operator has deleted though they are listed still, by UID. A node whose
+	// rule is gone must not be taken for one that new pods are kept off.
+	Deleted map[types.UID]bool
+	// PoolOf reads what ResourceSlices, by name, publish of a node, for a program that remembers it; nil: PoolOf.
+	PoolOf func(node string, slices []*unstructured.Unstructured) *dra.Pool
 }
 
-// AddTo adds to a snapshot what they tell of the cluster, of each node and of its pods. A program that keeps a cache
-// reads them one by one.
-func (o DRAObjects) AddTo(s *Snapshot) {
-	s.DRA.ServesClasses, s.DRA.ServesRules = o.ServesClasses, o.ServesRules
+// DRARead is what they tell.
+type DRARead struct {
+	Cluster DRA
+	// Nodes by name, which is that of their pools.
+	Nodes map[string]DRANode
+	// Claimed is by which ResourceClaim pods have GPUs, by UID or PodGroup. An allocation precedes the start of the pod,
+	// and older kubelets do not report to the agent who has GPUs by claims.
+	Claimed map[string]string
+	// Classes are the UIDs of the DeviceClasses by name, Rules those of the operator's DeviceTaintRules by node.
+	Classes, Rules map[string]types.UID
+}
+
+// PoolOf reads what ResourceSlices publish of a node, whose name does not matter.
+func PoolOf(_ string, published []*unstructured.Unstructured) *dra.Pool {
+	read := make([]dra.Slice, 0, len(published))
+	for _, slice := range published {
+		read = append(read, dra.SliceOf(slice.Object))
+	}
+	return new(dra.PoolOf(read))
+}
+
+// Read reads the objects.
+func (o DRAObjects) Read() *DRARead {
+	r := &DRARead{
+		Cluster: DRA{ServesClasses: o.ServesClasses, ServesRules: o.ServesRules},
+		Nodes:   map[string]DRANode{}, Claimed: map[string]string{}, Classes: map[string]types.UID{}, Rules: map[string]types.UID{},
+	}
+	o.readSlices(r)
+	o.readClaims(r)
 	for i := range o.Classes {
-		s.DRA.Classes = append(s.DRA.Classes, dra.ClassOf(&o.Classes[i]))
+		r.Cluster.Classes = append(r.Cluster.Classes, dra.ClassOf(&o.Classes[i]))
+		r.Classes[o.Classes[i].GetName()] = o.Classes[i].GetUID()
 	}
-	slices.SortFunc(s.DRA.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
-	published, claimed, withRuleAt, taken := o.read(s)
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		if found := published[n.Name]; found != nil {
-			n.Published = new(dra.PoolOf(found))
-			n.DRA = cmp.Or(n.DRA, "ResourceSlices")
+	slices.SortFunc(r.Cluster.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
+	o.readRules(r)
+	return r
+}
+
+// change changes what is known of a node.
+func (r *DRARead) change(node string, do func(*DRANode)) {
+	n := r.Nodes[node]
+	do(&n)
+	r.Nodes[node] = n
+}
+
+func (o *DRAObjects) readSlices(r *DRARead) {
+	of := map[string][]*unstructured.Unstructured{}
+	for i := range o.Slices {
+		if node := PublishedOn(&o.Slices[i]); node != "" {
+			of[node] = append(of[node], &o.Slices[i])
 		}
-		n.Claims, n.DevicesTaintedAt, n.RuleTaken = claimed[n.Name], withRuleAt[n.Name], taken[n.Name]
-		for p := range n.Pods {
-			for _, c := range n.Claims {
-				if len(c.Of(n.Name)) > 0 && n.Pods[p].Has(c) {
-					n.Pods[p].Claim = c.Name
-				}
-			}
-		}
+	}
+	poolOf := o.PoolOf
+	if poolOf == nil {
+		poolOf = PoolOf
+	}
+	for node, its := range of {
+		slices.SortFunc(its, func(a, b *unstructured.Unstructured) int { return cmp.Compare(a.GetName(), b.GetName()) })
+		r.Nodes[node] = DRANode{DRA: "ResourceSlice " + its[len(its)-1].GetName(), Published: poolOf(node, its)}
 	}
 }
 
-// read reads the slices, claims and rules of each node.
-func (o DRAObjects) read(s *Snapshot) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, withRuleAt map[string]time.Time, taken map[string]bool) {
-	published, claimed, withRuleAt, taken = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}, map[string]bool{}
-	for i := range o.Slices {
-		driver, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "driver")
-		node, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "nodeName")
-		if driver == dra.DriverName && node != "" {
-			published[node] = append(published[node], dra.SliceOf(o.Slices[i].Object))
-		}
+// PublishedOn is the node whose GPUs a ResourceSlice of NVIDIA's DRA driver publishes; empty: it is none of these.
+func PublishedOn(slice *unstructured.Unstructured) string {
+	driver, _, _ := unstructured.NestedString(slice.Object, "spec", "driver")
+	if driver != dra.DriverName {
+		return ""
 	}
+	node, _, _ := unstructured.NestedString(slice.Object, "spec", "nodeName")
+	return node
+}
+
+func (o *DRAObjects) readClaims(r *DRARead) {
 	for i := range o.Claims {
-		claim, counts := dra.ClaimOf(o.Claims[i].GetNamespace(), o.Claims[i].GetName(), o.Claims[i].Object)
+		namespace := o.Claims[i].GetNamespace()
+		claim, counts := dra.ClaimOf(namespace, o.Claims[i].GetName(), o.Claims[i].Object)
 		if !counts {
 			continue
 		}
-		s.DRA.Named = append(s.DRA.Named, claim.Classes...)
+		r.Cluster.Named = append(r.Cluster.Named, claim.Classes...)
 		for _, pool := range claim.Pools() {
-			claimed[pool] = append(claimed[pool], claim)
+			r.change(pool, func(n *DRANode) { n.Claims = append(n.Claims, claim) })
+		}
+		if len(claim.Devices) == 0 {
+			continue
+		}
+		for _, uid := range claim.Pods {
+			r.Claimed[uid] = claim.Name
+		}
+		for _, other := range claim.Others {
+			if other.IsPodGroup() {
+				r.Claimed[podGroup(namespace, other.Name)] = claim.Name
+			}
 		}
 	}
+	slices.Sort(r.Cluster.Named)
+	r.Cluster.Named = slices.Compact(r.Cluster.Named)
+	for _, n := range r.Nodes {
+		slices.SortFunc(n.Claims, func(a, b dra.Claim) int { return cmp.Compare(a.Name, b.Name) })
+	}
+}
+
+func (o *DRAObjects) readRules(r *DRARead) {
 	for i := range o.Rules {
-		if node, since, ours := dra.RuleOf(&o.Rules[i]); ours {
-			withRuleAt[node] = since
-			s.DRA.DevicesTaintedOn = append(s.DRA.DevicesTaintedOn, node)
-		} else if named, is := dra.TaintRuleNode(o.Rules[i].GetName()); is {
-			taken[named] = true
+		rule := &o.Rules[i]
+		gone := o.Deleted[rule.GetUID()]
+		if edited, is := dra.EditedRule(rule); is && !gone {
+			r.Rules[edited] = rule.GetUID()
+			r.Cluster.Edited = append(r.Cluster.Edited, edited)
+			continue
 		}
-		if node, edited := dra.EditedRule(&o.Rules[i]); edited {
-			s.DRA.Edited = append(s.DRA.Edited, node)
+		node, since, ours := dra.RuleOf(rule)
+		if named, is := dra.TaintRuleNode(rule.GetName()); is && !ours {
+			r.change(named, func(n *DRANode) { n.RuleTaken = true })
+		}
+		if !ours || gone || rule.GetDeletionTimestamp() != nil {
+			continue
+		}
+		r.Rules[node] = rule.GetUID()
+		r.Cluster.DevicesTaintedOn = append(r.Cluster.DevicesTaintedOn, node)
+		r.change(node, func(n *DRANode) { n.DevicesTaintedAt = since })
+	}
+	slices.Sort(r.Cluster.DevicesTaintedOn)
+	slices.Sort(r.Cluster.Edited)
+}
+
+// podGroup names a PodGroup as no UID of a pod is.
+func podGroup(namespace, name string) string { return namespace + "/" + name }
+
+// ClaimOf is by which of the claims a pod has GPUs; empty: by none.
+func ClaimOf(p *Pod, claimed map[string]string) string {
+	return cmp.Or(claimed[p.UID], claimed[podGroup(p.Namespace, p.PodGroup)])
+}
+
+// AddTo puts what they tell into a snapshot whose nodes have their pods, which another snapshot may have too.
+func (r *DRARead) AddTo(s *Snapshot) {
+	s.DRA = r.Cluster
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		n.DRANode, n.Pods = r.Nodes[n.Name], slices.Clone(n.Pods)
+		for p := range n.Pods {
+			n.Pods[p].Claim = ClaimOf(&n.Pods[p], r.Claimed)
 		}
 	}
-	slices.Sort(s.DRA.Named)
-	s.DRA.Named = slices.Compact(s.DRA.Named)
-	slices.Sort(s.DRA.DevicesTaintedOn)
-	return published, claimed, withRuleAt, taken
 }

@@ -253,19 +253,6 @@ func ToleratesChange(all []corev1.Toleration) bool {
 	return clusterpolicy.Tolerates(all, corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule})
 }
 
-// IsReadyAgent reports whether a pod is one of the agents' and answers.
-func IsReadyAgent(pod *corev1.Pod) bool {
-	if !IsAgent(pod) || pod.DeletionTimestamp != nil {
-		return false
-	}
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances; none of them is
 // no request. NVIDIA's Network Operator offers network cards under the same domain (nvidia.com/hostdev), which are none.
 func RequestsGPU(spec *corev1.PodSpec) bool {

@@ -132,9 +132,6 @@ func isSet(list, gate string) bool {
 	return false
 }
 
-// DRADriver is the driver of NVIDIA's that offers GPUs in ResourceSlices.
-const DRADriver = dra.DriverName
-
 // Note records the signs of a reconcile, the reason for each node or none, and forgets what is past.
 func (s *OtherControllers) Note(signs iter.Seq2[*Node, string], now time.Time) {
 	if s == nil {

@@ -24,9 +24,12 @@ type Programs struct {
 	// GPUOperators are the namespaces of NVIDIA's GPU Operator, as the status of a ClusterPolicy or GPUCluster names
 	// them; sorted.
 	GPUOperators []string
-	// Drivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose
+	// DRADrivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose
 	// account may publish ResourceSlices; sorted.
 	DRADrivers []string
+	// PublishedOn are the nodes for which that driver publishes ResourceSlices, for who may not ask which accounts may:
+	// a pod there that looks like the driver's is taken for it.
+	PublishedOn map[string]bool
 	// Discovery are the namespaces in which NodeFeatures are written as by workers of NFD; sorted. Where the Operator
 	// Lifecycle Manager installed NFD, its roles let every user of a namespace do that, so the pod must also mount
 	// folders of the host, which Pod Security baseline and OpenShift's restricted forbid.
@@ -43,10 +46,20 @@ func (o *Programs) tell(p *Pod, pod *corev1.Pod) {
 	p.NVIDIA = o.verified(pod, slices.Contains(o.GPUOperators, pod.Namespace) || pod.Namespace == o.ConfigMap.Namespace)
 	p.Validator = p.NVIDIA && IsValidator(pod)
 	p.MountsConfig = pod.Namespace == o.ConfigMap.Namespace && Mounts(pod, o.ConfigMap.Name)
-	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.DRADrivers, pod.Namespace)))
+	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.DRADrivers, pod.Namespace) || o.PublishedOn[pod.Spec.NodeName]))
 	discovers := isDiscovery(pod) && (p.NVIDIA || MountsHost(pod.Spec.Volumes) && o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
-	p.Own = isOwn(pod) && (len(o.Own) == 0 || slices.Contains(o.Own, pod.Namespace))
+	p.Own = isOwn(pod) && o.inOwn(pod)
 	p.Serves = p.DRA || discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)
+}
+
+// inOwn reports whether a pod is in a namespace of the operator.
+func (o *Programs) inOwn(pod *corev1.Pod) bool {
+	return len(o.Own) == 0 || slices.Contains(o.Own, pod.Namespace)
+}
+
+// IsReadyAgent reports whether a pod is one of the agents and answers.
+func (o *Programs) IsReadyAgent(pod *corev1.Pod) bool {
+	return IsAgent(pod) && o.inOwn(pod) && pod.DeletionTimestamp == nil && isReady(pod)
 }
 
 // verified reports whether a pod in a namespace that counts, or not, has a controller that runs such programs: a

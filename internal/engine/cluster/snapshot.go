@@ -12,7 +12,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // Snapshot is everything that a decision depends on, as one reconcile read it from the cache. rollout.Decide changes
@@ -61,6 +60,8 @@ type Snapshot struct {
 
 // Node is a node that has GPUs, with what is on it.
 type Node struct {
+	DRANode
+
 	Name string
 	// Version tells one value of the node from another, for rollout.Memory: with another version anything else may
 	// differ. 0: not known, so nothing is kept of the node.
@@ -104,21 +105,6 @@ type Node struct {
 	// OtherPartitionerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin
 	// that restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
 	OtherPartitionerLeft string
-	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
-	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
-	DRA string
-	// DynamicMIG says that the DaemonSet of that driver has its feature gate DynamicMIG on, so that the next pod on the
-	// node makes MIG instances on demand, also while there is no pod.
-	DynamicMIG bool
-	// Published is what the ResourceSlices of NVIDIA's DRA driver show of the node; nil: there are none.
-	Published *dra.Pool
-	// Claims are the ResourceClaims to which devices of the node are allocated, by name.
-	Claims []dra.Claim
-	// DevicesTaintedAt is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there
-	// is none.
-	DevicesTaintedAt time.Time
-	// RuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
-	RuleTaken bool
 	// Features is what the NodeFeature objects of the node say about the label nvidia.com/mps.capable.
 	Features NodeFeatures
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).

@@ -55,7 +55,7 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 			status: {reservedFor: [{resource: pods, name: train, uid: uid-1}],
 			allocation: {devices: {results: [{driver: gpu.nvidia.com, pool: a, device: gpu-0}]}}}}`),
 		Classes: read(`{metadata: {name: gpu.nvidia.com}, spec: {extendedResourceName: nvidia.com/gpu}}`),
-	}.AddTo(&s)
+	}.Read().AddTo(&s)
 	a, b := s.Nodes[0], s.Nodes[1]
 	g.Expect(s.StackOf(&a)).To(Equal(dra.DRADriver))
 	g.Expect(s.StackOf(&b)).To(Equal(dra.DevicePlugin))
