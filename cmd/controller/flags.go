@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 type flags struct {
@@ -42,7 +42,7 @@ func parseFlags(args []string) (flags, error) {
 	config.RegisterFlags(set)
 	set.StringVar(&f.namespace, "namespace", os.Getenv("POD_NAMESPACE"),
 		"namespace of the controller and its agents; default: environment variable POD_NAMESPACE")
-	set.StringVar(&selector, "node-selector", gpunode.DefaultSelector, "label selector of the nodes with GPUs")
+	set.StringVar(&selector, "node-selector", cluster.DefaultSelector, "label selector of the nodes with GPUs")
 	set.StringVar(&f.standAlone.Namespace, "device-plugin-namespace", "",
 		"namespace of a device plugin that the GPU Operator does not run; also of the GPU Operator, while its ClusterPolicy does not tell")
 	set.StringVar(&f.standAlone.ConfigMap, "device-plugin-configmap", "",

@@ -123,7 +123,7 @@ func restoredResources(s *rollout.NodeState, n *v1alpha1.GPUNode) map[string]int
 			counts[plan.ResourceGPU]++
 		}
 		for _, i := range sharing.Instances {
-			counts["nvidia.com/mig-"+strings.ReplaceAll(i.Profile, "+", ".")] += int64(i.Count)
+			counts[plan.ResourceOf(i.Profile)] += int64(i.Count)
 			counts[plan.ResourceGPU] += int64(i.Count)
 		}
 	}

@@ -146,7 +146,7 @@ func wholeReplicas(n rollout.NodeState) int32 {
 // instanceReplicas is how often the instances of a profile are advertised: by their own resource or, with strategy
 // single of NVIDIA's device plugin, as GPUs.
 func instanceReplicas(n rollout.NodeState, profile string) int32 {
-	own := "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
+	own := plan.ResourceOf(profile)
 	for _, name := range []string{own, own + ".shared"} {
 		if n.Expected[name] > 0 {
 			return replicas(n, name)

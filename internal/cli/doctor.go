@@ -63,13 +63,10 @@ type installation struct {
 	told types.NamespacedName
 }
 
-// defaultSelector is which nodes have GPUs unless the controller is told otherwise.
-const defaultSelector = "nvidia.com/gpu.present=true"
-
 // selector is which nodes have GPUs, as text.
 func (is *installation) selector() string {
 	if is.nodeSelector == nil {
-		return defaultSelector
+		return cluster.DefaultSelector
 	}
 	return is.nodeSelector.String()
 }

@@ -23,9 +23,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
-// gpuPresent is the label that NVIDIA's GPU Operator gives to nodes with GPUs.
-const gpuPresent = "nvidia.com/gpu.present"
-
 // importPolicies prints policies that describe how the GPUs of the cluster are shared already.
 func (p *Program) importPolicies(ctx context.Context, f *flags, rest []string) error {
 	if len(rest) > 0 {
@@ -206,7 +203,7 @@ func readSharedNodes(ctx context.Context, c client.Client, s *cluster.Snapshot) 
 	of := cluster.ByName(gpuNodes.Items)
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
-			if name := nodes.Items[i].Name; of[name] == nil && nodes.Items[i].Labels[gpuPresent] == "true" {
+			if name := nodes.Items[i].Name; of[name] == nil && nodes.Items[i].Labels[cluster.LabelPresent] == cluster.LabelTrue {
 				of[name] = &v1alpha1.GPUNode{}
 			}
 		}

@@ -18,12 +18,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 const (
 	// controllerName is the name of the controller's lease, and the value of nameLabel of its Deployment.
 	controllerName = "gpu-sharing-controller"
-	nameLabel      = "app.kubernetes.io/name"
+	nameLabel      = cluster.LabelName
 	// clocksDiffer is by how much the clocks of this machine and of the controller's may differ.
 	clocksDiffer = time.Minute
 )

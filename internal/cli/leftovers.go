@@ -30,8 +30,6 @@ import (
 const (
 	// ours begins the labels, annotations and taints of the operator.
 	ours = v1alpha1.Group + "/"
-	// pluginConfigMap is the name of the operator's ConfigMap, which the ClusterPolicy names.
-	pluginConfigMap = "gpu-sharing-device-plugin"
 )
 
 // managedByUs selects what the controller itself has made.
@@ -165,7 +163,7 @@ func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, e
 			left = append(left, fmt.Sprintf("clusterpolicy/%s has the annotation %s%s", p.GetName(), name, why))
 		}
 		for _, reader := range []string{"devicePlugin", "migManager"} {
-			if at(p, "spec", reader, "config", "name") == pluginConfigMap {
+			if at(p, "spec", reader, "config", "name") == cluster.ConfigMapName {
 				left = append(left, fmt.Sprintf("clusterpolicy/%s names the operator's ConfigMap in spec.%s.config", p.GetName(), reader))
 			}
 		}

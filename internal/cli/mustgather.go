@@ -159,7 +159,7 @@ func (g *gathering) chooseNodes(ctx context.Context, s cluster.Snapshot, named [
 	exists := map[string]bool{}
 	for i := range g.nodes {
 		name := g.nodes[i].GetName()
-		if exists[name] = true; g.nodes[i].GetLabels()[gpuPresent] == cluster.LabelTrue && !ready[name] {
+		if exists[name] = true; g.nodes[i].GetLabels()[cluster.LabelPresent] == cluster.LabelTrue && !ready[name] {
 			ready[name] = false
 		}
 	}

@@ -40,7 +40,7 @@ const (
 	// logsTimeout bounds all logs together: each kubelet that does not answer costs logTimeout.
 	logsTimeout           = 3 * time.Minute
 	mpsName, operandsName = "gpu-sharing-mps", "gpu-sharing-operands"
-	featureDiscovery      = "node-feature-discovery"
+	featureDiscovery      = cluster.FeatureDiscovery
 )
 
 // nvidias are the values of nameLabel of NVIDIA's workloads that no deploy label of a node starts, and of those that

@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -153,7 +154,7 @@ func secretive(t *testing.T, c client.Client) {
 	var planned v1alpha1.GPUSharingPolicy
 	g.Expect(yaml.Unmarshal([]byte(research), &planned)).To(Succeed())
 	for _, o := range []client.Object{
-		&corev1.Node{ObjectMeta: meta("", "b", map[string]string{gpuPresent: "true"})},
+		&corev1.Node{ObjectMeta: meta("", "b", map[string]string{cluster.LabelPresent: "true"})},
 		&corev1.Pod{
 			ObjectMeta: meta("gpu-sharing-operator", "notebook", map[string]string{nameLabel: "gpu-sharing-notebook"}),
 			Spec:       corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{container}},
@@ -167,7 +168,7 @@ func secretive(t *testing.T, c client.Client) {
 			ObjectMeta: meta("team", "mine", map[string]string{nameLabel: controllerName}),
 			Spec:       appsv1.DeploymentSpec{Selector: selector, Template: template(nil, "--device-plugin-namespace=default", "--device-plugin-configmap=anothers")},
 		},
-		&corev1.ConfigMap{ObjectMeta: meta("gpu-sharing-operator", pluginConfigMap, managedByUs), Data: map[string]string{"slice-4": "version: v1"}},
+		&corev1.ConfigMap{ObjectMeta: meta("gpu-sharing-operator", cluster.ConfigMapName, managedByUs), Data: map[string]string{"slice-4": "version: v1"}},
 		&corev1.ConfigMap{ObjectMeta: meta("gpu-sharing-operator", "other", nil), Data: map[string]string{"token": hidden}},
 		&appsv1.Deployment{
 			ObjectMeta: meta("gpu-sharing-operator", controllerName, map[string]string{nameLabel: controllerName}),

@@ -29,7 +29,7 @@ const (
 	// page is how many objects one answer of the API server holds.
 	page = 500
 	// deployPlugin is the deploy label of NVIDIA's device plugin: the GPU Operator puts it on every GPU node.
-	deployPlugin = "nvidia.com/gpu.deploy.device-plugin"
+	deployPlugin = cluster.DeployPrefix + "device-plugin"
 )
 
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
@@ -98,7 +98,7 @@ func readClusterPolicy(ctx context.Context, c client.Client, s *cluster.Snapshot
 
 // namesOurs reports whether a ClusterPolicy names the operator's ConfigMap for the device plugin.
 func namesOurs(policy *unstructured.Unstructured) bool {
-	return at(policy, "spec", "devicePlugin", "config", "name") == pluginConfigMap
+	return at(policy, "spec", "devicePlugin", "config", "name") == cluster.ConfigMapName
 }
 
 // configBefore names the ConfigMap for the device plugin that NVIDIA's ClusterPolicy named before the operator changed

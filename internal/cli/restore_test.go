@@ -29,6 +29,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -80,7 +81,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	s.create(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy",
 		map[string]any{"annotations": map[string]any{v1alpha1.AnnotationTolerations: "[]"}}))
 	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "default", Name: pluginConfigMap, Labels: map[string]string(managedByUs),
+		Namespace: "default", Name: cluster.ConfigMapName, Labels: map[string]string(managedByUs),
 	}})
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "machines"}})
 	overlay := nodeOverlay()
@@ -183,7 +184,7 @@ func (s *shared) restoreStep(step int) bool {
 		s.patch(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}),
 			`{"metadata":{"annotations":{"gpusharing.io/tolerations":null}}}`)
 	case 8:
-		s.Expect(s.client.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pluginConfigMap}})).To(Succeed())
+		s.Expect(s.client.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: cluster.ConfigMapName}})).To(Succeed())
 	case 9:
 		s.Expect(s.client.Delete(ctx, nodeOverlay())).To(Succeed())
 	case 10:

@@ -24,11 +24,12 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 const (
-	agentName = "gpu-sharing-agent"
+	agentName = cluster.AgentName
 	// reader is the account of which top takes a token: an agent never sees what the user may do.
 	reader = "gpu-sharing-usage"
 	// metricsPort names the port of the agents.
@@ -123,7 +124,7 @@ func (a *agents) measure(ctx context.Context, now time.Time) ([]measuredNode, er
 // gather asks all agents, a few at a time.
 func (a *agents) gather(ctx context.Context, now time.Time, query string, into func(*measuredNode) any) ([]measuredNode, error) {
 	pods := &corev1.PodList{}
-	if err := a.client.List(ctx, pods, client.MatchingLabels{"app.kubernetes.io/name": agentName}); err != nil {
+	if err := a.client.List(ctx, pods, client.MatchingLabels{nameLabel: agentName}); err != nil {
 		return nil, fmt.Errorf("listing the agents: %w", err)
 	}
 	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
@@ -291,7 +291,7 @@ func (f *fleet) node(name string) *corev1.Node {
 func (f *fleet) resources(node string) map[string]int64 {
 	found := map[string]int64{}
 	for name, quantity := range f.node(node).Status.Allocatable {
-		if n := quantity.Value(); n > 0 && (name == "nvidia.com/gpu" || dra.ResourceOf("1g.5gb") == string(name)) {
+		if n := quantity.Value(); n > 0 && (name == "nvidia.com/gpu" || plan.ResourceOf("1g.5gb") == string(name)) {
 			found[string(name)] = n
 		}
 	}

@@ -193,7 +193,7 @@ func (f *fleet) lead() (stop func()) {
 		o.Cache = gpusharingpolicy.CacheOptions(pluginconfig.StandAlone{})
 		o.Client = client.Options{Cache: &client.CacheOptions{Unstructured: true}}
 	})
-	selector, err := labels.Parse(gpunode.DefaultSelector)
+	selector, err := labels.Parse(cluster.DefaultSelector)
 	f.Expect(err).NotTo(HaveOccurred())
 	f.Expect(gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{

@@ -125,7 +125,7 @@ func (c Cluster) classesFor(s v1alpha1.Sharing) (notes []string) {
 				continue
 			}
 			seen[profile] = true
-			name := dra.ResourceOf(profile)
+			name := plan.ResourceOf(profile)
 			if class, offered := dra.Offering(c.Classes, name); offered {
 				notes = append(notes, fmt.Sprintf("pods get %s by DeviceClass %s, which the operator uses and does not change", name, class.Name))
 			} else {

@@ -157,7 +157,7 @@ func (s shape) layout(strategy v1alpha1.MIGStrategy, r *replicated) (layout v1al
 	for _, profile := range profiles {
 		name := plan.ResourceGPU
 		if strategy == v1alpha1.MIGStrategyMixed {
-			name = "nvidia.com/mig-" + strings.ReplaceAll(string(profile), "+", ".")
+			name = plan.ResourceOf(string(profile))
 		}
 		if n := r.replicas(name); n > 1 {
 			layout.TimeSlicing = append(layout.TimeSlicing, v1alpha1.MIGReplicas{Profile: profile, Replicas: n})

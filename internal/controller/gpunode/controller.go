@@ -44,9 +44,6 @@ import (
 // deletes, and neither of the two knows the other's fields.
 const fieldManager = "gpusharing-controller-gpunode"
 
-// DefaultSelector selects the nodes with GPUs: the label that NVIDIA's GPU Operator and its GPU Feature Discovery set.
-const DefaultSelector = "nvidia.com/gpu.present=true"
-
 // Controller keeps a GPUNode for each node with GPUs.
 type Controller struct {
 	client   client.Client

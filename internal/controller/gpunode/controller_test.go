@@ -25,6 +25,7 @@ import (
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -41,7 +42,7 @@ func (r *reconciliation) clock() clock.PassiveClock { return clocktesting.NewFak
 
 func (r *reconciliation) reconcile(t *testing.T, name string) {
 	t.Helper()
-	selector, err := labels.Parse(gpunode.DefaultSelector)
+	selector, err := labels.Parse(cluster.DefaultSelector)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	r.writes = 0
 	counting := interceptor.NewClient(r.client, interceptor.Funcs{

@@ -97,7 +97,7 @@ func slimNode(object any) (any, error) {
 func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	own := corev1.ResourceList{}
 	for name, quantity := range all {
-		if strings.HasPrefix(string(name), nvidiaDomain) || cluster.IsOtherPartitionerResource(string(name)) {
+		if strings.HasPrefix(string(name), cluster.NvidiaDomain) || cluster.IsOtherPartitionerResource(string(name)) {
 			own[name] = quantity
 		}
 	}
@@ -261,7 +261,7 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 // what tells its Deployment.
 func podLabels(pod *corev1.Pod) map[string]string {
 	var kept map[string]string
-	for _, name := range append(cluster.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {
+	for _, name := range append(cluster.DRALabels(), cluster.LabelName, appsv1.DefaultDeploymentUniqueLabelKey) {
 		value, found := pod.Labels[name]
 		if name == cluster.LabelApp && !cluster.IsValidator(pod) && !cluster.IsDRAPlugin(pod.Labels) {
 			continue

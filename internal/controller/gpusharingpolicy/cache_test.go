@@ -89,7 +89,7 @@ func TestSlimPods(t *testing.T) {
 			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("gang")}
 		},
 		"an agent": func(p *corev1.Pod) {
-			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
+			p.Namespace, p.Labels[cluster.LabelName] = "own", "gpu-sharing-agent"
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
 		},
 		"one that tolerates every taint": func(p *corev1.Pod) {
@@ -99,7 +99,7 @@ func TestSlimPods(t *testing.T) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: &yes}}
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		},
-		"the controller":     func(p *corev1.Pod) { p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-controller" },
+		"the controller":     func(p *corev1.Pod) { p.Namespace, p.Labels[cluster.LabelName] = "own", "gpu-sharing-controller" },
 		"one that has ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,9 +19,6 @@ import (
 )
 
 const (
-	labelName = "app.kubernetes.io/name"
-	// nvidiaDomain is the domain of NVIDIA's resources, labels and annotations.
-	nvidiaDomain = "nvidia.com/"
 	// nodeNameField is the index of pods by the node that they are bound to. The API server knows it too.
 	nodeNameField = "spec.nodeName"
 )

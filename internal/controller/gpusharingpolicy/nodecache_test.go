@@ -411,7 +411,7 @@ func TestTheDRADriverWhoseGPUsAreTurnedOffWakesTheController(t *testing.T) {
 func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 	r := newReading(t)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
-		Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.MustParse("1")}},
+		Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{cluster.NvidiaDomain + "gpu": resource.MustParse("1")}},
 	}}}}
 	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
 	r.changes.note(pod, true)

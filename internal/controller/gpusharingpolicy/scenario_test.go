@@ -39,6 +39,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -208,7 +209,7 @@ func (s *scenario) pod(namespace, name, node string, change func(*corev1.Pod)) *
 // others lets everybody but the rollout do what is due: the GPU Operator, the nodes, their agents.
 func (s *scenario) others() {
 	s.t.Helper()
-	selector, err := labels.Parse(gpunode.DefaultSelector)
+	selector, err := labels.Parse(cluster.DefaultSelector)
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(s.operator.Reconcile(s.ctx())).To(Succeed())
 	for _, m := range s.nodes {

@@ -167,7 +167,7 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || cluster.OfMaintenance(name) || cluster.OfMachine(name) ||
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, cluster.NvidiaDomain) || cluster.OfMaintenance(name) || cluster.OfMachine(name) ||
 			autoscaling.OfGroup(name) {
 			own[name] = value
 		}

@@ -35,9 +35,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
-// ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS
-// label and differ from the volumes of NVIDIA's DaemonSets.
-const ConfigMapName = "gpu-sharing-device-plugin"
+// ConfigMapName is the name of our ConfigMap.
+const ConfigMapName = cluster.ConfigMapName
 
 // fieldManager owns our keys of the ConfigMap and our fields of the ClusterPolicy.
 const fieldManager = clusterpolicy.FieldManager

@@ -174,13 +174,10 @@ func withAll(a, b map[string]string) map[string]string {
 	return all
 }
 
-// labelPresent is on each node with GPUs: NVIDIA's GPU Operator or Node Feature Discovery puts it there.
-const labelPresent = "nvidia.com/gpu.present"
-
 // govern finds the policy that will govern a new node of the shape, and what the node will advertise.
 func (e *entry) govern(ranking policy.Ranking, known hardware) {
 	node := policy.Node{Labels: withAll(e.g.labels(), e.shape.labels), Devices: e.shape.devices}
-	for label, value := range map[string]string{labelPresent: "true", "kubernetes.io/os": "linux"} {
+	for label, value := range map[string]string{cluster.LabelPresent: "true", "kubernetes.io/os": "linux"} {
 		if node.Labels[label] == "" {
 			node.Labels[label] = value
 		}

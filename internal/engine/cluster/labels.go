@@ -35,6 +35,9 @@ const LabelDRADriver = DeployPrefix + "dra-driver"
 // some.
 const LabelPresent = NvidiaDomain + "gpu.present"
 
+// DefaultSelector selects the nodes with GPUs, unless the controller is told otherwise.
+const DefaultSelector = LabelPresent + "=" + LabelTrue
+
 // OfGPUCluster reports whether, by the labels of a node, the GPU Operator runs NVIDIA's DRA driver there, for a
 // GPUCluster.
 func OfGPUCluster(labels map[string]string) bool { return labels[LabelDRADriver] != "" }

@@ -72,9 +72,12 @@ func workloadOf(pod *corev1.Pod) string {
 }
 
 const (
-	// agentName is the label app.kubernetes.io/name of the agents' pods.
-	agentName = "gpu-sharing-agent"
-	labelName = "app.kubernetes.io/name"
+	// ConfigMapName is the name of the operator's ConfigMap, which NVIDIA's device plugin reads. The GPU Operator makes it
+	// the name of a volume, so it has to be a DNS label and differ from the volumes of NVIDIA's DaemonSets.
+	ConfigMapName = "gpu-sharing-device-plugin"
+	// LabelName tells programs from one another; AgentName is its value of the agents' pods.
+	LabelName = "app.kubernetes.io/name"
+	AgentName = "gpu-sharing-agent"
 	daemonSet = "DaemonSet"
 	// NvidiaDomain is the domain of NVIDIA's resources, labels and annotations.
 	NvidiaDomain = "nvidia.com/"
@@ -221,12 +224,12 @@ func ReadyAt(pod *corev1.Pod) time.Time {
 }
 
 // IsAgent reports whether a pod is one of the agents'.
-func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
+func IsAgent(pod *corev1.Pod) bool { return pod.Labels[LabelName] == AgentName }
 
 // isOwn reports whether a pod has the label app.kubernetes.io/name of one of the operator's. Programs tell whether it is
 // one.
 func isOwn(pod *corev1.Pod) bool {
-	return slices.Contains([]string{agentName, "gpu-sharing-controller", "gpu-sharing-mps", "gpu-sharing-operands"}, pod.Labels[labelName])
+	return slices.Contains([]string{AgentName, "gpu-sharing-controller", "gpu-sharing-mps", "gpu-sharing-operands"}, pod.Labels[LabelName])
 }
 
 // Drains reports whether a change may have to wait for a pod: it asks for GPUs, or it belongs to no DaemonSet, so that

@@ -86,7 +86,7 @@ func MountsHost(volumes []corev1.Volume) bool {
 	return slices.ContainsFunc(volumes, func(v corev1.Volume) bool { return v.HostPath != nil })
 }
 
-func isDiscovery(pod *corev1.Pod) bool { return pod.Labels[labelName] == featureDiscovery }
+func isDiscovery(pod *corev1.Pod) bool { return pod.Labels[LabelName] == FeatureDiscovery }
 
-// featureDiscovery is the label app.kubernetes.io/name of NFD's pods.
-const featureDiscovery = "node-feature-discovery"
+// FeatureDiscovery is the label app.kubernetes.io/name of NFD's pods.
+const FeatureDiscovery = "node-feature-discovery"

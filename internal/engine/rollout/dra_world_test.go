@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -281,7 +282,7 @@ func (c *site) allocate(h *host, name, resource string) (device string) {
 		return ""
 	}
 	for _, d := range h.Published.Devices {
-		matches := d.Type == "gpu" && resource == "nvidia.com/gpu" || d.Type == "mig" && dra.ResourceOf(d.Profile) == resource
+		matches := d.Type == "gpu" && resource == "nvidia.com/gpu" || d.Type == "mig" && plan.ResourceOf(d.Profile) == resource
 		if matches && h.free(d) && d.Tainted == "" && !h.driver.barred[d.Name] && d.UUID != "" {
 			c.claim(h, name, d.Name, class, resource)
 			return d.Name

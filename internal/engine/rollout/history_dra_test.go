@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -523,7 +524,7 @@ func (c *run) served() {
 
 // ofItsName reports whether a class of the operator's serves the resource of its profile, as it was written.
 func ofItsName(class dra.Class) bool {
-	return class.Resource == dra.ResourceOf(strings.TrimPrefix(class.Name, dra.ClassName("")))
+	return class.Resource == plan.ResourceOf(strings.TrimPrefix(class.Name, dra.ClassName("")))
 }
 
 // besideAnother reports whether another class serves the resource of one, so that the scheduler would forget it with

@@ -4,6 +4,8 @@
 package plan
 
 import (
+	"strings"
+
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
@@ -16,6 +18,13 @@ const (
 	ResourceGPU       = "nvidia.com/gpu"
 	ResourceGPUShared = "nvidia.com/gpu.shared"
 )
+
+// ResourcePrefix begins the extended resources of MIG instances, as NVIDIA's device plugin names them.
+const ResourcePrefix = "nvidia.com/mig-"
+
+// ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus
+// sign, which no name of a resource may have.
+func ResourceOf(profile string) string { return ResourcePrefix + strings.ReplaceAll(profile, "+", ".") }
 
 const mebibyte = 1 << 20
 

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -143,7 +142,7 @@ func (c config) instanceResource(profile string) string {
 	if c.migStrategy == migSingle {
 		return plan.ResourceGPU
 	}
-	return "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
+	return plan.ResourceOf(profile)
 }
 
 // advertised counts the resources of the node, and names those that are advertised more than once.

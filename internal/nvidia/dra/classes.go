@@ -21,8 +21,6 @@ const (
 	// one for whole GPUs.
 	classPrefix = namePrefix + "mig-"
 	gpuClass    = namePrefix + "gpu"
-	// resourcePrefix begins the extended resources of MIG instances, as NVIDIA's device plugin names them.
-	resourcePrefix = "nvidia.com/mig-"
 )
 
 // RuleName is the name of the operator's DeviceTaintRule for a node.
@@ -30,10 +28,6 @@ func RuleName(node string) string { return namePrefix + node }
 
 // TaintRuleNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
 func TaintRuleNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
-
-// ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus
-// sign, which no name of a resource may have.
-func ResourceOf(profile string) string { return resourcePrefix + strings.ReplaceAll(profile, "+", ".") }
 
 // ClassName is the name of the operator's DeviceClass for a profile.
 func ClassName(profile string) string {
@@ -48,7 +42,7 @@ const implicitPrefix = "deviceclass.resource.kubernetes.io/"
 // itself, or the one of the operator's DeviceClass that they name by its implicit resource.
 func ResourceRequestedBy(resource string) string {
 	if profile, is := strings.CutPrefix(resource, implicitPrefix+classPrefix); is {
-		return resourcePrefix + profile
+		return plan.ResourcePrefix + profile
 	}
 	if resource == implicitPrefix+gpuClass {
 		return plan.ResourceGPU
@@ -80,7 +74,7 @@ type Write struct{ Name, Resource, Selector, Beside string }
 
 // ForInstances is the operator's class of the instances of a profile.
 func ForInstances(profile string) Write {
-	return Write{Name: ClassName(profile), Resource: ResourceOf(profile), Selector: fmt.Sprintf(
+	return Write{Name: ClassName(profile), Resource: plan.ResourceOf(profile), Selector: fmt.Sprintf(
 		"device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", DriverName, profile)}
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -23,7 +24,7 @@ func TestNamesOfClasses(t *testing.T) {
 		"1g.5gb+me": {"gpusharing-mig-1g.5gb.me", "nvidia.com/mig-1g.5gb.me"},
 	} {
 		g := NewWithT(t)
-		g.Expect([2]string{dra.ClassName(profile), dra.ResourceOf(profile)}).To(Equal(want))
+		g.Expect([2]string{dra.ClassName(profile), plan.ResourceOf(profile)}).To(Equal(want))
 		g.Expect(validation.IsDNS1123Subdomain(dra.ClassName(profile))).To(BeEmpty())
 		g.Expect(dra.Ours(dra.ClassName(profile))).To(BeTrue())
 	}

@@ -49,7 +49,7 @@ func Render(s v1alpha1.Sharing, n deviceplugin.Node, published int64) (deviceplu
 			continue
 		}
 		for _, instance := range sharing.Instances {
-			c.Resources[ResourceOf(instance.Profile)] += int64(instance.Count)
+			c.Resources[plan.ResourceOf(instance.Profile)] += int64(instance.Count)
 		}
 	}
 	requested := max(Shares(s), 1)

@@ -91,7 +91,7 @@ func (p *Pool) Published() map[string]int64 {
 		case typeGPU:
 			counts[plan.ResourceGPU] += max(d.Shares, 1)
 		case typeMIG:
-			counts[ResourceOf(d.Profile)]++
+			counts[plan.ResourceOf(d.Profile)]++
 		}
 	}
 	return counts
