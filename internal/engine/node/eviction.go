@@ -96,10 +96,7 @@ func evictionReason(v *View, b plan.Blocker) string {
 // its way whichever of them the pod holds.
 func needsAllIdle(v *View) bool {
 	others := func(d gpu.Device) bool { return !cluster.Lists(v.Target.Devices, d.UUID) } // those are waited for
-	steps, whole := v.Steps, slices.Concat(slices.DeleteFunc(v.EndingNVIDIAMPS(), others), managerClears(v))
-	if v.PartitionedByMIGManager() {
-		steps = plan.WithoutMIG(steps)
-	}
+	steps, whole := v.AgentSteps(), slices.Concat(slices.DeleteFunc(v.EndingNVIDIAMPS(), others), managerClears(v))
 	for _, d := range v.Devices {
 		frees := func(instance int) bool {
 			return OnlyRebootLeft(v) || slices.ContainsFunc(whole, func(o gpu.Device) bool { return o.UUID == d.UUID }) ||

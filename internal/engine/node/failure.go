@@ -53,7 +53,7 @@ func failChange(v *View, r Result, reason, message string) Result {
 		actions = append(actions, recordFailure(v, reason, message)...)
 	case v.MadeUnavailable():
 		actions = append(actions, RecordTimeout(v, reason, "the change did not end in time")...)
-	case v.Desired == nil && !v.PartitionedByMIGManager():
+	case v.Desired == nil && canRequestAgain(v):
 		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.Snapshot.Now) {
 			r.After = again.Sub(v.Snapshot.Now)
 			r.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
@@ -176,7 +176,7 @@ func LastTurn(v *View) time.Time {
 // RecordTimeout is RestoreScheduling for a change that did not end in time and has nothing to fall back to, with a
 // record of that.
 func RecordTimeout(v *View, reason, why string) []action.Action {
-	if v.PartitionedByMIGManager() {
+	if !canRequestAgain(v) {
 		return RestoreScheduling(v, why)
 	}
 	last, _ := lastTimeout(v)
@@ -214,7 +214,7 @@ func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 // and a node that needs a reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && !v.PartitionedByMIGManager() && !needsManualReboot(v)
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && canRequestAgain(v) && !needsManualReboot(v)
 	return t, ok
 }
 
@@ -228,7 +228,7 @@ func releasesAgain(v *View) bool {
 	if v.Policy != nil || since.IsZero() || recorded && t.Times > 0 || !recorded && v.Snapshot.Now.Sub(since.Time) < timing.Patience {
 		return false
 	}
-	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && !v.PartitionedByMIGManager() && !needsManualReboot(v)
+	return v.ChangeIsDisruptive() && len(v.Blockers) == 0 && canRequestAgain(v) && !needsManualReboot(v)
 }
 
 // releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other

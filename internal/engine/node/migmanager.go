@@ -44,8 +44,11 @@ import (
 //
 // Its own label says true all the while. It pauses NVIDIA's clients itself.
 
-// managerUnavailable says why mig-manager cannot be asked on the node; nil if it can.
+// managerUnavailable says why mig-manager cannot be asked on the node; nil if it can, or need not.
 func managerUnavailable(v *View) *plan.Problem {
+	if !v.PartitionedByMIGManager() {
+		return nil
+	}
 	why := v.Snapshot.Plugin.NoMIGManager
 	if !v.Snapshot.Plugin.ClusterPolicy {
 		why = "there is no ClusterPolicy with which the GPU Operator would run it"
@@ -62,6 +65,18 @@ func managerUnavailable(v *View) *plan.Problem {
 			"or let the operator's agent do it (actuator: Agent)", why),
 	}
 }
+
+// AgentSteps are the steps that the agent carries out: all but those of mig-manager where that partitions the GPUs.
+func (v *View) AgentSteps() []plan.Step {
+	if v.PartitionedByMIGManager() {
+		return plan.WithoutMIG(v.Steps)
+	}
+	return v.Steps
+}
+
+// canRequestAgain reports whether who partitions the GPUs can be asked for the same once more. NVIDIA's mig-manager is
+// not.
+func canRequestAgain(v *View) bool { return !v.PartitionedByMIGManager() }
 
 // migManagerDisabledByUs reports whether it was us who keep mig-manager off the node.
 func migManagerDisabledByUs(v *View) bool {

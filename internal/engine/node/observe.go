@@ -24,7 +24,7 @@ func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 		findDesired(v)
 	default:
 		v.Target = v.OnStack(baselineTarget(&n.GPU, v.Devices))
-		if v.PartitionedByMIGManager() && managerUnavailable(v) != nil {
+		if managerUnavailable(v) != nil {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
 		if dynamicMIG(v) != nil {
@@ -59,13 +59,10 @@ func findDesired(v *View) {
 			return
 		}
 	}
-	if v.PartitionedByMIGManager() {
-		if v.Unsupported = managerUnavailable(v); v.Unsupported != nil {
+	for _, lacks := range []func(*View) *plan.Problem{managerUnavailable, noNodeFeatures} {
+		if v.Unsupported = lacks(v); v.Unsupported != nil {
 			return
 		}
-	}
-	if v.Unsupported = noNodeFeatures(v); v.Unsupported != nil {
-		return
 	}
 	if f := recordedFailure(v); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
 		v.Target, v.FallsBack = v.OnStack(FallbackTarget(v.Policy.Name, v.LastOnStack(), v.Devices)), true
@@ -81,10 +78,7 @@ func planSteps(v *View) {
 		return
 	}
 	v.Steps = steps
-	if v.PartitionedByMIGManager() {
-		steps = plan.WithoutMIG(steps)
-	}
-	for _, s := range steps {
+	for _, s := range v.AgentSteps() {
 		for _, b := range plan.Blockers(s, v.Devices) {
 			addReported(v, b)
 		}

@@ -6,7 +6,6 @@ package rollout
 import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -46,8 +45,8 @@ func describeSteps(v *node.View) []string {
 	if node.ExcludesNVIDIAMPS(v) && !node.MPSLabelOverridden(v) && node.OverriddenByNodeFeature(v) {
 		steps = append(steps, format.Cut("keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+action.OverrideName(v.Node.Name), length))
 	}
-	for _, s := range v.Steps {
-		if len(steps) < most && (!v.PartitionedByMIGManager() || !plan.ChangesMIG(s)) {
+	for _, s := range v.AgentSteps() {
+		if len(steps) < most {
 			steps = append(steps, format.Cut(s.String(), length))
 		}
 	}
