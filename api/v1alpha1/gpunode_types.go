@@ -40,7 +40,9 @@ type GPUNode struct {
 	Status GPUNodeStatus `json:"status,omitzero"`
 }
 
-// GPUNodeSpec is the desired state of each GPU of the node.
+// GPUNodeSpec is the desired state of each GPU of the node. It has one writer, so that managed fields name it once.
+//
+// +structType=atomic
 type GPUNodeSpec struct {
 	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
 	// +optional
@@ -557,6 +559,8 @@ type MemoryEviction struct {
 
 // RolloutStatus is how far the controller has brought a node to the desired state. It is written when a node begins to wait, fails or
 // is done, and for a change that takes long; not for each step. Whether the node is ready, and why not, is in the conditions.
+//
+// +structType=atomic
 type RolloutStatus struct {
 	// policyName is the name of the policy that governs the node; empty if none does.
 	// +optional
@@ -657,6 +661,8 @@ type BlockerStatus struct {
 
 // ConfigStatus says which of NVIDIA's programs have a device-plugin configuration before them, so that the node's label
 // may select it.
+//
+// +structType=atomic
 type ConfigStatus struct {
 	// name is the config that was looked for: spec.configName.
 	// +required
@@ -741,13 +747,14 @@ type DeviceStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Profiles []ProfileStatus `json:"profiles,omitempty"`
-	// processes are the processes that use the GPU: the first 32 by PID.
+	// processes are the processes that use the GPU: the first 32 by PID, and fewer where the lists of all GPUs would be longer than 128 KiB.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Processes []ProcessStatus `json:"processes,omitempty"`
 	// holders are the containers to which the kubelet has allocated the GPU, a replica of it or one of its instances,
-	// whether or not they use it now: the first 64 by namespace, pod and container.
+	// whether or not they use it now: the first 64 by namespace, pod and container, and fewer where the lists of all GPUs would be longer
+	// than 128 KiB.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64

@@ -4,9 +4,11 @@
 package plan_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -107,6 +109,63 @@ func TestAReportLeavesOutKnownProfiles(t *testing.T) {
 	twice := plan.Reported([]gpu.Device{unknown, unknown})
 	g.Expect(twice[0].Profiles).To(HaveLen(len(unknown.Profiles)))
 	g.Expect(twice[1].Profiles).To(BeEmpty())
+}
+
+// TestAGPUNodeStaysBelow256KiB: with 16 GPUs of 7 instances each, of a product that the catalogue does not have, and users with the longest names
+// that Kubernetes allows, on a node that is in the middle of a change.
+func TestAGPUNodeStaysBelow256KiB(t *testing.T) {
+	g := NewWithT(t)
+	const gpus, instances, users = 16, 7, 64
+	long := func(n, i int) string { return fmt.Sprintf("%0*d", n, i) }
+	listed, found := catalogue.Find("NVIDIA-A100-SXM4-40GB")
+	g.Expect(found).To(BeTrue())
+	var devices []gpu.Device
+	for i := range gpus {
+		d := gpu.Device{
+			Index: i, UUID: "GPU-" + long(36, i), Product: "NVIDIA " + long(80, 0), MIGCapable: true, Profiles: listed.Profiles[1:], MemoryMiB: 1 << 20,
+			State: gpu.State{MIG: true},
+		}
+		for p := range gpus {
+			d.ResetPeers = append(d.ResetPeers, "GPU-"+long(36, p))
+		}
+		for n := range instances {
+			d.State.Instances = append(d.State.Instances, gpu.Instance{
+				ID: n, Profile: long(32, 0), UUID: "MIG-" + long(36, n), Placement: gpu.Placement{Start: n, Size: 1},
+			})
+		}
+		for n := range users {
+			id := n % instances
+			d.Holders = append(d.Holders, gpu.Holder{Namespace: long(63, n), Pod: long(253, n), Container: long(63, n), Instance: id})
+			d.Processes = append(d.Processes, gpu.Process{
+				PID: 1<<22 - n, Name: strings.Repeat("\x01", 128), PodUID: long(36, n), ContainerID: long(64, n), Instance: id,
+			})
+		}
+		devices = append(devices, d)
+	}
+	n := v1alpha1.GPUNode{Status: v1alpha1.GPUNodeStatus{Devices: plan.Reported(devices)}}
+	for i := range devices {
+		var counts []v1alpha1.InstanceCount
+		for range instances {
+			counts = append(counts, v1alpha1.InstanceCount{Profile: long(32, 0), Count: 1})
+		}
+		n.Spec.Devices = append(n.Spec.Devices, v1alpha1.DeviceSpec{UUID: devices[i].UUID, Sharing: v1alpha1.DeviceSharing{
+			MIGMode: v1alpha1.MIGModeEnabled, Instances: counts,
+		}})
+	}
+	n.Spec.Baseline, n.Status.Rollout.LastGood = &v1alpha1.Baseline{Devices: n.Spec.Devices}, &v1alpha1.NodeSharing{Devices: n.Spec.Devices}
+	for i := range 32 {
+		n.Status.Rollout.Steps = append(n.Status.Rollout.Steps, long(256, i), long(256, i))
+		n.Status.Rollout.Blockers = append(n.Status.Rollout.Blockers, v1alpha1.BlockerStatus{
+			Kind: v1alpha1.BlockerKindPod, Namespace: long(63, i), Name: long(253, i), ContainerName: long(63, i), DeviceUUID: devices[0].UUID, Handling: long(256, i),
+		})
+	}
+	text, err := json.Marshal(&n)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(len(text)).To(BeNumerically("<", 256<<10))
+	for _, d := range n.Status.Devices {
+		g.Expect(d.Instances).To(HaveLen(instances))
+		g.Expect(len(d.Holders)).To(BeNumerically(">=", 8))
+	}
 }
 
 func TestReportedGPUsAreOrderedByIndex(t *testing.T) {

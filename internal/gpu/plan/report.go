@@ -5,6 +5,7 @@ package plan
 
 import (
 	"cmp"
+	"encoding/json"
 	"math"
 	"slices"
 	"sync"
@@ -21,6 +22,10 @@ const (
 	maxName, maxProduct                                            = 128, 96
 )
 
+// maxLists is how many bytes the lists of processes and holders of all GPUs of a node take at most. Nothing else in a GPUNode grows with its
+// users, and the API server keeps no object of more than 1.5 MiB.
+const maxLists = 128 << 10
+
 // Reported is what the status of a GPUNode shows of observed GPUs: sorted, so that the same GPUs are the same status, and within the
 // bounds of the API. Devices reads it.
 func Reported(devices []gpu.Device) []v1alpha1.DeviceStatus {
@@ -36,7 +41,27 @@ func Reported(devices []gpu.Device) []v1alpha1.DeviceStatus {
 			d.Profiles = nil
 		}
 	}
+	for most := maxHolders; listsSize(statuses) > maxLists; most /= 2 {
+		for i := range statuses {
+			d := &statuses[i]
+			d.Holders, d.Processes = d.Holders[:min(len(d.Holders), most)], d.Processes[:min(len(d.Processes), most/2)]
+		}
+	}
 	return statuses
+}
+
+// listsSize is how many bytes the lists of processes and holders take.
+func listsSize(devices []v1alpha1.DeviceStatus) (bytes int) {
+	for i := range devices {
+		for _, list := range []any{devices[i].Holders, devices[i].Processes} {
+			text, err := json.Marshal(list)
+			if err != nil {
+				return 0 // cannot be: the lists hold strings and numbers only
+			}
+			bytes += len(text)
+		}
+	}
+	return bytes
 }
 
 // WithProfiles returns the GPUs of a node as reported, each with its MIG profiles, which a report leaves out where they are known.
