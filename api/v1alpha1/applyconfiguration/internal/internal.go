@@ -107,6 +107,7 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSharing
   map:
     fields:
@@ -342,6 +343,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: strategy
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Strategy
+    elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeStatus
   map:
     fields:
@@ -1208,6 +1210,7 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
   map:
     fields:

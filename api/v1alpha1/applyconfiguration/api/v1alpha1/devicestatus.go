@@ -50,10 +50,11 @@ type DeviceStatusApplyConfiguration struct {
 	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie. They are left out where they are those of
 	// the first GPU of its product in the list, and of that one where they are those of the operator's catalogue.
 	Profiles []ProfileStatusApplyConfiguration `json:"profiles,omitempty"`
-	// processes are the processes that use the GPU: the first 32 by PID.
+	// processes are the processes that use the GPU: the first 32 by PID, and fewer where the lists of all GPUs would be longer than 128 KiB.
 	Processes []ProcessStatusApplyConfiguration `json:"processes,omitempty"`
 	// holders are the containers to which the kubelet has allocated the GPU, a replica of it or one of its instances,
-	// whether or not they use it now: the first 64 by namespace, pod and container.
+	// whether or not they use it now: the first 64 by namespace, pod and container, and fewer where the lists of all GPUs would be longer
+	// than 128 KiB.
 	Holders []HolderStatusApplyConfiguration `json:"holders,omitempty"`
 }
 

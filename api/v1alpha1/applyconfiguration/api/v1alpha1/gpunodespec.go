@@ -13,7 +13,7 @@ import (
 // GPUNodeSpecApplyConfiguration represents a declarative configuration of the GPUNodeSpec type for use
 // with apply.
 //
-// GPUNodeSpec is the desired state of each GPU of the node.
+// GPUNodeSpec is the desired state of each GPU of the node. It has one writer, so that managed fields name it once.
 type GPUNodeSpecApplyConfiguration struct {
 	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
 	PolicyName *string `json:"policyName,omitempty"`
