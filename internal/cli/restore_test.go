@@ -35,6 +35,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
+// pluginConfigMap is the name of the operator's ConfigMap.
+const pluginConfigMap = cluster.ConfigMapName
+
 // waiting is a clock on which the time that a caller waits passes at once.
 type waiting struct {
 	*clocktesting.FakeClock
@@ -81,7 +84,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	s.create(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy",
 		map[string]any{"annotations": map[string]any{v1alpha1.AnnotationTolerations: "[]"}}))
 	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "default", Name: cluster.ConfigMapName, Labels: map[string]string(managedByUs),
+		Namespace: "default", Name: pluginConfigMap, Labels: map[string]string(managedByUs),
 	}})
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "machines"}})
 	overlay := nodeOverlay()
@@ -184,7 +187,7 @@ func (s *shared) restoreStep(step int) bool {
 		s.patch(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}),
 			`{"metadata":{"annotations":{"gpusharing.io/tolerations":null}}}`)
 	case 8:
-		s.Expect(s.client.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: cluster.ConfigMapName}})).To(Succeed())
+		s.Expect(s.client.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pluginConfigMap}})).To(Succeed())
 	case 9:
 		s.Expect(s.client.Delete(ctx, nodeOverlay())).To(Succeed())
 	case 10:
