@@ -18,6 +18,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,6 +129,9 @@ type tree struct {
 	words map[string]int       // of documents
 }
 
+// generated are the parts of documents that are made from the code.
+var generated = regexp.MustCompile(`(?s)<!-- BEGIN: generated.*?<!-- END: generated -->`)
+
 const module = "github.com/gpusharing/gpu-sharing-operator/"
 
 func (t *tree) add(name string, entry fs.DirEntry, err error) error {
@@ -146,7 +150,7 @@ func (t *tree) add(name string, entry fs.DirEntry, err error) error {
 	case err != nil:
 		return err
 	case document:
-		t.words[name] = len(strings.Fields(string(text)))
+		t.words[name] = len(strings.Fields(generated.ReplaceAllString(string(text), "")))
 		return nil
 	}
 	t.sizes[name] = len(text)

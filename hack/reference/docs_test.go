@@ -4,9 +4,6 @@
 package main
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,43 +13,17 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestTroubleshootingHasEveryReason compares the reasons of the API with the first column of docs/troubleshooting.md.
-func TestTroubleshootingHasEveryReason(t *testing.T) {
-	g := NewWithT(t)
-	t.Chdir("../..")
-	text, err := os.ReadFile("docs/troubleshooting.md")
-	g.Expect(err).NotTo(HaveOccurred())
-	answered := map[string]bool{}
-	word := regexp.MustCompile("`([A-Za-z]+)`")
-	for line := range strings.Lines(string(text)) {
-		if cells := strings.Split(line, "|"); len(cells) == 4 {
-			for _, match := range word.FindAllStringSubmatch(cells[1], -1) {
-				answered[match[1]] = true
-			}
-		}
-	}
-	reasons := map[string]bool{}
-	file, err := parser.ParseFile(token.NewFileSet(), constants, nil, 0)
-	g.Expect(err).NotTo(HaveOccurred())
-	ast.Inspect(file, func(n ast.Node) bool {
-		if spec, is := n.(*ast.ValueSpec); is && strings.HasPrefix(spec.Names[0].Name, "Reason") {
-			reasons[literalOf(spec.Values[0])] = true
-		}
-		return true
-	})
-	g.Expect(reasons).NotTo(BeEmpty())
-	g.Expect(answered).To(Equal(reasons), "docs/troubleshooting.md says what to do for each reason of %s, and for no other", constants)
-}
-
 // TestLinksOfDocsLeadSomewhere follows the links of all pages within the repository, down to their headings.
 func TestLinksOfDocsLeadSomewhere(t *testing.T) {
 	t.Chdir("../..")
-	pages, err := filepath.Glob("docs/*.md")
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	top, err := filepath.Glob("*.md")
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/dev/*.md"} {
+		found, err := filepath.Glob(pattern)
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		pages = append(pages, found...)
+	}
 	code, link := regexp.MustCompile("`[^`]*`"), regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	for _, page := range append(pages, top...) {
+	for _, page := range pages {
 		text, err := os.ReadFile(page)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		for _, match := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
