@@ -321,8 +321,8 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 func cell(s string) string { return strings.NewReplacer("|", `\|`, "<", "&lt;").Replace(s) }
 
 func capital(s string) string {
-	if s == "" {
-		return s
+	if first, _, _ := strings.Cut(s, " "); strings.Contains(strings.TrimRight(first, ".:,"), ".") || s == "" {
+		return s // a field's path is no word
 	}
 	return strings.ToUpper(s[:1]) + s[1:]
 }

@@ -137,7 +137,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonMPSCapableStale:          {NeedsAttention, "Wait: the operator repairs it. If it stays, look at the GPU Operator's log"},
 	v1alpha1.ReasonLimitsPending:            {Plain, "Restart the pods that the message names, or let them end"},
 	v1alpha1.ReasonMPSUnreachable:           {Plain, "Restart the pods that use the MPS daemon that the message names. Keep NVIDIA's MPS DaemonSet off the node"},
-	v1alpha1.ReasonMPSUserWaiting:           {Plain, "Run the pods as one user ID, or set `multiUser` (docs/mps.md#pods-of-several-users)"},
+	v1alpha1.ReasonMPSUserWaiting:           {Plain, "Run the pods as one user ID, or set `multiUser` (docs/mps.md#run-pods-of-several-users)"},
 	v1alpha1.ReasonMPSClientsRunning:        {First, "Let the pods in the message end"},
 	v1alpha1.ReasonGPUMissing:               {Plain, "Replace the GPU, or select by `products` instead of `indexes`"},
 	v1alpha1.ReasonComputeModeLeft:          {NeedsAttention, "Set the GPU's compute mode to default with `nvidia-smi -c 0`, if no other program needs it"},
