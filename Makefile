@@ -117,6 +117,10 @@ docker-push: ## Push these images to REGISTRY.
 	$(CONTAINER_TOOL) push $(CONTROLLER_IMG)
 	$(CONTAINER_TOOL) push $(AGENT_IMG)
 
+.PHONY: publish
+publish: ## Build the images of this commit without Docker, for this machine's architecture, and push them and the chart to REGISTRY=registry.example.com/gpu-sharing, from which helm install takes them. Linux with glibc 2.36 or older, such as Debian 12.
+	cd hack/release && go run . -local -registry='$(REGISTRY)' -tag='$(TAG)'
+
 .PHONY: install
 install: ## Install only the kinds into the cluster of KUBECONFIG.
 	$(KUBECTL) apply --server-side -k config/crd
