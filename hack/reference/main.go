@@ -116,7 +116,9 @@ func groups(file *ast.File) (all []*ast.GenDecl) {
 	return all
 }
 
-func isReason(spec ast.Spec) bool { return strings.HasPrefix(spec.(*ast.ValueSpec).Names[0].Name, "Reason") }
+func isReason(spec ast.Spec) bool {
+	return strings.HasPrefix(spec.(*ast.ValueSpec).Names[0].Name, "Reason")
+}
 
 // reference is the text, from the code.
 func reference() (string, error) {
