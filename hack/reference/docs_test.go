@@ -4,6 +4,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -43,6 +44,34 @@ func TestLinksOfDocsLeadSomewhere(t *testing.T) {
 			if heading != "" && (info.IsDir() || !headings(t, target)[heading]) {
 				t.Errorf("%s: %s has no such heading", page, match[1])
 			}
+		}
+	}
+}
+
+// TestTestsThatDocsNameExist: what the pages for maintainers name as shown is shown by a test of that name.
+func TestTestsThatDocsNameExist(t *testing.T) {
+	t.Chdir("../..")
+	g, declared := NewWithT(t), map[string]bool{}
+	g.Expect(filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if path == "bin" || path == ".git" {
+			return filepath.SkipDir
+		}
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, match := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(source, -1) {
+			declared[string(match[1])] = true
+		}
+		return err
+	})).To(Succeed())
+	pages, err := filepath.Glob("docs/dev/*.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, page := range append(pages, "docs/architecture.md") {
+		text, err := os.ReadFile(page)
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, match := range regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllStringSubmatch(string(text), -1) {
+			g.Expect(declared).To(HaveKey(match[1]), page)
 		}
 	}
 }
