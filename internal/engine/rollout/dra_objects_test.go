@@ -9,7 +9,9 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -67,4 +69,34 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 	g.Expect(s.DRA.Named).To(Equal([]string{"gpu.nvidia.com"}))
 	g.Expect(s.DRA.Classes).To(ConsistOf(HaveField("Resource", "nvidia.com/gpu")))
 	g.Expect(b).To(Equal(cluster.Node{Name: "b"}))
+}
+
+// TestWhoseADeviceTaintRuleIs: one of the operator's that another client edited is no other's, and one that is being
+// deleted, or was deleted a moment ago, keeps nothing off.
+func TestWhoseADeviceTaintRuleIs(t *testing.T) {
+	g := NewWithT(t)
+	rule := func(node string, change func(*unstructured.Unstructured)) unstructured.Unstructured {
+		r := dra.NewRule(node, time.Unix(1_800_000_000, 0))
+		r.SetUID(types.UID(node))
+		change(r)
+		return *r
+	}
+	read := cluster.DRAObjects{
+		Deleted: map[types.UID]bool{"gone": true},
+		Rules: []unstructured.Unstructured{
+			rule("whole", func(*unstructured.Unstructured) {}),
+			rule("edited", func(r *unstructured.Unstructured) {
+				g.Expect(unstructured.SetNestedField(r.Object, "NoExecute", "spec", "taint", "effect")).To(Succeed())
+			}),
+			rule("ending", func(r *unstructured.Unstructured) { r.SetDeletionTimestamp(new(metav1.Now())) }),
+			rule("gone", func(*unstructured.Unstructured) {}),
+			rule("taken", func(r *unstructured.Unstructured) { r.SetLabels(nil) }),
+		},
+	}.Read()
+	g.Expect(read.Cluster.DevicesTaintedOn).To(Equal([]string{"whole"}))
+	g.Expect(read.Cluster.Edited).To(Equal([]string{"edited"}))
+	g.Expect(read.Rules).To(Equal(map[string]types.UID{"whole": "whole", "edited": "edited"}))
+	g.Expect(read.Nodes).To(HaveLen(2))
+	g.Expect(read.Nodes["whole"].DevicesTaintedAt.IsZero()).To(BeFalse())
+	g.Expect(read.Nodes["taken"].RuleTaken).To(BeTrue())
 }
