@@ -190,8 +190,8 @@ const (
 	// ReasonNodeFeatureIgnored: Node Feature Discovery does not set nvidia.com/mps.capable to false, as the operator's
 	// NodeFeature asks. NVIDIA's MPS DaemonSet would run beside the operator's MPS daemons.
 	ReasonNodeFeatureIgnored = "NodeFeatureIgnored"
-	// ReasonMPSCapableReset: another client sets nvidia.com/mps.capable on the node again, which the operator had set to
-	// false. The operator sets it at most once in an hour.
+	// ReasonMPSCapableReset: another controller sets nvidia.com/mps.capable on the node again, which the operator had set
+	// to false. The operator sets it at most once in an hour.
 	ReasonMPSCapableReset = "MPSCapableReset"
 	// ReasonApplying: the agent is changing the GPUs.
 	ReasonApplying = "Applying"
@@ -301,9 +301,9 @@ const (
 	// ReasonConfigLabelReset: another controller sets nvidia.com/device-plugin.config on the node again, after the operator had
 	// selected a configuration by it. The operator sets it at most once in an hour.
 	ReasonConfigLabelReset = "ConfigLabelReset"
-	// ReasonMIGManagerUnfenced: a user or another controller lets NVIDIA's mig-manager back onto a node that the operator partitions. It was set
-	// back once, and is left alone for an hour after that.
-	ReasonMIGManagerUnfenced = "MIGManagerUnfenced"
+	// ReasonMIGManagerReenabled: a user or another controller lets NVIDIA's mig-manager back onto a node that the operator
+	// partitions. It was set back once, and is left alone for an hour after that.
+	ReasonMIGManagerReenabled = "MIGManagerReenabled"
 	// ReasonMIGConfigIgnored: a user or another controller changed nvidia.com/mig.config on a node that the operator partitions, where it has no
 	// effect.
 	ReasonMIGConfigIgnored = "MIGConfigIgnored"
@@ -435,8 +435,8 @@ const (
 	EventClusterPolicyRestored = "ClusterPolicyRestored"
 	// EventClusterPolicyRestoreWaiting: the ClusterPolicy is not restored yet, because that would end pods.
 	EventClusterPolicyRestoreWaiting = "ClusterPolicyRestoreWaiting"
-	// EventClusterPolicyReverted: another client reverts the ClusterPolicy again and again. The operator waits before it sets its
-	// fields again: a minute, then twice as long each time, an hour at most.
+	// EventClusterPolicyReverted: another controller reverts the ClusterPolicy again and again. The operator waits before
+	// it sets its fields again: a minute, then twice as long each time, an hour at most.
 	EventClusterPolicyReverted = "ClusterPolicyReverted"
 	// EventKindsGone: one of the operator's own CustomResourceDefinitions is being deleted, or is gone. The controller changes and
 	// restores nothing until both are back.

@@ -155,9 +155,9 @@ func (d *diagnosis) updates(is installation) {
 		level, what = levelWarning, "goes on"
 	}
 	for _, set := range is.agentSets {
-		if left := is.outdated(set); !set.observed || left > 0 {
+		if remaining := is.outdated(set); !set.observed || remaining > 0 {
 			d.add(level, "The update of daemonset %s %s: %s of %s to be replaced. Wait for it, or look at the pods that are not ready", set.name, what,
-				count(left, "agent"), count(set.nodes, "node"))
+				count(remaining, "agent"), count(set.nodes, "node"))
 		}
 		if absent := is.absent(set); set.observed && absent > 0 {
 			namespace, name, _ := strings.Cut(set.name, "/")
@@ -275,7 +275,7 @@ func (d *diagnosis) dra(is installation) {
 
 // classes diagnoses DeviceClasses and DeviceTaintRules.
 func (d *diagnosis) classes(w cluster.DRA) {
-	if !w.ServesRules {
+	if !w.ServesTaintRules {
 		d.warn("The API server serves no DeviceTaintRules, so policies with the strategy MIG change nothing where NVIDIA's DRA driver serves the GPUs. Use " +
 			"Kubernetes 1.37, or 1.36 with the feature gate DRADeviceTaintRules")
 	}

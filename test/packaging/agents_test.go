@@ -75,11 +75,11 @@ func TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced(t *testing.T) {
 		"without GPUs":                          {labels: underGPUCluster(map[string]string{"nvidia.com/gpu.present": "false", clientLabel: "true"})},
 
 		"under a GPUCluster": {labels: underGPUCluster(nil), agent: draAgentSet},
-		"under a GPUCluster, with a label that another client sets": {labels: underGPUCluster(map[string]string{clientLabel: "true"}), agent: draAgentSet},
-		"under a GPUCluster, where an administrator wants none":     {labels: underGPUCluster(map[string]string{clientLabel: "false"})},
-		"under a GPUCluster without a validator":                    {labels: underGPUCluster(map[string]string{draValidator: "false"}), agent: draAgentSet},
-		"under a GPUCluster without the DRA driver":                 {labels: underGPUCluster(map[string]string{draDriver: "false"})},
-		"under a GPUCluster, first step of a driver upgrade":        {labels: underGPUCluster(map[string]string{draValidator: forUpgrade})},
+		"under a GPUCluster, with a label that another controller sets": {labels: underGPUCluster(map[string]string{clientLabel: "true"}), agent: draAgentSet},
+		"under a GPUCluster, where an administrator wants none":         {labels: underGPUCluster(map[string]string{clientLabel: "false"})},
+		"under a GPUCluster without a validator":                        {labels: underGPUCluster(map[string]string{draValidator: "false"}), agent: draAgentSet},
+		"under a GPUCluster without the DRA driver":                     {labels: underGPUCluster(map[string]string{draDriver: "false"})},
+		"under a GPUCluster, first step of a driver upgrade":            {labels: underGPUCluster(map[string]string{draValidator: forUpgrade})},
 		"under a GPUCluster, last step of a driver upgrade": {
 			labels: underGPUCluster(map[string]string{draValidator: forUpgrade, draDriver: forUpgrade}),
 		},

@@ -94,8 +94,8 @@ func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
 	}
 }
 
-func TestWriteGuardNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
-	h, guard := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-fence"
+func TestAdmissionPolicyNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
+	h, guard := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-writes"
 	configMaps := func(values ...string) any {
 		policy := as[admissionregistrationv1.ValidatingAdmissionPolicy](t, find(t, h.render(t, values...), guard))
 		for _, v := range policy.Spec.Variables {

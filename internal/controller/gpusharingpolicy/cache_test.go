@@ -143,7 +143,7 @@ func TestSlimClasses(t *testing.T) {
 	g.Expect(of).To(Equal(dra.ClassOf(class)))
 	g.Expect(of).To(And(HaveField("Interval", "Long"), HaveField("Own", true), HaveField("Beside", "theirs"), HaveField("Resource", "nvidia.com/gpu"),
 		HaveField("Age", Not(BeZero()))))
-	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).To(HaveKey("selectors"), "which tell whether another client edited one of the operator's")
+	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).To(HaveKey("selectors"), "which tell whether another controller edited one of the operator's")
 	class.SetLabels(nil)
 	slim, err = slimOthers(class.DeepCopy())
 	g.Expect(err).NotTo(HaveOccurred())

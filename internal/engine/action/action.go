@@ -18,8 +18,8 @@ import (
 // is missing is decided again in the next reconcile. String is what logs and events print.
 type Action interface {
 	String() string
-	// Target is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
-	Target() string
+	// NodeName is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
+	NodeName() string
 	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, TaintDevices,
 	// Evict, SetSpec and PatchNode of a policy the executor makes sure by one uncached read in each reconcile that the
 	// policy still has this generation, and otherwise leaves the action out.
@@ -130,7 +130,7 @@ type TaintDevices struct {
 // UntaintDevices deletes that rule. One that is gone is no error.
 type UntaintDevices struct {
 	Node   string
-	Edited bool // another client edited the rule, so the change that needs one makes another
+	Edited bool // another controller edited the rule, so the change that needs one makes another
 }
 
 // WriteClass applies the operator's DeviceClass for a MIG profile, so that pods get its instances by an extended

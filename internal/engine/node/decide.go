@@ -155,7 +155,7 @@ func byManager(v *View, targetInSpec bool) (Result, bool) {
 // no pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users'
 // pods that come meanwhile. The new pod applies what the label names.
 func managerReturns(v *View, r Result) Result {
-	if act, step := SplitStep(r.Next); len(act)+len(step.Start) > 0 || r.State == Failed {
+	if act, paced := SplitAct(r.Next); len(act)+len(paced.Start) > 0 || r.State == Failed {
 		return r
 	}
 	switch gone := len(managerPods(v)) == 0; {

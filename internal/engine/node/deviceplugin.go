@@ -41,11 +41,11 @@ func pluginFailing(v *View, s State) Finding {
 	f := Finding{Message: pluginTroubles(v)}
 	for _, p := range v.Node.Pods {
 		for _, t := range p.Troubles {
-			left, is := t.Counts(v.Snapshot.Now)
+			remaining, is := t.Counts(v.Snapshot.Now)
 			if !is {
 				continue
 			}
-			f.Reason, f.After = v1alpha1.ReasonDevicePluginFailing, timing.Sooner(f.After, left)
+			f.Reason, f.After = v1alpha1.ReasonDevicePluginFailing, timing.Sooner(f.After, remaining)
 			if strings.HasPrefix(t.Container, configManagerContainer) {
 				f.Reason = v1alpha1.ReasonConfigManagerFailing
 			}
@@ -58,8 +58,8 @@ func pluginFailing(v *View, s State) Finding {
 		f.After = timing.Sooner(f.After, after)
 	case f.Message != "" && f.Reason == "" && (s == Verifying || s == Degraded):
 		f.Reason = v1alpha1.ReasonDevicePluginFailing
-		if left := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.Snapshot.Now); left > 0 {
-			return Finding{After: left} // it may be on its way
+		if remaining := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.Snapshot.Now); remaining > 0 {
+			return Finding{After: remaining} // it may be on its way
 		}
 	case f.Reason == "":
 		f.Message = ""
@@ -150,8 +150,8 @@ func restartPlugin(v *View, why string, which func(cluster.Pod) bool) (actions [
 		if p.Terminating || p.Scheduled.IsZero() || p.Controller != "DaemonSet" || !which(p) {
 			continue // one that has just been made is about to start
 		}
-		if left := p.Scheduled.Add(timing.PluginRestart).Sub(v.Snapshot.Now); left > 0 {
-			after = timing.Sooner(after, left)
+		if remaining := p.Scheduled.Add(timing.PluginRestart).Sub(v.Snapshot.Now); remaining > 0 {
+			after = timing.Sooner(after, remaining)
 			continue
 		}
 		actions = append(actions, deletePod(v, p, why))

@@ -47,7 +47,7 @@ func failChange(v *View, r Result, reason, message string) Result {
 		return r // it is not the desired state that failed
 	}
 	r.State, r.Reason, r.Message = Failed, reason, message
-	actions, _ := SplitStep(r.Next)
+	actions, _ := SplitAct(r.Next)
 	switch {
 	case hasFallback(v):
 		actions = append(actions, recordFailure(v, reason, message)...)
@@ -241,9 +241,9 @@ func releaseFailed(v *View) bool {
 	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {
 		return false // it is left to those who use it, and neither drained nor paused
 	}
-	left, _, limited := timeLeft(v)
+	remaining, _, limited := timeRemaining(v)
 	_, _, stalled := v.ApplyStalled()
-	return stalled || limited && left <= 0
+	return stalled || limited && remaining <= 0
 }
 
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody
@@ -268,8 +268,8 @@ func resting(v *View, t Timeout) Result {
 		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
 		return r
 	}
-	left := t.Until().Sub(v.Snapshot.Now)
-	if r.After = max(left, 0); left <= 0 {
+	remaining := t.Until().Sub(v.Snapshot.Now)
+	if r.After = max(remaining, 0); remaining <= 0 {
 		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
 		return r
 	}
@@ -300,9 +300,9 @@ func fromFuture(v *View, at time.Time) bool {
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 
-// leftOf is how much is left of a time since a moment that the clock of a node told. Of a moment in the future nothing
-// is: it tells only that the clock is wrong.
-func leftOf(v *View, since time.Time, lasts time.Duration) time.Duration {
+// remainingOf is how much remains of a time since a moment that the clock of a node told. Of a moment in the future
+// nothing is: it tells only that the clock is wrong.
+func remainingOf(v *View, since time.Time, lasts time.Duration) time.Duration {
 	if fromFuture(v, since) {
 		return 0
 	}

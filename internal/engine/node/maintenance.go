@@ -146,11 +146,11 @@ func untilOverdue(v *View, r Result) Result {
 // underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What
 // has is interrupted, and its deadlines begin anew afterwards.
 func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
-	act, step := SplitStep(r.Next)
-	actions := slices.DeleteFunc(slices.Concat(act, step.OnDenied), action.SetsSpec)
+	act, paced := SplitAct(r.Next)
+	actions := slices.DeleteFunc(slices.Concat(act, paced.OnDenied), action.SetsSpec)
 	if again, waits := RequestAgain(v); waits && m.Validates && r.State != Unknown {
 		r = again
-		actions, _ = SplitStep(again.Next)
+		actions, _ = SplitAct(again.Next)
 	}
 	if _, recorded := InterruptedAt(v); !recorded && (v.InFlight() || m.Unloads && agentMakesInstances(v)) {
 		patch := v.Patch("recording that maintenance interrupts the node")
@@ -161,11 +161,11 @@ func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
 		actions = append(actions, patch)
 	}
 	if m.Validates && v.MadeUnavailable() {
-		left := v.Node.MarkedAtWorkSince.Add(timing.PauseTimeout).Sub(v.Snapshot.Now)
-		if left <= 0 {
+		remaining := v.Node.MarkedAtWorkSince.Add(timing.PauseTimeout).Sub(v.Snapshot.Now)
+		if remaining <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}
-		r.After = timing.Sooner(r.After, left)
+		r.After = timing.Sooner(r.After, remaining)
 	}
 	r.Next = atOnce(actions...)
 	return explainMaintenance(v, m, r)
@@ -227,10 +227,10 @@ func RequestAgain(v *View) (r Result, waits bool) {
 		r.After = time.Second // an interruption of less than that
 		return r, true
 	}
-	left := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
+	remaining := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
 	c, reported := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	r.After = left
-	return r, left > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
+	r.After = remaining
+	return r, remaining > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
 // continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
@@ -254,7 +254,7 @@ func continueInterrupted(v *View, r Result) Result {
 	}
 	_, maintained := InterruptedAt(v)
 	if patch, pauses := keepPluginAway(v); unanswered && maintained && pauses && !interruptionOverdue(v) {
-		actions, _ := SplitStep(again.Next)
+		actions, _ := SplitAct(again.Next)
 		again.Next = atOnce(append(actions, patch)...)
 	}
 	if waits {

@@ -173,11 +173,11 @@ func driveManager(v *View) Result {
 	default:
 		requestManager(v, &r, name)
 	}
-	left := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
-	if left <= 0 {
+	remaining := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
+	if remaining <= 0 {
 		return failManager(v, r, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, r.Message))
 	}
-	r.After = timing.Sooner(r.After, left)
+	r.After = timing.Sooner(r.After, remaining)
 	return r
 }
 
@@ -316,7 +316,7 @@ func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	if !migManagerIsBack(v) {
 		return true
 	}
-	if overruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+	if overruledFor(v, v1alpha1.LabelMIGManager) > 0 {
 		return false
 	}
 	noteOverruled(v, patch, v1alpha1.LabelMIGManager)
@@ -329,7 +329,7 @@ func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 func keepMIGManagerOff(v *View) []action.Action {
 	spec := &v.Node.GPU.Spec
 	if v.Stack != dra.Both || spec.Baseline == nil || spec.MIGActuator != "" || !mustDisableMIGManager(v) || v.Node.Labels[v1alpha1.LabelMIGManager] != "true" ||
-		overruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+		overruledFor(v, v1alpha1.LabelMIGManager) > 0 {
 		return nil
 	}
 	patch := v.Patch("keeping NVIDIA's mig-manager off instances that the operator made")
@@ -341,15 +341,15 @@ func keepMIGManagerOff(v *View) []action.Action {
 
 // migManagerEnabledByOthers finds that a user or another controller let NVIDIA's mig-manager back onto the node, again.
 func migManagerEnabledByOthers(v *View, _ State) Finding {
-	left := overruledLeft(v, v1alpha1.LabelMIGManager)
-	if !migManagerIsBack(v) || left <= 0 {
+	remaining := overruledFor(v, v1alpha1.LabelMIGManager)
+	if !migManagerIsBack(v) || remaining <= 0 {
 		return Finding{}
 	}
 	return Finding{
-		Reason: v1alpha1.ReasonMIGManagerUnfenced, After: left,
+		Reason: v1alpha1.ReasonMIGManagerReenabled, After: remaining,
 		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
 			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
-			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(left)), v.Node.Name),
+			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(remaining)), v.Node.Name),
 	}
 }
 
@@ -532,12 +532,12 @@ func migManagerFinishing(v *View, _ State) Finding {
 // time for that is over.
 func awaitMIGManagerDone(v *View) (Result, bool) {
 	by, waits := managerDoneBy(v)
-	left := by.Sub(v.Snapshot.Now)
-	if !waits || left <= 0 {
+	remaining := by.Sub(v.Snapshot.Now)
+	if !waits || remaining <= 0 {
 		return Result{}, false
 	}
 	return Result{
-		State: Releasing, Reason: v1alpha1.ReasonMIGManagerBusy, After: left,
+		State: Releasing, Reason: v1alpha1.ReasonMIGManagerBusy, After: remaining,
 		Message: fmt.Sprintf("Waiting for NVIDIA's mig-manager, which has its former label again (%s), until %s at the latest; a change of the "+
 			"ClusterPolicy before that would restart mig-manager", managerState(v), format.Clock(by)),
 	}, true
@@ -551,22 +551,22 @@ func ForgetManager(v *View) (patch action.PatchNode, is bool) {
 	return patch, is
 }
 
-// managerLeft is how much is left of the time that NVIDIA's mig-manager may take for what it has begun by itself.
-func managerLeft(v *View) (left time.Duration, works bool) {
+// managerRemaining is how much remains of the time that NVIDIA's mig-manager may take for what it has begun by itself.
+func managerRemaining(v *View) (remaining time.Duration, works bool) {
 	if partitionedByManager(v) || !managerWorks(v) {
 		return 0, false
 	}
 	if v.Node.MarkedAtWorkSince.IsZero() {
-		return timing.LeftTimeout, true
+		return timing.UnrepairedTimeout, true
 	}
-	return v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
+	return v.Node.MarkedAtWorkSince.Add(timing.UnrepairedTimeout).Sub(v.Snapshot.Now), true
 }
 
 // ManagerBlocksChange reports whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
 func ManagerBlocksChange(v *View) bool {
-	left, works := managerLeft(v)
-	return works && (left > 0 || !mustDisableMIGManager(v))
+	remaining, works := managerRemaining(v)
+	return works && (remaining > 0 || !mustDisableMIGManager(v))
 }
 
 // ManagerChanging is the message for a node that NVIDIA's mig-manager is changing.
@@ -576,12 +576,12 @@ func ManagerChanging(v *View) string {
 
 // managerStuck finds a mig-manager that has begun and not ended. It is not ours to repair.
 func managerStuck(v *View, _ State) Finding {
-	left, works := managerLeft(v)
+	remaining, works := managerRemaining(v)
 	switch {
 	case !works:
 		return Finding{}
-	case left > 0:
-		return Finding{After: left}
+	case remaining > 0:
+		return Finding{After: remaining}
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerStuck,

@@ -53,12 +53,12 @@ func awaitClientsPaused(v *View) (Result, bool) {
 
 // pausing gives NVIDIA's programs their time to end.
 func pausing(v *View, r Result, targetInSpec bool) Result {
-	if _, step := SplitStep(r.Next); len(step.Start) > 0 || r.State == Failed {
+	if _, paced := SplitAct(r.Next); len(paced.Start) > 0 || r.State == Failed {
 		return r
 	}
-	left, timeout := pauseLeft(v, targetInSpec)
-	if left > 0 {
-		r.After = timing.Sooner(r.After, left)
+	remaining, timeout := stopRemaining(v, targetInSpec)
+	if remaining > 0 {
+		r.After = timing.Sooner(r.After, remaining)
 		return r
 	}
 	message := fmt.Sprintf("not within %s: %s", timeout, r.Message)
@@ -71,21 +71,21 @@ func pausing(v *View, r Result, targetInSpec bool) Result {
 	return failChange(v, r, r.Reason, message)
 }
 
-// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
+// stopRemaining is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
 // paused yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
 // pause was; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
 // counts, if that is longer.
-func pauseLeft(v *View, targetInSpec bool) (left, timeout time.Duration) {
-	since := v.Snapshot.Now.Add(DrainLeft(v))
+func stopRemaining(v *View, targetInSpec bool) (remaining, timeout time.Duration) {
+	since := v.Snapshot.Now.Add(DrainRemaining(v))
 	if taken := unavailableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
 		since = taken
 	}
 	if f := recordedFailure(v); f != nil {
 		since = timing.Latest(since, f.Time.Time)
 	}
-	left, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout
-	if agents, most, limited := timeLeft(v); targetInSpec && limited && agents > left {
+	remaining, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout
+	if agents, most, limited := timeRemaining(v); targetInSpec && limited && agents > remaining {
 		return agents, most
 	}
-	return left, timeout
+	return remaining, timeout
 }

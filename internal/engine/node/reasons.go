@@ -137,7 +137,7 @@ var reasonClasses = map[string]Class{
 	v1alpha1.ReasonSlicerActive:             Plain,
 	v1alpha1.ReasonDRADriverActive:          Plain,
 	v1alpha1.ReasonConfigLabelReset:         Plain,
-	v1alpha1.ReasonMIGManagerUnfenced:       NeedsAttention,
+	v1alpha1.ReasonMIGManagerReenabled:      NeedsAttention,
 	v1alpha1.ReasonMIGConfigIgnored:         NeedsAttention,
 	v1alpha1.ReasonChangedByOthers:          NeedsAttention,
 	v1alpha1.ReasonNotOnDRA:                 Plain,

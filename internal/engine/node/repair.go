@@ -29,7 +29,7 @@ type findingFunc func(*View, State) Finding
 // failed; repairs wait for no slot in the budget, since they only restore. It returns them after what the result has
 // done at once.
 func AddFindings(v *View, r Result) (Result, []action.Action) {
-	actions, _ := SplitStep(r.Next)
+	actions, _ := SplitAct(r.Next)
 	checks := []findingFunc{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
 		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost, pluginFailing, pluginOutdated, notEnding,
@@ -76,7 +76,7 @@ func leftPaused(v *View, s State) Finding {
 	if !v.ByGPUOperator() || v.Node.MarkedAtWorkSince.IsZero() {
 		return Finding{}
 	}
-	remaining := v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
+	remaining := v.Node.MarkedAtWorkSince.Add(timing.UnrepairedTimeout).Sub(v.Snapshot.Now)
 	theirs := pausedByOthers(v)
 	switch {
 	case len(theirs) > 0 && !managerWorks(v):

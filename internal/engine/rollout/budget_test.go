@@ -35,7 +35,7 @@ func started(d rollout.Decision) []string {
 	for _, a := range d.Actions {
 		switch a.(type) {
 		case action.Taint, action.SetSpec:
-			nodes = append(nodes, a.Target())
+			nodes = append(nodes, a.NodeName())
 		}
 	}
 	return nodes

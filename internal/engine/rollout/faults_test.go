@@ -275,7 +275,7 @@ func everyOther(attempts map[string]int, a action.Action) bool {
 	if attempts == nil {
 		return false
 	}
-	write := fmt.Sprintf("%T of %s", a, a.Target())
+	write := fmt.Sprintf("%T of %s", a, a.NodeName())
 	attempts[write]++
 	return attempts[write]%2 == 1
 }

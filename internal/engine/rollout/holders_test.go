@@ -128,7 +128,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 			lost.Labels["pool"] = test.pool
 			for range 120 {
 				for _, a := range rollout.Decide(c.world()).Actions {
-					if _, frees := a.(action.Untaint); a.Target() != "n0" || test.taint && !frees {
+					if _, frees := a.(action.Untaint); a.NodeName() != "n0" || test.taint && !frees {
 						c.do(a)
 					}
 				}

@@ -168,7 +168,7 @@ func (s *simulation) read(some func() bool) {
 
 // wrote shows the cache an object as the controller has just written it.
 func (s *simulation) wrote(a action.Action) {
-	h := s.hosts[a.Target()]
+	h := s.hosts[a.NodeName()]
 	if h == nil || s.cache.forgets {
 		return
 	}
@@ -286,8 +286,8 @@ func (s *simulation) leave(h *host) {
 }
 
 // optInOrOut takes NVIDIA's programs off a node by the label for that, or lets them back. The GPU Operator removes every
-// deploy label of a node that has opted out, whatever its value and also when another client sets one again; once the
-// node is back it sets those that are missing or empty (NVIDIA/gpu-operator controllers/state_manager.go, v26.7.0).
+// deploy label of a node that has opted out, whatever its value and also when another controller sets one again; once
+// the node is back it sets those that are missing or empty (NVIDIA/gpu-operator controllers/state_manager.go, v26.7.0).
 func (s *simulation) optInOrOut(h *host) {
 	s.version[h.Name]++
 	if h.Labels[optOutLabel] == "" {
@@ -354,7 +354,7 @@ func (s *simulation) act(decide func(cluster.Snapshot) rollout.Decision) {
 		if p := a.For(); p.Name != "" && (len(s.Policies) == 0 || s.Policies[0].Generation != p.Generation) {
 			continue // the executor has asked the API server whether the policy is still so
 		}
-		if locked(a) && s.cache.version[a.Target()] != s.version[a.Target()] {
+		if locked(a) && s.cache.version[a.NodeName()] != s.version[a.NodeName()] {
 			continue // the API server has refused it
 		}
 		s.do(a)

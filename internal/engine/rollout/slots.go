@@ -13,12 +13,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// slotTimeout is how long after its last step a change keeps its slot in the budget. No step takes longer: a node
-// reboots within timing.RebootTimeout, NVIDIA's mig-manager ends within timing.ManagerTimeout.
+// slotTimeout is how long after it came to its stage a change keeps its slot in the budget. No stage takes longer: a
+// node reboots within timing.RebootTimeout, NVIDIA's mig-manager ends within timing.ManagerTimeout.
 const slotTimeout = 30 * time.Minute
 
 // slotOf is the slot that the node holds. It follows from the state of the node and from what the controller itself has
-// written there, never from what another client may write late.
+// written there, never from what another controller may write late.
 func slotOf(m *member) Slot {
 	if !hasBegun(m) {
 		return Slot{}
@@ -46,18 +46,18 @@ func hasBegun(m *member) bool {
 
 // acts reports whether anything is done about the node, or will be once it has a slot.
 func acts(m *member) bool {
-	_, step := node.SplitStep(m.Next)
-	return len(m.Actions)+len(step.Start) > 0
+	_, paced := node.SplitAct(m.Next)
+	return len(m.Actions)+len(paced.Start) > 0
 }
 
 // mostTaken is how long a node is kept from its users after its time for draining: one interruption or reboot, and for
 // the change and its way back the times of NVIDIA's programs and of the agent.
 const mostTaken = timing.RebootTimeout + 2*(timing.PauseTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
 
-// slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded, and begins
+// slotDeadline is the deadline of the slot. It counts from the last stage that the controller has recorded, and begins
 // anew with each. Whatever begins steps anew, it is no later than mostTaken.
 func slotDeadline(m *member) time.Time {
-	until := stepDeadline(m.View, pastDrain(m))
+	until := stageDeadline(m.View, pastDrain(m))
 	if t := m.Taint(); t != nil && t.TimeAdded != nil {
 		if most := t.TimeAdded.Add(m.DrainTimeout() + mostTaken); most.Before(until) {
 			return most
@@ -76,8 +76,8 @@ func pastDrain(m *member) bool {
 	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing, node.Degraded, node.UpToDate}, state)
 }
 
-// stepDeadline is the deadline of the step that a change has come to.
-func stepDeadline(v *node.View, pastDrain bool) time.Time {
+// stageDeadline is the deadline of the stage that a change has come to.
+func stageDeadline(v *node.View, pastDrain bool) time.Time {
 	if at, was := node.InterruptedAt(v); was {
 		return at.Add(timing.MaintenanceTimeout)
 	}
@@ -92,9 +92,9 @@ func stepDeadline(v *node.View, pastDrain bool) time.Time {
 		last = timing.Latest(last, at)
 	}
 	until := last.Add(slotTimeout)
-	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another client may write it, nothing would end the drain
+	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another controller may write it, nothing would end the drain
 		const pauses = timing.PauseTimeout + time.Minute
-		ends := v.Snapshot.Now.Add(node.DrainLeft(v) + pauses)
+		ends := v.Snapshot.Now.Add(node.DrainRemaining(v) + pauses)
 		if most := since.Add(slotTimeout); pastDrain && most.Before(ends) {
 			ends = most
 		}
@@ -120,9 +120,9 @@ func reclaimSlot(m *member) {
 		return // NVIDIA's device plugin must not start before the agent has made its instances again
 	}
 	if m.MadeUnavailable() {
-		_, step := node.SplitStep(m.Next)
-		if slices.ContainsFunc(step.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
-			m.Actions = append(m.Actions, step.Start...)
+		_, paced := node.SplitAct(m.Next)
+		if slices.ContainsFunc(paced.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
+			m.Actions = append(m.Actions, paced.Start...)
 		}
 		m.Next = nil
 		if !slices.ContainsFunc(m.Actions, action.Frees) {
@@ -146,10 +146,10 @@ func endMaintained(m *member) {
 	}
 }
 
-// releaseStale ends a change that has made no step in time. Where the agent is away the change goes on once it is back,
-// for the first time; else, with a step left that would take the same from the node again, not at once.
+// releaseStale ends a change that has come to no further stage in time. Where the agent is away the change goes on once
+// it is back, for the first time; else, with an act ahead that would take the same from the node again, not at once.
 func releaseStale(m *member) []action.Action {
-	const why = "the change has made no step in time"
+	const why = "the change has made no progress in time"
 	switch {
 	case m.State == node.Unknown:
 		return node.EndInterrupted(m.View, why)

@@ -329,7 +329,7 @@ func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 				c.version["moves"]++
 				for range 20 {
 					for _, a := range changes(c.reconcile().Actions) {
-						g.Expect(a.Target() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
+						g.Expect(a.NodeName() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
 					}
 					c.tick(time.Second)
 				}

@@ -261,7 +261,8 @@ func TestAnEditedRecordHangsNoController(t *testing.T) {
 	g.Eventually(done, 30*time.Second).Should(BeClosed(), "one reconcile")
 }
 
-// TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another client wrote.
+// TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another controller
+// wrote.
 func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
 	g := NewWithT(t)
 	c, h := timedOutRelease(g)

@@ -124,9 +124,9 @@ func Sooner(a, b time.Duration) time.Duration {
 
 // Deadlines of what is left half-done.
 const (
-	// LeftTimeout is how long NVIDIA's clients may be paused, and its mig-manager at work, while neither says anything
-	// new. It waits five minutes at most for each of its clients, and tells nothing meanwhile.
-	LeftTimeout = 15 * time.Minute
+	// UnrepairedTimeout is how long NVIDIA's clients may be paused, and its mig-manager at work, while neither says
+	// anything new. It waits five minutes at most for each of its clients, and tells nothing meanwhile.
+	UnrepairedTimeout = 15 * time.Minute
 	// EndTimeout is how long a pod may still be there after it must have ended.
 	EndTimeout = 2 * time.Minute
 	// OutdatedTimeout is how long pods may go on reading another ConfigMap before they are started anew.
