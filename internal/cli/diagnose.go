@@ -180,7 +180,7 @@ func (d *diagnosis) agents(is installation) {
 		return len(n.agents) == 0 && !n.draAgent
 	})
 	d.each(is.nodes, level, "no agent. With a GPUCluster it runs where the label nvidia.com/gpu.deploy.dra-driver is true and "+
-		"nvidia.com/gpu.deploy.dra-validator is not paused: look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
+		"nvidia.com/gpu.deploy.dra-validator is not stopped: look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
 	d.each(is.nodes, level, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
 		return len(n.agents) > 0 && !ready(n)
 	})

@@ -283,14 +283,14 @@ func (w *writes) nodes(cases map[string]writeCase) {
 	for name, c := range map[string]writeCase{
 		"selects a configuration": {do: node(`{"metadata": {"labels": {"nvidia.com/device-plugin.config": "a-1"},
 			"annotations": {"gpusharing.io/selected": "a-1@1"}}}`)},
-		"pauses a client":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"}}}`)},
+		"stops a client":        {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"}}}`)},
 		"lets agents run":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.client": "true"}, "annotations": {"gpusharing.io/client": "true@1"}}}`)},
 		"asks mig-manager":      {do: node(`{"metadata": {"labels": {"nvidia.com/mig.config": "a", "nvidia.com/mig.config.state": null}}}`)},
 		"adds a label":          {do: node(`{"metadata": {"labels": {"role": "control-plane"}}}`), says: labels + "role"},
 		"changes a label":       {do: node(`{"metadata": {"labels": {"pool": "b"}}}`), says: labels + "pool"},
 		"removes a label":       {do: node(`{"metadata": {"labels": {"pool": null}}}`), says: labels + "pool"},
 		"sets a label of GFD's": {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.product": "x"}}}`), says: labels + "nvidia.com/gpu.product"},
-		"pauses the driver":     {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "false"}}}`), says: labels + "nvidia.com/gpu.deploy.driver"},
+		"stops the driver":      {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "false"}}}`), says: labels + "nvidia.com/gpu.deploy.driver"},
 		"adds an annotation": {
 			do:   node(`{"metadata": {"annotations": {"example.com/a": "b"}}}`),
 			says: "may not change these annotations of nodes: example.com/a",

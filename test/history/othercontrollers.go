@@ -26,7 +26,7 @@ func Others() map[string][]string {
 		"nvidia.com/gpu.deploy.gpu-feature-discovery": {"", "true"},
 		"nvidia.com/mps.capable":                      {"", "true", "false"},
 
-		v1alpha1.AnnotationSelected: {"", "garbage"}, v1alpha1.AnnotationInstances: {"", "garbage"}, v1alpha1.AnnotationPaused: {""},
+		v1alpha1.AnnotationSelected: {"", "garbage"}, v1alpha1.AnnotationInstances: {"", "garbage"}, v1alpha1.AnnotationStopped: {""},
 		v1alpha1.AnnotationTaints: {""}, v1alpha1.AnnotationMPSCapable: {""}, v1alpha1.AnnotationMIGConfig: {"", "garbage"},
 		v1alpha1.AnnotationOverruled: {""}, v1alpha1.AnnotationRunsAgent: {""}, v1alpha1.AnnotationInterrupted: {"", "garbage"},
 	}

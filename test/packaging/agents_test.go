@@ -55,7 +55,7 @@ func underGPUCluster(others map[string]string) map[string]string {
 }
 
 // TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced, and the MPS pod stays. k8s-driver-manager waits for pods
-// whose node selector has the label of GPU clients. Before v0.12 it pauses only the labels of NVIDIA's own programs, of
+// whose node selector has the label of GPU clients. Before v0.12 it stops only the labels of NVIDIA's own programs, of
 // which mig-manager leaves that of the container toolkit alone. Beside the DRA driver of a GPUCluster the label of GPU
 // clients is never there for long.
 func TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced(t *testing.T) {

@@ -49,13 +49,13 @@ type TriggerSync struct {
 }
 
 // PatchNode changes labels and annotations of a Node in one patch. A nil value removes the entry; entries that are not
-// named stay. It selects a config, pauses and resumes NVIDIA's clients, and disables NVIDIA's mig-manager.
+// named stay. It selects a config, stops and starts NVIDIA's operands again, and disables NVIDIA's mig-manager.
 type PatchNode struct {
 	Node        string
 	Labels      map[string]*string
 	Annotations map[string]*string
 	Policy      PolicyRef
-	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "pausing NVIDIA's GPU clients".
+	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "stopping NVIDIA's operands".
 	Why string
 	// Locked says that the patch takes something from the node, so it carries the resource version of the Node that the
 	// snapshot was read from, as Taint does, and is left to the next reconcile when the Node has changed since.

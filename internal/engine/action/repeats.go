@@ -210,10 +210,10 @@ func (r *Repeats) Returns(a Action) bool {
 	return false
 }
 
-// RestoresScheduling reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
+// RestoresScheduling reports whether an action lets a node take pods again, or starts NVIDIA's operands again.
 func RestoresScheduling(a Action) bool {
 	patch, patches := a.(PatchNode)
-	record, is := patch.Annotations[v1alpha1.AnnotationPaused]
+	record, is := patch.Annotations[v1alpha1.AnnotationStopped]
 	return Frees(a) || patches && is && record == nil
 }
 

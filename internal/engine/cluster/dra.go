@@ -43,7 +43,7 @@ func (d *DRA) Signature() string {
 }
 
 // StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is
-// true, or paused, tells that the device plugin is to come.
+// true, or stopped, tells that the device plugin is to come.
 func (s *Snapshot) StackOf(n *Node) dra.Stack {
 	reason, _ := shownByDRA(n)
 	f := dra.Facts{Driver: reason != ""}

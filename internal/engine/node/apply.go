@@ -36,16 +36,16 @@ func setNonDisruptively(v *View) Result {
 	return r
 }
 
-// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and pauses NVIDIA's clients
+// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and stops NVIDIA's operands
 // where steps need that, then asks the agent for the target.
 func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
-	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitClientsPaused, awaitNVIDIAMPSOff}
+	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitOperandsStopped, awaitNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {
-		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitClientsPaused}
+		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitOperandsStopped}
 	}
 	for _, gate := range gates {
 		if r, pending := gate(v); pending {
-			return pausing(v, r, targetInSpec)
+			return stopping(v, r, targetInSpec)
 		}
 	}
 	switch {

@@ -211,7 +211,7 @@ func stampInstances(v *View, patch action.PatchNode) {
 	_, has := v.Node.Annotations[v1alpha1.AnnotationInstances]
 	seen, leaving := enumeratedInstances(v)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
-	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	_, starts := patch.Annotations[v1alpha1.AnnotationStopped]
 	if restarted, has := v.Node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.Target.ReleasesNode || restarted != restartOccasion(v)) {
 		patch.Annotations[v1alpha1.AnnotationRestarted] = nil
 	}
@@ -221,15 +221,15 @@ func stampInstances(v *View, patch action.PatchNode) {
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
-	case now != "" && now != seen && (selects || resumes || seen == "" && len(leaving) == 0):
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, resumes && !selects))
+	case now != "" && now != seen && (selects || starts || seen == "" && len(leaving) == 0):
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, starts && !selects))
 	}
 }
 
 // pluginWillSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin
-// that is only resumed may not have ended, and has then seen others.
-func pluginWillSee(v *View, now, seen string, resumed bool) string {
-	if resumed && seen != "" {
+// that is only started again may not have ended, and has then seen others.
+func pluginWillSee(v *View, now, seen string, started bool) string {
+	if started && seen != "" {
 		return withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...))
 	}
 	return withMonitors(v, now, seen)

@@ -17,8 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// drainAndPause brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
-func drainAndPause(v *View, targetInSpec bool) Result {
+// drainAndStop brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's operands stopped.
+func drainAndStop(v *View, targetInSpec bool) Result {
 	r := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
@@ -174,7 +174,7 @@ func DrainingSince(v *View) time.Time {
 	switch t := v.Taint(); {
 	case t != nil && t.TimeAdded != nil:
 		return t.TimeAdded.Time
-	case t == nil && MustStayUntainted(v) && len(OwnPauses(v)) > 0:
+	case t == nil && MustStayUntainted(v) && len(StoppedByOperator(v)) > 0:
 		return v.Node.MarkedAtWorkSince
 	}
 	return time.Time{}

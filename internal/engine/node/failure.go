@@ -153,7 +153,7 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 }
 
 // A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back
-// to. When a stage of theirs does not end in time, the operator removes its taint, resumes NVIDIA's programs and
+// to. When a stage of theirs does not end in time, the operator removes its taint, starts NVIDIA's programs again and
 // records that in the same write (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again, whatever
 // the stage.
 
@@ -200,10 +200,10 @@ func EndInterrupted(v *View, why string) []action.Action {
 	return restoreAndRecord(v, Timeout{Reason: v1alpha1.ReasonApplyTimedOut, Times: t.Times}, why)
 }
 
-// restoreAndRecord is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a
+// restoreAndRecord is RestoreScheduling with a record, in the write that starts NVIDIA's programs again. That comes first: a
 // node without our taint and without the record would be tainted again at once.
 func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
-	patch, _ := resumeClients(v, why)
+	patch, _ := startOperands(v, why)
 	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, timeoutAttemptID(v), t.Times), v.Snapshot.Now)
 	patch.Annotations[v1alpha1.AnnotationTimedOut] = &record
 	return append([]action.Action{patch}, removeTaints(v)...)
@@ -232,14 +232,14 @@ func releasesAgain(v *View) bool {
 }
 
 // releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
-// state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
+// state to go back to. To drain it once more at once, and to stop NVIDIA's operands, would disturb the node again and
 // again.
 func releaseFailed(v *View) bool {
 	if v.Policy != nil || v.Taint() != nil || !v.ChangeIsDisruptive() {
 		return false
 	}
 	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {
-		return false // it is left to those who use it, and neither drained nor paused
+		return false // it is left to those who use it, and neither drained nor stopped
 	}
 	remaining, _, limited := timeRemaining(v)
 	_, _, stalled := v.ApplyStalled()
@@ -258,7 +258,7 @@ func restsAfterTimeout(v *View) (t Timeout, is bool) {
 func resting(v *View, t Timeout) Result {
 	r := Result{State: Failed, Reason: t.Reason}
 	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
-	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
+	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and started NVIDIA's programs again",
 		format.Clock(t.At))
 	if pods := podsNotEnding(v); len(pods) > 0 {
 		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)

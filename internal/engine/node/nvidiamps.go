@@ -39,7 +39,7 @@ import (
 // object says false, override deleted.
 
 // nvidiaMPSPods are the pods of NVIDIA's MPS DaemonSet on the node.
-func nvidiaMPSPods(v *View) []string { return clientPods(v, cluster.LabelMPSCapable) }
+func nvidiaMPSPods(v *View) []string { return operandPods(v, cluster.LabelMPSCapable) }
 
 // noNodeFeatures reports why the label cannot be overridden on the node, as far as that is known in advance; nil if it
 // can. Without the kind, GFD writes its labels to a file and NFD keeps them on the node, whatever a client patches.
@@ -77,7 +77,7 @@ func awaitNVIDIAMPSRecorded(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	return Result{
-		State: PausingClients, Reason: underwayReason(v), Message: "Recording the state in which the node was found",
+		State: StoppingOperands, Reason: underwayReason(v), Message: "Recording the state in which the node was found",
 		Next: withSlot(v, recordBaseline(v)),
 	}, true
 }
@@ -88,7 +88,7 @@ func awaitNVIDIAMPSOff(v *View) (Result, bool) {
 	if !ExcludesNVIDIAMPS(v) || servesMPS(v) {
 		return Result{}, false
 	}
-	r := Result{State: PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
+	r := Result{State: StoppingOperands, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
 	message, remaining := nvidiaMPSUnreported(v)
 	switch {
 	case remaining > 0 && !MPSLabelOverridden(v):
@@ -144,9 +144,9 @@ func awaitMPSPods(v *View, r Result, pods []string) (Result, bool) {
 	}
 	r.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
 	if since := mpsOverriddenSince(v); !since.IsZero() {
-		if r.After = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now); r.After <= 0 {
-			return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
-				"%s: %s. Look at the kubelet and the container runtime of the node", timing.PauseTimeout, format.List(pods)))
+		if r.After = since.Add(timing.StopTimeout).Sub(v.Snapshot.Now); r.After <= 0 {
+			return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonOperandsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
+				"%s: %s. Look at the kubelet and the container runtime of the node", timing.StopTimeout, format.List(pods)))
 		}
 	}
 	return r, true
@@ -317,7 +317,7 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 // allowingNVIDIAMPS waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before
 // the node is forgotten.
 func allowingNVIDIAMPS(v *View, r Result) Result {
-	r.State, r.Reason = Releasing, underwayReason(v)
+	r.State, r.Reason = Finishing, underwayReason(v)
 	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
 	_, gfdRuns := untilGFDConfirms(v)
 	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue && !gfdRuns {
@@ -382,7 +382,7 @@ func servesMPS(v *View) bool {
 	})
 }
 
-// mustRemoveNVIDIAMPS reports whether NVIDIA's MPS daemon must leave the node and to pause NVIDIA's clients does not
+// mustRemoveNVIDIAMPS reports whether NVIDIA's MPS daemon must leave the node and to stop NVIDIA's operands does not
 // keep it off: beside a stand-alone plugin no deploy label stops it, and where the node selects its configuration
 // already, another controller has let it back.
 func mustRemoveNVIDIAMPS(v *View) bool {

@@ -77,10 +77,10 @@ func noteOverruled(v *View, patch action.PatchNode, label string) {
 	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
 }
 
-// awaitSelected makes the config of the target visible in the pods that read it, then selects it and resumes NVIDIA's
-// clients in one patch. A label that names a config before it is visible makes NVIDIA's config-manager exit.
+// awaitSelected makes the config of the target visible in the pods that read it, then selects it and starts NVIDIA's
+// operands again in one patch. A label that names a config before it is visible makes NVIDIA's config-manager exit.
 func awaitSelected(v *View) (Result, bool) {
-	selected, resume, complete := selectPatch(v)
+	selected, start, complete := selectPatch(v)
 	if complete {
 		return Result{}, false
 	}
@@ -111,8 +111,8 @@ func awaitSelected(v *View) (Result, bool) {
 		r.Message = "recording what NVIDIA's DRA driver must publish"
 	case v.Target.Config == "":
 		r.Message = "taking back the label " + v1alpha1.LabelConfig
-	case resume && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
-		r.Message = "resuming NVIDIA's GPU clients"
+	case start && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
+		r.Message = "starting NVIDIA's operands again"
 	}
 	selected.Why = r.Message
 	r.Next = atOnce(selected)
@@ -120,8 +120,8 @@ func awaitSelected(v *View) (Result, bool) {
 }
 
 // selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.
-func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
-	patch, resumes = resumePatch(v)
+func selectPatch(v *View) (patch action.PatchNode, starts, complete bool) {
+	patch, starts = startPatch(v)
 	labels := maps.Clone(v.Target.Labels)
 	if labels == nil {
 		labels = map[string]*string{}
@@ -143,7 +143,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 	restoreManagerLabels(v, labels)
 	overwriteMIGLabels(v, labels)
 	restoreMIGLabels(v, labels)
-	unpauseManagersClients(v, labels)
+	startManagersOperands(v, labels)
 	for name, want := range labels {
 		value, has := v.Node.Labels[name]
 		if has != (want != nil) || has && value != *want {
@@ -158,7 +158,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 	if !v.Target.ReleasesNode && !v.UnavailableForOther() {
 		saveBaselineCopy(v, patch)
 	}
-	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
+	return patch, starts, len(patch.Labels) == 0 && len(patch.Annotations) == 0
 }
 
 // selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver
@@ -188,7 +188,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 	at, has := v.Node.Annotations[v1alpha1.AnnotationSelected]
 	_, current := timing.Stamped(at, v.Target.Config)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
-	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	_, starts := patch.Annotations[v1alpha1.AnnotationStopped]
 	switch {
 	case v.Target.Config == "" || v.Target.ReleasesNode:
 		if has {
@@ -197,7 +197,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 		if _, has := v.Node.Annotations[v1alpha1.AnnotationOverruled]; has {
 			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
 		}
-	case selects || resumes || !current && !v.TargetIsLastGood():
+	case selects || starts || !current && !v.TargetIsLastGood():
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
 }

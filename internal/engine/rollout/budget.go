@@ -141,7 +141,7 @@ func (b *budget) admit(m *member, paced node.PacedAct) (reason, message string) 
 	taints := slices.ContainsFunc(paced.Start, action.KeepsOff)
 	makesUnavailable := taints && !m.MadeUnavailable() || m.MadeUnavailable() && !m.HoldsSlot
 	switch {
-	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // pauses that protect a node wait for no slot
+	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // to stop operands so that the node is protected waits for no slot
 		return b.full()
 	case !m.HoldsSlot:
 		reason, message = b.acquireSlot(m)

@@ -57,7 +57,7 @@ func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	d, states := c.run(120)
 	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
-	g.Expect(states["a"]).To(ContainElements(node.Draining, node.Verifying, node.Releasing))
+	g.Expect(states["a"]).To(ContainElements(node.Draining, node.Verifying, node.Finishing))
 	g.Expect(c.evicted).To(ConsistOf("train"))
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "gpusharing-mig-1g.5gb": "nvidia.com/mig-1g.5gb"}))
 	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))

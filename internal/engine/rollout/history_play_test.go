@@ -411,8 +411,8 @@ func (c *run) repairs(h *host) {
 	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelRunsAgent, dcgmLabel, exporterLabel} {
 		value, had := was.Labels[label]
 		is := h.Labels[label]
-		paused := h.Annotations[v1alpha1.AnnotationPaused] != "" || h.upgrade.goesOn()
-		if had && is != value && (!paused || is == "" || is == "false") {
+		stopped := h.Annotations[v1alpha1.AnnotationStopped] != "" || h.upgrade.goesOn()
+		if had && is != value && (!stopped || is == "" || is == "false") {
 			h.Labels[label] = value
 		}
 	}

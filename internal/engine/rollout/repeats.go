@@ -55,7 +55,7 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 		m.After = timing.Sooner(m.After, again)
 		m.Reason, m.Message = v1alpha1.ReasonChangedByOthers, heldMessage(m, s, held, format.Clock(s.Now.Add(again)))
 		if _, deletes := held.(action.DeletePod); deletes { // the operator's own deletions are no other controller's doing
-			m.Reason = v1alpha1.ReasonClientsNotEnding
+			m.Reason = v1alpha1.ReasonOperandsNotEnding
 		}
 	case refused != nil:
 		m.Reason, m.Message = v1alpha1.ReasonWriteFailed, refusedMessage(m, s, refused)

@@ -106,7 +106,7 @@ func TestAFightLeavesNoNodeTainted(t *testing.T) {
 	g.Expect(decided(taint, 8)).To(BeFalse())
 
 	h.Taints = []corev1.Taint{taint.Taint}
-	h.Annotations[v1alpha1.AnnotationPaused], h.Labels[pluginLabel] = pluginLabel, "paused-for-mig-change"
+	h.Annotations[v1alpha1.AnnotationStopped], h.Labels[pluginLabel] = pluginLabel, "paused-for-mig-change"
 	c.Policies = nil
 	rollout.Decide(c.world())
 	for _, a := range rollout.Decide(c.world()).Actions {
@@ -207,14 +207,14 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 		repeats := &action.Repeats{}
 		now := time.Unix(0, 0)
 		patch := func(labels map[string]*string) action.PatchNode { return action.PatchNode{Node: "a", Labels: labels} }
-		pauses := patch(map[string]*string{"plugin": new("paused"), "discovery": new("paused")})
+		stops := patch(map[string]*string{"plugin": new("stopped"), "discovery": new("stopped")})
 		for range 8 {
-			g.Expect(repeats.Remaining(pauses, time.Time{}, now)).To(BeZero())
-			repeats.Note(pauses, now)
+			g.Expect(repeats.Remaining(stops, time.Time{}, now)).To(BeZero())
+			repeats.Note(stops, now)
 			repeats.Note(patch(map[string]*string{"discovery": new("true")}), now)
 		}
-		g.Expect(repeats.Remaining(pauses, time.Time{}, now)).To(Equal(time.Hour))
-		g.Expect(repeats.Remaining(patch(map[string]*string{"discovery": new("paused")}), time.Time{}, now)).To(BeZero())
+		g.Expect(repeats.Remaining(stops, time.Time{}, now)).To(Equal(time.Hour))
+		g.Expect(repeats.Remaining(patch(map[string]*string{"discovery": new("stopped")}), time.Time{}, now)).To(BeZero())
 	})
 	t.Run("up to once in a minute", func(t *testing.T) {
 		g := NewWithT(t)

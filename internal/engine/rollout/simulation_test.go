@@ -411,8 +411,8 @@ func (s *simulation) check(before map[string]string) {
 func (s *simulation) withinBudget(a action.Action) {
 	disturbed := 0
 	for _, h := range s.hosts {
-		paused := strings.HasPrefix(h.Labels[pluginLabel], cluster.PausedValue)
-		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || paused && !h.protected()) {
+		stopped := strings.HasPrefix(h.Labels[pluginLabel], cluster.StoppedValue)
+		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || stopped && !h.protected()) {
 			disturbed++
 		}
 	}
@@ -459,7 +459,7 @@ func (s *simulation) calm() {
 	for _, h := range s.hosts {
 		g.Expect(h.Taints).To(BeEmpty())
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
-		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 		g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), h.Name)
 		g.Expect(h.features.ours.IsZero()).To(Equal(len(h.daemons) == 0 || !s.Plugin.NodeFeatures), "%s: %v", h.Name, h.features)
 	}

@@ -34,7 +34,7 @@ func slotOf(m *member) Slot {
 // policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A degraded one
 // counts as long as the former.
 func hasBegun(m *member) bool {
-	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing}
+	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Finishing}
 	if m.State == node.Failed {
 		return m.MadeUnavailable() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)
 	}
@@ -52,7 +52,7 @@ func acts(m *member) bool {
 
 // mostTaken is how long a node is kept from its users after its time for draining: one interruption or reboot, and for
 // the change and its way back the times of NVIDIA's programs and of the agent.
-const mostTaken = timing.RebootTimeout + 2*(timing.PauseTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
+const mostTaken = timing.RebootTimeout + 2*(timing.StopTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
 
 // slotDeadline is the deadline of the slot. It counts from the last stage that the controller has recorded, and begins
 // anew with each. Whatever begins steps anew, it is no later than mostTaken.
@@ -73,7 +73,7 @@ func pastDrain(m *member) bool {
 	if state == node.Failed {
 		state = m.Rollback
 	}
-	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing, node.Degraded, node.UpToDate}, state)
+	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Finishing, node.Degraded, node.UpToDate}, state)
 }
 
 // stageDeadline is the deadline of the stage that a change has come to.
@@ -85,7 +85,7 @@ func stageDeadline(v *node.View, pastDrain bool) time.Time {
 		return at
 	}
 	last := timing.Latest(v.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(v))
-	if len(node.OwnPauses(v)) > 0 {
+	if len(node.StoppedByOperator(v)) > 0 {
 		last = timing.Latest(last, v.Node.MarkedAtWorkSince)
 	}
 	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
@@ -93,8 +93,8 @@ func stageDeadline(v *node.View, pastDrain bool) time.Time {
 	}
 	until := last.Add(slotTimeout)
 	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another controller may write it, nothing would end the drain
-		const pauses = timing.PauseTimeout + time.Minute
-		ends := v.Snapshot.Now.Add(node.DrainRemaining(v) + pauses)
+		const stops = timing.StopTimeout + time.Minute
+		ends := v.Snapshot.Now.Add(node.DrainRemaining(v) + stops)
 		if most := since.Add(slotTimeout); pastDrain && most.Before(ends) {
 			ends = most
 		}
@@ -103,7 +103,7 @@ func stageDeadline(v *node.View, pastDrain bool) time.Time {
 	return until
 }
 
-// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's clients run again. Where the
+// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's operands run again. Where the
 // agent was lost in the middle the controller records that, so that the change begins anew once the agent is back.
 func reclaimSlot(m *member) {
 	if !acts(m) {
@@ -137,7 +137,7 @@ func reclaimSlot(m *member) {
 }
 
 // endMaintained makes a node available again that is under maintenance for too long: what its users still lack then,
-// NVIDIA or the machine keeps from them. NVIDIA's device plugin stays paused where it must not see the next driver
+// NVIDIA or the machine keeps from them. NVIDIA's device plugin stays stopped where it must not see the next driver
 // before the agent does; without a driver it could offer nothing.
 func endMaintained(m *member) {
 	const why = "the maintenance of the node lasts for too long"
@@ -153,7 +153,7 @@ func releaseStale(m *member) []action.Action {
 	switch {
 	case m.State == node.Unknown:
 		return node.EndInterrupted(m.View, why)
-	case !m.ChangeIsDisruptive() && len(node.OwnPauses(m.View)) == 0: // with NVIDIA's programs back it may be disruptive again
+	case !m.ChangeIsDisruptive() && len(node.StoppedByOperator(m.View)) == 0: // with NVIDIA's programs back it may be disruptive again
 		return node.RestoreScheduling(m.View, why)
 	}
 	return node.RecordTimeout(m.View, m.Reason, why)

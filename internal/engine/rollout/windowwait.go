@@ -22,7 +22,7 @@ import (
 // that goes back to its last good state (Failed) or to its baseline waits for none, nor does one that is not in service
 // yet.
 func awaitsWindow(m *member) bool {
-	unapplied := []node.State{node.PendingDisruptive, node.Draining, node.PausingClients, node.Idle}
+	unapplied := []node.State{node.PendingDisruptive, node.Draining, node.StoppingOperands, node.Idle}
 	switch {
 	case m.Policy == nil || startupTaintOn(m.View) != nil || startsUntainted(m) || !slices.Contains(unapplied, m.State):
 		return false

@@ -15,25 +15,25 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// awaitClientsPaused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A
-// label of any value but true and false is another controller's pause, and stays.
-func awaitClientsPaused(v *View) (Result, bool) {
+// awaitOperandsStopped is the gate before steps that need all handles closed: NVIDIA's operands are stopped and gone. A
+// label of any value but true and false is another controller's, and stays.
+func awaitOperandsStopped(v *View) (Result, bool) {
 	if !v.Closes() || !v.ByGPUOperator() {
 		return Result{}, false
 	}
-	r := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
+	r := Result{State: StoppingOperands, Reason: v1alpha1.ReasonStoppingOperands, Next: withSlot(v)}
 	for _, name := range cluster.DeployLabels() {
 		value := v.Node.Labels[name]
-		if value != "" && value != "true" && value != "false" && !slices.Contains(OwnPauses(v), name) {
+		if value != "" && value != "true" && value != "false" && !slices.Contains(StoppedByOperator(v), name) {
 			r.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
 			return r, true
 		}
 	}
-	if patch, pauses := pausePatch(v); pauses {
-		r.Message, r.Next = "pausing NVIDIA's GPU clients, which must close their handles", withSlot(v, patch)
+	if patch, stops := stopPatch(v); stops {
+		r.Message, r.Next = "stopping NVIDIA's operands, which must close their handles", withSlot(v, patch)
 		return r, true
 	}
-	remain := clientPods(v, OwnPauses(v)...)
+	remain := operandPods(v, StoppedByOperator(v)...)
 	var deletions []action.Action
 	for _, p := range v.Node.Pods {
 		if !p.Validator {
@@ -47,12 +47,12 @@ func awaitClientsPaused(v *View) (Result, bool) {
 	if len(deletions) > 0 {
 		r.Next = atOnce(deletions...)
 	}
-	r.Message = "waiting until NVIDIA's GPU clients are gone: " + format.List(remain)
+	r.Message = "waiting until NVIDIA's operands are gone: " + format.List(remain)
 	return r, len(remain) > 0
 }
 
-// pausing gives NVIDIA's programs their time to end.
-func pausing(v *View, r Result, targetInSpec bool) Result {
+// stopping gives NVIDIA's programs their time to end.
+func stopping(v *View, r Result, targetInSpec bool) Result {
 	if _, paced := SplitAct(r.Next); len(paced.Start) > 0 || r.State == Failed {
 		return r
 	}
@@ -63,7 +63,7 @@ func pausing(v *View, r Result, targetInSpec bool) Result {
 	}
 	message := fmt.Sprintf("not within %s: %s", timeout, r.Message)
 	if len(podsNotEnding(v)) > 0 {
-		r.Reason = v1alpha1.ReasonClientsNotEnding
+		r.Reason = v1alpha1.ReasonOperandsNotEnding
 	}
 	if r.Next = nil; hasFallback(v) {
 		r.Next = atOnce(RestoreScheduling(v, "they did not end in time")...)
@@ -71,19 +71,19 @@ func pausing(v *View, r Result, targetInSpec bool) Result {
 	return failChange(v, r, r.Reason, message)
 }
 
-// stopRemaining is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
-// paused yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
-// pause was; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
+// stopRemaining is how much of their time remains, and how long that is. It begins with the stopping, or where nothing is
+// stopped yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
+// labels were set; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
 // counts, if that is longer.
 func stopRemaining(v *View, targetInSpec bool) (remaining, timeout time.Duration) {
 	since := v.Snapshot.Now.Add(DrainRemaining(v))
-	if taken := unavailableSince(v); len(OwnPauses(v)) > 0 && !taken.IsZero() {
+	if taken := unavailableSince(v); len(StoppedByOperator(v)) > 0 && !taken.IsZero() {
 		since = taken
 	}
 	if f := recordedFailure(v); f != nil {
 		since = timing.Latest(since, f.Time.Time)
 	}
-	remaining, timeout = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now), timing.PauseTimeout
+	remaining, timeout = since.Add(timing.StopTimeout).Sub(v.Snapshot.Now), timing.StopTimeout
 	if agents, most, limited := timeRemaining(v); targetInSpec && limited && agents > remaining {
 		return agents, most
 	}
