@@ -191,7 +191,7 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	g.Expect(u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage), "what a user changed is restored")
 }
 
-// The previous release's ClusterServiceVersion owned the account, and OLM deletes it after an upgrade: garbage collection would take the
+// The previous version's ClusterServiceVersion owned the account, and OLM deletes it after an upgrade: garbage collection would take the
 // account along, and no MPS pod could start any more.
 func TestWhatStaysBelongsToNoClusterServiceVersion(t *testing.T) {
 	u := newUnderOLM(t, false)

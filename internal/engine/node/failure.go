@@ -167,7 +167,7 @@ type Timeout struct {
 // Until is when the operator may begin again.
 func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
-// LastTurn is when the node was last given back to its users before its change was done; zero if it was not.
+// LastTurn is when the node last took pods again before its change was done; zero if it was not.
 func LastTurn(v *View) time.Time {
 	t, _ := lastTimeout(v)
 	return t.At

@@ -95,7 +95,7 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("field manager x keeps mig.strategy"))
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
-	g.Expect(h.Taints).To(BeEmpty(), "it is given back all the same")
+	g.Expect(h.Taints).To(BeEmpty(), "it takes pods again all the same")
 
 	c.Plugin.Ready, c.Plugin.Message, c.Plugin.Overruled = true, "", c.Now
 	h.broken, h.plugin.running = nil, false

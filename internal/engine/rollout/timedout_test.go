@@ -275,7 +275,7 @@ func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
 }
 
 // TestWhatInterruptsAChangeBeginsNoDeadlineAnew: an agent that comes and goes, and a driver that is replaced again and
-// again. Each interruption begins the time of the agent anew, and the node is given back all the same.
+// again. Each interruption begins the time of the agent anew, and the node takes pods again all the same.
 func TestWhatInterruptsAChangeBeginsNoDeadlineAnew(t *testing.T) {
 	const hours = 8
 	for name, test := range map[string]struct {
@@ -328,8 +328,8 @@ func TestWhatInterruptsAChangeBeginsNoDeadlineAnew(t *testing.T) {
 	}
 }
 
-// TestAReleaseUnderMaintenanceGivesTheNodeBack: the upgrade of the driver fails in the middle of it.
-func TestAReleaseUnderMaintenanceGivesTheNodeBack(t *testing.T) {
+// TestAReleaseUnderMaintenanceLetsTheNodeTakePods: the upgrade of the driver fails in the middle of it.
+func TestAReleaseUnderMaintenanceLetsTheNodeTakePods(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.run(60)

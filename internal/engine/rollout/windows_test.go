@@ -392,7 +392,7 @@ func TestADrainEndsWithItsWindowThoughTheAgentIsLost(t *testing.T) {
 }
 
 // TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow: it was asked for a change just before the policy got windows
-// and asks for something else. Once its time is over the node is given back.
+// and asks for something else. Once its time is over the node takes pods again.
 func TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
