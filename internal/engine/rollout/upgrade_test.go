@@ -24,7 +24,7 @@ import (
 const driverStopped = "paused-for-driver-upgrade"
 
 // upgrade is a driver upgrade on a host, as NVIDIA's upgrade controller and k8s-driver-manager make it: the deploy
-// labels are stopped, also over the stop of another, everything that has the driver open must be gone, the module is
+// labels are stopped, also over the value of another, everything that has the driver open must be gone, the module is
 // unloaded, the labels are restored before the new driver is there, and the node takes pods again once the device
 // plugin advertises.
 type upgrade struct {
