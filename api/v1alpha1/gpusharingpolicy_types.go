@@ -200,7 +200,7 @@ type Rollout struct {
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (self >= 1 && self <= 10000) : self.matches('^([1-9][0-9]?|100)%$')",message="must be a number of nodes from 1 to 10000, or a percentage from 1% to 100%"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 
-	// stopped holds back every change; status then says what would be done. Default: false.
+	// paused holds back every change; status then says what would be done. Default: false.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 

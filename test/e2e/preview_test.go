@@ -17,7 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// stopped is a layout of which nothing is done yet.
+// paused is a layout of which nothing is done yet.
 func paused(instances string) string {
 	return strings.Replace(layout(instances), "rollout: {", "rollout: {paused: true, ", 1)
 }

@@ -42,10 +42,10 @@ func Other(random *rand.Rand) (name, value string) {
 }
 
 // drawnAs is the name by which a label or annotation is drawn. The recorded histories are from a time when
-// v1alpha1.AnnotationStopped was called stopped.
+// v1alpha1.AnnotationStopped was called paused.
 func drawnAs(name string) string {
 	if name == v1alpha1.AnnotationStopped {
-		return v1alpha1.Group + "/stopped"
+		return v1alpha1.Group + "/paused"
 	}
 	return name
 }

@@ -113,7 +113,7 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 		says += fmt.Sprintf(" on %+v", *p.Spec.GPUSelector)
 	}
 	r := p.Spec.Rollout
-	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, stopped %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
+	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
 		r.MaxFailures, r.Paused, r.Reboot, r.Drain.BeforeReboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
 }
 

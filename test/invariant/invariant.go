@@ -71,7 +71,7 @@ func left(n cluster.Node) []string {
 		broken = append(broken, "NodeFeature "+action.OverrideName(n.Name)+" is left")
 	}
 	for name, value := range n.Labels {
-		if strings.HasPrefix(name, deployPrefix) && strings.HasPrefix(value, "stopped") {
+		if strings.HasPrefix(name, deployPrefix) && strings.HasPrefix(value, "paused") {
 			broken = append(broken, fmt.Sprintf("%s is left %s", name, value))
 		}
 	}

@@ -154,7 +154,7 @@ func (m *member) HeldUp() bool {
 	}, m.State)
 }
 
-// Stopped reports whether the policy changes nothing as yet.
+// Paused reports whether the policy changes nothing as yet.
 func (m *member) Paused() bool { return m.Policy != nil && m.Policy.Spec.Rollout.Paused }
 
 // HasStatus reports whether there is anything to say about the node.

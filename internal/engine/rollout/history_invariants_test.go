@@ -508,7 +508,7 @@ func (h *host) blockedBy(claim dra.Claim) bool {
 
 func stoppedByOthers(h *host) bool {
 	for name, value := range h.Labels {
-		if isDeploy(name) && strings.HasPrefix(value, "stopped") {
+		if isDeploy(name) && strings.HasPrefix(value, "paused") {
 			return true
 		}
 	}

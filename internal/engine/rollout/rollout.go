@@ -37,7 +37,7 @@ type Decision struct {
 	// Nodes are the states of all nodes that a policy governs or governed, by name.
 	Nodes []NodeState
 	// ConfigurePlugin says that the device plugin has to read our ConfigMap: a policy governs some node and is not
-	// stopped, or a node is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs
+	// paused, or a node is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs
 	// no node is enough. False: the ClusterPolicy may be restored.
 	ConfigurePlugin bool
 	// PluginConfigHeld is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty

@@ -431,7 +431,7 @@ func TestStates(t *testing.T) {
 				c, h := toMIG()
 				c.hold(h, "train", 1, gpu.WholeGPU)
 				c.steps(1)
-				stopped(&c.Policies[0])
+				paused(&c.Policies[0])
 				return c
 			},
 			state: node.Draining, reason: v1alpha1.ReasonPaused, message: "pod user/train",

@@ -310,7 +310,7 @@ func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {
 func TestAPausedPolicyChangesNoTaint(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(native)
-	stopped(&c.Policies[0])
+	paused(&c.Policies[0])
 	c.run(5)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonPaused))
