@@ -310,7 +310,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site { c, _ := toMIG(); c.steps(3); return c },
 			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
-				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/stopped- gpusharing.io/selected=research-…"},
+				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/selected=research-… gpusharing.io/stopped-"},
 		},
 		"selected: not advertised yet": {
 			situation: func() *site { c, _ := slicing(); c.steps(3); c.reconcile(); return c },

@@ -36,7 +36,7 @@ func TestStatuses(t *testing.T) {
 			c.run(60)
 			return c
 		},
-		"stopped shows the plan": func() *site {
+		"paused shows the plan": func() *site {
 			c, h := toMIG(paused)
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			return c
