@@ -16,10 +16,9 @@ import (
 	"strings"
 )
 
-// Commit is the commit of the previous version. It is the first one whose controller and agents understand those of today, and the other
-// way round: an agent has left out MIG profiles that are known since then, and a controller of before would take such a GPU for one that
-// has none. No release is tagged before it.
-const Commit = "5c7f044b245ad6a1769f0a9a9d73ff6d2f8a04c6"
+// Commit is the commit of the previous version. It is the first one with today's names: under OLM, which deletes no object that is renamed,
+// an admission policy of before would deny what the controller writes today. No version is tagged before it.
+const Commit = "ddb2c916222a7b9be749f2e442a1e0cdad3908bd"
 
 // objects is the commit of chart and CRDs that tests install and upgrade without its programs. It is the first one whose objects today's
 // API stores without any loss: since then, the CRDs have only gained fields. Its parent's policies have fields in their status that are
