@@ -197,7 +197,7 @@ house: ## Count what the product weighs and how its packages hang together, with
 	go run ./hack/house
 
 .PHONY: lint
-lint: ## Find the words that docs/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
+lint: ## Find the words that docs/dev/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
 	git ls-files --cached --others --exclude-standard | go run ./hack/words
 	$(TOOL) golangci-lint run --allow-serial-runners
 	go vet -tags hardware ./...
