@@ -65,8 +65,8 @@ e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images a
 		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(TURN),-turn=$(TURN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
 
 .PHONY: e2e-upgrade
-e2e-upgrade: ## Of make e2e, the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.
-	@$(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous release'
+e2e-upgrade: ## Of make e2e, the upgrade from the previous version, which is built from its commit and published, with live policies. As root, minutes.
+	@$(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous version'
 
 .PHONY: e2e-killed
 e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.

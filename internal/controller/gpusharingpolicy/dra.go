@@ -44,10 +44,10 @@ import (
 // after, serve neither. Classes offer devices to pods, and rules keep new pods off them; rules are on by default since
 // Kubernetes 1.37.
 var (
-	sliceKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
-	claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
-	classKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceClass"}
-	ruleKind  = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
+	sliceKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
+	claimKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
+	classKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceClass"}
+	taintRuleKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
 )
 
 // serveAgain is how often the API server is asked for these kinds while it does not serve them.
@@ -79,7 +79,7 @@ func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured
 // driver and it is not known yet what the API server serves.
 func (c *Controller) gatherDRA(ctx context.Context) (*cluster.DRARead, error) {
 	pools := make(map[string]knownPool, len(c.pools))
-	o := cluster.DRAObjects{Deleted: c.deletedRules, ServesRules: c.rules.served.Load() != nil, PoolOf: func(node string, its []*unstructured.Unstructured) *dra.Pool {
+	o := cluster.DRAObjects{Deleted: c.deletedTaintRules, ServesTaintRules: c.rules.served.Load() != nil, PoolOf: func(node string, its []*unstructured.Unstructured) *dra.Pool {
 		pools[node] = c.pools[node].again(node, its)
 		return pools[node].pool
 	}}
@@ -88,7 +88,7 @@ func (c *Controller) gatherDRA(ctx context.Context) (*cluster.DRARead, error) {
 	for _, of := range []struct {
 		kind *watchedKind
 		into *[]unstructured.Unstructured
-	}{{&c.slices, &o.Slices}, {&c.claims, &o.Claims}, {&c.classes, &o.Classes}, {&c.rules, &o.Rules}} {
+	}{{&c.slices, &o.Slices}, {&c.claims, &o.Claims}, {&c.classes, &o.Classes}, {&c.rules, &o.TaintRules}} {
 		listed, err := of.kind.list(ctx, c.client)
 		if err != nil {
 			return nil, err
@@ -98,10 +98,10 @@ func (c *Controller) gatherDRA(ctx context.Context) (*cluster.DRARead, error) {
 	read := o.Read()
 	c.pools = pools
 	shown := map[types.UID]bool{}
-	for i := range o.Rules {
-		shown[o.Rules[i].GetUID()] = true
+	for i := range o.TaintRules {
+		shown[o.TaintRules[i].GetUID()] = true
 	}
-	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
+	maps.DeleteFunc(c.deletedTaintRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
 	return read, nil
 }
 
@@ -242,7 +242,7 @@ func slimOthers(cached any) (any, error) {
 		if others := object.GetAnnotations()[v1alpha1.AnnotationBeside]; others != "" {
 			slim.SetAnnotations(map[string]string{v1alpha1.AnnotationBeside: others})
 		}
-	case ruleKind:
+	case taintRuleKind:
 		slim.Object["spec"] = object.Object["spec"]
 		slim.SetLabels(ownLabel(object))
 		slim.SetCreationTimestamp(object.GetCreationTimestamp())

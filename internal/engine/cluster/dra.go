@@ -22,13 +22,13 @@ type DRA struct {
 	// ServesClasses reports whether the API server has DeviceClasses of resource.k8s.io/v1, which can serve an extended
 	// resource.
 	ServesClasses bool
-	// ServesRules reports whether the API server has DeviceTaintRules.
-	ServesRules bool
+	// ServesTaintRules reports whether the API server has DeviceTaintRules.
+	ServesTaintRules bool
 	// Named are the DeviceClasses that some ResourceClaim names.
 	Named []string
 	// DevicesTaintedOn are the nodes for which the operator has a DeviceTaintRule, also those that are gone.
 	DevicesTaintedOn []string
-	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all
+	// Edited are the nodes whose DeviceTaintRule of the operator another controller edited, so that it does not taint all
 	// devices.
 	Edited []string
 	// RequestedShares is how many shares policies need of the GPUs on nodes of the driver. rollout.Decide finds them.
@@ -40,11 +40,11 @@ func (p *Pod) Has(c dra.Claim) bool { return c.ReservedFor(p.Namespace, p.UID, p
 
 // Signature differs if something of the cluster differs on which the view of a node of the driver depends.
 func (d *DRA) Signature() string {
-	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesRules, d.RequestedShares)
+	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesTaintRules, d.RequestedShares)
 }
 
 // StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is
-// true, or paused, tells that the device plugin is to come.
+// true, or stopped, tells that the device plugin is to come.
 func (s *Snapshot) StackOf(n *Node) dra.Stack {
 	reason, _ := shownByDRA(n)
 	f := dra.Facts{Driver: reason != ""}
@@ -85,15 +85,15 @@ type DRANode struct {
 	// DevicesTaintedAt is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there
 	// is none.
 	DevicesTaintedAt time.Time
-	// RuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
-	RuleTaken bool
+	// TaintRuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
+	TaintRuleTaken bool
 }
 
 // DRAObjects are the objects of resource.k8s.io as they are listed, of the versions that the API server prefers.
 type DRAObjects struct {
-	Slices, Claims, Classes, Rules []unstructured.Unstructured
-	// ServesClasses and ServesRules are those of DRA.
-	ServesClasses, ServesRules bool
+	Slices, Claims, Classes, TaintRules []unstructured.Unstructured
+	// ServesClasses and ServesTaintRules are those of DRA.
+	ServesClasses, ServesTaintRules bool
 	// Deleted are the DeviceTaintRules that the operator has deleted though they are listed still, by UID. A node whose
 	// rule is gone must not be taken for one that new pods are kept off.
 	Deleted map[types.UID]bool
@@ -125,7 +125,7 @@ func PoolOf(_ string, published []*unstructured.Unstructured) *dra.Pool {
 // Read reads the objects.
 func (o DRAObjects) Read() *DRARead {
 	r := &DRARead{
-		Cluster: DRA{ServesClasses: o.ServesClasses, ServesRules: o.ServesRules},
+		Cluster: DRA{ServesClasses: o.ServesClasses, ServesTaintRules: o.ServesTaintRules},
 		Nodes:   map[string]DRANode{}, Claimed: map[string]string{}, Classes: map[string]types.UID{}, Rules: map[string]types.UID{},
 	}
 	o.readSlices(r)
@@ -135,7 +135,7 @@ func (o DRAObjects) Read() *DRARead {
 		r.Classes[o.Classes[i].GetName()] = o.Classes[i].GetUID()
 	}
 	slices.SortFunc(r.Cluster.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
-	o.readRules(r)
+	o.readTaintRules(r)
 	return r
 }
 
@@ -203,18 +203,18 @@ func (o *DRAObjects) readClaims(r *DRARead) {
 	}
 }
 
-func (o *DRAObjects) readRules(r *DRARead) {
-	for i := range o.Rules {
-		rule := &o.Rules[i]
+func (o *DRAObjects) readTaintRules(r *DRARead) {
+	for i := range o.TaintRules {
+		rule := &o.TaintRules[i]
 		gone := o.Deleted[rule.GetUID()]
-		if edited, is := dra.EditedRule(rule); is && !gone {
+		if edited, is := dra.EditedTaintRule(rule); is && !gone {
 			r.Rules[edited] = rule.GetUID()
 			r.Cluster.Edited = append(r.Cluster.Edited, edited)
 			continue
 		}
-		node, since, ours := dra.RuleOf(rule)
+		node, since, ours := dra.TaintRuleOf(rule)
 		if named, is := dra.TaintRuleNode(rule.GetName()); is && !ours {
-			r.change(named, func(n *DRANode) { n.RuleTaken = true })
+			r.change(named, func(n *DRANode) { n.TaintRuleTaken = true })
 		}
 		if !ours || gone || rule.GetDeletionTimestamp() != nil {
 			continue

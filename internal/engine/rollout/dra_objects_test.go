@@ -47,10 +47,10 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 		g.Expect(yaml.Unmarshal([]byte(text), &o.Object)).To(Succeed())
 		return []unstructured.Unstructured{o}
 	}
-	rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
+	rule := dra.NewTaintRule("a", time.Unix(1_800_000_000, 0))
 	s := cluster.Snapshot{Nodes: []cluster.Node{{Name: "a", Pods: []cluster.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
 	cluster.DRAObjects{
-		ServesClasses: true, ServesRules: true, Rules: []unstructured.Unstructured{*rule},
+		ServesClasses: true, ServesTaintRules: true, TaintRules: []unstructured.Unstructured{*rule},
 		Slices: read(`{metadata: {name: s}, spec: {driver: gpu.nvidia.com, nodeName: a, pool: {name: a, generation: 1, resourceSliceCount: 1},
 			devices: [{name: gpu-0, attributes: {type: {string: gpu}, uuid: {string: GPU-a}}}]}}`),
 		Claims: read(`{metadata: {namespace: team, name: one}, spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com}}]}},
@@ -76,14 +76,14 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 func TestWhoseADeviceTaintRuleIs(t *testing.T) {
 	g := NewWithT(t)
 	rule := func(node string, change func(*unstructured.Unstructured)) unstructured.Unstructured {
-		r := dra.NewRule(node, time.Unix(1_800_000_000, 0))
+		r := dra.NewTaintRule(node, time.Unix(1_800_000_000, 0))
 		r.SetUID(types.UID(node))
 		change(r)
 		return *r
 	}
 	read := cluster.DRAObjects{
 		Deleted: map[types.UID]bool{"gone": true},
-		Rules: []unstructured.Unstructured{
+		TaintRules: []unstructured.Unstructured{
 			rule("whole", func(*unstructured.Unstructured) {}),
 			rule("edited", func(r *unstructured.Unstructured) {
 				g.Expect(unstructured.SetNestedField(r.Object, "NoExecute", "spec", "taint", "effect")).To(Succeed())
@@ -98,5 +98,5 @@ func TestWhoseADeviceTaintRuleIs(t *testing.T) {
 	g.Expect(read.Rules).To(Equal(map[string]types.UID{"whole": "whole", "edited": "edited"}))
 	g.Expect(read.Nodes).To(HaveLen(2))
 	g.Expect(read.Nodes["whole"].DevicesTaintedAt.IsZero()).To(BeFalse())
-	g.Expect(read.Nodes["taken"].RuleTaken).To(BeTrue())
+	g.Expect(read.Nodes["taken"].TaintRuleTaken).To(BeTrue())
 }
