@@ -42,9 +42,9 @@ type GPUSharingPolicy struct {
 
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 type GPUSharingPolicySpec struct {
-	// nodeSelector selects nodes by their labels. Absent: every GPU node. Labels that this operator or NVIDIA's programs
+	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
-	// +optional
+	// +required
 	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
 
 	// gpuSelector selects GPUs of those nodes. Absent: all of them. NVIDIA's device plugin shares per node, not per GPU,
@@ -97,6 +97,8 @@ type GPUSharingPolicySpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, !k.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchLabels"
 // +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, !e.key.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchExpressions"
+// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, k.size() <= 317 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="must have label keys, such as example.com/pool",fieldPath=".matchLabels"
+// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, self.matchLabels[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$'))",message="must have label values: at most 63 letters, digits, dashes, dots and underscores, such as team-a",fieldPath=".matchLabels"
 type NodeSelector struct {
 	// matchLabels are labels that a node must have, with these values.
 	// +optional
@@ -122,6 +124,7 @@ type NodeSelectorRequirement struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key, such as example.com/pool"
 	Key string `json:"key,omitempty"`
 
 	// operator that relates the label to the values.
@@ -133,6 +136,7 @@ type NodeSelectorRequirement struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
 	Values []string `json:"values,omitempty"`
 }
 

@@ -7,6 +7,7 @@ package api_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -19,12 +20,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// policy is a GPUSharingPolicy with a spec as a user writes it, in YAML.
+// policy is a GPUSharingPolicy with a spec as a user writes it, in YAML: for all nodes, unless spec has a nodeSelector; null:
+// without one.
 func policy(tb testing.TB, name, spec string) *unstructured.Unstructured {
 	tb.Helper()
 	u := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal([]byte(spec), &u.Object); err != nil {
 		tb.Fatalf("the test's own YAML: %v", err)
+	}
+	if selector, given := u.Object["nodeSelector"]; !given {
+		u.Object["nodeSelector"] = map[string]any{}
+	} else if selector == nil {
+		delete(u.Object, "nodeSelector")
 	}
 	u.Object = map[string]any{"spec": u.Object}
 	u.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicy"))
@@ -56,6 +63,17 @@ func refused(t *testing.T, c client.Client) {
 			spec: `{priority: 1}`,
 			says: []string{"spec.sharing", "Required value"},
 		},
+		"no nodeSelector": {
+			spec: `{nodeSelector: null, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.nodeSelector", "Required value"},
+		},
+		"nodes by a label value with spaces":    selectorRefused(`matchLabels: {pool: "not a label!"}`, "matchLabels", "must have label values"),
+		"nodes by a label value that is long":   selectorRefused(`matchLabels: {pool: `+strings.Repeat("a", 64)+`}`, "matchLabels", "must have label values"),
+		"nodes by a label key with spaces":      selectorRefused(`matchLabels: {"not a key!": a}`, "matchLabels", "must have label keys"),
+		"nodes by a label key with two slashes": selectorRefused(`matchLabels: {a/b/c: a}`, "matchLabels", "must have label keys"),
+		"nodes by an expression on no key":      selectorRefused(`matchExpressions: [{key: "not a key!", operator: Exists}]`, "matchExpressions[0].key", "must be a label key"),
+		"nodes by an expression on no value": selectorRefused(
+			`matchExpressions: [{key: pool, operator: In, values: [-a]}]`, "matchExpressions[0].values[0]", "should match"),
 		"an unknown mode of autoscaling": {
 			spec: `{sharing: {strategy: Exclusive}, autoscaling: {mode: Write}}`,
 			says: []string{"spec.autoscaling.mode", "Unsupported value"},
@@ -404,27 +422,28 @@ func selectorRefused(selector, field, reason string) refusal {
 func accepted(t *testing.T, c client.Client) {
 	t.Helper()
 	cases := map[string]string{
-		"the least":                               `sharing: {strategy: Exclusive}`,
-		"the most time-sliced replicas":           `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
-		"MPS for all users":                       `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
-		"the most MPS replicas":                   `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
-		"a memory limit of one and a half":        `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
-		"a memory limit of odd MiB":               `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
-		"a memory limit of many GiB":              `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
-		"a memory limit by a fraction":            `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
-		"a memory limit in bytes":                 `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
-		"a profile with media extensions":         fmt.Sprintf(migWith, "1g.10gb+me"),
-		"a profile with all media engines":        fmt.Sprintf(migWith, "1g.24gb+me.all"),
-		"a profile without media engines":         fmt.Sprintf(migWith, "1g.24gb-me"),
-		"a profile with graphics":                 fmt.Sprintf(migWith, "1g.24gb+gfx"),
-		"a profile by its slices":                 fmt.Sprintf(migWith, "7g"),
-		"one profile under single":                `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
-		"whole GPUs shared beside instances":      `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
-		"a percentage of the nodes":               `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
-		"a label of NVIDIA's that is stable":      `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
-		"a memory guard with defaults":            `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {}}}`,
-		"a memory guard with all":                 `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {mode: Evict, memoryPerContainer: 8Gi, pressure: {freeBelow: 50%}, gracePeriodSeconds: 3600}}}`,
-		"a memory guard of the least free memory": `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {pressure: {freeBelow: 1%}, gracePeriodSeconds: 10}}}`,
+		"the least":                                                  `sharing: {strategy: Exclusive}`,
+		"the most time-sliced replicas":                              `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
+		"MPS for all users":                                          `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
+		"the most MPS replicas":                                      `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
+		"a memory limit of one and a half":                           `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
+		"a memory limit of odd MiB":                                  `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
+		"a memory limit of many GiB":                                 `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
+		"a memory limit by a fraction":                               `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
+		"a memory limit in bytes":                                    `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
+		"a profile with media extensions":                            fmt.Sprintf(migWith, "1g.10gb+me"),
+		"a profile with all media engines":                           fmt.Sprintf(migWith, "1g.24gb+me.all"),
+		"a profile without media engines":                            fmt.Sprintf(migWith, "1g.24gb-me"),
+		"a profile with graphics":                                    fmt.Sprintf(migWith, "1g.24gb+gfx"),
+		"a profile by its slices":                                    fmt.Sprintf(migWith, "7g"),
+		"one profile under single":                                   `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
+		"whole GPUs shared beside instances":                         `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
+		"a percentage of the nodes":                                  `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
+		"labels with and without a prefix, with and without a value": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {a: "", example.com/B_c.d-e: F_g.h-1}}}`,
+		"a label of NVIDIA's that is stable":                         `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
+		"a memory guard with defaults":                               `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {}}}`,
+		"a memory guard with all":                                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {mode: Evict, memoryPerContainer: 8Gi, pressure: {freeBelow: 50%}, gracePeriodSeconds: 3600}}}`,
+		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {pressure: {freeBelow: 1%}, gracePeriodSeconds: 10}}}`,
 		"everything at once": `
 nodeSelector:
   matchLabels: {pool: research}

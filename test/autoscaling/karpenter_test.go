@@ -151,6 +151,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
+  nodeSelector: {}
   sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}
   rollout: {startupTaint: UntilReady}
 `)

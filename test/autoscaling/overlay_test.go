@@ -24,6 +24,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
+  nodeSelector: {}
   sharing: %s
   rollout: {startupTaint: UntilReady}
   autoscaling:

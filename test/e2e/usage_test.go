@@ -53,7 +53,7 @@ func adviceSpecs(metrics **prometheus) {
 		const advised = "# Advised: MPS with 2 replicas."
 		BeforeAll(func(ctx SpecContext) {
 			kubectl(ctx, `{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: shared}, spec: {
-				sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, "apply", "-f", "-")
+				nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, "apply", "-f", "-")
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
 			expectReady(ctx, "shared")
 		})

@@ -45,12 +45,12 @@ func Policy(name, pool string, random *rand.Rand) v1alpha1.GPUSharingPolicy {
 	p := v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1},
 		Spec: v1alpha1.GPUSharingPolicySpec{
-			Sharing: sharing(random), ReleasePolicy: v1alpha1.ReleasePolicyRestore,
+			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: sharing(random), ReleasePolicy: v1alpha1.ReleasePolicyRestore,
 			Rollout: v1alpha1.Rollout{Drain: v1alpha1.Drain{TimeoutSeconds: 600}},
 		},
 	}
 	if pool != "" {
-		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{PoolLabel: pool}}
+		p.Spec.NodeSelector.MatchLabels = map[string]string{PoolLabel: pool}
 	}
 	rollout(&p.Spec.Rollout, random)
 	if p.Spec.Sharing.MIG != nil {
@@ -106,7 +106,7 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 	if t := p.Spec.Sharing.TimeSlicing; t != nil {
 		says += fmt.Sprint(" ", t.Replicas, " ", t.Interval)
 	}
-	if p.Spec.NodeSelector != nil {
+	if len(p.Spec.NodeSelector.MatchLabels) > 0 {
 		says += fmt.Sprint(" for ", p.Spec.NodeSelector.MatchLabels)
 	}
 	if p.Spec.GPUSelector != nil {

@@ -40,6 +40,9 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 		}
 		c.Policies[at].Spec.DeepCopyInto(&p.Spec)
 	}
+	if p.Spec.NodeSelector == nil {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{}
+	}
 	if s := p.Spec.GPUSelector; s != nil && len(s.Indexes) > 0 {
 		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
 	}
@@ -110,9 +113,6 @@ func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why str
 	}
 	if len(hosts) > mostValues || slices.Contains(hosts, "") {
 		return "it would change nodes for which no advice is given: " + format.List(names)
-	}
-	if narrowed.Spec.NodeSelector == nil {
-		narrowed.Spec.NodeSelector = &v1alpha1.NodeSelector{}
 	}
 	narrowed.Spec.NodeSelector.MatchExpressions = append(narrowed.Spec.NodeSelector.MatchExpressions,
 		v1alpha1.NodeSelectorRequirement{Key: labelHostname, Operator: "NotIn", Values: hosts})

@@ -135,7 +135,7 @@ func (s *site) policy(mode v1alpha1.MemoryGuardMode) {
 	s.t.Helper()
 	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "research"},
-		Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
+		Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
 			Replicas: 4, MemoryGuard: &v1alpha1.MemoryGuard{Mode: mode},
 		}}},
 	})).To(Succeed())
