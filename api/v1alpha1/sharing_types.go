@@ -72,11 +72,10 @@ type TimeSlicing struct {
 	// +optional
 	Interval TimeSliceInterval `json:"interval,omitempty"`
 
-	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
-	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
-	// Absent: no guard. The agents then measure only while they are read, or at their sampling interval.
+	// memory says what of a GPU's memory each container is meant to use, and watches over it. Absent: nothing does. The agents then
+	// measure only while they are read, or at their sampling interval.
 	// +optional
-	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
+	Memory *TimeSlicedMemory `json:"memory,omitempty"`
 }
 
 // TimeSliceInterval is how long a process keeps a GPU before another one takes its turn.
@@ -101,6 +100,23 @@ const (
 	MemoryGuardEvict  MemoryGuardMode = "Evict"
 )
 
+// TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, and watches over it.
+type TimeSlicedMemory struct {
+	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
+	// than 1Ti. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
+	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
+
+	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
+	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
+	// +required
+	Guard MemoryGuard `json:"guard,omitzero"`
+}
+
 // MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
 // container within its share.
 type MemoryGuard struct {
@@ -112,19 +128,12 @@ type MemoryGuard struct {
 	// +kubebuilder:default=Report
 	Mode MemoryGuardMode `json:"mode,omitempty"`
 
-	// memoryPerContainer is the share of a container: the GPU memory that it is meant to use, such as 4Gi. A container with two replicas
-	// has twice as much. Default: the GPU's memory divided by replicas.
+	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory. Default: 5.
 	// +optional
-	// +kubebuilder:validation:XIntOrString
-	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
-	MemoryPerContainer *resource.Quantity `json:"memoryPerContainer,omitempty"`
-
-	// pressure is when a GPU counts as almost full.
-	// +optional
-	// +kubebuilder:default={}
-	Pressure MemoryPressureThreshold `json:"pressure,omitzero"`
+	// +kubebuilder:default=5
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=50
+	FreeBelowPercent int32 `json:"freeBelowPercent,omitempty"`
 
 	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts. Default: 60.
 	// +optional
@@ -132,16 +141,6 @@ type MemoryGuard struct {
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=3600
 	GracePeriodSeconds int32 `json:"gracePeriodSeconds,omitempty"`
-}
-
-// MemoryPressureThreshold is when a GPU counts as almost full.
-type MemoryPressureThreshold struct {
-	// freeBelow is the part of the GPU's memory below which its free memory must be, from 1% to 50%. Default: 5%.
-	// +optional
-	// +kubebuilder:default="5%"
-	// +kubebuilder:validation:MaxLength=3
-	// +kubebuilder:validation:XValidation:rule="self.matches('^([1-9]|[1-4][0-9]|50)%$')",message="must be a percentage from 1% to 50%, such as 5%"
-	FreeBelow string `json:"freeBelow,omitempty"`
 }
 
 // MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.

@@ -162,16 +162,17 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.timeSlicing.replicas", "must be of type integer"},
 		},
 		"a memory guard that is no mode":                  guardRefused(`mode: Kill`, "mode", "Unsupported value"),
-		"a memory guard for almost no free memory":        guardRefused(`pressure: {freeBelow: 0%}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
-		"a memory guard for more than half of the memory": guardRefused(`pressure: {freeBelow: 51%}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
-		"a memory guard for an amount of free memory":     guardRefused(`pressure: {freeBelow: 2G}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
+		"a memory guard for almost no free memory":        guardRefused(`freeBelowPercent: 0`, "freeBelowPercent", "greater than or equal to 1"),
+		"a memory guard for more than half of the memory": guardRefused(`freeBelowPercent: 51`, "freeBelowPercent", "less than or equal to 50"),
+		"a memory guard for an amount of free memory":     guardRefused(`freeBelowPercent: 2G`, "freeBelowPercent", "must be of type integer"),
 		"a memory guard that acts at once":                guardRefused(`gracePeriodSeconds: 9`, "gracePeriodSeconds", "greater than or equal to 10"),
 		"a memory guard that waits for hours":             guardRefused(`gracePeriodSeconds: 3601`, "gracePeriodSeconds", "less than or equal to 3600"),
-		"a memory guard with no memory":                   guardRefused(`memoryPerContainer: 0Gi`, "memoryPerContainer", "must be a whole number of MiB"),
-		"a memory guard with more memory than any GPU":    guardRefused(`memoryPerContainer: 1024Gi`, "memoryPerContainer", "must be less than 1Ti"),
+		"a share of no memory":                            memoryRefused(`perReplica: 0Gi, guard: {}`, "perReplica", "must be a whole number of MiB"),
+		"a share of more memory than any GPU has":         memoryRefused(`perReplica: 1024Gi, guard: {}`, "perReplica", "must be less than 1Ti"),
+		"a share that nothing watches":                    memoryRefused(`perReplica: 4Gi`, "guard", "Required value"),
 		"a memory guard for MPS": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memoryGuard: {}}}`,
-			says: []string{`unknown field "spec.sharing.mps.memoryGuard"`},
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memory: {guard: {}}}}`,
+			says: []string{`unknown field "spec.sharing.mps.memory"`},
 		},
 		"one MPS replica": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 1}}`,
@@ -388,9 +389,13 @@ type refusal = struct {
 }
 
 func guardRefused(guard, field, reason string) refusal {
+	return memoryRefused("guard: {"+guard+"}", "guard."+field, reason)
+}
+
+func memoryRefused(memory, field, reason string) refusal {
 	return refusal{
-		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {" + guard + "}}}",
-		says: []string{"spec.sharing.timeSlicing.memoryGuard." + field, reason},
+		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {" + memory + "}}}",
+		says: []string{"spec.sharing.timeSlicing.memory." + field, reason},
 	}
 }
 
@@ -441,9 +446,9 @@ func accepted(t *testing.T, c client.Client) {
 		"a percentage of the nodes":                                  `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
 		"labels with and without a prefix, with and without a value": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {a: "", example.com/B_c.d-e: F_g.h-1}}}`,
 		"a label of NVIDIA's that is stable":                         `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
-		"a memory guard with defaults":                               `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {}}}`,
-		"a memory guard with all":                                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {mode: Evict, memoryPerContainer: 8Gi, pressure: {freeBelow: 50%}, gracePeriodSeconds: 3600}}}`,
-		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {pressure: {freeBelow: 1%}, gracePeriodSeconds: 10}}}`,
+		"a memory guard with defaults":                               `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {}}}}`,
+		"a memory guard with all":                                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 8Gi, guard: {mode: Evict, freeBelowPercent: 50, gracePeriodSeconds: 3600}}}}`,
+		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {freeBelowPercent: 1, gracePeriodSeconds: 10}}}}`,
 		"everything at once": `
 nodeSelector:
   matchLabels: {pool: research}

@@ -357,7 +357,7 @@ func TestBothStacks(t *testing.T) {
 			resources: map[string]int64{"nvidia.com/gpu.shared": 4}, refused: "no renameByDefault",
 		},
 		"TimeSlicing with a memory guard": {
-			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.MemoryGuard = &v1alpha1.MemoryGuard{} }),
+			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.Memory = &v1alpha1.TimeSlicedMemory{} }),
 			resources: map[string]int64{"nvidia.com/gpu": 4},
 		},
 		"MPS": {models: []sim.Model{sim.A100}, sharing: mps, resources: map[string]int64{"nvidia.com/gpu": 4}, refused: "no MPS"},
