@@ -172,7 +172,7 @@ const (
 	ReasonWaitingForFirst = "WaitingForFirst"
 	// ReasonWaitingForBudget: as many nodes as maxUnavailable allows are changing already.
 	ReasonWaitingForBudget = "WaitingForBudget"
-	// ReasonRolloutHalted: as many nodes failed as maxFailures allows; no further node is started.
+	// ReasonRolloutHalted: as many nodes failed as failureThreshold says; no further node is started.
 	ReasonRolloutHalted = "RolloutHalted"
 	// ReasonGPUInUse: a process or a pod holds a GPU, or an instance, that the change needs to be idle, or a pod has to
 	// leave the node before its reboot (drain.beforeReboot AllPods).

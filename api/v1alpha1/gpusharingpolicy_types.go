@@ -214,12 +214,12 @@ type Rollout struct {
 	// +kubebuilder:default={}
 	Drain Drain `json:"drain,omitzero"`
 
-	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
+	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. Default: 1.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000
-	MaxFailures int32 `json:"maxFailures,omitempty"`
+	FailureThreshold int32 `json:"failureThreshold,omitempty"`
 
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the

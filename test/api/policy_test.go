@@ -304,7 +304,7 @@ func refused(t *testing.T, c client.Client) {
 		"more than all nodes":                rolloutRefused("maxUnavailable: 101%", "maxUnavailable", "a percentage from 1% to 100%"),
 		"a number of nodes as text":          rolloutRefused(`maxUnavailable: "3"`, "maxUnavailable", "a percentage from 1% to 100%"),
 		"a fraction of the nodes":            rolloutRefused("maxUnavailable: 0.5%", "maxUnavailable", "a percentage from 1% to 100%"),
-		"no failure allowed":                 rolloutRefused("maxFailures: 0", "maxFailures", "should be greater than or equal to 1"),
+		"no failure allowed":                 rolloutRefused("failureThreshold: 0", "failureThreshold", "should be greater than or equal to 1"),
 		"a timeout too short to drain anything": rolloutRefused(
 			"drain: {timeoutSeconds: 29}", "drain.timeoutSeconds", "should be greater than or equal to 30"),
 		"a timeout of more than a week": rolloutRefused(
@@ -465,7 +465,7 @@ sharing:
     - fill: 1g
       timeSlicing: [{profile: 1g.5gb, replicas: 2}]
     timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: false}
-rollout: {maxUnavailable: 10%, paused: true, maxFailures: 3, drain: {mode: Evict, timeoutSeconds: 30}}
+rollout: {maxUnavailable: 10%, paused: true, failureThreshold: 3, drain: {mode: Evict, timeoutSeconds: 30}}
 releasePolicy: Retain
 `,
 	}
@@ -498,7 +498,7 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Priority).To(BeZero())
 	g.Expect(spec.ReleasePolicy).To(Equal(v1alpha1.ReleasePolicyRestore))
 	g.Expect(spec.Rollout.MaxUnavailable.IntValue()).To(Equal(1))
-	g.Expect(spec.Rollout.MaxFailures).To(Equal(int32(1)))
+	g.Expect(spec.Rollout.FailureThreshold).To(Equal(int32(1)))
 	g.Expect(spec.Rollout.Drain.Mode).To(Equal(v1alpha1.DrainModeWaitForIdle), "nobody is evicted unasked")
 	g.Expect(spec.Rollout.Drain.TimeoutSeconds).To(Equal(int32(600)))
 	g.Expect(spec.Rollout.Reboot).To(Equal(v1alpha1.RebootModeNever), "nothing is rebooted unasked")

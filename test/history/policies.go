@@ -113,8 +113,8 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 		says += fmt.Sprintf(" on %+v", *p.Spec.GPUSelector)
 	}
 	r := p.Spec.Rollout
-	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
-		r.MaxFailures, r.Paused, r.Reboot, r.Drain.BeforeReboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
+	return fmt.Sprintf("%s, %s, maxUnavailable %s, failureThreshold %d, paused %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
+		r.FailureThreshold, r.Paused, r.Reboot, r.Drain.BeforeReboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
 }
 
 func sharing(random *rand.Rand) v1alpha1.Sharing {
@@ -149,7 +149,7 @@ func rollout(r *v1alpha1.Rollout, random *rand.Rand) {
 	modes := []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}
 	r.MaxUnavailable = new(intstr.FromInt32(int32(1 + random.IntN(2))))
 	r.Drain.Mode = modes[random.IntN(len(modes))]
-	r.MaxFailures = []int32{1, 2, 5}[random.IntN(3)]
+	r.FailureThreshold = []int32{1, 2, 5}[random.IntN(3)]
 	reboots := random.IntN(4)
 	r.Reboot = []v1alpha1.RebootMode{v1alpha1.RebootModeNever, v1alpha1.RebootModeIfRequired}[reboots%2]
 	r.Drain.BeforeReboot = []v1alpha1.BeforeReboot{v1alpha1.BeforeRebootGPUPods, v1alpha1.BeforeRebootAllPods}[reboots/2]

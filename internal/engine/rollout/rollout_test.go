@@ -24,7 +24,7 @@ func policyOf(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharing
 		Spec: v1alpha1.GPUSharingPolicySpec{
 			Sharing: s, ReleasePolicy: v1alpha1.ReleasePolicyRestore,
 			Rollout: v1alpha1.Rollout{
-				MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 1,
+				MaxUnavailable: new(intstr.FromInt32(1)), FailureThreshold: 1,
 				Drain: v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 600},
 			},
 		},
