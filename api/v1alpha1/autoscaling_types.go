@@ -40,7 +40,7 @@ type Autoscaling struct {
 	NodeShapes []NodeShape `json:"nodeShapes,omitempty"`
 
 	// unrenamedReplicas decides whether Karpenter is told of nodes that advertise more nvidia.com/gpu than they have GPUs: by replicas
-	// without renameByDefault, or by the MIG strategy single. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
+	// without renameByDefault, or by mig.resourceNames Uniform. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
 	// new node that advertises its whole GPUs for a moment then makes Karpenter start further nodes, so set rollout.startupTaint too.
 	// Default: Withhold.
 	// +optional

@@ -220,7 +220,7 @@ const (
 	ReasonMIGNotSupported = "MIGNotSupported"
 	// ReasonNoLayoutMatches: the strategy is MIG and no layout is for any GPU of the node.
 	ReasonNoLayoutMatches = "NoLayoutMatches"
-	// ReasonMixedInstances: strategy single needs the same single profile on every GPU of the node.
+	// ReasonMixedInstances: resourceNames Uniform needs the same single profile on every GPU of the node.
 	ReasonMixedInstances = "MixedInstances"
 	// ReasonPartialSelection: time-slicing and MPS share all GPUs of a node, but the policy selects some of them only.
 	ReasonPartialSelection = "PartialSelection"

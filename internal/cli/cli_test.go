@@ -174,7 +174,7 @@ func TestPreviews(t *testing.T) {
 			}}
 			s.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
 			return s, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
-				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
+				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}, advertise: {renameByDefault: true}}}")
 		},
 		"a change that waits for a maintenance window": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))

@@ -134,8 +134,8 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.strategy", `supported values: "Exclusive", "TimeSlicing", "MPS", "MIG"`},
 		},
 		"a misspelt field": {
-			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, renameByDefaults: true}}`,
-			says: []string{`unknown field "spec.sharing.timeSlicing.renameByDefaults"`},
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}, advertise: {renameByDefaults: true}}`,
+			says: []string{`unknown field "spec.sharing.advertise.renameByDefaults"`},
 		},
 		"a time slice that there is not": {
 			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, interval: Longer}}`,
@@ -146,7 +146,7 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{`unknown field "spec.sharing.mps.interval"`},
 		},
 		"no replicas to time-slice": {
-			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {renameByDefault: true}}`,
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {interval: Short}}`,
 			says: []string{"spec.sharing.timeSlicing.replicas", "Required value"},
 		},
 		"one time-sliced replica": {
@@ -223,7 +223,7 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.mig.layouts", "should have at least 1 items"},
 		},
 		"layouts left out": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: mixed}}`,
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: PerProfile}}`,
 			says: []string{"spec.sharing.mig.layouts", "Required value"},
 		},
 		"an empty layout": {
@@ -242,9 +242,13 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1}, {profile: 1g, count: 2}]}]}}`,
 			says: []string{"spec.sharing.mig.layouts[0].instances[1]", "Duplicate value"},
 		},
-		"a replicated profile named twice": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 1g, replicas: 2}, {profile: 1g, replicas: 3}]}]}}`,
-			says: []string{"spec.sharing.mig.layouts[0].timeSlicing[1]", "Duplicate value"},
+		"replicas of a layout that lists instances": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1}], replicas: 2}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].replicas", "replicas of a layout are those of fill"},
+		},
+		"one replica of listed instances": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1, replicas: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].instances[0].replicas", "should be greater than or equal to 2"},
 		},
 		"no instance of a profile": {
 			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 0}]}]}}`,
@@ -255,36 +259,52 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.mig.layouts[0].instances[0].count", "should be less than or equal to 7"},
 		},
 		"one replica of an instance": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 1g, replicas: 1}]}]}}`,
-			says: []string{"spec.sharing.mig.layouts[0].timeSlicing[0].replicas", "should be greater than or equal to 2"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, replicas: 1}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].replicas", "should be greater than or equal to 2"},
 		},
-		"differing profiles under single": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 1g, count: 1}, {profile: 3g, count: 1}]}]}}`,
-			says: []string{"spec.sharing.mig.layouts", "each layout must have one profile only; use strategy mixed for different profiles"},
+		"differing profiles under one name": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 1g, count: 1}, {profile: 3g, count: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts", "each layout must have one profile only; use PerProfile for different profiles"},
 		},
-		"time-slicing beside MIG that slices nothing": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}], timeSlicing: {renameByDefault: true}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing", "nothing is time-sliced: set wholeGPUReplicas, or timeSlicing of a layout"},
+		"a name for replicas of GPUs that are not shared": {
+			spec: `sharing: {strategy: Exclusive, advertise: {renameByDefault: true}}`,
+			says: []string{"spec.sharing.advertise", "nothing has replicas"},
 		},
-		"replicas of whole GPUs under single": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing", "wholeGPUReplicas needs strategy mixed: under strategy single no GPU of a node stays whole"},
+		"a name for replicas of MIG instances that are not shared": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}, advertise: {renameByDefault: true}}`,
+			says: []string{"spec.sharing.advertise", "nothing has replicas"},
+		},
+		"nothing said of replicas": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}, advertise: {}}`,
+			says: []string{"spec.sharing.advertise", "should have at least 1 properties"},
+		},
+		"MPS that serves requests of several": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2}, advertise: {failRequestsGreaterThanOne: false}}`,
+			says: []string{"spec.sharing.advertise", "under MPS NVIDIA's device plugin always refuses"},
+		},
+		"replicas of whole GPUs under one name": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 4}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs", "wholeGPUs needs resourceNames PerProfile: under Uniform no GPU of a node stays whole"},
 		},
 		"replicas of whole GPUs where every GPU has a layout": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {fill: 2g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing", "wholeGPUReplicas needs GPUs that stay whole: each layout must name its GPUs in gpus"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {fill: 2g}], wholeGPUs: {replicas: 4}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs", "wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus"},
 		},
 		"one replica of whole GPUs": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 1}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing.wholeGPUReplicas", "should be greater than or equal to 2"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 1}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be greater than or equal to 2"},
 		},
 		"more replicas of whole GPUs than make sense": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 257}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing.wholeGPUReplicas", "should be less than or equal to 256"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 257}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be less than or equal to 256"},
 		},
-		"an unknown MIG strategy": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: none, layouts: [{fill: 1g}]}}`,
-			says: []string{"spec.sharing.mig.strategy", `supported values: "mixed", "single"`},
+		"NVIDIA's MIG strategy": {
+			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`,
+			says: []string{`unknown field "spec.sharing.mig.strategy"`},
+		},
+		"an unknown way to name instances": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: none, layouts: [{fill: 1g}]}}`,
+			says: []string{"spec.sharing.mig.resourceNames", `supported values: "PerProfile", "Uniform"`},
 		},
 		"a profile of eight slices":            profileRefused("8g.80gb", "must be a MIG profile such as 1g.10gb"),
 		"a profile of no slices":               profileRefused("0g.5gb", "must be a MIG profile such as 1g.10gb"),
@@ -441,8 +461,8 @@ func accepted(t *testing.T, c client.Client) {
 		"a profile without media engines":                            fmt.Sprintf(migWith, "1g.24gb-me"),
 		"a profile with graphics":                                    fmt.Sprintf(migWith, "1g.24gb+gfx"),
 		"a profile by its slices":                                    fmt.Sprintf(migWith, "7g"),
-		"one profile under single":                                   `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
-		"whole GPUs shared beside instances":                         `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
+		"one profile under one name":                                 `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
+		"whole GPUs shared beside instances":                         `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 256}}}`,
 		"a percentage of the nodes":                                  `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
 		"labels with and without a prefix, with and without a value": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {a: "", example.com/B_c.d-e: F_g.h-1}}}`,
 		"a label of NVIDIA's that is stable":                         `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
@@ -458,13 +478,13 @@ priority: 10
 sharing:
   strategy: MIG
   mig:
-    strategy: mixed
+    resourceNames: PerProfile
     layouts:
     - gpus: {products: [NVIDIA-A100-PCIE-40GB], indexes: [0]}
-      instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]
+      instances: [{profile: 3g.20gb, count: 1, replicas: 3}, {profile: 2g.10gb, count: 2}]
     - fill: 1g
-      timeSlicing: [{profile: 1g.5gb, replicas: 2}]
-    timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: false}
+      replicas: 2
+  advertise: {renameByDefault: true, failRequestsGreaterThanOne: false}
 rollout: {maxUnavailable: 10%, paused: true, failureThreshold: 3, drain: {mode: Evict, timeoutSeconds: 30}}
 releasePolicy: Retain
 `,
@@ -481,10 +501,9 @@ func defaulted(t *testing.T, c client.Client) {
 	t.Helper()
 	g := NewWithT(t)
 	for name, spec := range map[string]string{
-		"ts":     `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
-		"mps":    `sharing: {strategy: MPS, mps: {replicas: 4}}`,
-		"mig":    `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
-		"beside": `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
+		"ts":  `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
+		"mps": `sharing: {strategy: MPS, mps: {replicas: 4}}`,
+		"mig": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
 	} {
 		g.Expect(c.Create(t.Context(), policy(t, name, spec))).To(Succeed())
 	}
@@ -506,17 +525,13 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Rollout.Windows).To(BeNil(), "changes start at any time")
 	g.Expect(spec.Rollout.OnWindowEnd).To(Equal(v1alpha1.WindowEndFinishDrain))
 	g.Expect(spec.Taints).To(BeEmpty())
-	g.Expect(spec.Sharing.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
-	g.Expect(spec.Sharing.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
+	g.Expect(spec.Sharing.Advertise).To(BeNil(), "as NVIDIA's, but for requests of several")
 
-	g.Expect(get("mps").Sharing.MPS.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
 	g.Expect(get("mps").Sharing.MPS.MultiUser).To(HaveValue(BeFalse()), "it gives up separation")
 	g.Expect(get("mps").Sharing.MPS.ActiveThreadPercentage).To(BeNil(), "depends on the replicas")
-	g.Expect(get("mig").Sharing.MIG.Strategy).To(Equal(v1alpha1.MIGStrategyMixed))
+	g.Expect(get("mig").Sharing.MIG.ResourceNames).To(Equal(v1alpha1.MIGResourceNamesPerProfile))
 	g.Expect(get("mig").Sharing.MIG.Actuator).To(Equal(v1alpha1.MIGActuatorAgent))
-	g.Expect(get("mig").Sharing.MIG.TimeSlicing).To(BeNil(), "whole GPUs are shared only if the policy says so")
-	g.Expect(get("beside").Sharing.MIG.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
-	g.Expect(get("beside").Sharing.MIG.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
+	g.Expect(get("mig").Sharing.MIG.WholeGPUs).To(BeNil(), "whole GPUs are shared only if the policy says so")
 }
 
 func atOnce(t *testing.T, c client.Client) {

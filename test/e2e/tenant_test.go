@@ -65,7 +65,7 @@ func tenantSpecs() {
 
 		It("holds up no change of MIG by pods and DaemonSets that look like NVIDIA's, NFD's or ours, and all of them stay", func(ctx SpecContext) {
 			stay := expectSpared(ctx)
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 3g.20gb}]}}`)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 4})
 			expectReady(ctx, "shared")
 			stay()
@@ -120,7 +120,7 @@ func tenantOnSlicedGPUs() {
 
 // tenantBesideMPS are about pods that only name the pipe directory of a daemon.
 func tenantBesideMPS(mallory *client.Client) {
-	const shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`
+	const shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20}, advertise: {renameByDefault: true}}`
 	It("keeps no MPS daemon that hangs from being started again by pods that name its pipe directory", func(ctx SpecContext) {
 		share(ctx, shared)
 		expectAllocatable(ctx, map[string]int64{gpuShared: 20})

@@ -183,7 +183,7 @@ func attributionSpecs(metrics **prometheus) {
 	It("is known of containers on MIG instances", func(ctx SpecContext) {
 		const profile = "3g.40gb"
 		begin(ctx, sim.H100) // of which NVML reports the utilization of instances
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: `+profile+`, count: 2}]}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: `+profile+`, count: 2}]}]}}`)
 		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-" + profile: 2})
 		expectReady(ctx, "shared")
 		uses := map[string]int64{"first": 3 << 30, "second": 6 << 30}

@@ -131,7 +131,7 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 	}
 	mig := func(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
 		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-			Strategy: v1alpha1.MIGStrategyMixed, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
+			ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
 		}}
 	}
 	count := func(profile v1alpha1.MIGProfile, n int32) v1alpha1.MIGInstances {

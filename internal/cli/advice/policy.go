@@ -130,9 +130,9 @@ func keep(present, sharing v1alpha1.Sharing) v1alpha1.Sharing {
 	case present.TimeSlicing != nil && kept.TimeSlicing != nil:
 		replicas := kept.TimeSlicing.Replicas
 		kept.TimeSlicing = present.TimeSlicing.DeepCopy()
-		kept.TimeSlicing.Replicas = replicas
+		kept.TimeSlicing.Replicas, kept.Advertise = replicas, present.Advertise.DeepCopy()
 	case present.MPS != nil && kept.MPS != nil:
-		kept.MPS.MultiUser, kept.MPS.RenameByDefault = present.MPS.MultiUser, present.MPS.RenameByDefault
+		kept.MPS.MultiUser, kept.Advertise = present.MPS.MultiUser, present.Advertise.DeepCopy()
 	case present.MIG != nil && kept.MIG != nil:
 		kept.MIG.Actuator = present.MIG.Actuator
 	}

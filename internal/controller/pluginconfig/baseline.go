@@ -148,7 +148,7 @@ func (b baseline) keys(before map[string]string, unlabelled string) (keys map[st
 	if _, found := keys[b.key()]; found {
 		return keys, b.key()
 	}
-	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
+	for _, strategy := range []string{b.strategy(), deviceplugin.StrategyMixed} {
 		config := deviceplugin.Default(strategy)
 		keys[config.Key] = config.Data
 	}

@@ -45,7 +45,7 @@ func mps(replicas int32) v1alpha1.Sharing {
 
 func mig(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
 	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-		Strategy: v1alpha1.MIGStrategyMixed, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
 	}}
 }
 

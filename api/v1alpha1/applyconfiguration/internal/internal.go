@@ -26,6 +26,15 @@ func Parser() *typed.Parser {
 var parserOnce sync.Once
 var parser *typed.Parser
 var schemaYAML = typed.YAMLObject(`types:
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Advertise
+  map:
+    fields:
+    - name: failRequestsGreaterThanOne
+      type:
+        scalar: boolean
+    - name: renameByDefault
+      type:
+        scalar: boolean
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Autoscaling
   map:
     fields:
@@ -318,9 +327,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
-    - name: memoryGuard
+    - name: memory
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
     - name: migActuator
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
@@ -581,13 +590,13 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGLayout
           elementRelationship: atomic
-    - name: strategy
+    - name: resourceNames
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
-      default: mixed
-    - name: timeSlicing
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGResourceNames
+      default: PerProfile
+    - name: wholeGPUs
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGTimeSlicing
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGWholeGPUs
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGInstances
@@ -599,6 +608,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: profile
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
+    - name: replicas
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGLayout
   map:
     fields:
@@ -616,41 +628,19 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - profile
-    - name: timeSlicing
+    - name: replicas
       type:
-        list:
-          elementType:
-            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGReplicas
-          elementRelationship: associative
-          keys:
-          - profile
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
   scalar: string
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGReplicas
-  map:
-    fields:
-    - name: profile
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
-    - name: replicas
-      type:
-        scalar: numeric
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGResourceNames
   scalar: string
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGTimeSlicing
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGWholeGPUs
   map:
     fields:
-    - name: failRequestsGreaterThanOne
-      type:
-        scalar: boolean
-      default: true
-    - name: renameByDefault
-      type:
-        scalar: boolean
-      default: false
-    - name: wholeGPUReplicas
+    - name: replicas
       type:
         scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPS
@@ -666,10 +656,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: pinnedMemoryLimit
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
-    - name: renameByDefault
-      type:
-        scalar: boolean
-      default: false
     - name: replicas
       type:
         scalar: numeric
@@ -763,21 +749,18 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
   map:
     fields:
+    - name: freeBelowPercent
+      type:
+        scalar: numeric
+      default: 5
     - name: gracePeriodSeconds
       type:
         scalar: numeric
       default: 60
-    - name: memoryPerContainer
-      type:
-        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
       default: Report
-    - name: pressure
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressureThreshold
-      default: {}
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressure
@@ -807,13 +790,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: totalBytes
       type:
         scalar: numeric
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressureThreshold
-  map:
-    fields:
-    - name: freeBelow
-      type:
-        scalar: string
-      default: 5%
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryUser
   map:
     fields:
@@ -1141,7 +1117,7 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Drain
       default: {}
-    - name: maxFailures
+    - name: failureThreshold
       type:
         scalar: numeric
       default: 1
@@ -1211,6 +1187,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
   map:
     fields:
+    - name: advertise
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Advertise
     - name: mig
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIG
@@ -1244,23 +1223,24 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
+  map:
+    fields:
+    - name: guard
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
+    - name: perReplica
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicing
   map:
     fields:
-    - name: failRequestsGreaterThanOne
-      type:
-        scalar: boolean
-      default: true
     - name: interval
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
-    - name: memoryGuard
+    - name: memory
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
-    - name: renameByDefault
-      type:
-        scalar: boolean
-      default: false
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
     - name: replicas
       type:
         scalar: numeric

@@ -22,7 +22,7 @@ type AutoscalingApplyConfiguration struct {
 	// nodeShapes are the GPUs of nodes that the operator has not seen yet. A node group that has, or had, nodes needs no entry.
 	NodeShapes []NodeShapeApplyConfiguration `json:"nodeShapes,omitempty"`
 	// unrenamedReplicas decides whether Karpenter is told of nodes that advertise more nvidia.com/gpu than they have GPUs: by replicas
-	// without renameByDefault, or by the MIG strategy single. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
+	// without renameByDefault, or by mig.resourceNames Uniform. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
 	// new node that advertises its whole GPUs for a moment then makes Karpenter start further nodes, so set rollout.startupTaint too.
 	// Default: Withhold.
 	UnrenamedReplicas *apiv1alpha1.UnrenamedReplicas `json:"unrenamedReplicas,omitempty"`
