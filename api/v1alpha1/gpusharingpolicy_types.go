@@ -41,6 +41,8 @@ type GPUSharingPolicy struct {
 }
 
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.indexes) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.indexes) || l.gpus.indexes.all(i, i in self.gpuSelector.indexes))",message="a layout names a GPU by an index that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 type GPUSharingPolicySpec struct {
 	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
@@ -194,6 +196,9 @@ const (
 )
 
 // Rollout says how a change is brought to the nodes.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.onWindowEnd) || has(self.windows)",message="no window ends: give windows, or remove onWindowEnd",fieldPath=".onWindowEnd"
+// +kubebuilder:validation:XValidation:rule="!has(self.drain) || !has(self.drain.beforeReboot) || (has(self.reboot) && self.reboot == 'IfRequired')",message="nothing is rebooted: set reboot to IfRequired, or remove drain.beforeReboot",fieldPath=".drain"
 type Rollout struct {
 	// maxUnavailable is how many of the policy's nodes may be changing at the same time, as a number or a percentage
 	// (rounded up). Default: 1.
@@ -253,9 +258,8 @@ type Rollout struct {
 
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
 	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
-	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
+	// drains anew in the next window. A change that has reached the GPUs is always finished. It needs windows. Absent: FinishDrain.
 	// +optional
-	// +kubebuilder:default=FinishDrain
 	OnWindowEnd WindowEndMode `json:"onWindowEnd,omitempty"`
 }
 
@@ -339,9 +343,8 @@ type Drain struct {
 	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
 	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
 	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
-	// Default: GPUPods.
+	// Absent: GPUPods.
 	// +optional
-	// +kubebuilder:default=GPUPods
 	BeforeReboot BeforeReboot `json:"beforeReboot,omitempty"`
 }
 

@@ -338,6 +338,29 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MIG, mig: {actuator: nvidia-smi, layouts: [{fill: 1g}]}}`,
 			says: []string{"spec.sharing.mig.actuator", `supported values: "Agent", "MIGManager"`},
 		},
+		"the end of no window":  rolloutRefused("onWindowEnd: CancelDrain", "onWindowEnd", "no window ends"),
+		"pods before no reboot": rolloutRefused("drain: {beforeReboot: AllPods}", "drain", "nothing is rebooted"),
+		"a GPU index in two layouts": layoutsRefused(
+			`{gpus: {indexes: [0, 1]}, fill: 1g}, {gpus: {indexes: [1, 2]}, fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a GPU index in two layouts, the second for one product": layoutsRefused(
+			`{gpus: {indexes: [0]}, fill: 1g}, {gpus: {products: [NVIDIA-A30], indexes: [0]}, fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a product in two layouts": layoutsRefused(
+			`{gpus: {products: [NVIDIA-A30, NVIDIA-B200]}, fill: 1g}, {gpus: {products: [NVIDIA-B200]}, fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a layout behind one for all GPUs": layoutsRefused(`{fill: 1g}, {gpus: {indexes: [0]}, fill: 2g}`, "", "a layout without gpus must be the last"),
+		"two layouts for all GPUs":         layoutsRefused(`{fill: 1g}, {fill: 2g}`, "", "a layout without gpus must be the last"),
+		"a layout behind one for all products": layoutsRefused(
+			`{gpus: {products: ["*"]}, fill: 1g}, {fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"more compute slices than any GPU has": layoutsRefused(
+			`{instances: [{profile: 2g, count: 3}, {profile: 1g, count: 2}]}`, "[0].instances", "are more instances than any GPU holds"),
+		"more memory slices than any GPU has": layoutsRefused(
+			`{instances: [{profile: 3g.20gb, count: 2}, {profile: 1g.5gb, count: 1}]}`, "[0].instances", "are more instances than any GPU holds"),
+		"seven large instances": layoutsRefused(`{instances: [{profile: 3g, count: 7}]}`, "[0].instances", "are more instances than any GPU holds"),
+		"two instances with media extensions": layoutsRefused(
+			`{instances: [{profile: 1g.5gb+me, count: 2}]}`, "[0].instances", "one instance of a GPU at most has media extensions"),
+		"a layout for a GPU that the policy does not select": {
+			spec: `{gpuSelector: {indexes: [0, 1]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [1, 2]}, fill: 1g}]}}}`,
+			says: []string{"spec.sharing.mig.layouts", "an index that gpuSelector does not select"},
+		},
 		"a taint that evicts": taintRefused(
 			"{key: example.com/shared, effect: NoExecute}", "effect", `supported values: "NoSchedule", "PreferNoSchedule"`),
 		"a taint of ours":            taintRefused("{key: gpusharing.io/changing}", "key", "must not be a taint that Kubernetes or this operator"),
@@ -426,6 +449,13 @@ func profileRefused(profile, reason string) refusal {
 	}
 }
 
+func layoutsRefused(layouts, field, reason string) refusal {
+	return refusal{
+		spec: "sharing: {strategy: MIG, mig: {layouts: [" + layouts + "]}}",
+		says: []string{"spec.sharing.mig.layouts" + field, reason},
+	}
+}
+
 func taintRefused(taint, field, reason string) refusal {
 	return refusal{spec: fmt.Sprintf(`{sharing: {strategy: Exclusive}, taints: [%s]}`, taint), says: []string{"spec.taints[0]." + field, reason}}
 }
@@ -463,6 +493,12 @@ func accepted(t *testing.T, c client.Client) {
 		"a profile by its slices":                                    fmt.Sprintf(migWith, "7g"),
 		"one profile under one name":                                 `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
 		"whole GPUs shared beside instances":                         `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 256}}}`,
+		"as many instances as an A100 holds":                         `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g, count: 1}, {profile: 3g, count: 1}]}]}}`,
+		"small instances as many as fit":                             `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 6}, {profile: 1g.5gb+me, count: 1}]}]}}`,
+		"one index, of two products":                                 `sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30], indexes: [0]}, fill: 1g}, {gpus: {products: [NVIDIA-B200], indexes: [0]}, fill: 2g}]}}`,
+		"a product, then one index of the others":                    `sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}, {gpus: {indexes: [0]}, fill: 2g}, {fill: 3g}]}}`,
+		"pods before a reboot":                                       `{sharing: {strategy: Exclusive}, rollout: {reboot: IfRequired, drain: {beforeReboot: AllPods}}}`,
+		"the end of a window":                                        `{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "@daily", duration: 4h}], onWindowEnd: CancelDrain}}`,
 		"a percentage of the nodes":                                  `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
 		"labels with and without a prefix, with and without a value": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {a: "", example.com/B_c.d-e: F_g.h-1}}}`,
 		"a label of NVIDIA's that is stable":                         `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
@@ -523,7 +559,7 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Rollout.Reboot).To(Equal(v1alpha1.RebootModeNever), "nothing is rebooted unasked")
 	g.Expect(spec.Rollout.StartupTaint).To(Equal(v1alpha1.StartupTaintNone))
 	g.Expect(spec.Rollout.Windows).To(BeNil(), "changes start at any time")
-	g.Expect(spec.Rollout.OnWindowEnd).To(Equal(v1alpha1.WindowEndFinishDrain))
+	g.Expect(spec.Rollout.OnWindowEnd).To(BeEmpty(), "it needs windows")
 	g.Expect(spec.Taints).To(BeEmpty())
 	g.Expect(spec.Sharing.Advertise).To(BeNil(), "as NVIDIA's, but for requests of several")
 

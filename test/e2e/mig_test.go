@@ -83,8 +83,7 @@ func migSpecsOf(c migCase) {
 
 	It("shares instances by time-slicing, if the policy says so", func(ctx SpecContext) {
 		share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {layouts: [{instances: [
-			{profile: %[1]s, count: 1}, {profile: %[2]s, count: 3}],
-			timeSlicing: [{profile: %[2]s, replicas: 4}]}]}}`, c.large, c.small))
+			{profile: %[1]s, count: 1}, {profile: %[2]s, count: 3, replicas: 4}]}]}}`, c.large, c.small))
 		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-" + c.large: 2, "nvidia.com/mig-" + c.small: 24})
 		expectReady(ctx, "shared")
 	})
