@@ -23,6 +23,16 @@ const (
 	UnrenamedReplicasAnnounce UnrenamedReplicas = "Announce"
 )
 
+// EmptyPool decides whether a policy may be without nodes.
+// +kubebuilder:validation:Enum=Unexpected;Expected
+type EmptyPool string
+
+// The values of emptyPool.
+const (
+	EmptyPoolUnexpected EmptyPool = "Unexpected"
+	EmptyPoolExpected   EmptyPool = "Expected"
+)
+
 // Autoscaling decides how autoscalers learn what a new node of the policy will advertise.
 type Autoscaling struct {
 	// mode decides whether the operator writes to the objects of autoscalers. Advise: it writes nothing. status.nodeGroups reports what
@@ -32,6 +42,13 @@ type Autoscaling struct {
 	// +optional
 	// +kubebuilder:default=Advise
 	Mode AutoscalingMode `json:"mode,omitempty"`
+
+	// emptyPool decides whether a policy that matches no node is Ready. Unexpected: it is not, and is Stalled with the reason NoMatchingNodes,
+	// so that a misspelt selector is noticed. Expected: it is, because an autoscaler makes the nodes when pods ask for them.
+	// Default: Unexpected.
+	// +optional
+	// +kubebuilder:default=Unexpected
+	EmptyPool EmptyPool `json:"emptyPool,omitempty"`
 
 	// nodeShapes are the GPUs of nodes that the operator has not seen yet. A node group that has, or had, nodes needs no entry.
 	// +optional
