@@ -26,6 +26,9 @@ const Commit = "5c7f044b245ad6a1769f0a9a9d73ff6d2f8a04c6"
 // gone today.
 const objects = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
 
+// former is the last commit whose policies have the schema before docs/dev/api.md: policies of it lose fields under today's.
+const former = "f56c06bac7c9b46b6e85e419b19cb0dfe730c9e4"
+
 // Version is the version as which tests publish the previous release.
 const Version = "0.0.9"
 
@@ -40,6 +43,9 @@ func FileBefore(ctx context.Context, path string) ([]byte, error) {
 
 // Folder writes the files below a folder of that commit to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error { return folder(ctx, objects, path, to) }
+
+// FormerSchemaFolder is Folder for the last commit of the schema of which nothing is converted.
+func FormerSchemaFolder(ctx context.Context, path, to string) error { return folder(ctx, former, path, to) }
 
 // ReleaseFolder is Folder for the commit of the previous release's programs.
 func ReleaseFolder(ctx context.Context, path, to string) error { return folder(ctx, Commit, path, to) }

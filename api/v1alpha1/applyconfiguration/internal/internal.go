@@ -38,6 +38,10 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Autoscaling
   map:
     fields:
+    - name: emptyPool
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EmptyPool
+      default: Unexpected
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.AutoscalingMode
@@ -221,7 +225,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: beforeReboot
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BeforeReboot
-      default: GPUPods
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode
@@ -231,6 +234,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
       default: 600
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EmptyPool
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
   map:
@@ -1128,7 +1133,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: onWindowEnd
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
-      default: FinishDrain
     - name: paused
       type:
         scalar: boolean

@@ -46,7 +46,7 @@ type RolloutApplyConfiguration struct {
 	Windows []MaintenanceWindowApplyConfiguration `json:"windows,omitempty"`
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
 	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
-	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
+	// drains anew in the next window. A change that has reached the GPUs is always finished. It needs windows. Absent: FinishDrain.
 	OnWindowEnd *apiv1alpha1.WindowEndMode `json:"onWindowEnd,omitempty"`
 }
 
