@@ -45,7 +45,9 @@ func FileBefore(ctx context.Context, path string) ([]byte, error) {
 func Folder(ctx context.Context, path, to string) error { return folder(ctx, objects, path, to) }
 
 // FormerSchemaFolder is Folder for the last commit of the schema of which nothing is converted.
-func FormerSchemaFolder(ctx context.Context, path, to string) error { return folder(ctx, former, path, to) }
+func FormerSchemaFolder(ctx context.Context, path, to string) error {
+	return folder(ctx, former, path, to)
+}
 
 // ReleaseFolder is Folder for the commit of the previous release's programs.
 func ReleaseFolder(ctx context.Context, path, to string) error { return folder(ctx, Commit, path, to) }
