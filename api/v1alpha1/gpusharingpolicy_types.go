@@ -100,11 +100,12 @@ type GPUSharingPolicySpec struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, !k.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchLabels"
 // +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, !e.key.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchExpressions"
 // +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, k.size() <= 317 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="must have label keys, such as example.com/pool",fieldPath=".matchLabels"
-// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, self.matchLabels[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$'))",message="must have label values: at most 63 letters, digits, dashes, dots and underscores, such as team-a",fieldPath=".matchLabels"
+// +kubebuilder:validation:XValidation:rule=`!has(self.matchLabels) || self.matchLabels.all(k, self.matchLabels[k].size() <= 63 && !self.matchLabels[k].matches(r'[^\w.-]'))`,message="must have label values: at most 63 letters, digits, dashes, dots and underscores, such as team-a",fieldPath=".matchLabels"
+// +kubebuilder:validation:XValidation:rule=`!has(self.matchLabels) || self.matchLabels.all(k, !['-', '_', '.'].exists(c, self.matchLabels[k].startsWith(c) || self.matchLabels[k].endsWith(c)))`,message="must have label values: at most 63 letters, digits, dashes, dots and underscores, which begin and end with a letter or digit",fieldPath=".matchLabels"
 type NodeSelector struct {
 	// matchLabels are labels that a node must have, with these values.
 	// +optional
-	// +kubebuilder:validation:MaxProperties=16
+	// +kubebuilder:validation:MaxProperties=12
 	MatchLabels map[string]string `json:"matchLabels,omitempty"`
 
 	// matchExpressions are requirements on the labels of a node.

@@ -255,7 +255,7 @@ func TestDesiredStateRefuses(t *testing.T) {
 			},
 			reason: v1alpha1.ReasonPartialSelection,
 			message: "gpuSelector leaves out GPU 1 (Tesla-T4), but NVIDIA's device plugin shares all GPUs of a node alike under " +
-				"timeSlicing of sharing.mig; select all GPUs of the node, or leave the node out of nodeSelector",
+				"replicas of sharing.mig; select all GPUs of the node, or leave the node out of nodeSelector",
 		},
 		"instances left out where those of the same profile are time-sliced": {
 			models: []sim.Model{sim.A100, sim.A100}, partitioned: []int{1},
