@@ -49,7 +49,7 @@ func tenantSpecs() {
 			resume(ctx, sim.A100, sim.A100)
 			mallory = letIn(ctx)
 			DeferCleanup(expel)
-			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {mode: Evict, gracePeriodSeconds: 10}}}`)
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {guard: {mode: Evict, gracePeriodSeconds: 10}}}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 4})
 			expectReady(ctx, "shared")
 			for _, pod := range greedy() { // first: the guard evicts none that was made less than half a minute before the report

@@ -106,7 +106,7 @@ func overShareSpecs(metrics **prometheus) {
 	Context("when a pod uses more than its share of a time-sliced GPU", func() {
 		const greedy, modest = "greedy", "modest"
 		guarded := func(mode v1alpha1.MemoryGuardMode) string {
-			return fmt.Sprintf("{strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {mode: %s, gracePeriodSeconds: 10}}}", mode)
+			return fmt.Sprintf("{strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {guard: {mode: %s, gracePeriodSeconds: 10}}}}", mode)
 		}
 		BeforeAll(func(ctx SpecContext) {
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2}}`)
