@@ -76,7 +76,7 @@ const bad = `
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 1000}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2.5}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, interval: 2ms}}}
-{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}, advertise: {renameByDefault: true}}}
+{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}, advertise: {renameByDefault: "yes"}}}
 {sharing: {strategy: Exclusive, advertise: {failRequestsGreaterThanOne: true}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {}}}}
@@ -113,13 +113,13 @@ const bad = `
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {gpus: {indexes: [0]}, fill: 3g}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}, {gpus: {products: [NVIDIA-A30], indexes: [1]}, fill: 2g}]}}}
 {gpuSelector: {indexes: [0]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [1]}, fill: 1g}]}}}
-{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}}
+{sharing: {strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g}]}}}
 {sharing: {strategy: MIG, mig: {resourceNames: mixed, layouts: [{fill: 1g}]}}}
 {sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 3g, count: 1}, {profile: 2g, count: 1}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}], wholeGPUs: {replicas: 4}}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {}}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 2}], replicas: 2}]}}}
-{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, replicas: 2}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 2g, replicas: 2}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}, advertise: {renameByDefault: true}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {profiles: [1g]}}]}}}
 # rollout, taints and the rest

@@ -299,7 +299,7 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be less than or equal to 256"},
 		},
 		"NVIDIA's MIG strategy": {
-			spec: `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g}]}}`,
+			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`,
 			says: []string{`unknown field "spec.sharing.mig.strategy"`},
 		},
 		"an unknown way to name instances": {
