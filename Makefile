@@ -163,11 +163,11 @@ generate: ## Generate deep copies and apply configurations from api/.
 .PHONY: manifests
 manifests: ## Generate CRDs, RBAC, docs/api.md, docs/reference.md and the table of docs/troubleshooting.md from the code, and copy into the Helm chart what it needs.
 	$(TOOL) controller-gen crd paths=./api/v1alpha1 output:crd:dir=config/crd
+	go run ./hack/apidoc docs/api.md config/crd/gpusharing.io_gpusharingpolicies.yaml config/crd/gpusharing.io_gpunodes.yaml
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
 	go run ./hack/reference docs/reference.md docs/troubleshooting.md
 	go run ./hack/guides docs/dev/guides.md
-	go run ./hack/apidoc docs/api.md config/crd/gpusharing.io_gpusharingpolicies.yaml config/crd/gpusharing.io_gpunodes.yaml
 
 .PHONY: bundle
 bundle: manifests ## Generate the OLM bundle into config/bundle and check it with the operator-framework's validation library.

@@ -23,6 +23,16 @@ const (
 	UnrenamedReplicasAnnounce UnrenamedReplicas = "Announce"
 )
 
+// EmptyPool decides whether a policy may be without nodes.
+// +kubebuilder:validation:Enum=Unexpected;Expected
+type EmptyPool string
+
+// The values of emptyPool.
+const (
+	EmptyPoolUnexpected EmptyPool = "Unexpected"
+	EmptyPoolExpected   EmptyPool = "Expected"
+)
+
 // Autoscaling decides how autoscalers learn what a new node of the policy will advertise.
 type Autoscaling struct {
 	// mode decides whether the operator writes to the objects of autoscalers. Advise: it writes nothing. status.nodeGroups reports what
@@ -33,6 +43,13 @@ type Autoscaling struct {
 	// +kubebuilder:default=Advise
 	Mode AutoscalingMode `json:"mode,omitempty"`
 
+	// emptyPool decides whether a policy that matches no node is Ready. Unexpected: it is not, and is Stalled with the reason NoMatchingNodes,
+	// so that a misspelt selector is noticed. Expected: it is, because an autoscaler makes the nodes when pods ask for them.
+	// Default: Unexpected.
+	// +optional
+	// +kubebuilder:default=Unexpected
+	EmptyPool EmptyPool `json:"emptyPool,omitempty"`
+
 	// nodeShapes are the GPUs of nodes that the operator has not seen yet. A node group that has, or had, nodes needs no entry.
 	// +optional
 	// +listType=atomic
@@ -40,7 +57,7 @@ type Autoscaling struct {
 	NodeShapes []NodeShape `json:"nodeShapes,omitempty"`
 
 	// unrenamedReplicas decides whether Karpenter is told of nodes that advertise more nvidia.com/gpu than they have GPUs: by replicas
-	// without renameByDefault, or by the MIG strategy single. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
+	// without renameByDefault, or by mig.resourceNames Uniform. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
 	// new node that advertises its whole GPUs for a moment then makes Karpenter start further nodes, so set rollout.startupTaint too.
 	// Default: Withhold.
 	// +optional

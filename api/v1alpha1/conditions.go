@@ -172,7 +172,7 @@ const (
 	ReasonWaitingForFirst = "WaitingForFirst"
 	// ReasonWaitingForBudget: as many nodes as maxUnavailable allows are changing already.
 	ReasonWaitingForBudget = "WaitingForBudget"
-	// ReasonRolloutHalted: as many nodes failed as maxFailures allows; no further node is started.
+	// ReasonRolloutHalted: as many nodes failed as failureThreshold says; no further node is started.
 	ReasonRolloutHalted = "RolloutHalted"
 	// ReasonGPUInUse: a process or a pod holds a GPU, or an instance, that the change needs to be idle, or a pod has to
 	// leave the node before its reboot (drain.beforeReboot AllPods).
@@ -220,7 +220,7 @@ const (
 	ReasonMIGNotSupported = "MIGNotSupported"
 	// ReasonNoLayoutMatches: the strategy is MIG and no layout is for any GPU of the node.
 	ReasonNoLayoutMatches = "NoLayoutMatches"
-	// ReasonMixedInstances: strategy single needs the same single profile on every GPU of the node.
+	// ReasonMixedInstances: resourceNames Uniform needs the same single profile on every GPU of the node.
 	ReasonMixedInstances = "MixedInstances"
 	// ReasonPartialSelection: time-slicing and MPS share all GPUs of a node, but the policy selects some of them only.
 	ReasonPartialSelection = "PartialSelection"

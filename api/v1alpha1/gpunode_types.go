@@ -103,9 +103,9 @@ type GPUNodeSpec struct {
 	// +optional
 	Reboot *RebootPermission `json:"reboot,omitempty"`
 
-	// memoryGuard is the memory guard of the policy that governs the node. Absent: the agent measures only while it is read.
+	// memory is sharing.timeSlicing.memory of the policy that governs the node. Absent: the agent measures only while it is read.
 	// +optional
-	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
+	Memory *TimeSlicedMemory `json:"memory,omitempty"`
 
 	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
 	// and no others, such as monitors. Their containers block no change.

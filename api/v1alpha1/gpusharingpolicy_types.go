@@ -41,10 +41,12 @@ type GPUSharingPolicy struct {
 }
 
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.indexes) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.indexes) || l.gpus.indexes.all(i, i in self.gpuSelector.indexes))",message="a layout names a GPU by an index that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 type GPUSharingPolicySpec struct {
-	// nodeSelector selects nodes by their labels. Absent: every GPU node. Labels that this operator or NVIDIA's programs
+	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
-	// +optional
+	// +required
 	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
 
 	// gpuSelector selects GPUs of those nodes. Absent: all of them. NVIDIA's device plugin shares per node, not per GPU,
@@ -97,10 +99,13 @@ type GPUSharingPolicySpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, !k.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchLabels"
 // +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, !e.key.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchExpressions"
+// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, k.size() <= 317 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="must have label keys, such as example.com/pool",fieldPath=".matchLabels"
+// +kubebuilder:validation:XValidation:rule=`!has(self.matchLabels) || self.matchLabels.all(k, self.matchLabels[k].size() <= 63 && !self.matchLabels[k].matches(r'[^\w.-]'))`,message="must have label values: at most 63 letters, digits, dashes, dots and underscores, such as team-a",fieldPath=".matchLabels"
+// +kubebuilder:validation:XValidation:rule=`!has(self.matchLabels) || self.matchLabels.all(k, !['-', '_', '.'].exists(c, self.matchLabels[k].startsWith(c) || self.matchLabels[k].endsWith(c)))`,message="must have label values: at most 63 letters, digits, dashes, dots and underscores, which begin and end with a letter or digit",fieldPath=".matchLabels"
 type NodeSelector struct {
 	// matchLabels are labels that a node must have, with these values.
 	// +optional
-	// +kubebuilder:validation:MaxProperties=16
+	// +kubebuilder:validation:MaxProperties=12
 	MatchLabels map[string]string `json:"matchLabels,omitempty"`
 
 	// matchExpressions are requirements on the labels of a node.
@@ -122,6 +127,7 @@ type NodeSelectorRequirement struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key, such as example.com/pool"
 	Key string `json:"key,omitempty"`
 
 	// operator that relates the label to the values.
@@ -133,6 +139,7 @@ type NodeSelectorRequirement struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
 	Values []string `json:"values,omitempty"`
 }
 
@@ -190,6 +197,9 @@ const (
 )
 
 // Rollout says how a change is brought to the nodes.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.onWindowEnd) || has(self.windows)",message="no window ends: give windows, or remove onWindowEnd",fieldPath=".onWindowEnd"
+// +kubebuilder:validation:XValidation:rule="!has(self.drain) || !has(self.drain.beforeReboot) || (has(self.reboot) && self.reboot == 'IfRequired')",message="nothing is rebooted: set reboot to IfRequired, or remove drain.beforeReboot",fieldPath=".drain"
 type Rollout struct {
 	// maxUnavailable is how many of the policy's nodes may be changing at the same time, as a number or a percentage
 	// (rounded up). Default: 1.
@@ -210,12 +220,12 @@ type Rollout struct {
 	// +kubebuilder:default={}
 	Drain Drain `json:"drain,omitzero"`
 
-	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
+	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. Default: 1.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000
-	MaxFailures int32 `json:"maxFailures,omitempty"`
+	FailureThreshold int32 `json:"failureThreshold,omitempty"`
 
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
@@ -249,9 +259,8 @@ type Rollout struct {
 
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
 	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
-	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
+	// drains anew in the next window. A change that has reached the GPUs is always finished. It needs windows. Absent: FinishDrain.
 	// +optional
-	// +kubebuilder:default=FinishDrain
 	OnWindowEnd WindowEndMode `json:"onWindowEnd,omitempty"`
 }
 
@@ -335,9 +344,8 @@ type Drain struct {
 	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
 	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
 	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
-	// Default: GPUPods.
+	// Absent: GPUPods.
 	// +optional
-	// +kubebuilder:default=GPUPods
 	BeforeReboot BeforeReboot `json:"beforeReboot,omitempty"`
 }
 

@@ -17,11 +17,14 @@ const (
 	StrategyMIG         Strategy = "MIG"
 )
 
-// Sharing says how GPUs are shared: a strategy, and exactly the member that belongs to it.
+// Sharing says how GPUs are shared: a strategy, and exactly the member that belongs to it. replicas, wherever they stand, are how many times
+// what they stand at is advertised; advertise says how.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.timeSlicing) == (self.strategy == 'TimeSlicing')",message="timeSlicing must be set exactly when strategy is TimeSlicing"
 // +kubebuilder:validation:XValidation:rule="has(self.mps) == (self.strategy == 'MPS')",message="mps must be set exactly when strategy is MPS"
 // +kubebuilder:validation:XValidation:rule="has(self.mig) == (self.strategy == 'MIG')",message="mig must be set exactly when strategy is MIG"
+// +kubebuilder:validation:XValidation:rule="!has(self.advertise) || self.strategy in ['TimeSlicing', 'MPS'] || (self.strategy == 'MIG' && has(self.mig) && (has(self.mig.wholeGPUs) || self.mig.layouts.exists(l, has(l.replicas) || (has(l.instances) && l.instances.exists(i, has(i.replicas))))))",message="nothing has replicas, so there is nothing to say of them: remove advertise",fieldPath=".advertise"
+// +kubebuilder:validation:XValidation:rule="!has(self.advertise) || self.strategy != 'MPS' || !has(self.advertise.failRequestsGreaterThanOne) || self.advertise.failRequestsGreaterThanOne",message="under MPS NVIDIA's device plugin always refuses a container that asks for more than one replica: remove failRequestsGreaterThanOne",fieldPath=".advertise"
 type Sharing struct {
 	// strategy is how the GPUs are shared. Exclusive: one container has a whole GPU. TimeSlicing: containers take turns
 	// on a GPU, without any isolation of memory or faults. MPS: containers run at the same time on a GPU, each with a
@@ -41,6 +44,27 @@ type Sharing struct {
 	// mig is how a GPU is partitioned into MIG instances; set exactly when strategy is MIG.
 	// +optional
 	MIG *MIG `json:"mig,omitempty"`
+
+	// advertise is how everything that has replicas is advertised on a node: GPUs under TimeSlicing and MPS, MIG instances, and the whole
+	// GPUs beside them. Absent: as the defaults of its fields say.
+	// +optional
+	Advertise *Advertise `json:"advertise,omitempty"`
+}
+
+// Advertise is how NVIDIA's device plugin advertises what has replicas.
+// +kubebuilder:validation:MinProperties=1
+type Advertise struct {
+	// renameByDefault appends .shared to the name of each resource that has replicas, such as nvidia.com/gpu.shared and
+	// nvidia.com/mig-1g.5gb.shared, so that pods that ask for a whole GPU or instance do not get a shared one. Pods then
+	// have to ask for the new name. Default: false, as NVIDIA's.
+	// +optional
+	RenameByDefault *bool `json:"renameByDefault,omitempty"`
+
+	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, because two replicas are not
+	// twice the GPU or instance and may be the same one. Default: true. NVIDIA's default is false; its documentation
+	// advises true. Under MPS it is always so.
+	// +optional
+	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 }
 
 // TimeSlicing is NVIDIA's sharing.timeSlicing for the resource nvidia.com/gpu.
@@ -52,18 +76,6 @@ type TimeSlicing struct {
 	// +kubebuilder:validation:Maximum=256
 	Replicas int32 `json:"replicas,omitempty"`
 
-	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu, so that nobody gets a
-	// shared GPU who asked for a whole one. Pods then have to ask for nvidia.com/gpu.shared. Default: false, as NVIDIA's.
-	// +optional
-	// +kubebuilder:default=false
-	RenameByDefault *bool `json:"renameByDefault,omitempty"`
-
-	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, since two replicas are not
-	// twice the GPU and may be the same one. Default: true. NVIDIA's default is false; its documentation advises true.
-	// +optional
-	// +kubebuilder:default=true
-	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
-
 	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
 	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
 	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
@@ -72,11 +84,10 @@ type TimeSlicing struct {
 	// +optional
 	Interval TimeSliceInterval `json:"interval,omitempty"`
 
-	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
-	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
-	// Absent: no guard. The agents then measure only while they are read, or at their sampling interval.
+	// memory says what of a GPU's memory each container is meant to use, and watches over it. Absent: nothing does. The agents then
+	// measure only while they are read, or at their sampling interval.
 	// +optional
-	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
+	Memory *TimeSlicedMemory `json:"memory,omitempty"`
 }
 
 // TimeSliceInterval is how long a process keeps a GPU before another one takes its turn.
@@ -101,6 +112,23 @@ const (
 	MemoryGuardEvict  MemoryGuardMode = "Evict"
 )
 
+// TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, and watches over it.
+type TimeSlicedMemory struct {
+	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
+	// than 1Ti. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
+	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
+
+	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
+	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
+	// +required
+	Guard MemoryGuard `json:"guard,omitzero"`
+}
+
 // MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
 // container within its share.
 type MemoryGuard struct {
@@ -112,19 +140,12 @@ type MemoryGuard struct {
 	// +kubebuilder:default=Report
 	Mode MemoryGuardMode `json:"mode,omitempty"`
 
-	// memoryPerContainer is the share of a container: the GPU memory that it is meant to use, such as 4Gi. A container with two replicas
-	// has twice as much. Default: the GPU's memory divided by replicas.
+	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory. Default: 5.
 	// +optional
-	// +kubebuilder:validation:XIntOrString
-	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
-	MemoryPerContainer *resource.Quantity `json:"memoryPerContainer,omitempty"`
-
-	// pressure is when a GPU counts as almost full.
-	// +optional
-	// +kubebuilder:default={}
-	Pressure MemoryPressureThreshold `json:"pressure,omitzero"`
+	// +kubebuilder:default=5
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=50
+	FreeBelowPercent int32 `json:"freeBelowPercent,omitempty"`
 
 	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts. Default: 60.
 	// +optional
@@ -132,16 +153,6 @@ type MemoryGuard struct {
 	// +kubebuilder:validation:Minimum=10
 	// +kubebuilder:validation:Maximum=3600
 	GracePeriodSeconds int32 `json:"gracePeriodSeconds,omitempty"`
-}
-
-// MemoryPressureThreshold is when a GPU counts as almost full.
-type MemoryPressureThreshold struct {
-	// freeBelow is the part of the GPU's memory below which its free memory must be, from 1% to 50%. Default: 5%.
-	// +optional
-	// +kubebuilder:default="5%"
-	// +kubebuilder:validation:MaxLength=3
-	// +kubebuilder:validation:XValidation:rule="self.matches('^([1-9]|[1-4][0-9]|50)%$')",message="must be a percentage from 1% to 50%, such as 5%"
-	FreeBelow string `json:"freeBelow,omitempty"`
 }
 
 // MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.
@@ -186,22 +197,18 @@ type MPS struct {
 	// +optional
 	// +kubebuilder:default=false
 	MultiUser *bool `json:"multiUser,omitempty"`
-
-	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu. Default: false, like
-	// NVIDIA's.
-	// +optional
-	// +kubebuilder:default=false
-	RenameByDefault *bool `json:"renameByDefault,omitempty"`
 }
 
-// MIGStrategy is how NVIDIA's device plugin names MIG instances.
-// +kubebuilder:validation:Enum=mixed;single
-type MIGStrategy string
+// MIGResourceNames is how NVIDIA's device plugin names MIG instances.
+// +kubebuilder:validation:Enum=PerProfile;Uniform
+type MIGResourceNames string
 
-// The MIG strategies.
+// The ways to name MIG instances.
 const (
-	MIGStrategyMixed  MIGStrategy = "mixed"
-	MIGStrategySingle MIGStrategy = "single"
+	// MIGResourceNamesPerProfile is NVIDIA's strategy mixed.
+	MIGResourceNamesPerProfile MIGResourceNames = "PerProfile"
+	// MIGResourceNamesUniform is NVIDIA's strategy single.
+	MIGResourceNamesUniform MIGResourceNames = "Uniform"
 )
 
 // MIGActuator names the program that partitions the GPUs.
@@ -216,18 +223,18 @@ const (
 
 // MIG says which instances the GPUs are partitioned into.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.timeSlicing) || has(self.timeSlicing.wholeGPUReplicas) || self.layouts.exists(l, has(l.timeSlicing))",message="nothing is time-sliced: set wholeGPUReplicas, or timeSlicing of a layout",fieldPath=".timeSlicing"
-// +kubebuilder:validation:XValidation:rule="!has(self.timeSlicing) || !has(self.timeSlicing.wholeGPUReplicas) || self.strategy != 'single'",message="wholeGPUReplicas needs strategy mixed: under strategy single no GPU of a node stays whole",fieldPath=".timeSlicing"
-// +kubebuilder:validation:XValidation:rule="!has(self.timeSlicing) || !has(self.timeSlicing.wholeGPUReplicas) || self.layouts.all(l, has(l.gpus))",message="wholeGPUReplicas needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".timeSlicing"
-// +kubebuilder:validation:XValidation:rule="self.strategy != 'single' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="strategy single advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use strategy mixed for different profiles",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.resourceNames != 'Uniform'",message="wholeGPUs needs resourceNames PerProfile: under Uniform no GPU of a node stays whole",fieldPath=".wholeGPUs"
+// +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.layouts.all(l, has(l.gpus))",message="wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".wholeGPUs"
+// +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="resourceNames Uniform advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use PerProfile for different profiles",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(j, j >= self.layouts.size() || [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, p in self.layouts[i].gpus.products))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes)))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, and a layout without gpus must be the last",fieldPath=".layouts"
 type MIG struct {
-	// strategy is how NVIDIA's device plugin advertises the instances. mixed: each profile as nvidia.com/mig-<profile>,
-	// GPUs without MIG as nvidia.com/gpu. single: all instances as nvidia.com/gpu; every GPU of a node must then have
-	// the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode as a whole
-	// nvidia.com/gpu that no container can use. Default: mixed.
+	// resourceNames is how NVIDIA's device plugin advertises the instances. PerProfile, NVIDIA's strategy mixed: each profile as
+	// nvidia.com/mig-<profile>, GPUs without MIG as nvidia.com/gpu. Uniform, NVIDIA's strategy single: all instances as nvidia.com/gpu;
+	// every GPU of a node must then have the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode
+	// as a whole nvidia.com/gpu that no container can use. Default: PerProfile.
 	// +optional
-	// +kubebuilder:default=mixed
-	Strategy MIGStrategy `json:"strategy,omitempty"`
+	// +kubebuilder:default=PerProfile
+	ResourceNames MIGResourceNames `json:"resourceNames,omitempty"`
 
 	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
 	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
@@ -237,46 +244,34 @@ type MIG struct {
 	Actuator MIGActuator `json:"actuator,omitempty"`
 
 	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
-	// layout matches stays whole; timeSlicing.wholeGPUReplicas shares it.
+	// layout matches stays whole; wholeGPUs shares it.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	Layouts []MIGLayout `json:"layouts,omitempty"`
 
-	// timeSlicing holds for everything that is time-sliced on a node: the instances for which a layout asks for replicas,
-	// and the whole GPUs beside them.
+	// wholeGPUs is how the GPUs are shared that no layout is for. Absent: not; each is advertised once, as nvidia.com/gpu.
 	// +optional
-	TimeSlicing *MIGTimeSlicing `json:"timeSlicing,omitempty"`
+	WholeGPUs *MIGWholeGPUs `json:"wholeGPUs,omitempty"`
 }
 
-// MIGTimeSlicing is what NVIDIA's sharing.timeSlicing sets for a whole node that has MIG instances.
-type MIGTimeSlicing struct {
-	// wholeGPUReplicas is the number of times that each GPU without a layout is advertised, beside the instances of the
-	// others. Replicas give no isolation: every container sees the whole memory of the GPU. Absent: once, as nvidia.com/gpu.
-	// +optional
+// MIGWholeGPUs is how the GPUs are shared that stay whole beside MIG instances.
+type MIGWholeGPUs struct {
+	// replicas is the number of times that each of these GPUs is advertised. They are time-sliced. Replicas give no isolation: every
+	// container sees the whole memory of the GPU.
+	// +required
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=256
-	WholeGPUReplicas *int32 `json:"wholeGPUReplicas,omitempty"`
-
-	// renameByDefault appends .shared to the name of each resource that has replicas, such as nvidia.com/gpu.shared and
-	// nvidia.com/mig-1g.5gb.shared, so that pods that ask for a whole GPU or instance do not get a shared one. Pods then
-	// have to ask for the new name. Default: false, as NVIDIA's.
-	// +optional
-	// +kubebuilder:default=false
-	RenameByDefault *bool `json:"renameByDefault,omitempty"`
-
-	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, because two replicas are not
-	// twice the GPU or instance and may be the same one. Default: true. NVIDIA's default is false; its documentation
-	// advises true.
-	// +optional
-	// +kubebuilder:default=true
-	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
+	Replicas int32 `json:"replicas,omitempty"`
 }
 
 // MIGLayout says which instances one GPU is partitioned into.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.instances) != has(self.fill)",message="exactly one of instances and fill must be set"
+// +kubebuilder:validation:XValidation:rule="!has(self.replicas) || has(self.fill)",message="replicas of a layout are those of fill: give each of instances its own",fieldPath=".replicas"
+// +kubebuilder:validation:XValidation:rule="!has(self.instances) || (self.instances.map(i, i.profile.matches('^[1-7]') ? i.count * int(i.profile.substring(0, 1)) : 0).sum() <= 7 && self.instances.map(i, i.profile.matches('^[1-7]') ? i.count * (i.profile.startsWith('3g') ? 4 : int(i.profile.substring(0, 1))) : 0).sum() <= 8)",message="are more instances than any GPU holds: it has at most 7 compute slices, and 8 memory slices, of which 3g and 4g take 4",fieldPath=".instances"
+// +kubebuilder:validation:XValidation:rule="!has(self.instances) || self.instances.map(i, i.profile.contains('+me') ? i.count : 0).sum() <= 1",message="one instance of a GPU at most has media extensions (+me, +me.all)",fieldPath=".instances"
 type MIGLayout struct {
 	// gpus says which GPUs the layout is for. Absent: every GPU that the policy selects.
 	// +optional
@@ -295,14 +290,12 @@ type MIGLayout struct {
 	// +optional
 	Fill MIGProfile `json:"fill,omitempty"`
 
-	// timeSlicing advertises each instance of a profile several times. Replicas of an instance are not isolated from
-	// each other; status shows them as oversubscription.
+	// replicas is the number of times that each instance of fill is advertised; those of instances stand there. Replicas of an instance are not
+	// isolated from each other; status shows them as oversubscription. Absent: once.
 	// +optional
-	// +listType=map
-	// +listMapKey=profile
-	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=8
-	TimeSlicing []MIGReplicas `json:"timeSlicing,omitempty"`
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=256
+	Replicas int32 `json:"replicas,omitempty"`
 }
 
 // MIGProfile is the name of a MIG profile: exact, as nvidia-smi lists it (1g.10gb, 1g.10gb+me, 1g.24gb-me), or by
@@ -325,16 +318,10 @@ type MIGInstances struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=7
 	Count int32 `json:"count,omitempty"`
-}
 
-// MIGReplicas asks for replicas of the instances of one profile.
-type MIGReplicas struct {
-	// profile of the instances; it must be one that the layout creates.
-	// +required
-	Profile MIGProfile `json:"profile,omitempty"`
-
-	// replicas is how many times each instance of that profile is advertised.
-	// +required
+	// replicas is the number of times that each of these instances is advertised. Replicas of an instance are not isolated from each
+	// other; status shows them as oversubscription. Absent: once.
+	// +optional
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=256
 	Replicas int32 `json:"replicas,omitempty"`

@@ -61,6 +61,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
+  nodeSelector: {}
   rollout: {drain: {mode: Evict}}
   sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}
 `)
@@ -103,6 +104,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
+  nodeSelector: {}
   rollout: {paused: true}
   sharing: {strategy: Exclusive}
 `)

@@ -71,7 +71,7 @@ func (m *MemoryGuard) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (re
 	if !node.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	spec := node.Spec.MemoryGuard
+	spec := node.Spec.Memory
 	if spec == nil {
 		m.watch = memoryguard.Watch{}
 		return reconcile.Result{}, m.report(ctx, node, nil)

@@ -47,9 +47,9 @@ type guarded struct {
 	guard *agent.MemoryGuard
 }
 
-func (s scenario) guarded(guard *v1alpha1.MemoryGuard) *guarded {
+func (s scenario) guarded(guard *v1alpha1.TimeSlicedMemory) *guarded {
 	n := s.node("", sim.A100)
-	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guard})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", Memory: guard})
 	n.settle()
 	n.busy(100, "greedy", gpu.ProcessUse{MemoryBytes: new(38*gib + gib/2)})
 	n.busy(200, "modest", gpu.ProcessUse{MemoryBytes: new(gib)})
@@ -58,8 +58,8 @@ func (s scenario) guarded(guard *v1alpha1.MemoryGuard) *guarded {
 	return d
 }
 
-func guardOf(mode v1alpha1.MemoryGuardMode) *v1alpha1.MemoryGuard {
-	return &v1alpha1.MemoryGuard{Mode: mode, Pressure: v1alpha1.MemoryPressureThreshold{FreeBelow: "5%"}, GracePeriodSeconds: 30}
+func guardOf(mode v1alpha1.MemoryGuardMode) *v1alpha1.TimeSlicedMemory {
+	return &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: mode, FreeBelowPercent: 5, GracePeriodSeconds: 30}}
 }
 
 // sample lets the guard take a sample, and the time pass until the next one.
@@ -153,7 +153,7 @@ func reportsNothingUnknown(s scenario) {
 
 func takesTheShareFromThePolicy(s scenario) {
 	guard := guardOf(v1alpha1.MemoryGuardReport)
-	guard.MemoryPerContainer = new(resource.MustParse("512Mi"))
+	guard.PerReplica = new(resource.MustParse("512Mi"))
 	n := s.guarded(guard)
 	n.settleFor(35 * time.Second)
 	n.Expect(n.pressure()[0].Container.ShareBytes).To(gomega.Equal(gib / 2))
@@ -168,7 +168,7 @@ func leavesTheDriverToMIGManager(s scenario) {
 	n := s.guarded(guardOf(v1alpha1.MemoryGuardReport))
 	n.settleFor(35 * time.Second)
 	n.Expect(n.pressure()).To(gomega.HaveLen(1))
-	n.setSpec(v1alpha1.GPUNodeSpec{MemoryGuard: guardOf(v1alpha1.MemoryGuardReport), MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	n.setSpec(v1alpha1.GPUNodeSpec{Memory: guardOf(v1alpha1.MemoryGuardReport), MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	n.between.Hardware = opened{Hardware: n.between.Hardware, fail: n.Fatalf}
 	n.settleFor(time.Minute)
 	n.Expect(n.pressure()).To(gomega.BeEmpty())
@@ -193,7 +193,7 @@ func saysThatItMeasures(s scenario) {
 		return condition.IsTrueAt(now.Status.Conditions, v1alpha1.ConditionMemoryGuarded, now.Generation)
 	}
 	n.Expect(says()).To(gomega.BeTrue())
-	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guardOf(v1alpha1.MemoryGuardEvict)})
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", Memory: guardOf(v1alpha1.MemoryGuardEvict)})
 	n.Expect(says()).To(gomega.BeFalse(), "not yet of the new one")
 	n.settle()
 	n.Expect(says()).To(gomega.BeTrue())

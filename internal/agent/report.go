@@ -106,7 +106,7 @@ func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
 		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMeasuring,
 		Message: "The agent measures for the memory guard of the policy",
 	}
-	if node.Spec.MemoryGuard != nil {
+	if node.Spec.Memory != nil {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

@@ -330,6 +330,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
+  nodeSelector: {}
   gpuSelector: {products: ["NVIDIA-A100-*"]}
   sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 2g.10gb, count: 3}]}]}}
 `

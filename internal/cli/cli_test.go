@@ -90,6 +90,7 @@ func hold(n *cluster.Node, pod string, index int, instance *int32) {
 func policy(tb testing.TB, name, spec string) v1alpha1.GPUSharingPolicy {
 	tb.Helper()
 	p := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1, CreationTimestamp: metav1.NewTime(now)}}
+	p.Spec.NodeSelector = &v1alpha1.NodeSelector{}
 	if err := yaml.UnmarshalStrict([]byte(spec), &p.Spec); err != nil {
 		tb.Fatalf("the test's own YAML: %v", err)
 	}
@@ -174,7 +175,7 @@ func TestPreviews(t *testing.T) {
 			}}
 			s.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
 			return s, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
-				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
+				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}, advertise: {renameByDefault: true}}}")
 		},
 		"a change that waits for a maintenance window": func(t *testing.T) (cluster.Snapshot, v1alpha1.GPUSharingPolicy) {
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))

@@ -145,7 +145,7 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 		"time-slicing on both stacks":           {policy: slicing, shares: 1},
 		"time-slicing as the DRA driver is set": {policy: slicing, shares: 4},
 		"MPS on both stacks":                    {policy: `{sharing: {strategy: MPS, mps: {replicas: 4}}}`, shares: 1},
-		"MIG strategy single on both stacks":    {policy: `{sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}}`, shares: 1},
+		"MIG strategy single on both stacks":    {policy: `{sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g.5gb}]}}}`, shares: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := bothStacks(t, test.shares)

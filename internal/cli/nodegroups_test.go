@@ -44,7 +44,7 @@ kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
   nodeSelector: {matchLabels: {team: a}}
-  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10, renameByDefault: true}}
+  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
   autoscaling:
     nodeShapes:
     - {product: Tesla-T4, gpusPerNode: 2, instanceTypes: [gpu.two], nodeGroups: [{kind: NodePool, name: gpu}, {kind: MachineDeployment, namespace: capi, name: workers}]}

@@ -178,12 +178,12 @@ func TestWhatAShareMeans(t *testing.T) {
 			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]}]}}}`,
 		},
 		"instances that are shared": {
-			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb, timeSlicing: [{profile: 3g.20gb, replicas: 2}]}]}}}`,
+			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb, replicas: 2}]}}}`,
 			unused: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 1 of 7 compute slices"},
 			memory: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 2 containers share the 19.5 GiB of each instance 3g.20gb; nothing reserves or limits what one takes"},
 		},
 		"instances that are shared under the name of GPUs": {
-			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb, timeSlicing: [{profile: 1g.5gb, replicas: 3}]}]}}}`,
+			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g.5gb, replicas: 3}]}}}`,
 			unused: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 1 of 8 memory slices (5.0 GiB)"},
 			memory: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 3 containers share the 4.8 GiB of each instance 1g.5gb; nothing reserves or limits what one takes"},
 		},

@@ -57,6 +57,9 @@ func complete(object *unstructured.Unstructured) bool {
 		if spec["sharing"] == nil {
 			spec["sharing"] = map[string]any{"strategy": "Exclusive"}
 		}
+		if spec["nodeSelector"] == nil {
+			spec["nodeSelector"] = map[string]any{}
+		}
 		object.Object = map[string]any{
 			"apiVersion": "gpusharing.io/v1alpha1", "kind": "GPUSharingPolicy", "metadata": map[string]any{"name": "part"}, "spec": spec,
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestExplained: `kubectl explain` says something of every field, and not only its name.
+// TestExplained: `kubectl explain` says something of every field, and not only its name, and breaks the lines itself.
 func TestExplained(t *testing.T) {
 	g := NewWithT(t)
 	root, err := env.Root()
@@ -44,6 +44,9 @@ func explained(t *testing.T, path string, schema apiextensionsv1.JSONSchemaProps
 		}
 		if len(strings.Fields(property.Description)) < 3 {
 			t.Errorf("%s is not explained: %q", here, property.Description)
+		}
+		if strings.Contains(strings.ReplaceAll(property.Description, "\n\n", ""), "\n") {
+			t.Errorf("%s is explained in lines of the source: %q", here, property.Description)
 		}
 		explained(t, here, property)
 	}

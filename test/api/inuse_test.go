@@ -41,7 +41,7 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 		g.Expect(deleted(ctx, o)).To(Succeed(), "nothing is shared")
 	}
 	policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
-		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+		NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
 	}}
 	g.Expect(cluster.Client.Create(ctx, policy)).To(Succeed())
 	for _, o := range kept {

@@ -7,6 +7,7 @@ package api_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -19,12 +20,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// policy is a GPUSharingPolicy with a spec as a user writes it, in YAML.
+// policy is a GPUSharingPolicy with a spec as a user writes it, in YAML: for all nodes, unless spec has a nodeSelector; null:
+// without one.
 func policy(tb testing.TB, name, spec string) *unstructured.Unstructured {
 	tb.Helper()
 	u := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal([]byte(spec), &u.Object); err != nil {
 		tb.Fatalf("the test's own YAML: %v", err)
+	}
+	if selector, given := u.Object["nodeSelector"]; !given {
+		u.Object["nodeSelector"] = map[string]any{}
+	} else if selector == nil {
+		delete(u.Object, "nodeSelector")
 	}
 	u.Object = map[string]any{"spec": u.Object}
 	u.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicy"))
@@ -56,6 +63,17 @@ func refused(t *testing.T, c client.Client) {
 			spec: `{priority: 1}`,
 			says: []string{"spec.sharing", "Required value"},
 		},
+		"no nodeSelector": {
+			spec: `{nodeSelector: null, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.nodeSelector", "Required value"},
+		},
+		"nodes by a label value with spaces":    selectorRefused(`matchLabels: {pool: "not a label!"}`, "matchLabels", "must have label values"),
+		"nodes by a label value that is long":   selectorRefused(`matchLabels: {pool: `+strings.Repeat("a", 64)+`}`, "matchLabels", "must have label values"),
+		"nodes by a label key with spaces":      selectorRefused(`matchLabels: {"not a key!": a}`, "matchLabels", "must have label keys"),
+		"nodes by a label key with two slashes": selectorRefused(`matchLabels: {a/b/c: a}`, "matchLabels", "must have label keys"),
+		"nodes by an expression on no key":      selectorRefused(`matchExpressions: [{key: "not a key!", operator: Exists}]`, "matchExpressions[0].key", "must be a label key"),
+		"nodes by an expression on no value": selectorRefused(
+			`matchExpressions: [{key: pool, operator: In, values: [-a]}]`, "matchExpressions[0].values[0]", "should match"),
 		"an unknown mode of autoscaling": {
 			spec: `{sharing: {strategy: Exclusive}, autoscaling: {mode: Write}}`,
 			says: []string{"spec.autoscaling.mode", "Unsupported value"},
@@ -116,8 +134,8 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.strategy", `supported values: "Exclusive", "TimeSlicing", "MPS", "MIG"`},
 		},
 		"a misspelt field": {
-			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, renameByDefaults: true}}`,
-			says: []string{`unknown field "spec.sharing.timeSlicing.renameByDefaults"`},
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}, advertise: {renameByDefaults: true}}`,
+			says: []string{`unknown field "spec.sharing.advertise.renameByDefaults"`},
 		},
 		"a time slice that there is not": {
 			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, interval: Longer}}`,
@@ -128,7 +146,7 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{`unknown field "spec.sharing.mps.interval"`},
 		},
 		"no replicas to time-slice": {
-			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {renameByDefault: true}}`,
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {interval: Short}}`,
 			says: []string{"spec.sharing.timeSlicing.replicas", "Required value"},
 		},
 		"one time-sliced replica": {
@@ -144,16 +162,17 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.timeSlicing.replicas", "must be of type integer"},
 		},
 		"a memory guard that is no mode":                  guardRefused(`mode: Kill`, "mode", "Unsupported value"),
-		"a memory guard for almost no free memory":        guardRefused(`pressure: {freeBelow: 0%}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
-		"a memory guard for more than half of the memory": guardRefused(`pressure: {freeBelow: 51%}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
-		"a memory guard for an amount of free memory":     guardRefused(`pressure: {freeBelow: 2G}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
+		"a memory guard for almost no free memory":        guardRefused(`freeBelowPercent: 0`, "freeBelowPercent", "greater than or equal to 1"),
+		"a memory guard for more than half of the memory": guardRefused(`freeBelowPercent: 51`, "freeBelowPercent", "less than or equal to 50"),
+		"a memory guard for an amount of free memory":     guardRefused(`freeBelowPercent: 2G`, "freeBelowPercent", "must be of type integer"),
 		"a memory guard that acts at once":                guardRefused(`gracePeriodSeconds: 9`, "gracePeriodSeconds", "greater than or equal to 10"),
 		"a memory guard that waits for hours":             guardRefused(`gracePeriodSeconds: 3601`, "gracePeriodSeconds", "less than or equal to 3600"),
-		"a memory guard with no memory":                   guardRefused(`memoryPerContainer: 0Gi`, "memoryPerContainer", "must be a whole number of MiB"),
-		"a memory guard with more memory than any GPU":    guardRefused(`memoryPerContainer: 1024Gi`, "memoryPerContainer", "must be less than 1Ti"),
+		"a share of no memory":                            memoryRefused(`perReplica: 0Gi, guard: {}`, "perReplica", "must be a whole number of MiB"),
+		"a share of more memory than any GPU has":         memoryRefused(`perReplica: 1024Gi, guard: {}`, "perReplica", "must be less than 1Ti"),
+		"a share that nothing watches":                    memoryRefused(`perReplica: 4Gi`, "guard", "Required value"),
 		"a memory guard for MPS": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memoryGuard: {}}}`,
-			says: []string{`unknown field "spec.sharing.mps.memoryGuard"`},
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memory: {guard: {}}}}`,
+			says: []string{`unknown field "spec.sharing.mps.memory"`},
 		},
 		"one MPS replica": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 1}}`,
@@ -204,7 +223,7 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.mig.layouts", "should have at least 1 items"},
 		},
 		"layouts left out": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: mixed}}`,
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: PerProfile}}`,
 			says: []string{"spec.sharing.mig.layouts", "Required value"},
 		},
 		"an empty layout": {
@@ -223,9 +242,13 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1}, {profile: 1g, count: 2}]}]}}`,
 			says: []string{"spec.sharing.mig.layouts[0].instances[1]", "Duplicate value"},
 		},
-		"a replicated profile named twice": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 1g, replicas: 2}, {profile: 1g, replicas: 3}]}]}}`,
-			says: []string{"spec.sharing.mig.layouts[0].timeSlicing[1]", "Duplicate value"},
+		"replicas of a layout that lists instances": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1}], replicas: 2}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].replicas", "replicas of a layout are those of fill"},
+		},
+		"one replica of listed instances": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1, replicas: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].instances[0].replicas", "should be greater than or equal to 2"},
 		},
 		"no instance of a profile": {
 			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 0}]}]}}`,
@@ -236,36 +259,52 @@ func refused(t *testing.T, c client.Client) {
 			says: []string{"spec.sharing.mig.layouts[0].instances[0].count", "should be less than or equal to 7"},
 		},
 		"one replica of an instance": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 1g, replicas: 1}]}]}}`,
-			says: []string{"spec.sharing.mig.layouts[0].timeSlicing[0].replicas", "should be greater than or equal to 2"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, replicas: 1}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].replicas", "should be greater than or equal to 2"},
 		},
-		"differing profiles under single": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 1g, count: 1}, {profile: 3g, count: 1}]}]}}`,
-			says: []string{"spec.sharing.mig.layouts", "each layout must have one profile only; use strategy mixed for different profiles"},
+		"differing profiles under one name": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 1g, count: 1}, {profile: 3g, count: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts", "each layout must have one profile only; use PerProfile for different profiles"},
 		},
-		"time-slicing beside MIG that slices nothing": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}], timeSlicing: {renameByDefault: true}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing", "nothing is time-sliced: set wholeGPUReplicas, or timeSlicing of a layout"},
+		"a name for replicas of GPUs that are not shared": {
+			spec: `sharing: {strategy: Exclusive, advertise: {renameByDefault: true}}`,
+			says: []string{"spec.sharing.advertise", "nothing has replicas"},
 		},
-		"replicas of whole GPUs under single": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing", "wholeGPUReplicas needs strategy mixed: under strategy single no GPU of a node stays whole"},
+		"a name for replicas of MIG instances that are not shared": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}, advertise: {renameByDefault: true}}`,
+			says: []string{"spec.sharing.advertise", "nothing has replicas"},
+		},
+		"nothing said of replicas": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}, advertise: {}}`,
+			says: []string{"spec.sharing.advertise", "should have at least 1 properties"},
+		},
+		"MPS that serves requests of several": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2}, advertise: {failRequestsGreaterThanOne: false}}`,
+			says: []string{"spec.sharing.advertise", "under MPS NVIDIA's device plugin always refuses"},
+		},
+		"replicas of whole GPUs under one name": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 4}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs", "wholeGPUs needs resourceNames PerProfile: under Uniform no GPU of a node stays whole"},
 		},
 		"replicas of whole GPUs where every GPU has a layout": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {fill: 2g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing", "wholeGPUReplicas needs GPUs that stay whole: each layout must name its GPUs in gpus"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {fill: 2g}], wholeGPUs: {replicas: 4}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs", "wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus"},
 		},
 		"one replica of whole GPUs": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 1}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing.wholeGPUReplicas", "should be greater than or equal to 2"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 1}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be greater than or equal to 2"},
 		},
 		"more replicas of whole GPUs than make sense": {
-			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 257}}}`,
-			says: []string{"spec.sharing.mig.timeSlicing.wholeGPUReplicas", "should be less than or equal to 256"},
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 257}}}`,
+			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be less than or equal to 256"},
 		},
-		"an unknown MIG strategy": {
-			spec: `sharing: {strategy: MIG, mig: {strategy: none, layouts: [{fill: 1g}]}}`,
-			says: []string{"spec.sharing.mig.strategy", `supported values: "mixed", "single"`},
+		"NVIDIA's MIG strategy": {
+			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`,
+			says: []string{`unknown field "spec.sharing.mig.strategy"`},
+		},
+		"an unknown way to name instances": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: none, layouts: [{fill: 1g}]}}`,
+			says: []string{"spec.sharing.mig.resourceNames", `supported values: "PerProfile", "Uniform"`},
 		},
 		"a profile of eight slices":            profileRefused("8g.80gb", "must be a MIG profile such as 1g.10gb"),
 		"a profile of no slices":               profileRefused("0g.5gb", "must be a MIG profile such as 1g.10gb"),
@@ -285,7 +324,7 @@ func refused(t *testing.T, c client.Client) {
 		"more than all nodes":                rolloutRefused("maxUnavailable: 101%", "maxUnavailable", "a percentage from 1% to 100%"),
 		"a number of nodes as text":          rolloutRefused(`maxUnavailable: "3"`, "maxUnavailable", "a percentage from 1% to 100%"),
 		"a fraction of the nodes":            rolloutRefused("maxUnavailable: 0.5%", "maxUnavailable", "a percentage from 1% to 100%"),
-		"no failure allowed":                 rolloutRefused("maxFailures: 0", "maxFailures", "should be greater than or equal to 1"),
+		"no failure allowed":                 rolloutRefused("failureThreshold: 0", "failureThreshold", "should be greater than or equal to 1"),
 		"a timeout too short to drain anything": rolloutRefused(
 			"drain: {timeoutSeconds: 29}", "drain.timeoutSeconds", "should be greater than or equal to 30"),
 		"a timeout of more than a week": rolloutRefused(
@@ -298,6 +337,29 @@ func refused(t *testing.T, c client.Client) {
 		"an unknown program that partitions": {
 			spec: `sharing: {strategy: MIG, mig: {actuator: nvidia-smi, layouts: [{fill: 1g}]}}`,
 			says: []string{"spec.sharing.mig.actuator", `supported values: "Agent", "MIGManager"`},
+		},
+		"the end of no window":  rolloutRefused("onWindowEnd: CancelDrain", "onWindowEnd", "no window ends"),
+		"pods before no reboot": rolloutRefused("drain: {beforeReboot: AllPods}", "drain", "nothing is rebooted"),
+		"a GPU index in two layouts": layoutsRefused(
+			`{gpus: {indexes: [0, 1]}, fill: 1g}, {gpus: {indexes: [1, 2]}, fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a GPU index in two layouts, the second for one product": layoutsRefused(
+			`{gpus: {indexes: [0]}, fill: 1g}, {gpus: {products: [NVIDIA-A30], indexes: [0]}, fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a product in two layouts": layoutsRefused(
+			`{gpus: {products: [NVIDIA-A30, NVIDIA-B200]}, fill: 1g}, {gpus: {products: [NVIDIA-B200]}, fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a layout behind one for all GPUs": layoutsRefused(`{fill: 1g}, {gpus: {indexes: [0]}, fill: 2g}`, "", "a layout without gpus must be the last"),
+		"two layouts for all GPUs":         layoutsRefused(`{fill: 1g}, {fill: 2g}`, "", "a layout without gpus must be the last"),
+		"a layout behind one for all products": layoutsRefused(
+			`{gpus: {products: ["*"]}, fill: 1g}, {fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"more compute slices than any GPU has": layoutsRefused(
+			`{instances: [{profile: 2g, count: 3}, {profile: 1g, count: 2}]}`, "[0].instances", "are more instances than any GPU holds"),
+		"more memory slices than any GPU has": layoutsRefused(
+			`{instances: [{profile: 3g.20gb, count: 2}, {profile: 1g.5gb, count: 1}]}`, "[0].instances", "are more instances than any GPU holds"),
+		"seven large instances": layoutsRefused(`{instances: [{profile: 3g, count: 7}]}`, "[0].instances", "are more instances than any GPU holds"),
+		"two instances with media extensions": layoutsRefused(
+			`{instances: [{profile: 1g.5gb+me, count: 2}]}`, "[0].instances", "one instance of a GPU at most has media extensions"),
+		"a layout for a GPU that the policy does not select": {
+			spec: `{gpuSelector: {indexes: [0, 1]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [1, 2]}, fill: 1g}]}}}`,
+			says: []string{"spec.sharing.mig.layouts", "an index that gpuSelector does not select"},
 		},
 		"a taint that evicts": taintRefused(
 			"{key: example.com/shared, effect: NoExecute}", "effect", `supported values: "NoSchedule", "PreferNoSchedule"`),
@@ -370,9 +432,13 @@ type refusal = struct {
 }
 
 func guardRefused(guard, field, reason string) refusal {
+	return memoryRefused("guard: {"+guard+"}", "guard."+field, reason)
+}
+
+func memoryRefused(memory, field, reason string) refusal {
 	return refusal{
-		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {" + guard + "}}}",
-		says: []string{"spec.sharing.timeSlicing.memoryGuard." + field, reason},
+		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {" + memory + "}}}",
+		says: []string{"spec.sharing.timeSlicing.memory." + field, reason},
 	}
 }
 
@@ -380,6 +446,13 @@ func profileRefused(profile, reason string) refusal {
 	return refusal{
 		spec: fmt.Sprintf(migWith, profile),
 		says: []string{"spec.sharing.mig.layouts[0].instances[0].profile", reason},
+	}
+}
+
+func layoutsRefused(layouts, field, reason string) refusal {
+	return refusal{
+		spec: "sharing: {strategy: MIG, mig: {layouts: [" + layouts + "]}}",
+		says: []string{"spec.sharing.mig.layouts" + field, reason},
 	}
 }
 
@@ -404,27 +477,34 @@ func selectorRefused(selector, field, reason string) refusal {
 func accepted(t *testing.T, c client.Client) {
 	t.Helper()
 	cases := map[string]string{
-		"the least":                               `sharing: {strategy: Exclusive}`,
-		"the most time-sliced replicas":           `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
-		"MPS for all users":                       `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
-		"the most MPS replicas":                   `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
-		"a memory limit of one and a half":        `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
-		"a memory limit of odd MiB":               `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
-		"a memory limit of many GiB":              `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
-		"a memory limit by a fraction":            `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
-		"a memory limit in bytes":                 `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
-		"a profile with media extensions":         fmt.Sprintf(migWith, "1g.10gb+me"),
-		"a profile with all media engines":        fmt.Sprintf(migWith, "1g.24gb+me.all"),
-		"a profile without media engines":         fmt.Sprintf(migWith, "1g.24gb-me"),
-		"a profile with graphics":                 fmt.Sprintf(migWith, "1g.24gb+gfx"),
-		"a profile by its slices":                 fmt.Sprintf(migWith, "7g"),
-		"one profile under single":                `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
-		"whole GPUs shared beside instances":      `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
-		"a percentage of the nodes":               `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
-		"a label of NVIDIA's that is stable":      `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
-		"a memory guard with defaults":            `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {}}}`,
-		"a memory guard with all":                 `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {mode: Evict, memoryPerContainer: 8Gi, pressure: {freeBelow: 50%}, gracePeriodSeconds: 3600}}}`,
-		"a memory guard of the least free memory": `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {pressure: {freeBelow: 1%}, gracePeriodSeconds: 10}}}`,
+		"the least":                                                  `sharing: {strategy: Exclusive}`,
+		"the most time-sliced replicas":                              `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
+		"MPS for all users":                                          `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
+		"the most MPS replicas":                                      `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
+		"a memory limit of one and a half":                           `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
+		"a memory limit of odd MiB":                                  `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
+		"a memory limit of many GiB":                                 `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
+		"a memory limit by a fraction":                               `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
+		"a memory limit in bytes":                                    `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
+		"a profile with media extensions":                            fmt.Sprintf(migWith, "1g.10gb+me"),
+		"a profile with all media engines":                           fmt.Sprintf(migWith, "1g.24gb+me.all"),
+		"a profile without media engines":                            fmt.Sprintf(migWith, "1g.24gb-me"),
+		"a profile with graphics":                                    fmt.Sprintf(migWith, "1g.24gb+gfx"),
+		"a profile by its slices":                                    fmt.Sprintf(migWith, "7g"),
+		"one profile under one name":                                 `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
+		"whole GPUs shared beside instances":                         `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 256}}}`,
+		"as many instances as an A100 holds":                         `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g, count: 1}, {profile: 3g, count: 1}]}]}}`,
+		"small instances as many as fit":                             `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 6}, {profile: 1g.5gb+me, count: 1}]}]}}`,
+		"one index, of two products":                                 `sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30], indexes: [0]}, fill: 1g}, {gpus: {products: [NVIDIA-B200], indexes: [0]}, fill: 2g}]}}`,
+		"a product, then one index of the others":                    `sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}, {gpus: {indexes: [0]}, fill: 2g}, {fill: 3g}]}}`,
+		"pods before a reboot":                                       `{sharing: {strategy: Exclusive}, rollout: {reboot: IfRequired, drain: {beforeReboot: AllPods}}}`,
+		"the end of a window":                                        `{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "@daily", duration: 4h}], onWindowEnd: CancelDrain}}`,
+		"a percentage of the nodes":                                  `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
+		"labels with and without a prefix, with and without a value": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {a: "", example.com/B_c.d-e: F_g.h-1}}}`,
+		"a label of NVIDIA's that is stable":                         `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
+		"a memory guard with defaults":                               `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {}}}}`,
+		"a memory guard with all":                                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 8Gi, guard: {mode: Evict, freeBelowPercent: 50, gracePeriodSeconds: 3600}}}}`,
+		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {freeBelowPercent: 1, gracePeriodSeconds: 10}}}}`,
 		"everything at once": `
 nodeSelector:
   matchLabels: {pool: research}
@@ -434,14 +514,14 @@ priority: 10
 sharing:
   strategy: MIG
   mig:
-    strategy: mixed
+    resourceNames: PerProfile
     layouts:
     - gpus: {products: [NVIDIA-A100-PCIE-40GB], indexes: [0]}
-      instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]
+      instances: [{profile: 3g.20gb, count: 1, replicas: 3}, {profile: 2g.10gb, count: 2}]
     - fill: 1g
-      timeSlicing: [{profile: 1g.5gb, replicas: 2}]
-    timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: false}
-rollout: {maxUnavailable: 10%, paused: true, maxFailures: 3, drain: {mode: Evict, timeoutSeconds: 30}}
+      replicas: 2
+  advertise: {renameByDefault: true, failRequestsGreaterThanOne: false}
+rollout: {maxUnavailable: 10%, paused: true, failureThreshold: 3, drain: {mode: Evict, timeoutSeconds: 30}}
 releasePolicy: Retain
 `,
 	}
@@ -457,10 +537,9 @@ func defaulted(t *testing.T, c client.Client) {
 	t.Helper()
 	g := NewWithT(t)
 	for name, spec := range map[string]string{
-		"ts":     `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
-		"mps":    `sharing: {strategy: MPS, mps: {replicas: 4}}`,
-		"mig":    `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
-		"beside": `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
+		"ts":  `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
+		"mps": `sharing: {strategy: MPS, mps: {replicas: 4}}`,
+		"mig": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
 	} {
 		g.Expect(c.Create(t.Context(), policy(t, name, spec))).To(Succeed())
 	}
@@ -474,25 +553,21 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Priority).To(BeZero())
 	g.Expect(spec.ReleasePolicy).To(Equal(v1alpha1.ReleasePolicyRestore))
 	g.Expect(spec.Rollout.MaxUnavailable.IntValue()).To(Equal(1))
-	g.Expect(spec.Rollout.MaxFailures).To(Equal(int32(1)))
+	g.Expect(spec.Rollout.FailureThreshold).To(Equal(int32(1)))
 	g.Expect(spec.Rollout.Drain.Mode).To(Equal(v1alpha1.DrainModeWaitForIdle), "nobody is evicted unasked")
 	g.Expect(spec.Rollout.Drain.TimeoutSeconds).To(Equal(int32(600)))
 	g.Expect(spec.Rollout.Reboot).To(Equal(v1alpha1.RebootModeNever), "nothing is rebooted unasked")
 	g.Expect(spec.Rollout.StartupTaint).To(Equal(v1alpha1.StartupTaintNone))
 	g.Expect(spec.Rollout.Windows).To(BeNil(), "changes start at any time")
-	g.Expect(spec.Rollout.OnWindowEnd).To(Equal(v1alpha1.WindowEndFinishDrain))
+	g.Expect(spec.Rollout.OnWindowEnd).To(BeEmpty(), "it needs windows")
 	g.Expect(spec.Taints).To(BeEmpty())
-	g.Expect(spec.Sharing.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
-	g.Expect(spec.Sharing.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
+	g.Expect(spec.Sharing.Advertise).To(BeNil(), "as NVIDIA's, but for requests of several")
 
-	g.Expect(get("mps").Sharing.MPS.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
 	g.Expect(get("mps").Sharing.MPS.MultiUser).To(HaveValue(BeFalse()), "it gives up separation")
 	g.Expect(get("mps").Sharing.MPS.ActiveThreadPercentage).To(BeNil(), "depends on the replicas")
-	g.Expect(get("mig").Sharing.MIG.Strategy).To(Equal(v1alpha1.MIGStrategyMixed))
+	g.Expect(get("mig").Sharing.MIG.ResourceNames).To(Equal(v1alpha1.MIGResourceNamesPerProfile))
 	g.Expect(get("mig").Sharing.MIG.Actuator).To(Equal(v1alpha1.MIGActuatorAgent))
-	g.Expect(get("mig").Sharing.MIG.TimeSlicing).To(BeNil(), "whole GPUs are shared only if the policy says so")
-	g.Expect(get("beside").Sharing.MIG.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
-	g.Expect(get("beside").Sharing.MIG.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
+	g.Expect(get("mig").Sharing.MIG.WholeGPUs).To(BeNil(), "whole GPUs are shared only if the policy says so")
 }
 
 func atOnce(t *testing.T, c client.Client) {

@@ -151,7 +151,8 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
-  sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}
+  nodeSelector: {}
+  sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g.5gb}]}}
   rollout: {startupTaint: UntilReady}
 `)
 	s.Eventually(func() int64 { return s.policy().Status.ObservedGeneration }, wait, poll).Should(BeEquivalentTo(1), "before the first node")

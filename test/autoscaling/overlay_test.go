@@ -24,6 +24,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
+  nodeSelector: {}
   sharing: %s
   rollout: {startupTaint: UntilReady}
   autoscaling:
@@ -32,7 +33,7 @@ spec:
 `
 
 const (
-	tenReplicas = "{strategy: TimeSlicing, timeSlicing: {replicas: 10, renameByDefault: true}}"
+	tenReplicas = "{strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}"
 	twoProfiles = "{strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 2}, {profile: 3g.20gb, count: 1}]}]}}"
 )
 

@@ -92,7 +92,7 @@ func TestReconcile(t *testing.T) {
 	s.policy("fleet", 0, 4, "{}")
 	for i := range idlePolicies {
 		s.apply(fmt.Sprintf(`{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: idle-%02d}, spec: {
-			gpuSelector: {products: ["Tesla-T4"]}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, i))
+			nodeSelector: {}, gpuSelector: {products: ["Tesla-T4"]}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, i))
 	}
 	s.untilReady("fleet")
 	s.settle()

@@ -204,7 +204,7 @@ func TestDashboard(t *testing.T) {
 		b.T = t
 		g := NewWithT(t)
 		const policy = "apiVersion: gpusharing.io/v1alpha1\nkind: GPUSharingPolicy\nmetadata: {name: small}\nspec:\n" +
-			"  gpuSelector: {products: [\"NVIDIA-A100-*\"]}\n  sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 4}]}]}}\n"
+			"  nodeSelector: {}\n  gpuSelector: {products: [\"NVIDIA-A100-*\"]}\n  sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 4}]}]}}\n"
 		b.do(chromedp.Click("#ask"), chromedp.WaitVisible("#preview-policies"),
 			chromedp.Evaluate[chromedp.Void](`document.querySelector("#preview-policies").value = `+quoted(policy)), chromedp.Click("#preview-run"))
 		b.eventually(`document.querySelector("#preview-text").hidden`, false)

@@ -224,7 +224,7 @@ func (f *fleet) apply(object string) {
 // policy applies the policy of the fleet with this spec.
 func (f *fleet) policy(sharing, rollout string) {
 	f.t.Helper()
-	f.apply(fmt.Sprintf("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: {sharing: %s, rollout: %s}}",
+	f.apply(fmt.Sprintf("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: {nodeSelector: {}, sharing: %s, rollout: %s}}",
 		sharing, rollout))
 }
 

@@ -613,6 +613,7 @@ func (s *run) create(policies []v1alpha1.GPUSharingPolicy) {
 	for i := range policies {
 		p := policies[i].DeepCopy()
 		p.Generation = 0
+		inPairs(p)
 		s.Expect(s.client.Create(s.t.Context(), p)).To(Succeed())
 		s.noteDesired(p)
 		s.tell("policy %s: %s", p.Name, history.Says(p))
@@ -628,8 +629,18 @@ func (s *run) current() []v1alpha1.GPUSharingPolicy {
 
 // edits changes a policy.
 func (s *run) edits(p *v1alpha1.GPUSharingPolicy, change func(*v1alpha1.GPUSharingPolicy)) {
-	s.change(p, func(o client.Object) { change(o.(*v1alpha1.GPUSharingPolicy)) })
+	s.change(p, func(o client.Object) {
+		change(o.(*v1alpha1.GPUSharingPolicy))
+		inPairs(o.(*v1alpha1.GPUSharingPolicy))
+	})
 	s.noteDesired(p)
+}
+
+// inPairs removes what the API server refuses without its partner. The generator draws each field by itself.
+func inPairs(p *v1alpha1.GPUSharingPolicy) {
+	if p.Spec.Rollout.Reboot != v1alpha1.RebootModeIfRequired {
+		p.Spec.Rollout.Drain.BeforeReboot = ""
+	}
 }
 
 // noteDesired notes what a policy asks for.

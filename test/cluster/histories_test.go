@@ -186,7 +186,7 @@ func (s *run) settles() {
 	}
 	for _, p := range s.current() {
 		s.edits(&p, func(p *v1alpha1.GPUSharingPolicy) {
-			p.Spec.Rollout.Paused, p.Spec.Rollout.MaxFailures, p.Spec.Rollout.Reboot = false, 10, v1alpha1.RebootModeIfRequired
+			p.Spec.Rollout.Paused, p.Spec.Rollout.FailureThreshold, p.Spec.Rollout.Reboot = false, 10, v1alpha1.RebootModeIfRequired
 			p.Spec.Rollout.Drain.TimeoutSeconds++
 		})
 	}

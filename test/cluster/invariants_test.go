@@ -306,8 +306,8 @@ func holdsBack(by *v1alpha1.GPUSharingPolicy, reason string) string {
 	switch {
 	case reason == v1alpha1.ReasonPaused && !by.Spec.Rollout.Paused:
 		return "it is not paused"
-	case reason == v1alpha1.ReasonRolloutHalted && by.Status.Nodes.Failed < by.Spec.Rollout.MaxFailures:
-		return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, by.Spec.Rollout.MaxFailures)
+	case reason == v1alpha1.ReasonRolloutHalted && by.Status.Nodes.Failed < by.Spec.Rollout.FailureThreshold:
+		return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, by.Spec.Rollout.FailureThreshold)
 	}
 	return ""
 }

@@ -64,7 +64,7 @@ func TestTwentyNodes(t *testing.T) {
 
 	f.step("a node that fails halts the rollout and goes back", func() {
 		f.machines[0].deaf.Store(true)
-		f.policy("{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}", `{maxUnavailable: 7, maxFailures: 1}`)
+		f.policy("{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}", `{maxUnavailable: 7, failureThreshold: 1}`)
 		f.Eventually(func() string { return f.key("n01") }, patience, pollEvery).ShouldNot(Equal(f.key("n02")))
 		f.later(6 * time.Minute)
 		f.Eventually(func() *v1alpha1.FailedChange { return f.gpuNode("n01").Status.Rollout.Failed }, patience, pollEvery).ShouldNot(BeNil())

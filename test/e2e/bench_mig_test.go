@@ -25,8 +25,8 @@ type migChange struct {
 func migChanges() map[string]migChange {
 	const (
 		whole    = `{strategy: Exclusive}`
-		sevenths = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 1g.5gb}]}}`
-		mix      = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, instances: [
+		sevenths = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g.5gb}]}}`
+		mix      = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, instances: [
 			{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]}]}}`
 	)
 	return map[string]migChange{

@@ -292,7 +292,7 @@ func applyReplicas(ctx context.Context, replicas int) {
 	kubectl(ctx, fmt.Sprintf(`apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: speed}
-spec: {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: %d}}}
+spec: {nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: %d}}}
 `, replicas), "apply", "-f", "-")
 }
 

@@ -93,7 +93,7 @@ func draPolicySpecs() {
 func fillByDRA(ctx context.Context) {
 	GinkgoHelper()
 	timed("from idle to Ready in", func() {
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}`)
 		expectReady(ctx, "shared")
 	})
 	Expect(published(ctx)).To(And(HaveLen(14), Equal(devicesOfDriver(0))))
@@ -120,7 +120,7 @@ func draMIGSpecs() {
 	It("keeps the device of a pod that runs when the layout changes", func(ctx SpecContext) {
 		startPod(ctx, "keeps", resourceOf("1g.5gb"), 1)
 		keeps := expectRunning(ctx, "keeps").uuid()
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 3g.20gb, count: 1}]}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 3g.20gb, count: 1}]}]}}`)
 		expectReady(ctx, "shared")
 		Expect(published(ctx)).To(And(HaveLen(4), Equal(devicesOfDriver(0))))
 		Expect(allocatedUUID(ctx, "keeps")).To(Equal(keeps))
@@ -130,7 +130,7 @@ func draMIGSpecs() {
 	It("keeps new pods off the devices while one blocks the change, and names the one that does", func(ctx SpecContext) {
 		startClaiming(ctx, "holder", ownClasses+"3g.20gb")
 		Eventually(phase).WithContext(ctx).WithArguments("holder").Should(Equal(corev1.PodRunning))
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 1g.5gb, count: 2}]}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 2}]}]}}`)
 		Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).
 			Should(MatchError(And(ContainSubstring(v1alpha1.ReasonGPUInUse), ContainSubstring(users+"/holder"))))
 		Expect(taintRules(ctx)).To(HaveKeyWithValue(ownRule, resourcev1.DeviceTaintSelector{Driver: new(draDriver), Pool: new(nodeName)}))
@@ -144,11 +144,11 @@ func draMIGSpecs() {
 	})
 
 	It("makes the instances again where they were when the machine boots anew, so that the same pod runs on its claim", func(ctx SpecContext) {
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}`)
 		expectReady(ctx, "shared")
 		startPod(ctx, "stays", resourceOf("1g.5gb"), 1)
 		expectRunning(ctx, "stays")
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 3g.20gb, count: 1}]}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 3g.20gb, count: 1}]}]}}`)
 		expectReady(ctx, "shared")
 		before, err := published(ctx)
 		Expect(err).NotTo(HaveOccurred())

@@ -79,7 +79,7 @@ func lifecycleSpecs() {
 		It("restores everything by kubectl gpusharing restore, so that Helm uninstalls it and nothing else changes", func(ctx SpecContext) {
 			begin(ctx, sim.A100, sim.A100)
 			before := settled(ctx)
-			apply(ctx, "partitioned", `{priority: 10, sharing: {strategy: MIG, mig: {strategy: mixed,
+			apply(ctx, "partitioned", `{priority: 10, sharing: {strategy: MIG, mig: {
 				layouts: [{gpus: {indexes: [0]}, instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 3}]}, {gpus: {indexes: [1]}, fill: 2g.10gb}]}}}`)
 			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`) // that governs no node, but would once the other is deleted
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 3, "nvidia.com/mig-2g.10gb": 3})

@@ -47,7 +47,7 @@ func migSpecsOf(c migCase) {
 
 	It("mixed advertises each profile by its name, and a pod gets an instance", func(ctx SpecContext) {
 		timed("from idle, with NVIDIA's programs configured once, to Ready in", func() {
-			share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [
+			share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {layouts: [{instances: [
 				{profile: %s, count: 1}, {profile: %s, count: 1}, {profile: %s, count: 2}]}]}}`, c.large, c.middle, c.small))
 			expectAllocatable(ctx, map[string]int64{
 				"nvidia.com/mig-" + c.large: 2, "nvidia.com/mig-" + c.middle: 2, "nvidia.com/mig-" + c.small: 4,
@@ -66,7 +66,7 @@ func migSpecsOf(c migCase) {
 	It("keeps what runs, names it while it blocks, and goes on when it ends", func(ctx SpecContext) {
 		startPod(ctx, "holder", resourceOf(c.large), 1)
 		holds := expectRunning(ctx, "holder").uuid()
-		share(ctx, `{strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`)
+		share(ctx, `{strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g}]}}`)
 		Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).
 			Should(MatchError(And(ContainSubstring("GPUInUse"), ContainSubstring("default/holder"))))
 		Consistently(instances, "3s").Should(ContainElement(holds))
@@ -82,16 +82,15 @@ func migSpecsOf(c migCase) {
 	})
 
 	It("shares instances by time-slicing, if the policy says so", func(ctx SpecContext) {
-		share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [
-			{profile: %[1]s, count: 1}, {profile: %[2]s, count: 3}],
-			timeSlicing: [{profile: %[2]s, replicas: 4}]}]}}`, c.large, c.small))
+		share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {layouts: [{instances: [
+			{profile: %[1]s, count: 1}, {profile: %[2]s, count: 3, replicas: 4}]}]}}`, c.large, c.small))
 		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-" + c.large: 2, "nvidia.com/mig-" + c.small: 24})
 		expectReady(ctx, "shared")
 	})
 
 	// An H100 loses MIG mode and instances, an A100 keeps its mode and loses its instances.
 	It("is as it was before the device plugin offers anything, when the machine boots anew", func(ctx SpecContext) {
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g}]}}`)
 		want := map[string]int64{"nvidia.com/mig-" + c.small: 14}
 		expectAllocatable(ctx, want)
 		expectReady(ctx, "shared")
@@ -121,7 +120,7 @@ func mixtureSpecs() {
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100, sim.A100, sim.A100) })
 
 		It("lets a workload take several whole GPUs beside shared ones", func(ctx SpecContext) {
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb}]}}`)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 14})
 			expectReady(ctx, "shared")
 			startPod(ctx, "several", "nvidia.com/gpu", 2)
@@ -133,9 +132,9 @@ func mixtureSpecs() {
 		})
 
 		It("shares whole GPUs beside shared instances, under one rule for their names and requests", func(ctx SpecContext) {
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed,
-				layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb, timeSlicing: [{profile: 1g.5gb, replicas: 2}]}],
-				timeSlicing: {wholeGPUReplicas: 4, renameByDefault: true}}}`)
+			share(ctx, `{strategy: MIG, mig: {
+				layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb, replicas: 2}],
+				wholeGPUs: {replicas: 4}}, advertise: {renameByDefault: true}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 8, "nvidia.com/mig-1g.5gb.shared": 28})
 			expectReady(ctx, "shared")
 			startPod(ctx, "whole", "nvidia.com/gpu.shared", 1)
@@ -154,9 +153,9 @@ func mixtureSpecs() {
 		})
 
 		It("keeps the names and serves requests for several replicas if the policy says so", func(ctx SpecContext) {
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed,
-				layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb, timeSlicing: [{profile: 1g.5gb, replicas: 2}]}],
-				timeSlicing: {wholeGPUReplicas: 3, failRequestsGreaterThanOne: false}}}`)
+			share(ctx, `{strategy: MIG, mig: {
+				layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb, replicas: 2}],
+				wholeGPUs: {replicas: 3}}, advertise: {failRequestsGreaterThanOne: false}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 6, "nvidia.com/mig-1g.5gb": 28})
 			expectReady(ctx, "shared")
 			startPod(ctx, "two", "nvidia.com/mig-1g.5gb", 2)

@@ -144,7 +144,7 @@ func migManagerSpecs() {
 
 // managed is the sharing of a policy with a layout that mig-manager makes.
 func managed(layout string) string {
-	return "{strategy: MIG, mig: {actuator: MIGManager, strategy: mixed, layouts: [" + layout + "]}}"
+	return "{strategy: MIG, mig: {actuator: MIGManager, layouts: [" + layout + "]}}"
 }
 
 // watchState watches from now on what mig-manager reports. What it returns reports whether that once was as asked.

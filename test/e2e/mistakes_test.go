@@ -60,12 +60,11 @@ func mistakeSpecs() {
 
 		It("MIG instances are replicated only where that is asked for, and then the status says how many share one", func(ctx SpecContext) {
 			const profile = "nvidia.com/mig-3g.20gb"
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 3g.20gb, count: 2}]}]}}`)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 2}]}]}}`)
 			expectAllocatable(ctx, map[string]int64{profile: 4})
 			expectReady(ctx, "shared")
 			Expect(resources(ctx, "shared")).To(ConsistOf(v1alpha1.ResourceCount{Name: profile, Expected: 4, Advertised: 4}))
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 3g.20gb, count: 2}],
-				timeSlicing: [{profile: 3g.20gb, replicas: 2}]}]}}`)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 2, replicas: 2}]}]}}`)
 			expectAllocatable(ctx, map[string]int64{profile: 8})
 			expectReady(ctx, "shared")
 			Expect(resources(ctx, "shared")).To(ConsistOf(
@@ -74,12 +73,12 @@ func mistakeSpecs() {
 
 		It("a strategy that is none, such as '$STRATEGY' in quotes, is refused", func(ctx SpecContext) {
 			for _, wrong := range []string{"$STRATEGY", "Mixed", "time-slicing"} {
-				p := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"sharing": map[string]any{
-					"strategy": "MIG", "mig": map[string]any{"strategy": wrong, "layouts": []any{map[string]any{"fill": "1g"}}},
+				p := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeSelector": map[string]any{}, "sharing": map[string]any{
+					"strategy": "MIG", "mig": map[string]any{"resourceNames": wrong, "layouts": []any{map[string]any{"fill": "1g"}}},
 				}}}}
 				p.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicy"))
 				p.SetName("wrong")
-				Expect(kube.Create(ctx, p)).To(MatchError(ContainSubstring("supported values: \"mixed\", \"single\"")))
+				Expect(kube.Create(ctx, p)).To(MatchError(ContainSubstring("supported values: \"PerProfile\", \"Uniform\"")))
 			}
 		})
 

@@ -32,7 +32,7 @@ func mpsSpecs() {
 
 		It("passes the device plugin's own health check against our daemon", func(ctx SpecContext) {
 			timed("to Ready in", func() {
-				share(ctx, `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`)
+				share(ctx, `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20}, advertise: {renameByDefault: true}}`)
 				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 20})
 				expectReady(ctx, "shared")
 			})

@@ -21,7 +21,7 @@ import (
 
 func mpsUserSpecs() {
 	Describe("MPS clients", Ordered, Offset(1), func() {
-		const limited = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: %d, renameByDefault: true, multiUser: %t}}`
+		const limited = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: %d, multiUser: %t}, advertise: {renameByDefault: true}}`
 		BeforeAll(func(ctx SpecContext) {
 			resume(ctx, sim.A100, sim.A100)
 			share(ctx, fmt.Sprintf(limited, 20, false))

@@ -15,9 +15,9 @@ import (
 // Programs that are no user's have GPUs and MIG devices open, which NVML lists as no process.
 func openSpecs() {
 	const (
-		halves = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 3g.20gb}]}}`
-		thirds = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}]}}`
-		both   = `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 2g.10gb}]}}`
+		halves = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 3g.20gb}]}}`
+		thirds = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}]}}`
+		both   = `{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}`
 	)
 	Describe("A GPU that another program has open", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {

@@ -94,7 +94,7 @@ func share(ctx context.Context, sharing string) {
 	apply(ctx, "shared", "{sharing: "+sharing+"}")
 }
 
-// apply applies a policy; spec is YAML.
+// apply applies a policy for all nodes unless spec, which is YAML, selects some.
 func apply(ctx context.Context, name, spec string) {
 	GinkgoHelper()
 	parsed := v1alpha1.GPUSharingPolicySpec{}
@@ -104,6 +104,9 @@ func apply(ctx context.Context, name, spec string) {
 
 func applySpec(ctx context.Context, name string, spec v1alpha1.GPUSharingPolicySpec) {
 	GinkgoHelper()
+	if spec.NodeSelector == nil {
+		spec.NodeSelector = &v1alpha1.NodeSelector{} // the machine has one node
+	}
 	p := &v1alpha1.GPUSharingPolicy{Spec: spec}
 	p.Name = name
 	now := &v1alpha1.GPUSharingPolicy{}

@@ -22,9 +22,10 @@ func paused(instances string) string {
 	return strings.Replace(layout(instances), "rollout: {", "rollout: {paused: true, ", 1)
 }
 
-// manifest is a policy as a file that kubectl reads; spec is YAML on one line.
+// manifest is a policy for all nodes as a file that kubectl reads; spec is YAML on one line.
 func manifest(name, spec string) string {
-	return fmt.Sprintf("{apiVersion: %s, kind: GPUSharingPolicy, metadata: {name: %s}, spec: %s}\n", v1alpha1.SchemeGroupVersion, name, spec)
+	return fmt.Sprintf("{apiVersion: %s, kind: GPUSharingPolicy, metadata: {name: %s}, spec: {nodeSelector: {}, %s}\n",
+		v1alpha1.SchemeGroupVersion, name, strings.TrimPrefix(spec, "{"))
 }
 
 // expectPreview waits until the node reports what a policy that is paused would do to it, and what becomes of the only

@@ -49,7 +49,7 @@ func strategyCases() []strategyCase {
 			served: []string{"client-a", "client-b"},
 		},
 		{
-			title: "MIG", sharing: `{strategy: MIG, mig: {strategy: mixed, layouts: [
+			title: "MIG", sharing: `{strategy: MIG, mig: {layouts: [
 				{gpus: {indexes: [0]}, instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 3}]}, {gpus: {indexes: [1]}, fill: 2g.10gb}]}}`,
 			offers:    map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 3, "nvidia.com/mig-2g.10gb": 3},
 			workloads: map[string]string{"large": "nvidia.com/mig-3g.20gb", "small": "nvidia.com/mig-1g.5gb", "middle": "nvidia.com/mig-2g.10gb"},

@@ -26,7 +26,7 @@ import (
 
 // layout is a policy that evicts what blocks a layout of one A100.
 func layout(instances string) string {
-	return fmt.Sprintf(`{rollout: {drain: {mode: Evict}}, sharing: {strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [%s]}]}}}`, instances)
+	return fmt.Sprintf(`{rollout: {drain: {mode: Evict}}, sharing: {strategy: MIG, mig: {layouts: [{instances: [%s]}]}}}`, instances)
 }
 
 func safetySpecs() {

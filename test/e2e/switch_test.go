@@ -72,7 +72,7 @@ func switchSpecs() {
 }
 
 // oneSplit shares the GPU with an index by MIG, and no other.
-const oneSplit = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [%d]}, fill: 3g.20gb}]}}`
+const oneSplit = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [%d]}, fill: 3g.20gb}]}}`
 
 // otherThan waits until a pod that got one of two GPUs runs, and returns the index of the other GPU and the UUID of the
 // pod's. From then on, the log of the driver's calls is empty.

@@ -49,7 +49,7 @@ func tenantSpecs() {
 			resume(ctx, sim.A100, sim.A100)
 			mallory = letIn(ctx)
 			DeferCleanup(expel)
-			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {mode: Evict, gracePeriodSeconds: 10}}}`)
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {guard: {mode: Evict, gracePeriodSeconds: 10}}}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 4})
 			expectReady(ctx, "shared")
 			for _, pod := range greedy() { // first: the guard evicts none that was made less than half a minute before the report
@@ -65,7 +65,7 @@ func tenantSpecs() {
 
 		It("holds up no change of MIG by pods and DaemonSets that look like NVIDIA's, NFD's or ours, and all of them stay", func(ctx SpecContext) {
 			stay := expectSpared(ctx)
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 3g.20gb}]}}`)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 4})
 			expectReady(ctx, "shared")
 			stay()
@@ -120,7 +120,7 @@ func tenantOnSlicedGPUs() {
 
 // tenantBesideMPS are about pods that only name the pipe directory of a daemon.
 func tenantBesideMPS(mallory *client.Client) {
-	const shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`
+	const shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20}, advertise: {renameByDefault: true}}`
 	It("keeps no MPS daemon that hangs from being started again by pods that name its pipe directory", func(ctx SpecContext) {
 		share(ctx, shared)
 		expectAllocatable(ctx, map[string]int64{gpuShared: 20})

@@ -78,7 +78,7 @@ func timeSlicingSpecs() {
 		})
 
 		It("advertises replicas under another name if the policy says so, and takes the old name away", func(ctx SpecContext) {
-			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 3, renameByDefault: true}}`)
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 3}, advertise: {renameByDefault: true}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 6})
 			expectReady(ctx, "shared")
 			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB"))

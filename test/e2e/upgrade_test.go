@@ -28,11 +28,11 @@ const gpuShared = "nvidia.com/gpu.shared"
 
 func upgradeSpecs() {
 	const (
-		first = `{strategy: MIG, mig: {strategy: mixed, layouts: [
+		first = `{strategy: MIG, mig: {layouts: [
 			{gpus: {indexes: [0]}, instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 4}]},
 			{gpus: {indexes: [1]}, fill: 3g.40gb}]}}`
-		second = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}, {gpus: {indexes: [1]}, fill: 2g.20gb}]}}`
-		shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`
+		second = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}, {gpus: {indexes: [1]}, fill: 2g.20gb}]}}`
+		shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20}, advertise: {renameByDefault: true}}`
 	)
 	advertisedFirst := map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 4, "nvidia.com/mig-3g.40gb": 2}
 	advertisedSecond := map[string]int64{"nvidia.com/mig-2g.10gb": 3, "nvidia.com/mig-2g.20gb": 3}

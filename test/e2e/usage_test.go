@@ -53,7 +53,7 @@ func adviceSpecs(metrics **prometheus) {
 		const advised = "# Advised: MPS with 2 replicas."
 		BeforeAll(func(ctx SpecContext) {
 			kubectl(ctx, `{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: shared}, spec: {
-				sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, "apply", "-f", "-")
+				nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, "apply", "-f", "-")
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
 			expectReady(ctx, "shared")
 		})
@@ -106,7 +106,7 @@ func overShareSpecs(metrics **prometheus) {
 	Context("when a pod uses more than its share of a time-sliced GPU", func() {
 		const greedy, modest = "greedy", "modest"
 		guarded := func(mode v1alpha1.MemoryGuardMode) string {
-			return fmt.Sprintf("{strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {mode: %s, gracePeriodSeconds: 10}}}", mode)
+			return fmt.Sprintf("{strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {guard: {mode: %s, gracePeriodSeconds: 10}}}}", mode)
 		}
 		BeforeAll(func(ctx SpecContext) {
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2}}`)
@@ -183,7 +183,7 @@ func attributionSpecs(metrics **prometheus) {
 	It("is known of containers on MIG instances", func(ctx SpecContext) {
 		const profile = "3g.40gb"
 		begin(ctx, sim.H100) // of which NVML reports the utilization of instances
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: `+profile+`, count: 2}]}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{instances: [{profile: `+profile+`, count: 2}]}]}}`)
 		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-" + profile: 2})
 		expectReady(ctx, "shared")
 		uses := map[string]int64{"first": 3 << 30, "second": 6 << 30}

@@ -82,7 +82,7 @@ func variantSpecsOf(v variant) {
 	})
 
 	It("MIG is Ready, and a pod gets an instance", func(ctx SpecContext) {
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 3g.20gb}]}}`)
+		share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}`)
 		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 4})
 		expectReady(ctx, "shared")
 		startPod(ctx, "instance", resourceOf("3g.20gb"), 1)

@@ -45,12 +45,12 @@ func Policy(name, pool string, random *rand.Rand) v1alpha1.GPUSharingPolicy {
 	p := v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1},
 		Spec: v1alpha1.GPUSharingPolicySpec{
-			Sharing: sharing(random), ReleasePolicy: v1alpha1.ReleasePolicyRestore,
+			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: sharing(random), ReleasePolicy: v1alpha1.ReleasePolicyRestore,
 			Rollout: v1alpha1.Rollout{Drain: v1alpha1.Drain{TimeoutSeconds: 600}},
 		},
 	}
 	if pool != "" {
-		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{PoolLabel: pool}}
+		p.Spec.NodeSelector.MatchLabels = map[string]string{PoolLabel: pool}
 	}
 	rollout(&p.Spec.Rollout, random)
 	if p.Spec.Sharing.MIG != nil {
@@ -106,15 +106,15 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 	if t := p.Spec.Sharing.TimeSlicing; t != nil {
 		says += fmt.Sprint(" ", t.Replicas, " ", t.Interval)
 	}
-	if p.Spec.NodeSelector != nil {
+	if len(p.Spec.NodeSelector.MatchLabels) > 0 {
 		says += fmt.Sprint(" for ", p.Spec.NodeSelector.MatchLabels)
 	}
 	if p.Spec.GPUSelector != nil {
 		says += fmt.Sprintf(" on %+v", *p.Spec.GPUSelector)
 	}
 	r := p.Spec.Rollout
-	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
-		r.MaxFailures, r.Paused, r.Reboot, r.Drain.BeforeReboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
+	return fmt.Sprintf("%s, %s, maxUnavailable %s, failureThreshold %d, paused %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
+		r.FailureThreshold, r.Paused, r.Reboot, r.Drain.BeforeReboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
 }
 
 func sharing(random *rand.Rand) v1alpha1.Sharing {
@@ -131,7 +131,7 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 	}
 	mig := func(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
 		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-			Strategy: v1alpha1.MIGStrategyMixed, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
+			ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
 		}}
 	}
 	count := func(profile v1alpha1.MIGProfile, n int32) v1alpha1.MIGInstances {
@@ -149,7 +149,7 @@ func rollout(r *v1alpha1.Rollout, random *rand.Rand) {
 	modes := []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}
 	r.MaxUnavailable = new(intstr.FromInt32(int32(1 + random.IntN(2))))
 	r.Drain.Mode = modes[random.IntN(len(modes))]
-	r.MaxFailures = []int32{1, 2, 5}[random.IntN(3)]
+	r.FailureThreshold = []int32{1, 2, 5}[random.IntN(3)]
 	reboots := random.IntN(4)
 	r.Reboot = []v1alpha1.RebootMode{v1alpha1.RebootModeNever, v1alpha1.RebootModeIfRequired}[reboots%2]
 	r.Drain.BeforeReboot = []v1alpha1.BeforeReboot{v1alpha1.BeforeRebootGPUPods, v1alpha1.BeforeRebootAllPods}[reboots/2]

@@ -109,7 +109,7 @@ kind: GPUSharingPolicy
 metadata: {name: parted}
 spec:
   nodeSelector: {matchLabels: {kubernetes.io/hostname: gpu-a100}}
-  sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}
+  sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g.5gb}]}}
 EOF`)
 	s.shared()
 }

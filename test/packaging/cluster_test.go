@@ -221,7 +221,7 @@ func installUpgradeUninstall(t *testing.T, i installation) {
 	g.Expect(schema()).To(Equal(of(previous.File)))
 	policy := &v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
-		Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
+		Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{
 			Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
 		}},
 	}

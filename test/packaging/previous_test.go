@@ -11,11 +11,14 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
@@ -102,4 +105,46 @@ func narrowed(was, is apiextensionsv1.JSONSchemaProps, path string) (tighter []s
 		}
 	}
 	return tighter
+}
+
+// TestAnUpgradeWithPoliciesOfTheFormerSchemaIsRefused before anything changes: it would lose what they say by fields that
+// have other names today. Once they are gone, it goes on.
+func TestAnUpgradeWithPoliciesOfTheFormerSchemaIsRefused(t *testing.T) {
+	withEachHelm(t, func(t *testing.T, i installation) {
+		t.Helper()
+		g := NewWithT(t)
+		chart := filepath.Join(t.TempDir(), "chart")
+		g.Expect(previous.FormerSchemaFolder(t.Context(), "config/helm", chart)).To(Succeed())
+		i.do(t, "install", release, chart, "--create-namespace")
+		policy := object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "shared")
+		policy.Object["spec"] = map[string]any{"sharing": map[string]any{
+			"strategy": "TimeSlicing", "timeSlicing": map[string]any{"replicas": int64(4), "renameByDefault": true},
+		}}
+		g.Eventually(func() error { return i.Client.Create(t.Context(), policy) }, 30*time.Second).Should(Succeed())
+		crd := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpusharingpolicies.gpusharing.io")
+		controller := object("apps/v1", "Deployment", namespace, "gpu-sharing-controller")
+		versions := func() []string {
+			g.Expect(i.exists(t, crd)).To(BeTrue())
+			g.Expect(i.exists(t, controller)).To(BeTrue())
+			return []string{crd.GetResourceVersion(), controller.GetResourceVersion()}
+		}
+		before := versions()
+
+		_, err := i.try(t, "upgrade", release, i.chart)
+		g.Expect(err).To(MatchError(And(
+			ContainSubstring("1 GPUSharingPolicies of an earlier schema (shared)"), ContainSubstring("run kubectl gpusharing restore"),
+		)))
+		g.Expect(versions()).To(Equal(before), "nothing has changed")
+
+		g.Expect(i.Client.Delete(t.Context(), policy)).To(Succeed())
+		i.do(t, "upgrade", release, i.chart)
+		g.Expect(i.Client.Create(t.Context(), &v1alpha1.GPUSharingPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: "shared"},
+			Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{
+				Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
+				Advertise: &v1alpha1.Advertise{RenameByDefault: new(true)},
+			}},
+		})).To(Succeed())
+		i.do(t, "upgrade", release, i.chart)
+	})
 }

@@ -25,6 +25,9 @@ const Commit = "ddb2c916222a7b9be749f2e442a1e0cdad3908bd"
 // gone today.
 const objects = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
 
+// former is the last commit whose policies have the schema before docs/dev/api.md: policies of it lose fields under today's.
+const former = "ddb2c916222a7b9be749f2e442a1e0cdad3908bd"
+
 // Version is the number that tests give the previous version.
 const Version = "0.0.9"
 
@@ -39,6 +42,11 @@ func FileBefore(ctx context.Context, path string) ([]byte, error) {
 
 // Folder writes the files below a folder of that commit to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error { return folder(ctx, objects, path, to) }
+
+// FormerSchemaFolder is Folder for the last commit of the schema of which nothing is converted.
+func FormerSchemaFolder(ctx context.Context, path, to string) error {
+	return folder(ctx, former, path, to)
+}
 
 // ProgramsFolder is Folder for the commit of the previous version's programs.
 func ProgramsFolder(ctx context.Context, path, to string) error { return folder(ctx, Commit, path, to) }

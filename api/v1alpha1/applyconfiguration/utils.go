@@ -19,6 +19,8 @@ import (
 func ForKind(kind schema.GroupVersionKind) interface{} {
 	switch kind {
 	// Group=gpusharing.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("Advertise"):
+		return &apiv1alpha1.AdvertiseApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Autoscaling"):
 		return &apiv1alpha1.AutoscalingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Baseline"):
@@ -65,8 +67,6 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MemoryGuardApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MemoryPressure"):
 		return &apiv1alpha1.MemoryPressureApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("MemoryPressureThreshold"):
-		return &apiv1alpha1.MemoryPressureThresholdApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MemoryUser"):
 		return &apiv1alpha1.MemoryUserApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIG"):
@@ -75,10 +75,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MIGInstancesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIGLayout"):
 		return &apiv1alpha1.MIGLayoutApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("MIGReplicas"):
-		return &apiv1alpha1.MIGReplicasApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("MIGTimeSlicing"):
-		return &apiv1alpha1.MIGTimeSlicingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MIGWholeGPUs"):
+		return &apiv1alpha1.MIGWholeGPUsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPS"):
 		return &apiv1alpha1.MPSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPSDaemon"):
@@ -125,6 +123,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.SharingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Taint"):
 		return &apiv1alpha1.TaintApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("TimeSlicedMemory"):
+		return &apiv1alpha1.TimeSlicedMemoryApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("TimeSlicing"):
 		return &apiv1alpha1.TimeSlicingApplyConfiguration{}
 

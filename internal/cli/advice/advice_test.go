@@ -193,7 +193,7 @@ func TestAdvice(t *testing.T) {
 	}
 	slicing := v1alpha1.GPUSharingPolicySpec{
 		NodeSelector: &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "research"}}, Priority: 3,
-		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 2, RenameByDefault: new(true)}},
+		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 2}, Advertise: &v1alpha1.Advertise{RenameByDefault: new(true)}},
 	}
 	second := func(c advice.Cluster, n cluster.Node) advice.Cluster {
 		c.Nodes = append(c.Nodes, n)
@@ -216,7 +216,8 @@ func TestAdvice(t *testing.T) {
 		"some containers need a larger instance": on(gpus(a100, 1), big...),
 		"small containers on T4s":                governed(on(gpus(t4, 2), equal(8, 2, 0.2)...), slicing),
 		"MPS for several users on T4s": governed(on(gpus(t4, 1), equal(3, 2, 0.2)...), v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
-			Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 2, MultiUser: new(true), RenameByDefault: new(true), ActiveThreadPercentage: new(int32(50))},
+			Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 2, MultiUser: new(true), ActiveThreadPercentage: new(int32(50))},
+			Advertise: &v1alpha1.Advertise{RenameByDefault: new(true)},
 		}}),
 		"several tenants on T4s":                      on(gpus(t4, 1), append(equal(2, 2, 0.2), using("x", "a", gib(1), nil))...),
 		"a container that fills the GPU":              on(gpus(t4, 2), equal(2, 12, 0.98)...),

@@ -98,7 +98,7 @@ func (f Fleet) partitions() []Option {
 			Shares: []Share{f.instances(p, n)},
 			Notes:  []string{"each instance is advertised as nvidia.com/gpu"},
 			Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-				Strategy: v1alpha1.MIGStrategySingle, Layouts: []v1alpha1.MIGLayout{{Fill: v1alpha1.MIGProfile(p.Name)}},
+				ResourceNames: v1alpha1.MIGResourceNamesUniform, Layouts: []v1alpha1.MIGLayout{{Fill: v1alpha1.MIGProfile(p.Name)}},
 			}},
 		})
 	}
@@ -154,7 +154,7 @@ func (f Fleet) layout(profiles []gpu.Profile) (Option, bool) {
 		}
 	}
 	o := Option{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-		Strategy: v1alpha1.MIGStrategyMixed, Layouts: []v1alpha1.MIGLayout{{}},
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{}},
 	}}}
 	var parts []string
 	for _, p := range slices.Backward(profiles) {

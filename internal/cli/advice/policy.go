@@ -41,6 +41,9 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 		}
 		c.Policies[at].Spec.DeepCopyInto(&p.Spec)
 	}
+	if p.Spec.NodeSelector == nil {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{}
+	}
 	if s := p.Spec.GPUSelector; s != nil && len(s.Indexes) > 0 {
 		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
 	}
@@ -112,9 +115,6 @@ func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why str
 	if len(hosts) > mostValues || slices.Contains(hosts, "") {
 		return "it would change nodes for which no advice is given: " + format.List(names)
 	}
-	if narrowed.Spec.NodeSelector == nil {
-		narrowed.Spec.NodeSelector = &v1alpha1.NodeSelector{}
-	}
 	narrowed.Spec.NodeSelector.MatchExpressions = append(narrowed.Spec.NodeSelector.MatchExpressions,
 		v1alpha1.NodeSelectorRequirement{Key: labelHostname, Operator: "NotIn", Values: hosts})
 	return ""
@@ -131,9 +131,9 @@ func keep(present, sharing v1alpha1.Sharing) v1alpha1.Sharing {
 	case present.TimeSlicing != nil && kept.TimeSlicing != nil:
 		replicas := kept.TimeSlicing.Replicas
 		kept.TimeSlicing = present.TimeSlicing.DeepCopy()
-		kept.TimeSlicing.Replicas = replicas
+		kept.TimeSlicing.Replicas, kept.Advertise = replicas, present.Advertise.DeepCopy()
 	case present.MPS != nil && kept.MPS != nil:
-		kept.MPS.MultiUser, kept.MPS.RenameByDefault = present.MPS.MultiUser, present.MPS.RenameByDefault
+		kept.MPS.MultiUser, kept.Advertise = present.MPS.MultiUser, present.Advertise.DeepCopy()
 	case present.MIG != nil && kept.MIG != nil:
 		kept.MIG.Actuator = present.MIG.Actuator
 	}

@@ -29,7 +29,7 @@ func (c Cluster) driven(n *cluster.Node) (f found, why string) {
 	if err != nil {
 		return f, err.Error()
 	}
-	config := configuration{Flags: map[string]any{"migStrategy": string(v1alpha1.MIGStrategyMixed)}}
+	config := configuration{Flags: map[string]any{"migStrategy": "mixed"}}
 	count, known := n.Published.Shares()
 	partitioned := slices.ContainsFunc(gpus, func(s shape) bool { return s.mig })
 	switch {
@@ -51,8 +51,8 @@ func (c Cluster) driven(n *cluster.Node) (f found, why string) {
 	f.notes = slices.DeleteFunc(f.notes, func(note string) bool { return strings.Contains(note, v1alpha1.LabelMIGConfig) }) // mig-manager has no part in this
 	f.notes = append(f.notes, c.classesFor(f.sharing)...)
 	f.name, f.byDefault = "shared", false
-	if s := f.sharing.TimeSlicing; s != nil { // neither is a setting of the driver
-		s.RenameByDefault, s.FailRequestsGreaterThanOne = nil, nil
+	f.sharing.Advertise = nil // neither is a setting of the driver
+	if f.sharing.TimeSlicing != nil {
 		f.name = fmt.Sprintf("shares-%d", count)
 	}
 	return f, ""

@@ -64,7 +64,7 @@ func policiesOf(groups []*group, all []cluster.Node, existing []string) []Policy
 				name = fmt.Sprintf("%s-%d", name, i+1)
 			}
 			notes := g.notes
-			if selector != nil && len(selector.MatchExpressions) > 0 {
+			if len(selector.MatchExpressions) > 0 {
 				notes = append(slices.Clip(notes), "no label that lasts tells these nodes from the other GPU nodes, so the policy names them; to "+
 					"select nodes that join later too, give all of them a label and select by it")
 			}
@@ -94,7 +94,7 @@ func nameOf(s string) string {
 // selectors select the nodes of a group and no other GPU node: all of them, by a label that they share, or by name.
 func (g *group) selectors(all []cluster.Node) []*v1alpha1.NodeSelector {
 	if g.byDefault && len(g.nodes) == len(all) {
-		return []*v1alpha1.NodeSelector{nil}
+		return []*v1alpha1.NodeSelector{{}}
 	}
 	if name, value, found := g.label(all); found {
 		return []*v1alpha1.NodeSelector{{MatchLabels: map[string]string{name: value}}}

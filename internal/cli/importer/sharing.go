@@ -44,11 +44,9 @@ func (c configuration) sharing(gpus []shape, f *found) (v1alpha1.Sharing, error)
 		return mpsSharing(r, replicas, f)
 	}
 	f.notes = append(f.notes, inert(r, plan.ResourceGPU)...)
-	fail := r.FailRequestsGreaterThanOne != nil && *r.FailRequestsGreaterThanOne
-	rename := r.RenameByDefault
-	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
-		Replicas: replicas, RenameByDefault: &rename, FailRequestsGreaterThanOne: &fail,
-	}}, nil
+	return v1alpha1.Sharing{
+		Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: replicas}, Advertise: r.advertised(),
+	}, nil
 }
 
 // mpsSharing is MPS with NVIDIA's own limits, which follow from the replicas.
@@ -64,9 +62,9 @@ func mpsSharing(r *replicated, replicas int32, f *found) (v1alpha1.Sharing, erro
 	}
 	f.notes = append(f.notes, "The operator's MPS daemons replace NVIDIA's MPS DaemonSet on these nodes. If that serves the GPUs now, they are "+
 		"drained once when you apply the policy")
-	rename := r.RenameByDefault
 	return v1alpha1.Sharing{
-		Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas, RenameByDefault: &rename},
+		Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas},
+		Advertise: &v1alpha1.Advertise{RenameByDefault: new(r.RenameByDefault)},
 	}, nil
 }
 
@@ -86,39 +84,46 @@ func inert(r *replicated, but ...string) []string {
 
 // partitioned is the sharing of a node with MIG.
 func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alpha1.Sharing, error) {
-	m := &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategy(c.migStrategy())}
-	if err := sayable(m.Strategy, gpus); err != nil {
+	names, known := resourceNames[c.migStrategy()]
+	if err := sayable(known, gpus); err != nil {
 		return v1alpha1.Sharing{}, err
 	}
+	m := &v1alpha1.MIG{ResourceNames: names}
+	sharing := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: m}
 	shares := []string{}
 	for _, s := range gpus {
 		if !s.mig {
 			continue
 		}
-		layout, names := s.layout(m.Strategy, r)
-		m.Layouts, shares = append(m.Layouts, layout), append(shares, names...)
+		layout, shared := s.layout(names, r)
+		m.Layouts, shares = append(m.Layouts, layout), append(shares, shared...)
 	}
 	if len(m.Layouts) == 1 && len(gpus) == 1 {
 		m.Layouts[0].GPUs = nil
 	}
 	if r != nil {
 		beside := slices.ContainsFunc(gpus, func(s shape) bool { return !s.mig })
-		if n := r.replicas(plan.ResourceGPU); n > 1 && beside && m.Strategy == v1alpha1.MIGStrategyMixed {
-			m.TimeSlicing, shares = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: &n}, append(shares, plan.ResourceGPU)
+		if n := r.replicas(plan.ResourceGPU); n > 1 && beside && names == v1alpha1.MIGResourceNamesPerProfile {
+			m.WholeGPUs, shares = &v1alpha1.MIGWholeGPUs{Replicas: n}, append(shares, plan.ResourceGPU)
 		}
 		f.notes = append(f.notes, inert(r, shares...)...)
 		if len(shares) > 0 {
-			m.TimeSlicing = r.ofANode(m.TimeSlicing)
+			sharing.Advertise = r.advertised()
 		}
 	}
 	f.notes = append(f.notes, "NVIDIA's mig-manager is kept off these nodes while the policy governs them, and "+v1alpha1.LabelMIGConfig+" has no effect")
 	f.byDefault = false // a new node would not be partitioned
-	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: m}, nil
+	return sharing, nil
+}
+
+// resourceNames are NVIDIA's MIG strategies by which instances are advertised.
+var resourceNames = map[string]v1alpha1.MIGResourceNames{
+	"mixed": v1alpha1.MIGResourceNamesPerProfile, "single": v1alpha1.MIGResourceNamesUniform,
 }
 
 // sayable says why no policy can say how the GPUs of a node with MIG are shared.
-func sayable(strategy v1alpha1.MIGStrategy, gpus []shape) error {
-	if strategy != v1alpha1.MIGStrategyMixed && strategy != v1alpha1.MIGStrategySingle {
+func sayable(advertised bool, gpus []shape) error {
+	if !advertised {
 		return errors.New("a GPU is in MIG mode, but the MIG strategy is none, so its instances are not advertised; write a " +
 			"policy with the strategy that you want")
 	}
@@ -131,38 +136,32 @@ func sayable(strategy v1alpha1.MIGStrategy, gpus []shape) error {
 	return nil
 }
 
-// ofANode adds to a policy's timeSlicing what holds for every resource of a node that has replicas.
-func (r *replicated) ofANode(t *v1alpha1.MIGTimeSlicing) *v1alpha1.MIGTimeSlicing {
-	if t == nil {
-		t = &v1alpha1.MIGTimeSlicing{}
-	}
+// advertised is what holds for every resource of a node that has replicas.
+func (r *replicated) advertised() *v1alpha1.Advertise {
 	fail := r.FailRequestsGreaterThanOne != nil && *r.FailRequestsGreaterThanOne
-	rename := r.RenameByDefault
-	t.FailRequestsGreaterThanOne, t.RenameByDefault = &fail, &rename
-	return t
+	return &v1alpha1.Advertise{RenameByDefault: new(r.RenameByDefault), FailRequestsGreaterThanOne: &fail}
 }
 
 // layout is the layout of a shape, and the resources of it that are advertised more than once.
-func (s shape) layout(strategy v1alpha1.MIGStrategy, r *replicated) (layout v1alpha1.MIGLayout, shares []string) {
-	layout.Fill = s.fill
-	profiles := []v1alpha1.MIGProfile{}
+func (s shape) layout(names v1alpha1.MIGResourceNames, r *replicated) (layout v1alpha1.MIGLayout, shares []string) {
+	replicas := func(profile v1alpha1.MIGProfile) int32 {
+		name := plan.ResourceGPU
+		if names == v1alpha1.MIGResourceNamesPerProfile {
+			name = plan.ResourceOf(string(profile))
+		}
+		n := r.replicas(name)
+		if n < 2 {
+			return 0
+		}
+		shares = append(shares, name)
+		return n
+	}
 	if s.fill != "" {
-		profiles = append(profiles, s.fill)
+		layout.Fill, layout.Replicas = s.fill, replicas(s.fill)
 	}
 	for _, i := range s.instances {
 		profile := v1alpha1.MIGProfile(i.Profile)
-		layout.Instances = append(layout.Instances, v1alpha1.MIGInstances{Profile: profile, Count: i.Count})
-		profiles = append(profiles, profile)
-	}
-	for _, profile := range profiles {
-		name := plan.ResourceGPU
-		if strategy == v1alpha1.MIGStrategyMixed {
-			name = plan.ResourceOf(string(profile))
-		}
-		if n := r.replicas(name); n > 1 {
-			layout.TimeSlicing = append(layout.TimeSlicing, v1alpha1.MIGReplicas{Profile: profile, Replicas: n})
-			shares = append(shares, name)
-		}
+		layout.Instances = append(layout.Instances, v1alpha1.MIGInstances{Profile: profile, Count: i.Count, Replicas: replicas(profile)})
 	}
 	switch {
 	case s.all && s.product != "":

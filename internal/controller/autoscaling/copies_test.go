@@ -34,7 +34,7 @@ kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
   nodeSelector: {matchLabels: {pool: gpu}}
-  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10, renameByDefault: true}}
+  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
   autoscaling:
     mode: Manage
     nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, nodeGroups: [{kind: MachineDeployment, namespace: capi, name: gpu}]}]

@@ -23,7 +23,8 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
-  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10, renameByDefault: true}}
+  nodeSelector: {}
+  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
   autoscaling:
     mode: Manage
     nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, instanceTypes: [gpu.one], nodeGroups: [{kind: NodePool, name: gpu}]}]
@@ -105,7 +106,7 @@ func TestAClusterWithoutNodeGroups(t *testing.T) {
 	s.node("worker-1", "Tesla-T4", 1, nil, nil)
 	s.start()
 	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
-		"{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}}")
+		"{nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}}")
 	s.Consistently(s.groups, 2*time.Second, poll).Should(BeEmpty())
 }
 
@@ -117,7 +118,7 @@ func TestAdviseIsTheDefault(t *testing.T) {
 	s.node("worker-1", "Tesla-T4", 1, map[string]string{"karpenter.sh/nodepool": "gpu", "node.kubernetes.io/instance-type": "gpu.one"}, nil)
 	s.start()
 	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
-		"{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8, renameByDefault: true}}}}")
+		"{nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}, advertise: {renameByDefault: true}}}}")
 	s.reports(v1alpha1.ReasonAdviceOnly)
 	s.Consistently(s.overlays, 2*time.Second, poll).Should(BeEmpty())
 }

@@ -242,7 +242,7 @@ func TestANodeTellsItsMachineSet(t *testing.T) {
 	s.node("worker-1", "Tesla-T4", 4, map[string]string{"pool": "gpu"}, map[string]string{"machine.openshift.io/machine": "openshift-machine-api/gpu-x1"})
 	s.start()
 	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
-		"{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}, autoscaling: {mode: Manage}}}")
+		"{nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}, autoscaling: {mode: Manage}}}")
 	s.reports(v1alpha1.ReasonConfigured)
 	group := s.groups()[0]
 	s.Expect(group.Nodes).To(BeEquivalentTo(1))

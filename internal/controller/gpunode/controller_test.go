@@ -149,7 +149,7 @@ func TestGPUNode(t *testing.T) {
 	t.Run("stays while its machine registers again, for a day", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
 		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
-			Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
 		}}
 		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
 		node := newMachine(t, c, "reborn", "three")

@@ -110,21 +110,27 @@ gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 	g.Expect(count).To(Equal(4), "what was told of a policy goes with it")
 }
 
-// TestAPolicyWithoutNodesIsNotWaitedFor: a pool that an autoscaler scaled to zero is ready, so no alert on a policy
-// that is not ready fires.
+// TestAPolicyWithoutNodesIsNotWaitedFor if it says so: a pool that an autoscaler scaled to zero is ready, so no alert on
+// a policy that is not ready fires. One that names no node by mistake is.
 func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()
 	m, err := newMetrics().register(registry)
 	g.Expect(err).NotTo(HaveOccurred())
-	idle := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
-		Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
-	}}}
-	decision := rollout.Decide(cluster.Snapshot{Now: time.Unix(1_800_000_000, 0), Policies: []v1alpha1.GPUSharingPolicy{idle}})
-	g.Expect(decision.Policies).To(HaveKey("idle"))
-	m.decided(decision)
+	idle := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Spec: v1alpha1.GPUSharingPolicySpec{
+		Sharing:     v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4}},
+		Autoscaling: v1alpha1.Autoscaling{EmptyPool: v1alpha1.EmptyPoolExpected},
+	}}
+	decide := func() rollout.Decision {
+		return rollout.Decide(cluster.Snapshot{Now: time.Unix(1_800_000_000, 0), Policies: []v1alpha1.GPUSharingPolicy{idle}})
+	}
+	g.Expect(decide().Policies).To(HaveKey("idle"))
+	m.decided(decide())
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_evictions_total")).To(Equal(1))
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(BeZero())
+	idle.Spec.Autoscaling.EmptyPool = v1alpha1.EmptyPoolUnexpected
+	m.decided(decide())
+	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(Equal(1))
 }
 
 // TestAPolicyThatWaitsAsItsUserIntendsIsNotOverdue: GPUSharingPolicyNotReady goes by this series. A paused policy, or

@@ -332,9 +332,12 @@ func (s *scenario) apply(object string) {
 	s.Expect(s.client.Apply(s.ctx(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner("kubectl"), client.ForceOwnership)).To(Succeed())
 }
 
-// policy applies a policy with this spec.
+// policy applies a policy with this spec, for all nodes unless it selects some.
 func (s *scenario) policy(name, spec string) {
 	s.t.Helper()
+	if !strings.Contains(spec, "nodeSelector") {
+		spec = "{nodeSelector: {}, " + strings.TrimPrefix(spec, "{")
+	}
 	s.apply(fmt.Sprintf("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: %s}, spec: %s}", name, spec))
 }
 

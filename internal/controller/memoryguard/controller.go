@@ -155,11 +155,11 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 	return reconcile.Result{RequeueAfter: r.after}, errors.Join(errs...)
 }
 
-func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
+func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.TimeSlicedMemory {
 	if p.Spec.Sharing.TimeSlicing == nil || !p.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	return p.Spec.Sharing.TimeSlicing.MemoryGuard
+	return p.Spec.Sharing.TimeSlicing.Memory
 }
 
 // unmeasured reports whether the agent of a node has not reported for silentFor that it measures for the guard.
@@ -180,7 +180,7 @@ func (r *reconciliation) unmeasured(node *v1alpha1.GPUNode) bool {
 
 // node goes over what the agent of a node reports.
 func (r *reconciliation) node(
-	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, guard v1alpha1.MemoryGuard, node *v1alpha1.GPUNode,
+	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, guard v1alpha1.TimeSlicedMemory, node *v1alpha1.GPUNode,
 ) ([]finding, error) {
 	var findings []finding
 	var errs []error
@@ -211,7 +211,7 @@ type incident struct {
 	key
 
 	policy   *v1alpha1.GPUSharingPolicy
-	guard    v1alpha1.MemoryGuard
+	guard    v1alpha1.TimeSlicedMemory
 	node     *v1alpha1.GPUNode
 	pressure v1alpha1.MemoryPressure
 	pod      *corev1.Pod // nil: it is gone
@@ -242,7 +242,7 @@ func (r *reconciliation) handle(ctx context.Context, of incident) (outcome strin
 
 func (r *reconciliation) caseOf(of incident) memoryguard.Case {
 	return memoryguard.Case{
-		Guard: of.guard, Replicas: of.policy.Spec.Sharing.TimeSlicing.Replicas, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod),
+		Memory: of.guard, Replicas: of.policy.Spec.Sharing.TimeSlicing.Replicas, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod),
 		Evicted: of.node.Status.MemoryEvictions, Elsewhere: r.elsewhere(of), Now: r.now,
 	}
 }

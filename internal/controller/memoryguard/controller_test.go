@@ -135,8 +135,8 @@ func (s *site) policy(mode v1alpha1.MemoryGuardMode) {
 	s.t.Helper()
 	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "research"},
-		Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
-			Replicas: 4, MemoryGuard: &v1alpha1.MemoryGuard{Mode: mode},
+		Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
+			Replicas: 4, Memory: &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: mode}},
 		}}},
 	})).To(Succeed())
 }
@@ -546,9 +546,9 @@ func (s *site) guard(grace int32) {
 	s.t.Helper()
 	n := &v1alpha1.GPUNode{}
 	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
-	n.Spec.MemoryGuard = &v1alpha1.MemoryGuard{
-		Mode: v1alpha1.MemoryGuardEvict, GracePeriodSeconds: grace, Pressure: v1alpha1.MemoryPressureThreshold{FreeBelow: "5%"},
-	}
+	n.Spec.Memory = &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{
+		Mode: v1alpha1.MemoryGuardEvict, GracePeriodSeconds: grace, FreeBelowPercent: 5,
+	}}
 	s.Expect(s.cluster.Client.Update(s.t.Context(), n)).To(Succeed())
 }
 

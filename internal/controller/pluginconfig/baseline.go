@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
@@ -148,7 +147,7 @@ func (b baseline) keys(before map[string]string, unlabelled string) (keys map[st
 	if _, found := keys[b.key()]; found {
 		return keys, b.key()
 	}
-	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
+	for _, strategy := range []string{b.strategy(), deviceplugin.StrategyMixed} {
 		config := deviceplugin.Default(strategy)
 		keys[config.Key] = config.Data
 	}

@@ -35,7 +35,7 @@ func (c *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
 // keepStrategy makes the default config that of the MIG strategy which the ClusterPolicy had, and never the other way
 // round.
 func (o *Observed) keepStrategy() {
-	mixed, had := deviceplugin.Default(string(v1alpha1.MIGStrategyMixed)).Key, deviceplugin.Default(o.baseline.strategy()).Key
+	mixed, had := deviceplugin.Default(deviceplugin.StrategyMixed).Key, deviceplugin.Default(o.baseline.strategy()).Key
 	if o.KeepStrategy && o.defaultKey == mixed && had != mixed {
 		o.defaultKey, o.Ready = had, false
 	}

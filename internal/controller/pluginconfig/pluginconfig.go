@@ -244,7 +244,7 @@ func (c *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
 // ClusterPolicy names our ConfigMap it stays, and changes at most once more: when a node with MIG joins that no policy
 // governs (KeepStrategy).
 func (c *Configurer) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
-	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
+	for _, strategy := range []string{b.strategy(), deviceplugin.StrategyMixed} {
 		if configured(policy, deviceplugin.Default(strategy).Key) {
 			return strategy, nil
 		}
@@ -258,7 +258,7 @@ func (c *Configurer) unlabelled(ctx context.Context, policy *unstructured.Unstru
 			return b.strategy(), nil
 		}
 	}
-	return string(v1alpha1.MIGStrategyMixed), nil
+	return deviceplugin.StrategyMixed, nil
 }
 
 func hasMIG(n *v1alpha1.GPUNode) bool {

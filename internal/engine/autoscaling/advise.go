@@ -152,7 +152,7 @@ func selects(ranking policy.Ranking, g *group, hasGPUs bool) *v1alpha1.GPUSharin
 	if by == nil || hasGPUs {
 		return by
 	}
-	if by.Spec.NodeSelector == nil || len(by.Spec.NodeSelector.MatchLabels)+len(by.Spec.NodeSelector.MatchExpressions) == 0 {
+	if s := by.Spec.NodeSelector; s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
 		return nil
 	}
 	return by

@@ -104,7 +104,7 @@ func (e *entry) openShift(wanted *wants) {
 	if count == 0 || len(e.resources) > 1 {
 		e.paste = append(e.paste, fmt.Sprintf("oc patch machineautoscaler -n %s NAME-OF-ITS-MACHINEAUTOSCALER --type=merge -p '{\"spec\":{\"minReplicas\":1}}'", e.g.Namespace))
 		e.find(v1alpha1.ReasonResourceNotSupported, "OpenShift's autoscaler can announce nvidia.com/gpu only, so %s does not scale from zero for %s. "+
-			"Set minReplicas: 1 in its MachineAutoscaler, or keep the name nvidia.com/gpu (no renameByDefault, or MIG strategy single)",
+			"Set minReplicas: 1 in its MachineAutoscaler, or keep the name nvidia.com/gpu (no renameByDefault, or mig.resourceNames Uniform)",
 			e.g.Ref, strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
 		return
 	}
@@ -260,7 +260,7 @@ func (e *entry) clusterAutoscaler() {
 		}
 		help := "Remove the label from the template of the group and from its nodes"
 		if strings.HasPrefix(label, "kubernetes.azure.com/") || strings.HasPrefix(label, "cloud.google.com/") {
-			help = "The cloud sets the label, so keep the name nvidia.com/gpu: no renameByDefault, or MIG strategy single"
+			help = "The cloud sets the label, so keep the name nvidia.com/gpu: no renameByDefault, or mig.resourceNames Uniform"
 		}
 		e.find(v1alpha1.ReasonAcceleratorLabel, "Nodes of %s have the label %s and will not advertise nvidia.com/gpu, so Cluster Autoscaler takes them for broken, and "+
 			"from 1.35 on one such node can stop every scale-up. %s", e.g.Ref, label, help)

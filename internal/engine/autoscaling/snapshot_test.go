@@ -37,11 +37,11 @@ func policy(t *testing.T, name, spec string) v1alpha1.GPUSharingPolicy {
 
 // Strategies, each for a node with one GPU or more.
 const (
-	renamed   = "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10, renameByDefault: true}}"
+	renamed   = "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}"
 	unrenamed = "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}"
-	mps       = "sharing: {strategy: MPS, mps: {replicas: 4, renameByDefault: true}}"
+	mps       = "sharing: {strategy: MPS, mps: {replicas: 4}, advertise: {renameByDefault: true}}"
 	filled    = "sharing: {strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}"
-	single    = "sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb}]}}"
+	single    = "sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g.5gb}]}}"
 	layout    = "sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 2}, {profile: 3g.20gb, count: 1}]}]}}"
 	exclusive = "sharing: {strategy: Exclusive}"
 )

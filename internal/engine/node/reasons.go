@@ -55,7 +55,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonConflicted:      {Plain, "Give one of the policies a higher `priority`, or make their selectors disjoint"},
 	v1alpha1.ReasonDRAStackActive:  {Plain, "Look at the pods of NVIDIA's DRA driver (docs/dra.md), or remove the GPUCluster. Beside a ClusterPolicy delete one of both"},
 	v1alpha1.ReasonNoDevicePlugin:  {Plain, "Install NVIDIA's GPU Operator or its device plugin, then `helm upgrade`. If it is not found, `kubectl gpusharing doctor` prints the values to set"},
-	v1alpha1.ReasonNoMatchingNodes: {Plain, "Compare `nodeSelector` with the labels of your nodes, and `gpuSelector.products` with `kubectl get gpunodes -o yaml`"},
+	v1alpha1.ReasonNoMatchingNodes: {Plain, "Compare `nodeSelector` with the labels of your nodes, and `gpuSelector.products` with `kubectl get gpunodes -o yaml`. If an autoscaler makes the nodes, set `autoscaling.emptyPool: Expected`"},
 	v1alpha1.ReasonTooManyPolicies: {Plain, "The operator follows 500 policies: those that govern nodes, then the oldest. Delete policies that nobody needs, or join those that ask for the same"},
 	v1alpha1.ReasonPaused:          {Transient | First | Chosen, "Set `rollout.paused: false`. Until then new nodes keep whole GPUs, and autoscalers are told nothing"},
 	v1alpha1.ReasonInvalidWindow:   {Transient | Ends | First, "Correct `schedule` or `timeZone` of `rollout.windows`"},
@@ -94,7 +94,7 @@ var reasons = map[string]reason{
 
 	v1alpha1.ReasonRequestNotOffered: {Plain, "Change the workloads, or the policy, as the message says: they ask for a resource that no node will have"},
 
-	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memoryGuard.mode: Evict` the message says why a pod is not evicted"},
+	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
 	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard"},
 
 	v1alpha1.ReasonReady:                   {Plain, doNothing},
@@ -127,7 +127,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonLayoutDoesNotFit:         {Plain, "Ask for fewer or smaller instances. The message says what fits"},
 	v1alpha1.ReasonMIGNotSupported:          {Plain, "Leave the node out of the policy, or use TimeSlicing or MPS"},
 	v1alpha1.ReasonNoLayoutMatches:          {Plain, "Add a layout for the node's GPUs to `sharing.mig.layouts`"},
-	v1alpha1.ReasonMixedInstances:           {Plain, "Use `mig.strategy: mixed`, or the same single profile on all GPUs of the node"},
+	v1alpha1.ReasonMixedInstances:           {Plain, "Use `mig.resourceNames: PerProfile`, or the same single profile on all GPUs of the node"},
 	v1alpha1.ReasonPartialSelection:         {Plain, "Select all GPUs of the node, or none. NVIDIA's device plugin shares all GPUs that have one resource name"},
 	v1alpha1.ReasonMPSClientLimitExceeded:   {Plain, "Use at most 48 replicas, and 16 on GPUs below compute capability 7.5"},
 	v1alpha1.ReasonNoNodeFeatures:           {Plain, "Install Node Feature Discovery v0.17 or later"},

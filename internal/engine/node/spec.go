@@ -74,11 +74,11 @@ func withdrawRequest(v *View, why string) action.SetSpec {
 func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	recordDevices(v, &spec)
-	spec.PolicyName, spec.Strategy, spec.MemoryGuard = v.Target.Policy, v.Target.Strategy, nil
+	spec.PolicyName, spec.Strategy, spec.Memory = v.Target.Policy, v.Target.Strategy, nil
 	spec.AdminClaims = AdminClaims(v.Node)
 	switch {
 	case v.Policy != nil:
-		spec.MemoryGuard = memoryGuardOf(v.Policy)
+		spec.Memory = memoryOf(v.Policy)
 		spec.Release = ReleaseFor(v.Policy)
 		spec.Numbering = policy.Number(v.Policy, PolicyNode(v.Node))
 	case cluster.Owner(v.Node, nil) != "":

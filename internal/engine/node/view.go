@@ -278,12 +278,12 @@ func ReleaseFor(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 	}
 }
 
-// memoryGuardOf is the memory guard of a policy; nil if it has none.
-func memoryGuardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
+// memoryOf is what a policy says of the memory of time-sliced GPUs; nil: nothing.
+func memoryOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.TimeSlicedMemory {
 	if p.Spec.Sharing.TimeSlicing == nil {
 		return nil
 	}
-	return p.Spec.Sharing.TimeSlicing.MemoryGuard.DeepCopy()
+	return p.Spec.Sharing.TimeSlicing.Memory.DeepCopy()
 }
 
 // AdminClaims are the ResourceClaims by which pods of the node have devices with adminAccess and no others, as

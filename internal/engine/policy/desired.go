@@ -198,7 +198,7 @@ func multiplied(s v1alpha1.Sharing, d gpu.Device, replicas map[string]int32) boo
 		return true
 	case v1alpha1.StrategyMIG:
 		if !d.State.MIG {
-			return s.MIG.TimeSlicing != nil && s.MIG.TimeSlicing.WholeGPUReplicas != nil
+			return s.MIG.WholeGPUs != nil
 		}
 		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return replicas[i.Profile] > 1 })
 	case v1alpha1.StrategyExclusive:
@@ -209,7 +209,7 @@ func multiplied(s v1alpha1.Sharing, d gpu.Device, replicas map[string]int32) boo
 // shares names what shares the GPUs of a node alike.
 func shares(s v1alpha1.Sharing) string {
 	if s.Strategy == v1alpha1.StrategyMIG {
-		return "timeSlicing of sharing.mig"
+		return "replicas of sharing.mig"
 	}
 	return string(s.Strategy)
 }

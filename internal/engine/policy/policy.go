@@ -198,8 +198,8 @@ func selectGPUs(p *v1alpha1.GPUSharingPolicy, devices []gpu.Device) []gpu.Device
 	return selected
 }
 
-// selectorOf is a node selector in the form that matches labels. The API server has checked what it consists of, except
-// for the grammar of keys and values: what does not follow it matches no node, since no node can carry it.
+// selectorOf is a node selector in the form that matches labels; without requirements it matches every node. What no label
+// can be, which the API server refuses, matches no node.
 func selectorOf(s *v1alpha1.NodeSelector) labels.Selector {
 	if s == nil {
 		return labels.Everything()

@@ -129,8 +129,8 @@ var (
 	mps     = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4}}
 )
 
-func layouts(strategy v1alpha1.MIGStrategy, layouts ...v1alpha1.MIGLayout) v1alpha1.Sharing {
-	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: strategy, Layouts: layouts}}
+func layouts(names v1alpha1.MIGResourceNames, layouts ...v1alpha1.MIGLayout) v1alpha1.Sharing {
+	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{ResourceNames: names, Layouts: layouts}}
 }
 
 func TestDesiredState(t *testing.T) {
@@ -147,12 +147,11 @@ func TestDesiredState(t *testing.T) {
 		},
 		"layouts by product, the rest whole": {
 			models: []sim.Model{sim.A100, sim.H100, sim.T4},
-			with: []func(*v1alpha1.GPUSharingPolicy){sharing(layouts(v1alpha1.MIGStrategyMixed,
+			with: []func(*v1alpha1.GPUSharingPolicy){sharing(layouts(v1alpha1.MIGResourceNamesPerProfile,
 				v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*H100*"}}, Fill: "1g"},
 				v1alpha1.MIGLayout{
-					GPUs:        &v1alpha1.GPUMatch{Products: []string{"*A100*"}},
-					Instances:   []v1alpha1.MIGInstances{{Profile: "3g", Count: 2}},
-					TimeSlicing: []v1alpha1.MIGReplicas{{Profile: "3g.20gb", Replicas: 2}},
+					GPUs:      &v1alpha1.GPUMatch{Products: []string{"*A100*"}},
+					Instances: []v1alpha1.MIGInstances{{Profile: "3g", Count: 2, Replicas: 2}},
 				}))},
 			devices: []v1alpha1.DeviceSharing{
 				{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}},
@@ -165,7 +164,7 @@ func TestDesiredState(t *testing.T) {
 			models: []sim.Model{sim.A100, sim.A100},
 			with: []func(*v1alpha1.GPUSharingPolicy){
 				onGPUs(v1alpha1.GPUMatch{Indexes: []int32{1}}),
-				sharing(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "7g"})),
+				sharing(layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{Fill: "7g"})),
 			},
 			devices: []v1alpha1.DeviceSharing{
 				{}, {MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}},
@@ -205,9 +204,14 @@ func TestDesiredState(t *testing.T) {
 	}
 }
 
+func renamed(s v1alpha1.Sharing) v1alpha1.Sharing {
+	s.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
+	return s
+}
+
 // wholeShared time-slices the GPUs beside the instances.
 func wholeShared(s v1alpha1.Sharing) v1alpha1.Sharing {
-	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}
+	s.MIG.WholeGPUs = &v1alpha1.MIGWholeGPUs{Replicas: 4}
 	return s
 }
 
@@ -246,18 +250,18 @@ func TestDesiredStateRefuses(t *testing.T) {
 		"a whole GPU left out where whole GPUs are time-sliced beside instances": {
 			models: []sim.Model{sim.A100, sim.T4},
 			with: []func(*v1alpha1.GPUSharingPolicy){
-				sharing(wholeShared(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "1g"}))),
+				sharing(wholeShared(layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{Fill: "1g"}))),
 				onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
 			},
 			reason: v1alpha1.ReasonPartialSelection,
 			message: "gpuSelector leaves out GPU 1 (Tesla-T4), but NVIDIA's device plugin shares all GPUs of a node alike under " +
-				"timeSlicing of sharing.mig; select all GPUs of the node, or leave the node out of nodeSelector",
+				"replicas of sharing.mig; select all GPUs of the node, or leave the node out of nodeSelector",
 		},
 		"instances left out where those of the same profile are time-sliced": {
 			models: []sim.Model{sim.A100, sim.A100}, partitioned: []int{1},
 			with: []func(*v1alpha1.GPUSharingPolicy){
-				sharing(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{
-					Fill: "1g", TimeSlicing: []v1alpha1.MIGReplicas{{Profile: "1g", Replicas: 2}},
+				sharing(layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{
+					Fill: "1g", Replicas: 2,
 				})),
 				onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
 			},
@@ -269,13 +273,13 @@ func TestDesiredStateRefuses(t *testing.T) {
 		},
 		"a GPU without MIG": {
 			models: []sim.Model{sim.T4},
-			with:   []func(*v1alpha1.GPUSharingPolicy){sharing(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "1g"}))},
+			with:   []func(*v1alpha1.GPUSharingPolicy){sharing(layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{Fill: "1g"}))},
 			reason: v1alpha1.ReasonMIGNotSupported, message: "Tesla-T4",
 		},
 		"single where a GPU is not selected": {
 			models: []sim.Model{sim.A100, sim.A100},
 			with: []func(*v1alpha1.GPUSharingPolicy){
-				sharing(layouts(v1alpha1.MIGStrategySingle, v1alpha1.MIGLayout{Fill: "1g"})), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
+				sharing(layouts(v1alpha1.MIGResourceNamesUniform, v1alpha1.MIGLayout{Fill: "1g"})), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
 			},
 			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) stays whole",
 		},
@@ -335,7 +339,7 @@ func TestBothStacks(t *testing.T) {
 		}
 		return s
 	}
-	managed := layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "1g"})
+	managed := layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{Fill: "1g"})
 	managed.MIG.Actuator = v1alpha1.MIGActuatorMIGManager
 	for name, c := range map[string]struct {
 		models    []sim.Model
@@ -353,39 +357,39 @@ func TestBothStacks(t *testing.T) {
 			resources: map[string]int64{"nvidia.com/gpu": 4}, interval: true,
 		},
 		"TimeSlicing, renamed": {
-			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.RenameByDefault = new(true) }),
+			models: []sim.Model{sim.T4}, sharing: renamed(slices(4, nil)),
 			resources: map[string]int64{"nvidia.com/gpu.shared": 4}, refused: "no renameByDefault",
 		},
 		"TimeSlicing with a memory guard": {
-			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.MemoryGuard = &v1alpha1.MemoryGuard{} }),
+			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.Memory = &v1alpha1.TimeSlicedMemory{} }),
 			resources: map[string]int64{"nvidia.com/gpu": 4},
 		},
 		"MPS": {models: []sim.Model{sim.A100}, sharing: mps, resources: map[string]int64{"nvidia.com/gpu": 4}, refused: "no MPS"},
 		"MIG": {
 			models: []sim.Model{sim.A100, sim.T4},
-			sharing: layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{
+			sharing: layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{
 				GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Instances: []v1alpha1.MIGInstances{{Profile: "1g", Count: 2}, {Profile: "1g.5gb+me", Count: 1}, {Profile: "3g", Count: 1}},
 			}),
 			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-1g.5gb.me": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/gpu": 1},
 		},
 		"MIG, single": {
-			models: []sim.Model{sim.A100}, sharing: layouts(v1alpha1.MIGStrategySingle, v1alpha1.MIGLayout{Fill: "1g"}),
-			resources: map[string]int64{"nvidia.com/gpu": 7}, refused: "no strategy single",
+			models: []sim.Model{sim.A100}, sharing: layouts(v1alpha1.MIGResourceNamesUniform, v1alpha1.MIGLayout{Fill: "1g"}),
+			resources: map[string]int64{"nvidia.com/gpu": 7}, refused: "no resourceNames Uniform",
 		},
 		"MIG by NVIDIA's mig-manager": {
 			models: []sim.Model{sim.A100}, sharing: managed, resources: map[string]int64{"nvidia.com/mig-1g.5gb": 7}, refused: "no actuator MIGManager",
 		},
 		"MIG with shared instances": {
 			models: []sim.Model{sim.A100},
-			sharing: layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{
-				Fill: "1g", TimeSlicing: []v1alpha1.MIGReplicas{{Profile: "1g", Replicas: 2}},
+			sharing: layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{
+				Fill: "1g", Replicas: 2,
 			}),
 			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 14}, refused: "no replicas of 1g.5gb",
 		},
 		"MIG beside shared GPUs": {
 			models:    []sim.Model{sim.A100, sim.T4},
-			sharing:   wholeShared(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})),
-			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 4}, refused: "no wholeGPUReplicas",
+			sharing:   wholeShared(layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})),
+			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 4}, refused: "no wholeGPUs",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -425,7 +429,7 @@ func TestBothStacks(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			return desired.Config
 		}
-		some := layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})
+		some := layouts(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})
 		for published, whole := range map[int64]int64{0: 2, 1: 2, 4: 8} { // 0: not known, or any number
 			is := desiredOf(some, published)
 			g.Expect(is.Resources).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": whole}))

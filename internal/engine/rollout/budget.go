@@ -33,7 +33,7 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 			g.Failures++
 		}
 	}
-	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.MaxFailures, 1))
+	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.FailureThreshold, 1))
 	b := newBudget(g)
 	for _, m := range changeOrder(g) {
 		endLostTurn(g, s, m)
@@ -273,8 +273,8 @@ func deferredBy(g *Group, s *cluster.Snapshot, m *member) (reason, message strin
 	case node.ManagerBlocksChange(m.View):
 		return waitsForManager(m)
 	case g.Halted && m.State != node.Failed:
-		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
-			"look at those, then change the policy", g.Failures, max(g.By.Spec.Rollout.MaxFailures, 1))
+		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %s failed (failureThreshold %d); "+
+			"look at those, then change the policy", countOfNodes(g.Failures), max(g.By.Spec.Rollout.FailureThreshold, 1))
 	}
 	return outsideWindow(g, s, m)
 }

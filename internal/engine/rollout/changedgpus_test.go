@@ -203,7 +203,7 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 func TestADeselectedGPUWithSharedInstancesReturns(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) {
-		p.Spec.Sharing.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 2}}
+		p.Spec.Sharing.MIG.Layouts[0].Instances[0].Replicas = 2
 	})
 	c.run(200)
 	g.Expect(c.ready()).To(Equal(1))

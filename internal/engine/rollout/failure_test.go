@@ -192,7 +192,7 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 	}
 }
 
-func TestMaxFailuresLetsOthersGoOn(t *testing.T) {
+func TestFailureThresholdLetsOthersGoOn(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	for _, node := range []string{"a", "b", "c"} {

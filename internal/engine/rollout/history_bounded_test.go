@@ -82,7 +82,7 @@ func (c *run) windowsEvent(random *rand.Rand) {
 // nightly is a rollout in windows of an hour each night.
 func nightly(was v1alpha1.Rollout, random *rand.Rand) v1alpha1.Rollout {
 	r := v1alpha1.Rollout{
-		MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 10, Reboot: was.Reboot, StartupTaint: was.StartupTaint,
+		MaxUnavailable: new(intstr.FromInt32(1)), FailureThreshold: 10, Reboot: was.Reboot, StartupTaint: was.StartupTaint,
 		Drain:       v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 86400},
 		Windows:     []v1alpha1.MaintenanceWindow{window("0 22 * * *", "1h")},
 		OnWindowEnd: v1alpha1.WindowEndCancelDrain,

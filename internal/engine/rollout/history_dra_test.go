@@ -353,7 +353,7 @@ func (c *run) reshare(random *rand.Rand) {
 		p := &c.Policies[i]
 		for range 6 {
 			p.Spec.Sharing = history.Policy(p.Name, "", random).Spec.Sharing
-			if m := p.Spec.Sharing.MIG; m != nil && m.Actuator == "" && m.Strategy != v1alpha1.MIGStrategySingle {
+			if m := p.Spec.Sharing.MIG; m != nil && m.Actuator == "" && m.ResourceNames != v1alpha1.MIGResourceNamesUniform {
 				break
 			}
 		}

@@ -475,8 +475,8 @@ func (c *run) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1al
 			return "it is not paused"
 		}
 	case v1alpha1.ReasonRolloutHalted:
-		if s.Nodes.Failed < p.Spec.Rollout.MaxFailures {
-			return fmt.Sprintf("%d failed and %d may", s.Nodes.Failed, p.Spec.Rollout.MaxFailures)
+		if s.Nodes.Failed < p.Spec.Rollout.FailureThreshold {
+			return fmt.Sprintf("%d failed and %d may", s.Nodes.Failed, p.Spec.Rollout.FailureThreshold)
 		}
 	case v1alpha1.ReasonConfiguringDevicePlugin:
 		return "all is configured"

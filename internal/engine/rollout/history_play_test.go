@@ -456,7 +456,7 @@ func (c *run) settles() {
 	for i := range c.Policies {
 		c.Policies[i].Generation++
 		c.Policies[i].Spec.Rollout.Paused = false
-		c.Policies[i].Spec.Rollout.MaxFailures = 10
+		c.Policies[i].Spec.Rollout.FailureThreshold = 10
 		c.Policies[i].Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
 	}
 	for _, h := range c.all() {

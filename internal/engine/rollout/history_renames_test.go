@@ -9,7 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // renameEvent has a policy advertise replicas under another name. While the kubelet still lists the devices of the
@@ -22,11 +24,11 @@ func (c *run) renameEvent(random *rand.Rand) {
 	}
 	for i := range c.Policies {
 		if p := &c.Policies[i]; p.Name == by.Name {
-			renamed := p.Spec.Sharing.TimeSlicing.RenameByDefault
-			p.Spec.Sharing.TimeSlicing.RenameByDefault = new(renamed == nil || !*renamed)
+			renamed := !plan.Renamed(p.Spec.Sharing)
+			p.Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: &renamed}
 			p.Generation++
 			c.allows(p)
-			c.tell("policy %s is edited: renameByDefault is %v", p.Name, *p.Spec.Sharing.TimeSlicing.RenameByDefault)
+			c.tell("policy %s is edited: renameByDefault is %v", p.Name, renamed)
 		}
 	}
 	c.rest(keepsCapacity/2, 60)

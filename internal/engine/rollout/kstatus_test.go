@@ -125,7 +125,12 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		"for nobody's pod":      {func() *site { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
 		"for its user":          {func() *site { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
 		"for the ClusterPolicy": {func() *site { c, _ := toMIG(); c.Plugin.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
-		"for other nodes":       {func() *site { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
+		"for other nodes":       {func() *site { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.FailedStatus},
+		"for nodes of an autoscaler": {func() *site {
+			c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Autoscaling.EmptyPool = v1alpha1.EmptyPoolExpected })
+			h.Labels["pool"] = "x"
+			return elsewhere(c)
+		}, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
 		"for an edit of its windows, with its nodes as desired": {func() *site {
 			c, _ := slicing()
 			c.run(60)

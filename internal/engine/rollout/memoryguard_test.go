@@ -24,10 +24,12 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 	c := fleet(2, timeSlicing(4))
 	c.run(60)
 	before := *c.hosts["n0"].GPU.Spec.DeepCopy()
-	g.Expect(before.MemoryGuard).To(BeNil(), "off by default")
+	g.Expect(before.Memory).To(BeNil(), "off by default")
 
 	guarded := timeSlicing(4)
-	guarded.TimeSlicing.MemoryGuard = &v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict, MemoryPerContainer: new(resource.MustParse("4Gi"))}
+	guarded.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{
+		PerReplica: new(resource.MustParse("4Gi")), Guard: v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict},
+	}
 	c.setSharing(guarded)
 	for range 30 {
 		d := c.reconcile()
@@ -39,10 +41,10 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"n0", "n1"} {
-		g.Expect(c.hosts[name].GPU.Spec.MemoryGuard).To(Equal(guarded.TimeSlicing.MemoryGuard))
+		g.Expect(c.hosts[name].GPU.Spec.Memory).To(Equal(guarded.TimeSlicing.Memory))
 	}
 	after := *c.hosts["n0"].GPU.Spec.DeepCopy()
-	after.MemoryGuard = nil
+	after.Memory = nil
 	g.Expect(after).To(Equal(before))
 
 	c.setSharing(timeSlicing(4))
@@ -54,13 +56,13 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 func TestAReleasedNodeHasNoMemoryGuard(t *testing.T) {
 	g := NewWithT(t)
 	guarded := timeSlicing(4)
-	guarded.TimeSlicing.MemoryGuard = &v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardReport}
+	guarded.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardReport}}
 	c := fleet(1, guarded, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
 	c.run(60)
-	g.Expect(c.hosts["n0"].GPU.Spec.MemoryGuard).NotTo(BeNil())
+	g.Expect(c.hosts["n0"].GPU.Spec.Memory).NotTo(BeNil())
 	c.Policies = nil
 	c.run(60)
-	g.Expect(c.hosts["n0"].GPU.Spec.MemoryGuard).To(BeNil())
+	g.Expect(c.hosts["n0"].GPU.Spec.Memory).To(BeNil())
 }
 
 // TestWhatTheMemoryGuardReportsIsNotTheRollouts: another controller writes it, with a field manager of its own.

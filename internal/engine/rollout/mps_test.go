@@ -290,7 +290,7 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 // the pods that the controller evicts and no others, whichever daemon serves the GPUs by MPS now.
 func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 	renamed := mps(4)
-	renamed.MPS.RenameByDefault = new(true)
+	renamed.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
 	byPolicy := func(t *testing.T, c *site) { t.Helper(); settled(t, c, mps(4)) }
 	byNVIDIA := func(_ *testing.T, c *site) { c.byHand = mpsByHand(4); c.tick(time.Second); c.tick(time.Second) }
 	for name, test := range map[string]struct {

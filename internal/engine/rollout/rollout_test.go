@@ -24,7 +24,7 @@ func policyOf(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharing
 		Spec: v1alpha1.GPUSharingPolicySpec{
 			Sharing: s, ReleasePolicy: v1alpha1.ReleasePolicyRestore,
 			Rollout: v1alpha1.Rollout{
-				MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 1,
+				MaxUnavailable: new(intstr.FromInt32(1)), FailureThreshold: 1,
 				Drain: v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 600},
 			},
 		},
@@ -45,7 +45,7 @@ func mps(replicas int32) v1alpha1.Sharing {
 
 func mig(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
 	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-		Strategy: v1alpha1.MIGStrategyMixed, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Instances: instances}},
 	}}
 }
 

@@ -214,7 +214,7 @@ func (s *simulation) edit() {
 	p := policyOf("research", sharings[s.random.IntN(len(sharings))], func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(int32(s.budget)))
 		p.Spec.Rollout.Drain.Mode = modes[s.random.IntN(len(modes))]
-		p.Spec.Rollout.MaxFailures = 5
+		p.Spec.Rollout.FailureThreshold = 5
 		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
 	})
 	if len(s.Policies) > 0 {

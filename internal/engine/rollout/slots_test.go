@@ -152,8 +152,8 @@ func TestADeadMachineKeepsNoEditWaiting(t *testing.T) {
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(9)), "%+v", d.Nodes)
 }
 
-// TestFailedNodesCountAgainstMaxFailuresOnly: with one slot as many nodes may fail as maxFailures allows.
-func TestFailedNodesCountAgainstMaxFailuresOnly(t *testing.T) {
+// TestFailedNodesCountAgainstFailureThresholdOnly: with one slot as many nodes may fail as failureThreshold allows.
+func TestFailedNodesCountAgainstFailureThresholdOnly(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(5, timeSlicing(4), failures(3))
 	c.hosts["n1"].breaks("")

@@ -42,7 +42,7 @@ func neverEvicting(p *v1alpha1.GPUSharingPolicy) {
 func paused(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Paused = true }
 
 func failures(n int32) func(*v1alpha1.GPUSharingPolicy) {
-	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.MaxFailures = n }
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.FailureThreshold = n }
 }
 
 // TestStates brings a node into each state and asks what is said and done.

@@ -150,7 +150,11 @@ func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 	case len(g.Members) == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNoMatchingNodes
 		c.Message = "no GPU node has the labels, or no reported GPU the products and indexes, that the policy selects; " +
-			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`"
+			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`. " +
+			"If an autoscaler makes the nodes, set autoscaling.emptyPool to Expected"
+		if g.By.Spec.Autoscaling.EmptyPool == v1alpha1.EmptyPoolExpected {
+			c.Message = "no node is there, as autoscaling.emptyPool expects"
+		}
 	case g.By.Spec.Rollout.Paused:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonPaused
 		c.Message = "the rollout is paused; `kubectl gpusharing status` says what would be done, and status.rollout of each GPUNode"
@@ -191,7 +195,10 @@ func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 		c.Message = fmt.Sprintf("gpuSelector may select GPUs of nodes whose agents have not reported any: %s; look at the pods with "+
 			"app.kubernetes.io/name=gpu-sharing-agent there", format.List(g.Awaited))
 	case len(g.Members) == 0:
-		c.Status, c.Reason, c.Message = accepted.Status, accepted.Reason, accepted.Message // nothing is to be done, as for a DaemonSet without nodes
+		c.Status, c.Reason, c.Message = accepted.Status, accepted.Reason, accepted.Message
+		if g.By.Spec.Autoscaling.EmptyPool != v1alpha1.EmptyPoolExpected {
+			c.Status = metav1.ConditionFalse
+		}
 	case len(waiting) == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
 		c.Message = fmt.Sprintf("%s advertise what the policy asks for", countOfNodes(len(g.Members)))
@@ -259,7 +266,8 @@ func stalledCondition(g *Group, accepted, ready metav1.Condition) metav1.Conditi
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,
 	}
 	waiting := unreadyMembers(g)
-	if (len(g.Members) == 0 || g.Invalid != nil) && accepted.Status == metav1.ConditionFalse {
+	matchesNone := ready.Reason == v1alpha1.ReasonNoMatchingNodes && ready.Status == metav1.ConditionFalse
+	if (len(g.Members) == 0 || g.Invalid != nil) && accepted.Status == metav1.ConditionFalse || matchesNone {
 		c.Status = metav1.ConditionTrue
 		return c
 	}

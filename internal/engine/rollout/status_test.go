@@ -58,7 +58,7 @@ func TestStatuses(t *testing.T) {
 		},
 		"oversubscribed instances": func() *site {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) {
-				p.Spec.Sharing.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 4}}
+				p.Spec.Sharing.MIG.Layouts[0].Instances[0].Replicas = 4
 			})
 			c.run(60)
 			return c

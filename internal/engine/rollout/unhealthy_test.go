@@ -136,7 +136,7 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	c := fleet(1, timeSlicing(4))
 	c.during(time.Hour, time.Minute)
 	h := c.hosts["n0"]
-	c.Policies[0].Spec.Sharing.TimeSlicing.RenameByDefault = new(true)
+	c.Policies[0].Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
 	c.Policies[0].Generation++
 	d, _ := c.run(200)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)

@@ -22,14 +22,14 @@ import (
 
 func renamed(replicas int32) v1alpha1.Sharing {
 	s := timeSlicing(replicas)
-	s.TimeSlicing.RenameByDefault = new(true)
+	s.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
 	return s
 }
 
 // instancesSliced advertises each instance 2g four times.
 func instancesSliced(s v1alpha1.Sharing, failRequestsGreaterThanOne *bool) v1alpha1.Sharing {
-	s.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 4}}
-	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{FailRequestsGreaterThanOne: failRequestsGreaterThanOne}
+	s.MIG.Layouts[0].Instances[0].Replicas = 4
+	s.Advertise = &v1alpha1.Advertise{FailRequestsGreaterThanOne: failRequestsGreaterThanOne}
 	return s
 }
 

@@ -33,8 +33,8 @@ type Pod struct {
 
 // Case is one report of an agent, and what the controller decides by.
 type Case struct {
-	Guard     v1alpha1.MemoryGuard // of the policy
-	Replicas  int32                // of the policy
+	Memory    v1alpha1.TimeSlicedMemory // of the policy
+	Replicas  int32                     // of the policy
 	Node      string
 	Pressure  v1alpha1.MemoryPressure
 	Pod       Pod
@@ -56,9 +56,9 @@ func Decide(c Case) Decision {
 	p := c.Pressure
 	age := c.Now.Sub(p.ObservedTime.Time)
 	switch {
-	case c.Guard.Mode != v1alpha1.MemoryGuardEvict:
+	case c.Memory.Guard.Mode != v1alpha1.MemoryGuardEvict:
 		return Decision{}
-	case !Exceeds(c.Guard, p) || !Meant(c.Guard, c.Replicas, p):
+	case !Exceeds(c.Memory, p) || !Meant(c.Memory, c.Replicas, p):
 		return Decision{Why: "the report does not match the policy any more"}
 	case age > fresh || age < -ahead:
 		return Decision{Why: fmt.Sprintf("the agent's report is not of the last %s", fresh)}
@@ -95,15 +95,15 @@ func (c Case) paced() Decision {
 }
 
 // Exceeds reports whether a report shows by its own figures what the guard of the policy asks for.
-func Exceeds(spec v1alpha1.MemoryGuard, p v1alpha1.MemoryPressure) bool {
+func Exceeds(spec v1alpha1.TimeSlicedMemory, p v1alpha1.MemoryPressure) bool {
 	return p.Container.UsedBytes > p.Container.ShareBytes && almostFull(spec, p.FreeBytes, p.TotalBytes) &&
-		(spec.MemoryPerContainer == nil || p.Container.ShareBytes >= spec.MemoryPerContainer.Value()) &&
+		(spec.PerReplica == nil || p.Container.ShareBytes >= spec.PerReplica.Value()) &&
 		p.ObservedTime.Sub(p.SinceTime.Time) >= grace(spec)
 }
 
 // Meant reports whether the share of a report is no smaller than the policy's, as it is in a report of a former policy.
-func Meant(spec v1alpha1.MemoryGuard, replicas int32, p v1alpha1.MemoryPressure) bool {
-	return spec.MemoryPerContainer != nil || replicas == 0 || p.Container.ShareBytes >= p.TotalBytes/int64(replicas)
+func Meant(spec v1alpha1.TimeSlicedMemory, replicas int32, p v1alpha1.MemoryPressure) bool {
+	return spec.PerReplica != nil || replicas == 0 || p.Container.ShareBytes >= p.TotalBytes/int64(replicas)
 }
 
 // Recorded adds an eviction to those recorded of a node, and removes those that count no more. Its time is rounded up

@@ -18,7 +18,7 @@ import (
 // decide decides on a report by which a pod is evicted.
 func decide(change func(*memoryguard.Case)) memoryguard.Decision {
 	c := memoryguard.Case{
-		Guard: spec(v1alpha1.MemoryGuardEvict), Node: "n1", Now: start.Add(70 * time.Second),
+		Memory: spec(v1alpha1.MemoryGuardEvict), Node: "n1", Now: start.Add(70 * time.Second),
 		Pod: memoryguard.Pod{Found: true, Node: "n1", Created: start.Add(-time.Hour), RequestsGPU: true},
 		Pressure: v1alpha1.MemoryPressure{
 			DeviceUUID: "GPU-1", SinceTime: metav1.NewTime(start), ObservedTime: metav1.NewTime(start.Add(time.Minute)),
@@ -41,7 +41,7 @@ func TestThePodIsEvicted(t *testing.T) {
 		"beside one of another GPU":              func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-2", "other", time.Second)) },
 		"ten minutes after it was evicted":       func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-1", "greedy", 10*time.Minute)) },
 		"from a node whose clock is 20 s ahead":  func(c *memoryguard.Case) { c.Now = start.Add(40 * time.Second) },
-		"whose share is what the policy says it": func(c *memoryguard.Case) { c.Guard.MemoryPerContainer = new(resource.MustParse("10Gi")) },
+		"whose share is what the policy says it": func(c *memoryguard.Case) { c.Memory.PerReplica = new(resource.MustParse("10Gi")) },
 	} {
 		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(decide(change)).To(Equal(memoryguard.Decision{Evict: true})) })
 	}
@@ -53,16 +53,16 @@ func TestThePodIsNotEvicted(t *testing.T) {
 		why    string
 		after  time.Duration
 	}{
-		"by a policy that only reports": {func(c *memoryguard.Case) { c.Guard.Mode = v1alpha1.MemoryGuardReport }, "", 0},
+		"by a policy that only reports": {func(c *memoryguard.Case) { c.Memory.Guard.Mode = v1alpha1.MemoryGuardReport }, "", 0},
 		"within its share":              {func(c *memoryguard.Case) { c.Pressure.Container.UsedBytes = 10 * gib }, "does not match the policy", 0},
 		"within the share that the policy says now": {func(c *memoryguard.Case) {
-			c.Guard.MemoryPerContainer = new(resource.MustParse("20Gi"))
+			c.Memory.PerReplica = new(resource.MustParse("20Gi"))
 		}, "does not match the policy", 0},
 		"within the memory divided by the replicas that the policy says now": {func(c *memoryguard.Case) {
 			c.Replicas, c.Pressure.Container.UsedBytes, c.Pressure.Container.ShareBytes = 4, 9*gib, 8*gib
 		}, "does not match the policy", 0},
-		"with enough free memory for the policy": {func(c *memoryguard.Case) { c.Guard.Pressure.FreeBelow = "2%" }, "does not match the policy", 0},
-		"before the grace period of the policy":  {func(c *memoryguard.Case) { c.Guard.GracePeriodSeconds = 61 }, "does not match the policy", 0},
+		"with enough free memory for the policy": {func(c *memoryguard.Case) { c.Memory.Guard.FreeBelowPercent = 2 }, "does not match the policy", 0},
+		"before the grace period of the policy":  {func(c *memoryguard.Case) { c.Memory.Guard.GracePeriodSeconds = 61 }, "does not match the policy", 0},
 		"for a report that is old":               {func(c *memoryguard.Case) { c.Now = start.Add(3*time.Minute + time.Second) }, "not of the last 2m", 0},
 		"for a report of the future":             {func(c *memoryguard.Case) { c.Now = start }, "not of the last 2m", 0},
 		"if it is gone":                          {func(c *memoryguard.Case) { c.Pod = memoryguard.Pod{} }, "gone", 0},

@@ -9,8 +9,6 @@ package memoryguard
 
 import (
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,7 +51,7 @@ func (w Watch) Interval() time.Duration {
 // Next adds a sample and returns the GPUs that are under pressure: almost full for the whole grace period, while a
 // container uses more than its share. A GPU whose memory is not known begins anew. If what a container uses is not
 // known, none on that GPU is reported.
-func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time) (Watch, []v1alpha1.MemoryPressure) {
+func (w Watch) Next(spec v1alpha1.TimeSlicedMemory, units []usage.Unit, now time.Time) (Watch, []v1alpha1.MemoryPressure) {
 	next := Watch{}
 	var found []v1alpha1.MemoryPressure
 	for i := range units {
@@ -67,7 +65,7 @@ func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time
 		}
 		s.seen = now
 		worst, known := offender(u.Containers)
-		if i := slices.IndexFunc(u.Containers, s.names); known && i >= 0 && spec.Mode != v1alpha1.MemoryGuardEvict {
+		if i := slices.IndexFunc(u.Containers, s.names); known && i >= 0 && spec.Guard.Mode != v1alpha1.MemoryGuardEvict {
 			worst = u.Containers[i] // or two that take turns are a new report with each sample
 		}
 		s.named = worst.Name
@@ -90,7 +88,7 @@ func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time
 // Kept returns what to report of the GPUs that are under pressure: what was reported before of those with the same
 // container, so that figures alone cause no write. One that does not show what the policy asks for now is replaced. In
 // mode Evict a report is renewed, because the controller evicts for no report that is old.
-func Kept(spec v1alpha1.MemoryGuard, reported, found []v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryPressure {
+func Kept(spec v1alpha1.TimeSlicedMemory, reported, found []v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryPressure {
 	last := map[string]v1alpha1.MemoryPressure{}
 	for _, p := range reported {
 		last[p.DeviceUUID] = p
@@ -98,7 +96,7 @@ func Kept(spec v1alpha1.MemoryGuard, reported, found []v1alpha1.MemoryPressure, 
 	var kept []v1alpha1.MemoryPressure
 	for _, p := range found {
 		was, is := last[p.DeviceUUID]
-		if is && Exceeds(spec, was) && sameShare(was.Container, p.Container) && (spec.Mode != v1alpha1.MemoryGuardEvict || now.Sub(was.ObservedTime.Time) < RenewEvery) {
+		if is && Exceeds(spec, was) && sameShare(was.Container, p.Container) && (spec.Guard.Mode != v1alpha1.MemoryGuardEvict || now.Sub(was.ObservedTime.Time) < RenewEvery) {
 			p = was
 		}
 		kept = append(kept, p)
@@ -115,13 +113,12 @@ func timeSliced(u *usage.Unit) bool {
 }
 
 // almostFull reports whether the free memory is below the threshold.
-func almostFull(spec v1alpha1.MemoryGuard, free, total int64) bool {
-	percent, err := strconv.ParseInt(strings.TrimSuffix(spec.Pressure.FreeBelow, "%"), 10, 64)
-	return err == nil && free < total/100*percent
+func almostFull(spec v1alpha1.TimeSlicedMemory, free, total int64) bool {
+	return free < total/100*int64(spec.Guard.FreeBelowPercent)
 }
 
-func grace(spec v1alpha1.MemoryGuard) time.Duration {
-	return time.Duration(spec.GracePeriodSeconds) * time.Second
+func grace(spec v1alpha1.TimeSlicedMemory) time.Duration {
+	return time.Duration(spec.Guard.GracePeriodSeconds) * time.Second
 }
 
 // offender is the container that exceeds its share the most; of equals the first. It is known only if the use and the

@@ -20,8 +20,8 @@ const gib = int64(1 << 30)
 
 var start = time.Unix(1_800_000_000, 0)
 
-func spec(mode v1alpha1.MemoryGuardMode) v1alpha1.MemoryGuard {
-	return v1alpha1.MemoryGuard{Mode: mode, Pressure: v1alpha1.MemoryPressureThreshold{FreeBelow: "5%"}, GracePeriodSeconds: 60}
+func spec(mode v1alpha1.MemoryGuardMode) v1alpha1.TimeSlicedMemory {
+	return v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: mode, FreeBelowPercent: 5, GracePeriodSeconds: 60}}
 }
 
 func container(pod string, used, share *int64) usage.Container {
@@ -40,7 +40,7 @@ func full() usage.Unit {
 }
 
 // sampled is what a guard finds in samples of one GPU, one every five seconds.
-func sampled(s v1alpha1.MemoryGuard, units ...usage.Unit) (found []v1alpha1.MemoryPressure) {
+func sampled(s v1alpha1.TimeSlicedMemory, units ...usage.Unit) (found []v1alpha1.MemoryPressure) {
 	w, now := memoryguard.Watch{}, start
 	for _, u := range units {
 		w, found = w.Next(s, []usage.Unit{u}, now)
@@ -146,14 +146,14 @@ func TestFiguresAloneAreNoNewReport(t *testing.T) {
 // TestAReportIsMadeAnewIfThePolicyRequiresAnother: otherwise the controller ignores it, for as long as the pressure
 // lasts.
 func TestAReportIsMadeAnewIfThePolicyRequiresAnother(t *testing.T) {
-	for name, change := range map[string]func(*v1alpha1.MemoryGuard, *usage.Unit){
-		"a longer grace period": func(s *v1alpha1.MemoryGuard, _ *usage.Unit) { s.GracePeriodSeconds = 300 },
-		"less free memory": func(s *v1alpha1.MemoryGuard, u *usage.Unit) {
-			s.Pressure.FreeBelow = "2%"
+	for name, change := range map[string]func(*v1alpha1.TimeSlicedMemory, *usage.Unit){
+		"a longer grace period": func(s *v1alpha1.TimeSlicedMemory, _ *usage.Unit) { s.Guard.GracePeriodSeconds = 300 },
+		"less free memory": func(s *v1alpha1.TimeSlicedMemory, u *usage.Unit) {
+			s.Guard.FreeBelowPercent = 2
 			u.Memory = &gpu.Memory{Total: 40 * gib, Free: gib / 4}
 		},
-		"a larger share": func(s *v1alpha1.MemoryGuard, u *usage.Unit) {
-			s.MemoryPerContainer = new(resource.MustParse("12Gi"))
+		"a larger share": func(s *v1alpha1.TimeSlicedMemory, u *usage.Unit) {
+			s.PerReplica = new(resource.MustParse("12Gi"))
 			u.Containers[0].ShareBytes = new(12 * gib)
 		},
 	} {

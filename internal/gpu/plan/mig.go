@@ -26,7 +26,7 @@ func resolveMIG(m v1alpha1.MIG, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 	if err != nil {
 		return nil, err
 	}
-	if m.TimeSlicing != nil && m.TimeSlicing.WholeGPUReplicas != nil {
+	if m.WholeGPUs != nil {
 		if _, err := resolveTimeSlicing(v1alpha1.TimeSlicing{}, without(partitions, selected)); err != nil {
 			return nil, err
 		}
@@ -36,7 +36,7 @@ func resolveMIG(m v1alpha1.MIG, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 		spec := specOf(specs, p.device.UUID)
 		spec.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instanceCounts(p.instances)}
 	}
-	if m.Strategy == v1alpha1.MIGStrategySingle {
+	if m.ResourceNames == v1alpha1.MIGResourceNamesUniform {
 		if err := differ(specs, selected); err != nil {
 			return nil, err
 		}
@@ -135,7 +135,7 @@ func resolveFill(name v1alpha1.MIGProfile, d gpu.Device) (map[string]int, error)
 	return map[string]int{p.Name: n}, nil
 }
 
-// differ refuses what strategy single of NVIDIA's device plugin cannot advertise: it ends when a node has GPUs with and
+// differ refuses what resourceNames Uniform (NVIDIA's strategy single) cannot advertise: it ends when a node has GPUs with and
 // without instances, or instances of two profiles (NVIDIA/k8s-device-plugin, internal/rm/device_map.go).
 func differ(specs []v1alpha1.DeviceSpec, selected []gpu.Device) error {
 	for i, spec := range specs {
@@ -144,11 +144,11 @@ func differ(specs []v1alpha1.DeviceSpec, selected []gpu.Device) error {
 		}
 		other := slices.IndexFunc(specs, func(s v1alpha1.DeviceSpec) bool { return len(s.Sharing.Instances) > 0 })
 		if other == i {
-			return problem(v1alpha1.ReasonMixedInstances, "strategy single needs instances of one profile, and %s would get "+
-				"%s; use strategy mixed, or one profile", selected[i], describe(spec.Sharing))
+			return problem(v1alpha1.ReasonMixedInstances, "resourceNames Uniform needs instances of one profile, and %s would get "+
+				"%s; use PerProfile, or one profile", selected[i], describe(spec.Sharing))
 		}
-		return problem(v1alpha1.ReasonMixedInstances, "strategy single needs the same one profile on every GPU of a node, and "+
-			"%s would get %s but %s %s; use strategy mixed, or layouts that give every GPU the same profile",
+		return problem(v1alpha1.ReasonMixedInstances, "resourceNames Uniform needs the same one profile on every GPU of a node, and "+
+			"%s would get %s but %s %s; use PerProfile, or layouts that give every GPU the same profile",
 			selected[other], describe(specs[other].Sharing), selected[i], describe(spec.Sharing))
 	}
 	return nil

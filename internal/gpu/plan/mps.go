@@ -32,8 +32,8 @@ const mebibyte = 1 << 20
 // 100 percent and memory the GPU's, both divided by the replicas and rounded down (NVIDIA/k8s-device-plugin,
 // cmd/mps-control-daemon/mps/device.go). The daemon is ours; a caller that lets NVIDIA's serve the node says so in
 // Owner.
-func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
-	specs := wholeGPUs(selected)
+func resolveMPS(s v1alpha1.Sharing, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
+	m, specs := *s.MPS, wholeGPUs(selected)
 	for i, d := range selected {
 		if err := virtual(d); err != nil {
 			return nil, err
@@ -52,7 +52,7 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 			return nil, err
 		}
 		specs[i].Sharing.MPS = &v1alpha1.MPSDaemon{
-			ResourceName:           mpsResource(m),
+			ResourceName:           gpuResource(s),
 			Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
 			ActiveThreadPercentage: ptr.Deref(m.ActiveThreadPercentage, 100/m.Replicas),
 			PinnedMemoryLimit:      ofMiB(limit),
@@ -71,8 +71,14 @@ func MaxClients(d gpu.Device) int32 {
 	return 16
 }
 
-func mpsResource(m v1alpha1.MPS) string {
-	if ptr.Deref(m.RenameByDefault, false) {
+// Renamed reports whether what has replicas is advertised under another name.
+func Renamed(s v1alpha1.Sharing) bool {
+	return s.Advertise != nil && ptr.Deref(s.Advertise.RenameByDefault, false)
+}
+
+// gpuResource is the resource of whole GPUs with replicas.
+func gpuResource(s v1alpha1.Sharing) string {
+	if Renamed(s) {
 		return ResourceGPUShared
 	}
 	return ResourceGPU

@@ -40,7 +40,7 @@ func replicasOf(partitions []partition) (map[string]int32, error) {
 			if seen && by[profile] != n {
 				return nil, problem(v1alpha1.ReasonReplicasDiffer, "instances %s would be advertised %d times on %s and %d times "+
 					"on %s, and NVIDIA's device plugin has one number for a resource of a node; give the profile the same "+
-					"replicas in each layout's timeSlicing", profile, by[profile], other, n, p.device)
+					"replicas in each layout", profile, by[profile], other, n, p.device)
 			}
 			by[profile] = n
 			if !seen {
@@ -52,24 +52,24 @@ func replicasOf(partitions []partition) (map[string]int32, error) {
 	return by, nil
 }
 
-// layoutReplicas is a layout's timeSlicing by exact profile name on one GPU.
+// layoutReplicas is a layout's replicas by exact profile name on one GPU.
 func layoutReplicas(part partition) (map[string]int32, error) {
-	d := part.device
+	asked := slices.Clone(part.layout.Instances)
+	if part.layout.Fill != "" {
+		asked = append(asked, v1alpha1.MIGInstances{Profile: part.layout.Fill, Replicas: part.layout.Replicas})
+	}
 	by := map[string]int32{}
-	for _, r := range part.layout.TimeSlicing {
-		p, err := mig.Resolve(d, string(r.Profile))
+	for _, i := range asked {
+		p, err := mig.Resolve(part.device, string(i.Profile))
 		if err != nil {
 			return nil, packingProblem(err)
 		}
-		if part.instances[p.Name] == 0 {
-			return nil, problem(v1alpha1.ReasonProfileNotAvailable, "timeSlicing asks for replicas of %s, and the layout gives %s "+
-				"no such instance; name a profile that the layout creates", r.Profile, d)
+		replicas := max(i.Replicas, 1)
+		if n, ok := by[p.Name]; ok && n != replicas {
+			return nil, problem(v1alpha1.ReasonReplicasDiffer, "the layout asks for %d and for %d replicas of %s on %s; name the profile once",
+				n, replicas, p.Name, part.device)
 		}
-		if n, ok := by[p.Name]; ok && n != r.Replicas {
-			return nil, problem(v1alpha1.ReasonReplicasDiffer,
-				"timeSlicing asks for %d and for %d replicas of %s on %s; name the profile once", n, r.Replicas, p.Name, d)
-		}
-		by[p.Name] = r.Replicas
+		by[p.Name] = replicas
 	}
 	return by, nil
 }

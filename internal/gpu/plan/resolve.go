@@ -21,7 +21,7 @@ func Resolve(s v1alpha1.Sharing, selected []gpu.Device) ([]v1alpha1.DeviceSpec, 
 	case v1alpha1.StrategyTimeSlicing:
 		return resolveTimeSlicing(*s.TimeSlicing, selected)
 	case v1alpha1.StrategyMPS:
-		return resolveMPS(*s.MPS, selected)
+		return resolveMPS(s, selected)
 	case v1alpha1.StrategyMIG:
 		return resolveMIG(*s.MIG, selected)
 	}

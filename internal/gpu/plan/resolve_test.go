@@ -36,13 +36,13 @@ func mps(m v1alpha1.MPS) v1alpha1.Sharing {
 func mixed(layouts ...v1alpha1.MIGLayout) v1alpha1.Sharing {
 	return v1alpha1.Sharing{
 		Strategy: v1alpha1.StrategyMIG,
-		MIG:      &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategyMixed, Layouts: layouts},
+		MIG:      &v1alpha1.MIG{ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: layouts},
 	}
 }
 
 func single(layouts ...v1alpha1.MIGLayout) v1alpha1.Sharing {
 	s := mixed(layouts...)
-	s.MIG.Strategy = v1alpha1.MIGStrategySingle
+	s.MIG.ResourceNames = v1alpha1.MIGResourceNamesUniform
 	return s
 }
 
@@ -72,14 +72,28 @@ func indexes(l v1alpha1.MIGLayout, list ...int32) v1alpha1.MIGLayout {
 	return l
 }
 
-func replicated(l v1alpha1.MIGLayout, profile v1alpha1.MIGProfile, n int32) v1alpha1.MIGLayout {
-	l.TimeSlicing = append(l.TimeSlicing, v1alpha1.MIGReplicas{Profile: profile, Replicas: n})
+func asks(profile v1alpha1.MIGProfile, count, replicas int32) v1alpha1.MIGInstances {
+	return v1alpha1.MIGInstances{Profile: profile, Count: count, Replicas: replicas}
+}
+
+// replicated gives replicas to the instances of a layout: to those of fill, or to the first.
+func replicated(l v1alpha1.MIGLayout, n int32) v1alpha1.MIGLayout {
+	if l.Fill != "" {
+		l.Replicas = n
+	} else {
+		l.Instances[0].Replicas = n
+	}
 	return l
+}
+
+func renamed(s v1alpha1.Sharing) v1alpha1.Sharing {
+	s.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
+	return s
 }
 
 // wholeShared time-slices the GPUs that no layout is for.
 func wholeShared(s v1alpha1.Sharing, replicas int32) v1alpha1.Sharing {
-	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: &replicas}
+	s.MIG.WholeGPUs = &v1alpha1.MIGWholeGPUs{Replicas: replicas}
 	return s
 }
 
@@ -129,9 +143,9 @@ func TestResolve(t *testing.T) {
 		},
 		"MPS with its own limits and name": {
 			models: []sim.Model{sim.T4},
-			sharing: mps(v1alpha1.MPS{
-				Replicas: 48, ActiveThreadPercentage: new(int32(10)), PinnedMemoryLimit: new(resource.MustParse("4Gi")), RenameByDefault: new(true),
-			}),
+			sharing: renamed(mps(v1alpha1.MPS{
+				Replicas: 48, ActiveThreadPercentage: new(int32(10)), PinnedMemoryLimit: new(resource.MustParse("4Gi")),
+			})),
 			want: []string{"Disabled  MPS nvidia.com/gpu.shared GPUSharing 10% 4096 MiB"},
 		},
 		"a client that may have the whole memory": {
@@ -226,20 +240,20 @@ func TestResolveRefuses(t *testing.T) {
 		},
 		"single with different profiles": {
 			models: []sim.Model{sim.A100, sim.A30}, sharing: single(fill("1g")), reason: v1alpha1.ReasonMixedInstances,
-			message: "strategy single needs the same one profile on every GPU of a node, and GPU 0 (NVIDIA-A100-SXM4-40GB) would " +
-				"get 7 × 1g.5gb but GPU 1 (NVIDIA-A30) 4 × 1g.6gb; use strategy mixed, or layouts that give every GPU the same profile",
+			message: "resourceNames Uniform needs the same one profile on every GPU of a node, and GPU 0 (NVIDIA-A100-SXM4-40GB) would " +
+				"get 7 × 1g.5gb but GPU 1 (NVIDIA-A30) 4 × 1g.6gb; use PerProfile, or layouts that give every GPU the same profile",
 		},
 		"single with a GPU that stays whole": {
 			models: []sim.Model{sim.T4, sim.A100}, sharing: single(products(fill("1g"), "NVIDIA-*")),
 			reason: v1alpha1.ReasonMixedInstances,
-			message: "strategy single needs the same one profile on every GPU of a node, and GPU 1 (NVIDIA-A100-SXM4-40GB) would " +
-				"get 7 × 1g.5gb but GPU 0 (Tesla-T4) none; use strategy mixed, or layouts that give every GPU the same profile",
+			message: "resourceNames Uniform needs the same one profile on every GPU of a node, and GPU 1 (NVIDIA-A100-SXM4-40GB) would " +
+				"get 7 × 1g.5gb but GPU 0 (Tesla-T4) none; use PerProfile, or layouts that give every GPU the same profile",
 		},
 		"single with two profiles on one GPU": {
 			models: []sim.Model{sim.A100}, sharing: single(instances(ask("1g", 1), ask("2g", 1))),
 			reason: v1alpha1.ReasonMixedInstances,
-			message: "strategy single needs instances of one profile, and GPU 0 (NVIDIA-A100-SXM4-40GB) would get 1 × 1g.5gb + " +
-				"1 × 2g.10gb; use strategy mixed, or one profile",
+			message: "resourceNames Uniform needs instances of one profile, and GPU 0 (NVIDIA-A100-SXM4-40GB) would get 1 × 1g.5gb + " +
+				"1 × 2g.10gb; use PerProfile, or one profile",
 		},
 		"more MPS clients than an old GPU serves": {
 			models: []sim.Model{sim.T4, sim.V100}, sharing: mps(v1alpha1.MPS{Replicas: 17}), reason: v1alpha1.ReasonMPSClientLimitExceeded,
@@ -281,7 +295,7 @@ func TestResolveRefuses(t *testing.T) {
 		},
 		"replicas that differ": {
 			models:  []sim.Model{sim.A100, sim.A100},
-			sharing: mixed(indexes(replicated(fill("1g"), "1g", 2), 0), fill("1g")), reason: v1alpha1.ReasonReplicasDiffer,
+			sharing: mixed(indexes(replicated(fill("1g"), 2), 0), fill("1g")), reason: v1alpha1.ReasonReplicasDiffer,
 		},
 	}
 	for name, c := range cases {
@@ -312,38 +326,30 @@ func TestReplicas(t *testing.T) {
 	}{
 		"of another strategy":       {sharing: timeSlicing()},
 		"instances advertised once": {sharing: mixed(fill("1g")), want: map[string]int32{}},
-		"by the exact names":        {sharing: mixed(replicated(fill("1g"), "1g", 3)), want: map[string]int32{"1g.5gb": 3}},
+		"by the exact names":        {sharing: mixed(replicated(fill("1g"), 3)), want: map[string]int32{"1g.5gb": 3}},
 		"the same on GPUs by layouts": {
 			sharing: mixed(
-				indexes(replicated(instances(ask("3g", 1), ask("1g", 1)), "3g", 2), 0),
-				replicated(instances(ask("3g.20gb", 2)), "3g.20gb", 2),
+				indexes(replicated(instances(ask("3g", 1), ask("1g", 1)), 2), 0),
+				replicated(instances(ask("3g.20gb", 2)), 2),
 			),
 			want: map[string]int32{"3g.20gb": 2},
 		},
 		"one profile by two names, the same": {
-			sharing: mixed(replicated(replicated(fill("1g"), "1g", 2), "1g.5gb", 2)), want: map[string]int32{"1g.5gb": 2},
+			sharing: mixed(instances(asks("1g", 1, 2), asks("1g.5gb", 1, 2))), want: map[string]int32{"1g.5gb": 2},
 		},
 		"one profile by two names, different": {
-			sharing: mixed(replicated(replicated(fill("1g"), "1g", 2), "1g.5gb", 3)), reason: v1alpha1.ReasonReplicasDiffer,
-			message: "timeSlicing asks for 2 and for 3 replicas of 1g.5gb on GPU 0 (NVIDIA-A100-SXM4-40GB); name the profile once",
+			sharing: mixed(instances(asks("1g", 1, 2), asks("1g.5gb", 1, 3))), reason: v1alpha1.ReasonReplicasDiffer,
+			message: "the layout asks for 2 and for 3 replicas of 1g.5gb on GPU 0 (NVIDIA-A100-SXM4-40GB); name the profile once",
 		},
 		"different on two GPUs": {
-			sharing: mixed(indexes(replicated(fill("1g"), "1g", 2), 0), replicated(fill("1g"), "1g", 4)),
+			sharing: mixed(indexes(replicated(fill("1g"), 2), 0), replicated(fill("1g"), 4)),
 			reason:  v1alpha1.ReasonReplicasDiffer,
 			message: "instances 1g.5gb would be advertised 2 times on GPU 0 (NVIDIA-A100-SXM4-40GB) and 4 times on GPU 1 " +
 				"(NVIDIA-A100-SXM4-40GB), and NVIDIA's device plugin has one number for a resource of a node; give the profile " +
-				"the same replicas in each layout's timeSlicing",
+				"the same replicas in each layout",
 		},
 		"on one GPU only": {
-			sharing: mixed(indexes(fill("1g"), 0), replicated(fill("1g"), "1g", 2)), reason: v1alpha1.ReasonReplicasDiffer,
-		},
-		"of a profile that the layout does not create": {
-			sharing: mixed(replicated(fill("1g"), "2g", 2)), reason: v1alpha1.ReasonProfileNotAvailable,
-			message: "timeSlicing asks for replicas of 2g, and the layout gives GPU 0 (NVIDIA-A100-SXM4-40GB) no such instance; " +
-				"name a profile that the layout creates",
-		},
-		"of a profile that the GPU does not have": {
-			sharing: mixed(replicated(fill("1g"), "5g", 2)), reason: v1alpha1.ReasonProfileNotAvailable,
+			sharing: mixed(indexes(fill("1g"), 0), replicated(fill("1g"), 2)), reason: v1alpha1.ReasonReplicasDiffer,
 		},
 		"of a layout for nobody": {
 			sharing: mixed(products(fill("1g"), "Tesla-*")), reason: v1alpha1.ReasonNoLayoutMatches,

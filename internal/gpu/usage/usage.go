@@ -121,11 +121,11 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
 	for i := range devices {
 		known, shares := status(node, devices[i].UUID), node.Status.Rollout.Shares
-		whole := unitOf(known, &devices[i], shares, node.Spec.MemoryGuard)
+		whole := unitOf(known, &devices[i], shares, node.Spec.Memory)
 		whole.Partitioned = len(devices[i].Instances) > 0
 		r.Units = append(r.Units, whole.filled(&devices[i], gpu.WholeGPU, owners))
 		for _, instance := range devices[i].Instances {
-			part := unitOf(known, &devices[i], shares, node.Spec.MemoryGuard)
+			part := unitOf(known, &devices[i], shares, node.Spec.Memory)
 			part.Instance, part.Memory, part.Utilization = &instance.ID, instance.Memory, instance.Utilization
 			part.Profile, part.Limits, part.Strategy = profile(known, instance.UUID), nil, v1alpha1.StrategyMIG
 			part.Replicas = devices[i].offered(instance.ID, known, shares)
@@ -140,7 +140,7 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 }
 
 // unitOf is a whole GPU.
-func unitOf(known v1alpha1.DeviceStatus, d *Device, shares int64, guard *v1alpha1.MemoryGuard) Unit {
+func unitOf(known v1alpha1.DeviceStatus, d *Device, shares int64, memory *v1alpha1.TimeSlicedMemory) Unit {
 	u := Unit{
 		GPU: d.UUID, Index: d.Index, Product: known.Product, Memory: d.Memory, Utilization: d.Utilization,
 		Replicas: d.offered(gpu.WholeGPU, known, shares),
@@ -156,8 +156,8 @@ func unitOf(known v1alpha1.DeviceStatus, d *Device, shares int64, guard *v1alpha
 		}
 	case u.Replicas > 1:
 		u.Strategy = v1alpha1.StrategyTimeSlicing
-		if guard != nil && guard.MemoryPerContainer != nil {
-			u.meant = new(guard.MemoryPerContainer.Value())
+		if memory != nil && memory.PerReplica != nil {
+			u.meant = new(memory.PerReplica.Value())
 		}
 	case u.Replicas == 1:
 		u.Strategy = v1alpha1.StrategyExclusive

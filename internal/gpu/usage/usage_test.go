@@ -99,7 +99,7 @@ func TestTwoReplicasAreTwoShares(t *testing.T) {
 func TestTheMemoryGuardOfThePolicySaysTheShare(t *testing.T) {
 	g := NewWithT(t)
 	n := node(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
-	n.Spec.MemoryGuard = &v1alpha1.MemoryGuard{MemoryPerContainer: new(resource.MustParse("4Gi"))}
+	n.Spec.Memory = &v1alpha1.TimeSlicedMemory{PerReplica: new(resource.MustParse("4Gi"))}
 	d := device(process(1, 5*gib, 0))
 	d.Holders = append(d.Holders, holder("idle", gpu.WholeGPU))
 	containers := usage.Of(n, []usage.Device{d}, map[int]usage.Name{1: name("greedy")}).Units[0].Containers

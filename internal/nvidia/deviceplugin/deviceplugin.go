@@ -17,11 +17,14 @@ import (
 // says.
 const MPSRoot = "/run/nvidia/mps"
 
+// StrategyMixed is the value of flags.migStrategy, and of ClusterPolicy.spec.mig.strategy, that names instances by their profiles.
+const StrategyMixed = "mixed"
+
 // The values of flags.migStrategy.
 const (
 	migNone   = "none"
 	migSingle = "single"
-	migMixed  = "mixed"
+	migMixed  = StrategyMixed
 )
 
 // Config is a configuration of the device plugin for nodes that share their GPUs alike.

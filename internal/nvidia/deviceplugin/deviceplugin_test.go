@@ -67,28 +67,27 @@ var (
 	}
 	mps   = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 10}}
 	mixed = v1alpha1.Sharing{
-		Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategyMixed},
+		Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{ResourceNames: v1alpha1.MIGResourceNamesPerProfile},
 	}
 	single = v1alpha1.Sharing{
-		Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategySingle},
+		Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{ResourceNames: v1alpha1.MIGResourceNamesUniform},
 	}
 )
 
-// timeSliced is MIG with what holds for everything that is time-sliced on a node.
-func timeSliced(s v1alpha1.Sharing, t v1alpha1.MIGTimeSlicing) v1alpha1.Sharing {
-	s = *s.DeepCopy()
-	s.MIG.TimeSlicing = &t
+// advertised is a sharing with how what has replicas is advertised.
+func advertised(s v1alpha1.Sharing, as v1alpha1.Advertise) v1alpha1.Sharing {
+	s.Advertise = &as
 	return s
 }
 
 func renamed(s v1alpha1.Sharing) v1alpha1.Sharing {
+	return advertised(s, v1alpha1.Advertise{RenameByDefault: new(true)})
+}
+
+// wholeFourTimes is a sharing by MIG that shares whole GPUs too.
+func wholeFourTimes(s v1alpha1.Sharing) v1alpha1.Sharing {
 	s = *s.DeepCopy()
-	if s.TimeSlicing != nil {
-		s.TimeSlicing.RenameByDefault = new(true)
-	}
-	if s.MPS != nil {
-		s.MPS.RenameByDefault = new(true)
-	}
+	s.MIG.WholeGPUs = &v1alpha1.MIGWholeGPUs{Replicas: 4}
 	return s
 }
 
@@ -207,7 +206,7 @@ sharing:
 		replicas:  map[string]int32{"nvidia.com/mig-1g.5gb.me": 3},
 	},
 	"whole GPUs with replicas beside instances with replicas": {
-		sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}),
+		sharing: wholeFourTimes(mixed),
 		node: replicated(desired(node(whole, whole, whole), instances("3g.20gb", "1g.5gb"), whole, whole),
 			map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
@@ -227,10 +226,8 @@ sharing:
 		replicas:  map[string]int32{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.5gb": 2},
 	},
 	"everything that has replicas beside instances is renamed, and requests of several are served": {
-		sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{
-			WholeGPUReplicas: new(int32(4)), RenameByDefault: new(true), FailRequestsGreaterThanOne: new(false),
-		}),
-		node: replicated(desired(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
+		sharing: advertised(wholeFourTimes(mixed), v1alpha1.Advertise{RenameByDefault: new(true), FailRequestsGreaterThanOne: new(false)}),
+		node:    replicated(desired(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
 flags:
   migStrategy: mixed
@@ -248,14 +245,14 @@ sharing:
 		replicas:  map[string]int32{"nvidia.com/gpu.shared": 4, "nvidia.com/mig-1g.5gb.shared": 2},
 	},
 	"replicas of whole GPUs are left out where no GPU stays whole": {
-		sharing:   timeSliced(mixed, v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}),
+		sharing:   wholeFourTimes(mixed),
 		node:      desired(node(whole), instances("3g.20gb")),
 		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
 		resources: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
 		replicas:  map[string]int32{},
 	},
 	"replicas of instances under single are renamed as those of GPUs": {
-		sharing: timeSliced(single, v1alpha1.MIGTimeSlicing{RenameByDefault: new(true)}),
+		sharing: renamed(single),
 		node:    replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
 flags:
@@ -306,9 +303,7 @@ func TestRender(t *testing.T) {
 
 func TestWhichRequestsThePluginRefuses(t *testing.T) {
 	slicing := func(fail *bool) v1alpha1.Sharing {
-		s := *timeSlicing.DeepCopy()
-		s.TimeSlicing.FailRequestsGreaterThanOne = fail
-		return s
+		return advertised(timeSlicing, v1alpha1.Advertise{FailRequestsGreaterThanOne: fail})
 	}
 	for name, c := range map[string]struct {
 		sharing v1alpha1.Sharing
@@ -318,8 +313,8 @@ func TestWhichRequestsThePluginRefuses(t *testing.T) {
 		"time-slicing that serves several": {sharing: slicing(new(false))},
 		"MPS":                              {sharing: mps, refuses: true},
 		"MIG":                              {sharing: mixed, refuses: true},
-		"MIG with replicas":                {sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{}), refuses: true},
-		"MIG with replicas, which serves several": {sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{FailRequestsGreaterThanOne: new(false)})},
+		"MIG with replicas":                {sharing: advertised(mixed, v1alpha1.Advertise{}), refuses: true},
+		"MIG with replicas, which serves several": {sharing: advertised(mixed, v1alpha1.Advertise{FailRequestsGreaterThanOne: new(false)})},
 		"exclusive": {sharing: exclusive},
 	} {
 		NewWithT(t).Expect(deviceplugin.RefusesMoreThanOne(c.sharing)).To(Equal(c.refuses), name)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -29,7 +31,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 		return config{
 			migStrategy: migNone,
 			sharing:     "timeSlicing",
-			rename:      isTrue(s.TimeSlicing.RenameByDefault, false),
+			rename:      plan.Renamed(s),
 			failMany:    RefusesMoreThanOne(s),
 			replicas:    map[string]int32{plan.ResourceGPU: s.TimeSlicing.Replicas},
 		}, nil
@@ -37,7 +39,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 		return config{
 			migStrategy: migNone,
 			sharing:     "mps",
-			rename:      isTrue(s.MPS.RenameByDefault, false),
+			rename:      plan.Renamed(s),
 			failMany:    RefusesMoreThanOne(s),
 			replicas:    map[string]int32{plan.ResourceGPU: s.MPS.Replicas},
 		}, nil
@@ -51,20 +53,8 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 // RefusesMoreThanOne reports whether NVIDIA's device plugin refuses containers that ask for more than one of a resource
 // that has replicas. Under MPS its versions up to v0.19 always do (internal/rm/rm.go, ValidateRequest).
 func RefusesMoreThanOne(s v1alpha1.Sharing) bool {
-	switch {
-	case s.TimeSlicing != nil:
-		return isTrue(s.TimeSlicing.FailRequestsGreaterThanOne, true)
-	case s.MIG != nil && s.MIG.TimeSlicing != nil:
-		return isTrue(s.MIG.TimeSlicing.FailRequestsGreaterThanOne, true)
-	}
-	return s.MPS != nil || s.MIG != nil
-}
-
-func isTrue(b *bool, unset bool) bool {
-	if b == nil {
-		return unset
-	}
-	return *b
+	served := s.Advertise != nil && !ptr.Deref(s.Advertise.FailRequestsGreaterThanOne, true)
+	return s.MPS != nil || !served && (s.TimeSlicing != nil || s.MIG != nil)
 }
 
 // yaml is the document. Its strings are resource names and our own words, which need no quotes.

@@ -50,16 +50,15 @@ func (n Node) gpus() []gpuShape {
 // migDocument is the configuration for MIG. Replicas are given per profile, and for all GPUs that stay whole; the
 // plugin takes them per resource, which under the strategy single is the same one for all profiles.
 func migDocument(s v1alpha1.Sharing, n Node) (config, error) {
-	c := config{migStrategy: migMixed, sharing: "timeSlicing", failMany: RefusesMoreThanOne(s), replicas: map[string]int32{}}
-	if s.MIG.Strategy == v1alpha1.MIGStrategySingle {
+	c := config{
+		migStrategy: migMixed, sharing: "timeSlicing", rename: plan.Renamed(s), failMany: RefusesMoreThanOne(s), replicas: map[string]int32{},
+	}
+	if s.MIG.ResourceNames == v1alpha1.MIGResourceNamesUniform {
 		c.migStrategy = migSingle
 	}
-	if t := s.MIG.TimeSlicing; t != nil {
-		c.rename = isTrue(t.RenameByDefault, false)
-		whole := slices.ContainsFunc(n.gpus(), func(g gpuShape) bool { return !g.mig })
-		if t.WholeGPUReplicas != nil && whole {
-			c.replicas[plan.ResourceGPU] = *t.WholeGPUReplicas
-		}
+	whole := slices.ContainsFunc(n.gpus(), func(g gpuShape) bool { return !g.mig })
+	if s.MIG.WholeGPUs != nil && whole {
+		c.replicas[plan.ResourceGPU] = s.MIG.WholeGPUs.Replicas
 	}
 	for profile, replicas := range n.Replicas {
 		name := c.instanceResource(profile)
@@ -112,7 +111,7 @@ func withoutMIG(c config, gpus []gpuShape) error {
 
 // uniform: the strategy single wants all GPUs in MIG mode, with instances of one and the same profile.
 func uniform(gpus []gpuShape) error {
-	const rest = "; strategy single needs instances of one profile on every GPU of the node: use strategy mixed, or give every GPU the same layout"
+	const rest = "; resourceNames Uniform needs instances of one profile on every GPU of the node: use PerProfile, or give every GPU the same layout"
 	first := ""
 	for _, g := range gpus {
 		var found string

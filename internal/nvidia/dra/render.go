@@ -101,8 +101,8 @@ func lacking(s v1alpha1.Sharing, replicas map[string]int32) error {
 		return notOffered("MPS", "its MPS control daemon serves one ResourceClaim, and each pod that requests nvidia.com/gpu has a claim of its own, so no two such pods "+
 			"would share a GPU", "Use TimeSlicing or MIG")
 	case v1alpha1.StrategyTimeSlicing:
-		if isTrue(s.TimeSlicing.RenameByDefault) {
-			return notOffered("renameByDefault", "its DeviceClass gpu.nvidia.com offers shares as nvidia.com/gpu", "Set sharing.timeSlicing.renameByDefault to false")
+		if plan.Renamed(s) {
+			return notOffered("renameByDefault", "its DeviceClass gpu.nvidia.com offers shares as nvidia.com/gpu", "Remove renameByDefault from sharing.advertise")
 		}
 	case v1alpha1.StrategyMIG:
 		return lackingForMIG(s.MIG, replicas)
@@ -113,12 +113,12 @@ func lacking(s v1alpha1.Sharing, replicas map[string]int32) error {
 
 func lackingForMIG(m *v1alpha1.MIG, replicas map[string]int32) error {
 	switch {
-	case m.Strategy == v1alpha1.MIGStrategySingle:
-		return notOffered("strategy single", "nvidia.com/gpu is the resource of its DeviceClass for whole GPUs, and a resource must have one class", "Set sharing.mig.strategy to mixed")
+	case m.ResourceNames == v1alpha1.MIGResourceNamesUniform:
+		return notOffered("resourceNames Uniform", "nvidia.com/gpu is the resource of its DeviceClass for whole GPUs, and a resource must have one class", "Set sharing.mig.resourceNames to PerProfile")
 	case m.Actuator == v1alpha1.MIGActuatorMIGManager:
 		return notOffered("actuator MIGManager", "NVIDIA's mig-manager neither drains ResourceClaims nor restarts the driver", "Set sharing.mig.actuator to Agent")
-	case m.TimeSlicing != nil && m.TimeSlicing.WholeGPUReplicas != nil:
-		return notOffered("wholeGPUReplicas", "it has one number of shares for all GPUs of the cluster", "Remove sharing.mig.timeSlicing")
+	case m.WholeGPUs != nil:
+		return notOffered("wholeGPUs", "it has one number of shares for all GPUs of the cluster", "Remove sharing.mig.wholeGPUs")
 	}
 	for profile, n := range replicas {
 		if n > 1 {
@@ -135,5 +135,3 @@ func notOffered(what, why, remedy string) error {
 		Message: fmt.Sprintf("NVIDIA's DRA driver offers no %s: %s. %s, or leave its nodes out of nodeSelector", what, why, remedy),
 	}
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

@@ -26,9 +26,22 @@ func Parser() *typed.Parser {
 var parserOnce sync.Once
 var parser *typed.Parser
 var schemaYAML = typed.YAMLObject(`types:
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Advertise
+  map:
+    fields:
+    - name: failRequestsGreaterThanOne
+      type:
+        scalar: boolean
+    - name: renameByDefault
+      type:
+        scalar: boolean
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Autoscaling
   map:
     fields:
+    - name: emptyPool
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EmptyPool
+      default: Unexpected
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.AutoscalingMode
@@ -213,7 +226,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: beforeReboot
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BeforeReboot
-      default: GPUPods
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode
@@ -223,6 +235,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
       default: 600
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EmptyPool
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
   map:
@@ -319,9 +333,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
-    - name: memoryGuard
+    - name: memory
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
     - name: migActuator
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
@@ -583,13 +597,13 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGLayout
           elementRelationship: atomic
-    - name: strategy
+    - name: resourceNames
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
-      default: mixed
-    - name: timeSlicing
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGResourceNames
+      default: PerProfile
+    - name: wholeGPUs
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGTimeSlicing
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGWholeGPUs
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGInstances
@@ -601,6 +615,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: profile
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
+    - name: replicas
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGLayout
   map:
     fields:
@@ -618,41 +635,19 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - profile
-    - name: timeSlicing
+    - name: replicas
       type:
-        list:
-          elementType:
-            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGReplicas
-          elementRelationship: associative
-          keys:
-          - profile
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
   scalar: string
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGReplicas
-  map:
-    fields:
-    - name: profile
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
-    - name: replicas
-      type:
-        scalar: numeric
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGResourceNames
   scalar: string
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGTimeSlicing
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGWholeGPUs
   map:
     fields:
-    - name: failRequestsGreaterThanOne
-      type:
-        scalar: boolean
-      default: true
-    - name: renameByDefault
-      type:
-        scalar: boolean
-      default: false
-    - name: wholeGPUReplicas
+    - name: replicas
       type:
         scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPS
@@ -668,10 +663,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: pinnedMemoryLimit
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
-    - name: renameByDefault
-      type:
-        scalar: boolean
-      default: false
     - name: replicas
       type:
         scalar: numeric
@@ -765,21 +756,18 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
   map:
     fields:
+    - name: freeBelowPercent
+      type:
+        scalar: numeric
+      default: 5
     - name: gracePeriodSeconds
       type:
         scalar: numeric
       default: 60
-    - name: memoryPerContainer
-      type:
-        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
       default: Report
-    - name: pressure
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressureThreshold
-      default: {}
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressure
@@ -809,13 +797,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: totalBytes
       type:
         scalar: numeric
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressureThreshold
-  map:
-    fields:
-    - name: freeBelow
-      type:
-        scalar: string
-      default: 5%
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryUser
   map:
     fields:
@@ -1143,7 +1124,7 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Drain
       default: {}
-    - name: maxFailures
+    - name: failureThreshold
       type:
         scalar: numeric
       default: 1
@@ -1154,7 +1135,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: onWindowEnd
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
-      default: FinishDrain
     - name: paused
       type:
         scalar: boolean
@@ -1214,6 +1194,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
   map:
     fields:
+    - name: advertise
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Advertise
     - name: mig
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIG
@@ -1247,23 +1230,24 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
+  map:
+    fields:
+    - name: guard
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
+    - name: perReplica
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicing
   map:
     fields:
-    - name: failRequestsGreaterThanOne
-      type:
-        scalar: boolean
-      default: true
     - name: interval
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
-    - name: memoryGuard
+    - name: memory
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
-    - name: renameByDefault
-      type:
-        scalar: boolean
-      default: false
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
     - name: replicas
       type:
         scalar: numeric

@@ -19,10 +19,14 @@ type AutoscalingApplyConfiguration struct {
 	// gpu-type and gpu-count of Cluster API and OpenShift. The operator needs the rights for that (chart value autoscaling.manage).
 	// When the mode changes back, it restores what was there before. Default: Advise.
 	Mode *apiv1alpha1.AutoscalingMode `json:"mode,omitempty"`
+	// emptyPool decides whether a policy that matches no node is Ready. Unexpected: it is not, and is Stalled with the reason NoMatchingNodes,
+	// so that a misspelt selector is noticed. Expected: it is, because an autoscaler makes the nodes when pods ask for them.
+	// Default: Unexpected.
+	EmptyPool *apiv1alpha1.EmptyPool `json:"emptyPool,omitempty"`
 	// nodeShapes are the GPUs of nodes that the operator has not seen yet. A node group that has, or had, nodes needs no entry.
 	NodeShapes []NodeShapeApplyConfiguration `json:"nodeShapes,omitempty"`
 	// unrenamedReplicas decides whether Karpenter is told of nodes that advertise more nvidia.com/gpu than they have GPUs: by replicas
-	// without renameByDefault, or by the MIG strategy single. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
+	// without renameByDefault, or by mig.resourceNames Uniform. Withhold: the operator writes no NodeOverlay for them. Announce: it does. A
 	// new node that advertises its whole GPUs for a moment then makes Karpenter start further nodes, so set rollout.startupTaint too.
 	// Default: Withhold.
 	UnrenamedReplicas *apiv1alpha1.UnrenamedReplicas `json:"unrenamedReplicas,omitempty"`
@@ -39,6 +43,14 @@ func Autoscaling() *AutoscalingApplyConfiguration {
 // If called multiple times, the Mode field is set to the value of the last call.
 func (b *AutoscalingApplyConfiguration) WithMode(value apiv1alpha1.AutoscalingMode) *AutoscalingApplyConfiguration {
 	b.Mode = &value
+	return b
+}
+
+// WithEmptyPool sets the EmptyPool field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the EmptyPool field is set to the value of the last call.
+func (b *AutoscalingApplyConfiguration) WithEmptyPool(value apiv1alpha1.EmptyPool) *AutoscalingApplyConfiguration {
+	b.EmptyPool = &value
 	return b
 }
 

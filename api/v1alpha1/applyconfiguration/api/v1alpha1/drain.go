@@ -25,7 +25,7 @@ type DrainApplyConfiguration struct {
 	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
 	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
 	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
-	// Default: GPUPods.
+	// Absent: GPUPods.
 	BeforeReboot *apiv1alpha1.BeforeReboot `json:"beforeReboot,omitempty"`
 }
 

@@ -47,8 +47,8 @@ type GPUNodeSpecApplyConfiguration struct {
 	// reboot lets the agent reboot the node once, because a GPU takes the desired MIG mode only so. Absent: the node must not
 	// be rebooted.
 	Reboot *RebootPermissionApplyConfiguration `json:"reboot,omitempty"`
-	// memoryGuard is the memory guard of the policy that governs the node. Absent: the agent measures only while it is read.
-	MemoryGuard *MemoryGuardApplyConfiguration `json:"memoryGuard,omitempty"`
+	// memory is sharing.timeSlicing.memory of the policy that governs the node. Absent: the agent measures only while it is read.
+	Memory *TimeSlicedMemoryApplyConfiguration `json:"memory,omitempty"`
 	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
 	// and no others, such as monitors. Their containers block no change.
 	AdminClaims []string `json:"adminClaims,omitempty"`
@@ -153,11 +153,11 @@ func (b *GPUNodeSpecApplyConfiguration) WithReboot(value *RebootPermissionApplyC
 	return b
 }
 
-// WithMemoryGuard sets the MemoryGuard field in the declarative configuration to the given value
+// WithMemory sets the Memory field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the MemoryGuard field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithMemoryGuard(value *MemoryGuardApplyConfiguration) *GPUNodeSpecApplyConfiguration {
-	b.MemoryGuard = value
+// If called multiple times, the Memory field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithMemory(value *TimeSlicedMemoryApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+	b.Memory = value
 	return b
 }
 

@@ -7,7 +7,6 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	resource "k8s.io/apimachinery/pkg/api/resource"
 )
 
 // MemoryGuardApplyConfiguration represents a declarative configuration of the MemoryGuard type for use
@@ -21,11 +20,8 @@ type MemoryGuardApplyConfiguration struct {
 	// hold. It evicts no pod of a DaemonSet and no static pod, at most one pod for a GPU in a minute, and no pod twice in ten minutes.
 	// Default: Report.
 	Mode *apiv1alpha1.MemoryGuardMode `json:"mode,omitempty"`
-	// memoryPerContainer is the share of a container: the GPU memory that it is meant to use, such as 4Gi. A container with two replicas
-	// has twice as much. Default: the GPU's memory divided by replicas.
-	MemoryPerContainer *resource.Quantity `json:"memoryPerContainer,omitempty"`
-	// pressure is when a GPU counts as almost full.
-	Pressure *MemoryPressureThresholdApplyConfiguration `json:"pressure,omitempty"`
+	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory. Default: 5.
+	FreeBelowPercent *int32 `json:"freeBelowPercent,omitempty"`
 	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts. Default: 60.
 	GracePeriodSeconds *int32 `json:"gracePeriodSeconds,omitempty"`
 }
@@ -44,19 +40,11 @@ func (b *MemoryGuardApplyConfiguration) WithMode(value apiv1alpha1.MemoryGuardMo
 	return b
 }
 
-// WithMemoryPerContainer sets the MemoryPerContainer field in the declarative configuration to the given value
+// WithFreeBelowPercent sets the FreeBelowPercent field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the MemoryPerContainer field is set to the value of the last call.
-func (b *MemoryGuardApplyConfiguration) WithMemoryPerContainer(value resource.Quantity) *MemoryGuardApplyConfiguration {
-	b.MemoryPerContainer = &value
-	return b
-}
-
-// WithPressure sets the Pressure field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Pressure field is set to the value of the last call.
-func (b *MemoryGuardApplyConfiguration) WithPressure(value *MemoryPressureThresholdApplyConfiguration) *MemoryGuardApplyConfiguration {
-	b.Pressure = value
+// If called multiple times, the FreeBelowPercent field is set to the value of the last call.
+func (b *MemoryGuardApplyConfiguration) WithFreeBelowPercent(value int32) *MemoryGuardApplyConfiguration {
+	b.FreeBelowPercent = &value
 	return b
 }
 

@@ -14,21 +14,20 @@ import (
 //
 // MIG says which instances the GPUs are partitioned into.
 type MIGApplyConfiguration struct {
-	// strategy is how NVIDIA's device plugin advertises the instances. mixed: each profile as nvidia.com/mig-<profile>,
-	// GPUs without MIG as nvidia.com/gpu. single: all instances as nvidia.com/gpu; every GPU of a node must then have
-	// the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode as a whole
-	// nvidia.com/gpu that no container can use. Default: mixed.
-	Strategy *apiv1alpha1.MIGStrategy `json:"strategy,omitempty"`
+	// resourceNames is how NVIDIA's device plugin advertises the instances. PerProfile, NVIDIA's strategy mixed: each profile as
+	// nvidia.com/mig-<profile>, GPUs without MIG as nvidia.com/gpu. Uniform, NVIDIA's strategy single: all instances as nvidia.com/gpu;
+	// every GPU of a node must then have the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode
+	// as a whole nvidia.com/gpu that no container can use. Default: PerProfile.
+	ResourceNames *apiv1alpha1.MIGResourceNames `json:"resourceNames,omitempty"`
 	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
 	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
 	// all instances of every GPU that it changes, so each of those must be idle. Default: Agent.
 	Actuator *apiv1alpha1.MIGActuator `json:"actuator,omitempty"`
 	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
-	// layout matches stays whole; timeSlicing.wholeGPUReplicas shares it.
+	// layout matches stays whole; wholeGPUs shares it.
 	Layouts []MIGLayoutApplyConfiguration `json:"layouts,omitempty"`
-	// timeSlicing holds for everything that is time-sliced on a node: the instances for which a layout asks for replicas,
-	// and the whole GPUs beside them.
-	TimeSlicing *MIGTimeSlicingApplyConfiguration `json:"timeSlicing,omitempty"`
+	// wholeGPUs is how the GPUs are shared that no layout is for. Absent: not; each is advertised once, as nvidia.com/gpu.
+	WholeGPUs *MIGWholeGPUsApplyConfiguration `json:"wholeGPUs,omitempty"`
 }
 
 // MIGApplyConfiguration constructs a declarative configuration of the MIG type for use with
@@ -37,11 +36,11 @@ func MIG() *MIGApplyConfiguration {
 	return &MIGApplyConfiguration{}
 }
 
-// WithStrategy sets the Strategy field in the declarative configuration to the given value
+// WithResourceNames sets the ResourceNames field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Strategy field is set to the value of the last call.
-func (b *MIGApplyConfiguration) WithStrategy(value apiv1alpha1.MIGStrategy) *MIGApplyConfiguration {
-	b.Strategy = &value
+// If called multiple times, the ResourceNames field is set to the value of the last call.
+func (b *MIGApplyConfiguration) WithResourceNames(value apiv1alpha1.MIGResourceNames) *MIGApplyConfiguration {
+	b.ResourceNames = &value
 	return b
 }
 
@@ -66,10 +65,10 @@ func (b *MIGApplyConfiguration) WithLayouts(values ...*MIGLayoutApplyConfigurati
 	return b
 }
 
-// WithTimeSlicing sets the TimeSlicing field in the declarative configuration to the given value
+// WithWholeGPUs sets the WholeGPUs field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the TimeSlicing field is set to the value of the last call.
-func (b *MIGApplyConfiguration) WithTimeSlicing(value *MIGTimeSlicingApplyConfiguration) *MIGApplyConfiguration {
-	b.TimeSlicing = value
+// If called multiple times, the WholeGPUs field is set to the value of the last call.
+func (b *MIGApplyConfiguration) WithWholeGPUs(value *MIGWholeGPUsApplyConfiguration) *MIGApplyConfiguration {
+	b.WholeGPUs = value
 	return b
 }

@@ -18,6 +18,9 @@ type MIGInstancesApplyConfiguration struct {
 	Profile *apiv1alpha1.MIGProfile `json:"profile,omitempty"`
 	// count is how many instances of that profile a GPU gets.
 	Count *int32 `json:"count,omitempty"`
+	// replicas is the number of times that each of these instances is advertised. Replicas of an instance are not isolated from each
+	// other; status shows them as oversubscription. Absent: once.
+	Replicas *int32 `json:"replicas,omitempty"`
 }
 
 // MIGInstancesApplyConfiguration constructs a declarative configuration of the MIGInstances type for use with
@@ -39,5 +42,13 @@ func (b *MIGInstancesApplyConfiguration) WithProfile(value apiv1alpha1.MIGProfil
 // If called multiple times, the Count field is set to the value of the last call.
 func (b *MIGInstancesApplyConfiguration) WithCount(value int32) *MIGInstancesApplyConfiguration {
 	b.Count = &value
+	return b
+}
+
+// WithReplicas sets the Replicas field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Replicas field is set to the value of the last call.
+func (b *MIGInstancesApplyConfiguration) WithReplicas(value int32) *MIGInstancesApplyConfiguration {
+	b.Replicas = &value
 	return b
 }

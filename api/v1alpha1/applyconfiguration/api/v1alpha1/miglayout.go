@@ -21,9 +21,9 @@ type MIGLayoutApplyConfiguration struct {
 	Instances []MIGInstancesApplyConfiguration `json:"instances,omitempty"`
 	// fill partitions the GPU into as many instances of one profile as fit.
 	Fill *apiv1alpha1.MIGProfile `json:"fill,omitempty"`
-	// timeSlicing advertises each instance of a profile several times. Replicas of an instance are not isolated from
-	// each other; status shows them as oversubscription.
-	TimeSlicing []MIGReplicasApplyConfiguration `json:"timeSlicing,omitempty"`
+	// replicas is the number of times that each instance of fill is advertised; those of instances stand there. Replicas of an instance are not
+	// isolated from each other; status shows them as oversubscription. Absent: once.
+	Replicas *int32 `json:"replicas,omitempty"`
 }
 
 // MIGLayoutApplyConfiguration constructs a declarative configuration of the MIGLayout type for use with
@@ -61,15 +61,10 @@ func (b *MIGLayoutApplyConfiguration) WithFill(value apiv1alpha1.MIGProfile) *MI
 	return b
 }
 
-// WithTimeSlicing adds the given value to the TimeSlicing field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the TimeSlicing field.
-func (b *MIGLayoutApplyConfiguration) WithTimeSlicing(values ...*MIGReplicasApplyConfiguration) *MIGLayoutApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithTimeSlicing")
-		}
-		b.TimeSlicing = append(b.TimeSlicing, *values[i])
-	}
+// WithReplicas sets the Replicas field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Replicas field is set to the value of the last call.
+func (b *MIGLayoutApplyConfiguration) WithReplicas(value int32) *MIGLayoutApplyConfiguration {
+	b.Replicas = &value
 	return b
 }

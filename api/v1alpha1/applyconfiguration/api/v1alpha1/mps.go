@@ -38,9 +38,6 @@ type MPSApplyConfiguration struct {
 	// and a fault in the server is a fault in a root process. It needs compute capability 7.0 or newer (Volta). A change
 	// of this field restarts the MPS control daemon, so the node is drained for it.
 	MultiUser *bool `json:"multiUser,omitempty"`
-	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu. Default: false, like
-	// NVIDIA's.
-	RenameByDefault *bool `json:"renameByDefault,omitempty"`
 }
 
 // MPSApplyConfiguration constructs a declarative configuration of the MPS type for use with
@@ -78,13 +75,5 @@ func (b *MPSApplyConfiguration) WithPinnedMemoryLimit(value resource.Quantity) *
 // If called multiple times, the MultiUser field is set to the value of the last call.
 func (b *MPSApplyConfiguration) WithMultiUser(value bool) *MPSApplyConfiguration {
 	b.MultiUser = &value
-	return b
-}
-
-// WithRenameByDefault sets the RenameByDefault field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the RenameByDefault field is set to the value of the last call.
-func (b *MPSApplyConfiguration) WithRenameByDefault(value bool) *MPSApplyConfiguration {
-	b.RenameByDefault = &value
 	return b
 }

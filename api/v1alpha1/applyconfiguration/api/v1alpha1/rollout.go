@@ -23,8 +23,8 @@ type RolloutApplyConfiguration struct {
 	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle, and to the other
 	// pods of a node that has to be rebooted.
 	Drain *DrainApplyConfiguration `json:"drain,omitempty"`
-	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
-	MaxFailures *int32 `json:"maxFailures,omitempty"`
+	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. Default: 1.
+	FailureThreshold *int32 `json:"failureThreshold,omitempty"`
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
 	// node is rebooted, never twice for one desired state; its other pods go down with it and come back, unless
@@ -46,7 +46,7 @@ type RolloutApplyConfiguration struct {
 	Windows []MaintenanceWindowApplyConfiguration `json:"windows,omitempty"`
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
 	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
-	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
+	// drains anew in the next window. A change that has reached the GPUs is always finished. It needs windows. Absent: FinishDrain.
 	OnWindowEnd *apiv1alpha1.WindowEndMode `json:"onWindowEnd,omitempty"`
 }
 
@@ -80,11 +80,11 @@ func (b *RolloutApplyConfiguration) WithDrain(value *DrainApplyConfiguration) *R
 	return b
 }
 
-// WithMaxFailures sets the MaxFailures field in the declarative configuration to the given value
+// WithFailureThreshold sets the FailureThreshold field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the MaxFailures field is set to the value of the last call.
-func (b *RolloutApplyConfiguration) WithMaxFailures(value int32) *RolloutApplyConfiguration {
-	b.MaxFailures = &value
+// If called multiple times, the FailureThreshold field is set to the value of the last call.
+func (b *RolloutApplyConfiguration) WithFailureThreshold(value int32) *RolloutApplyConfiguration {
+	b.FailureThreshold = &value
 	return b
 }
 

@@ -12,7 +12,8 @@ import (
 // SharingApplyConfiguration represents a declarative configuration of the Sharing type for use
 // with apply.
 //
-// Sharing says how GPUs are shared: a strategy, and exactly the member that belongs to it.
+// Sharing says how GPUs are shared: a strategy, and exactly the member that belongs to it. replicas, wherever they stand, are how many times
+// what they stand at is advertised; advertise says how.
 type SharingApplyConfiguration struct {
 	// strategy is how the GPUs are shared. Exclusive: one container has a whole GPU. TimeSlicing: containers take turns
 	// on a GPU, without any isolation of memory or faults. MPS: containers run at the same time on a GPU, each with a
@@ -25,6 +26,9 @@ type SharingApplyConfiguration struct {
 	MPS *MPSApplyConfiguration `json:"mps,omitempty"`
 	// mig is how a GPU is partitioned into MIG instances; set exactly when strategy is MIG.
 	MIG *MIGApplyConfiguration `json:"mig,omitempty"`
+	// advertise is how everything that has replicas is advertised on a node: GPUs under TimeSlicing and MPS, MIG instances, and the whole
+	// GPUs beside them. Absent: as the defaults of its fields say.
+	Advertise *AdvertiseApplyConfiguration `json:"advertise,omitempty"`
 }
 
 // SharingApplyConfiguration constructs a declarative configuration of the Sharing type for use with
@@ -62,5 +66,13 @@ func (b *SharingApplyConfiguration) WithMPS(value *MPSApplyConfiguration) *Shari
 // If called multiple times, the MIG field is set to the value of the last call.
 func (b *SharingApplyConfiguration) WithMIG(value *MIGApplyConfiguration) *SharingApplyConfiguration {
 	b.MIG = value
+	return b
+}
+
+// WithAdvertise sets the Advertise field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Advertise field is set to the value of the last call.
+func (b *SharingApplyConfiguration) WithAdvertise(value *AdvertiseApplyConfiguration) *SharingApplyConfiguration {
+	b.Advertise = value
 	return b
 }

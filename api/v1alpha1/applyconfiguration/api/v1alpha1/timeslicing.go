@@ -17,22 +17,15 @@ type TimeSlicingApplyConfiguration struct {
 	// replicas is how many times each GPU is advertised. Replicas give no isolation: every container sees the whole
 	// memory of the GPU.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu, so that nobody gets a
-	// shared GPU who asked for a whole one. Pods then have to ask for nvidia.com/gpu.shared. Default: false, as NVIDIA's.
-	RenameByDefault *bool `json:"renameByDefault,omitempty"`
-	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, since two replicas are not
-	// twice the GPU and may be the same one. Default: true. NVIDIA's default is false; its documentation advises true.
-	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
 	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
 	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
 	// end. Running pods are not disturbed. On nodes of NVIDIA's DRA driver the config of the DeviceClass that serves nvidia.com/gpu must have
 	// it: the driver sets it, and the operator compares. Absent: the interval is neither read nor changed.
 	Interval *apiv1alpha1.TimeSliceInterval `json:"interval,omitempty"`
-	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
-	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
-	// Absent: no guard. The agents then measure only while they are read, or at their sampling interval.
-	MemoryGuard *MemoryGuardApplyConfiguration `json:"memoryGuard,omitempty"`
+	// memory says what of a GPU's memory each container is meant to use, and watches over it. Absent: nothing does. The agents then
+	// measure only while they are read, or at their sampling interval.
+	Memory *TimeSlicedMemoryApplyConfiguration `json:"memory,omitempty"`
 }
 
 // TimeSlicingApplyConfiguration constructs a declarative configuration of the TimeSlicing type for use with
@@ -49,22 +42,6 @@ func (b *TimeSlicingApplyConfiguration) WithReplicas(value int32) *TimeSlicingAp
 	return b
 }
 
-// WithRenameByDefault sets the RenameByDefault field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the RenameByDefault field is set to the value of the last call.
-func (b *TimeSlicingApplyConfiguration) WithRenameByDefault(value bool) *TimeSlicingApplyConfiguration {
-	b.RenameByDefault = &value
-	return b
-}
-
-// WithFailRequestsGreaterThanOne sets the FailRequestsGreaterThanOne field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the FailRequestsGreaterThanOne field is set to the value of the last call.
-func (b *TimeSlicingApplyConfiguration) WithFailRequestsGreaterThanOne(value bool) *TimeSlicingApplyConfiguration {
-	b.FailRequestsGreaterThanOne = &value
-	return b
-}
-
 // WithInterval sets the Interval field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Interval field is set to the value of the last call.
@@ -73,10 +50,10 @@ func (b *TimeSlicingApplyConfiguration) WithInterval(value apiv1alpha1.TimeSlice
 	return b
 }
 
-// WithMemoryGuard sets the MemoryGuard field in the declarative configuration to the given value
+// WithMemory sets the Memory field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the MemoryGuard field is set to the value of the last call.
-func (b *TimeSlicingApplyConfiguration) WithMemoryGuard(value *MemoryGuardApplyConfiguration) *TimeSlicingApplyConfiguration {
-	b.MemoryGuard = value
+// If called multiple times, the Memory field is set to the value of the last call.
+func (b *TimeSlicingApplyConfiguration) WithMemory(value *TimeSlicedMemoryApplyConfiguration) *TimeSlicingApplyConfiguration {
+	b.Memory = value
 	return b
 }

@@ -5,42 +5,31 @@
 
 package v1alpha1
 
-// MIGTimeSlicingApplyConfiguration represents a declarative configuration of the MIGTimeSlicing type for use
+// AdvertiseApplyConfiguration represents a declarative configuration of the Advertise type for use
 // with apply.
 //
-// MIGTimeSlicing is what NVIDIA's sharing.timeSlicing sets for a whole node that has MIG instances.
-type MIGTimeSlicingApplyConfiguration struct {
-	// wholeGPUReplicas is the number of times that each GPU without a layout is advertised, beside the instances of the
-	// others. Replicas give no isolation: every container sees the whole memory of the GPU. Absent: once, as nvidia.com/gpu.
-	WholeGPUReplicas *int32 `json:"wholeGPUReplicas,omitempty"`
+// Advertise is how NVIDIA's device plugin advertises what has replicas.
+type AdvertiseApplyConfiguration struct {
 	// renameByDefault appends .shared to the name of each resource that has replicas, such as nvidia.com/gpu.shared and
 	// nvidia.com/mig-1g.5gb.shared, so that pods that ask for a whole GPU or instance do not get a shared one. Pods then
 	// have to ask for the new name. Default: false, as NVIDIA's.
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
 	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, because two replicas are not
 	// twice the GPU or instance and may be the same one. Default: true. NVIDIA's default is false; its documentation
-	// advises true.
+	// advises true. Under MPS it is always so.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 }
 
-// MIGTimeSlicingApplyConfiguration constructs a declarative configuration of the MIGTimeSlicing type for use with
+// AdvertiseApplyConfiguration constructs a declarative configuration of the Advertise type for use with
 // apply.
-func MIGTimeSlicing() *MIGTimeSlicingApplyConfiguration {
-	return &MIGTimeSlicingApplyConfiguration{}
-}
-
-// WithWholeGPUReplicas sets the WholeGPUReplicas field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the WholeGPUReplicas field is set to the value of the last call.
-func (b *MIGTimeSlicingApplyConfiguration) WithWholeGPUReplicas(value int32) *MIGTimeSlicingApplyConfiguration {
-	b.WholeGPUReplicas = &value
-	return b
+func Advertise() *AdvertiseApplyConfiguration {
+	return &AdvertiseApplyConfiguration{}
 }
 
 // WithRenameByDefault sets the RenameByDefault field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the RenameByDefault field is set to the value of the last call.
-func (b *MIGTimeSlicingApplyConfiguration) WithRenameByDefault(value bool) *MIGTimeSlicingApplyConfiguration {
+func (b *AdvertiseApplyConfiguration) WithRenameByDefault(value bool) *AdvertiseApplyConfiguration {
 	b.RenameByDefault = &value
 	return b
 }
@@ -48,7 +37,7 @@ func (b *MIGTimeSlicingApplyConfiguration) WithRenameByDefault(value bool) *MIGT
 // WithFailRequestsGreaterThanOne sets the FailRequestsGreaterThanOne field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the FailRequestsGreaterThanOne field is set to the value of the last call.
-func (b *MIGTimeSlicingApplyConfiguration) WithFailRequestsGreaterThanOne(value bool) *MIGTimeSlicingApplyConfiguration {
+func (b *AdvertiseApplyConfiguration) WithFailRequestsGreaterThanOne(value bool) *AdvertiseApplyConfiguration {
 	b.FailRequestsGreaterThanOne = &value
 	return b
 }
