@@ -295,7 +295,7 @@ func (w *watches) node(name string, blind bool, programs *cluster.Programs) (clu
 	pods, _ := w.pods.GetIndexer().ByIndex(byNode, name) // the index exists
 	for _, o := range pods {
 		if pod, is := o.(*corev1.Pod); is {
-			n.Add(pod, programs)
+			n.AddPod(pod, programs)
 		}
 	}
 	return n, true

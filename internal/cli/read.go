@@ -240,7 +240,7 @@ func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot,
 		if err != nil {
 			return fmt.Errorf("reading NodeFeatures: %w", err)
 		}
-		features.Add(list.Items, "")
+		features.AddAll(list.Items, "")
 		next = list.GetContinue()
 	}
 	programs.Discovery = slices.Sorted(maps.Keys(features.Discovery))

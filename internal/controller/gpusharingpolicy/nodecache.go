@@ -261,7 +261,7 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 		return n, fmt.Errorf("reading the pods on node %s: %w", n.Name, err)
 	}
 	for i := range pods.Items {
-		n.Add(&pods.Items[i], &c.store.programs)
+		n.AddPod(&pods.Items[i], &c.store.programs)
 	}
 	for i := range n.Pods {
 		p := &n.Pods[i]

@@ -37,7 +37,7 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 	}
 	s.snapshot.Plugin.NodeFeatures = !served.Empty()
 	s.features = features{cluster.NewFeatures(), served}
-	s.features.Add(all, c.Namespace)
+	s.features.AddAll(all, c.Namespace)
 	for node, uid := range c.deleted {
 		if s.features.Ours[node] != uid {
 			delete(c.deleted, node)

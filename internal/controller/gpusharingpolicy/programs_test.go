@@ -157,7 +157,7 @@ func TestTheNamespacesOfNFDAreThoseOfItsWorkers(t *testing.T) {
 		feature.SetNamespace(namespace)
 		feature.SetName(name)
 		feature.SetLabels(map[string]string{cluster.LabelNodeName: "a"})
-		f.Add([]unstructured.Unstructured{*feature}, r.Namespace)
+		f.AddAll([]unstructured.Unstructured{*feature}, r.Namespace)
 	}
 	programs, _, err := r.gatherPrograms(t.Context(), &seen{plugin: &pluginconfig.Observed{}, features: f})
 	r.Expect(err).NotTo(HaveOccurred())

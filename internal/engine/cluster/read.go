@@ -38,15 +38,15 @@ func (s *Snapshot) AddPods(pods []corev1.Pod, programs *Programs) {
 	for i := range pods {
 		pod := &pods[i]
 		if n, has := at[pod.Spec.NodeName]; has {
-			n.Add(pod, programs)
+			n.AddPod(pod, programs)
 		} else if Waits(pod) {
 			s.Unscheduled = append(s.Unscheduled, PodOf(pod, programs))
 		}
 	}
 }
 
-// Add adds a pod that is bound to the node, unless it has finished.
-func (n *Node) Add(pod *corev1.Pod, programs *Programs) {
+// AddPod adds a pod that is bound to the node, unless it has finished.
+func (n *Node) AddPod(pod *corev1.Pod, programs *Programs) {
 	if Finished(pod) {
 		return
 	}
@@ -78,8 +78,8 @@ func NewFeatures() Features {
 	return Features{Of: map[string]NodeFeatures{}, Ours: map[string]types.UID{}, Discovery: map[string]bool{}}
 }
 
-// Add adds what NodeFeatures tell. The namespace is the operator's; empty if it is not known.
-func (f *Features) Add(all []unstructured.Unstructured, namespace string) {
+// AddAll adds what NodeFeatures tell. The namespace is the operator's; empty if it is not known.
+func (f *Features) AddAll(all []unstructured.Unstructured, namespace string) {
 	for i := range all {
 		feature := &all[i]
 		node := feature.GetLabels()[LabelNodeName]
