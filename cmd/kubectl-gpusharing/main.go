@@ -3,7 +3,7 @@
 
 // kubectl-gpusharing is a plugin of kubectl: in the PATH, it is `kubectl gpusharing`. It exits with 0, or with an error
 // on stderr that says what to do: with 2 where restore ends before everything is restored, with 3 where doctor finds
-// errors, otherwise with 1.
+// errors, otherwise with 1. plan exits with what it finds (cli.OutcomeError).
 package main
 
 import (
@@ -33,6 +33,9 @@ func main() {
 	}
 	err := program.Run(ctx, os.Args[1:])
 	stop()
+	if outcome := cli.NoChange; errors.As(err, &outcome) {
+		os.Exit(int(outcome))
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(exitCode(err))

@@ -83,7 +83,7 @@ func TestAdviseOnAnAPIServer(t *testing.T) {
 		var out strings.Builder
 		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}
 		err := p.Run(t.Context(), append(args, "--kubeconfig", kubeconfig))
-		return out.String(), err
+		return out.String(), failure(err)
 	}
 	address := answering(t, "", seenOn("one", "a", "b\n---\nspec: {priority: 7}", "c\u2028spec: {}"))
 	out, err := run("", "advise", "--prometheus", address)
@@ -107,7 +107,7 @@ func TestAdviseOnAnAPIServer(t *testing.T) {
 	g.Expect(c.Create(t.Context(), printed[0])).To(Succeed())
 	planned, err := run(out, "plan", "-f", "-")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(planned).To(ContainSubstring("POLICY nvidia-a100-sxm4-40gb (changed): selects 1 node\n"), "the output as a whole is a file")
+	g.Expect(planned).To(ContainSubstring("POLICY nvidia-a100-sxm4-40gb (unchanged): selects 1 node\n"), "the output as a whole is a file")
 
 	g.Expect(govern(t, c, "one", "nvidia-a100-sxm4-40gb")).To(Succeed())
 	out, err = run("", "advise", "policy", "nvidia-a100-sxm4-40gb", "--prometheus", address)

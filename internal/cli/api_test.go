@@ -43,7 +43,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		var out strings.Builder
 		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}
 		err := p.Run(t.Context(), append(args, "--kubeconfig", kubeconfig))
-		return out.String(), err
+		return out.String(), failure(err)
 	}
 	t.Run("plan of a new policy creates nothing", func(t *testing.T) {
 		g := NewWithT(t)

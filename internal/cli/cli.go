@@ -16,7 +16,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/utils/clock"
 )
 
@@ -34,76 +36,18 @@ type Program struct {
 	Version string
 }
 
-const help = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. Only restore changes something.
-
-Usage:
-  kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready; of more than ten
-                                               nodes a summary, and in detail ten that are not ready
-  kubectl gpusharing top [node|policy|pod] [NAME...]
-                                               who uses the GPUs now: memory beside the share of each container, utilization
-  kubectl gpusharing dashboard                 serves both as a page for your browser, on this machine alone and with your rights, until it is interrupted
-  kubectl gpusharing advise [policy|node|namespace NAME]
-                                               which ways to share the GPUs fit what the containers on them used, a policy for the best one,
-                                               and what it would change
-  kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
-  kubectl gpusharing plan --delete NAME        what would become of each node if a policy were deleted, without deleting it
-  kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
-  kubectl gpusharing doctor                    checks the operator and NVIDIA's programs that it needs, and prints what to do; exits with 3
-                                               if there are errors
-  kubectl gpusharing must-gather               writes an archive for a bug report, without Secrets; it leaves out, and lists, what you may not read
-  kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
-                                               as they were before the operator; exits with 2 if they are not in time
-  kubectl gpusharing completion                the program kubectl_complete-gpusharing, by which kubectl completes commands, flags and names
-  kubectl gpusharing version                   the version and the commit of this program
-  kubectl gpusharing help                      this text
-
-Flags:
-`
-
 // Run carries out one command. An error says what to do about it.
 func (p *Program) Run(ctx context.Context, args []string) error {
-	if len(args) > 0 && args[0] == "__complete" { // what follows may be half a flag
-		return p.completions(ctx, args[1:])
-	}
-	f := newFlags()
-	if err := f.set.Parse(args); err != nil {
-		return hint(err)
-	}
-	rest := f.set.Args()
-	switch {
-	case f.version:
-		rest = []string{"version"}
-	case len(rest) == 0, f.help:
-		rest = []string{"help"}
-	}
-	command, rest := rest[0], rest[1:]
-	if err := f.check(command); err != nil {
-		return hint(err)
-	}
-	if run, reads := p.onClusters()[command]; reads {
-		return run(ctx, f, rest)
-	}
-	switch command {
-	case "completion":
-		return p.write(completionScript)
-	case "version":
-		return p.write("kubectl-gpusharing " + p.Version + "\n")
-	case "help":
-		return p.write(help + f.set.FlagUsages())
-	default:
-		return hint(fmt.Errorf("unknown command %q", command))
-	}
-}
-
-// onClusters are the commands that need a cluster.
-func (p *Program) onClusters() map[string]func(context.Context, *flags, []string) error {
-	return map[string]func(context.Context, *flags, []string) error{
-		"status": p.status, "top": p.top, "dashboard": p.dashboard, "advise": p.adviseSharing, "plan": p.plan, "import": p.importPolicies, "doctor": p.doctor, "must-gather": p.mustGather, "restore": p.restore,
-	}
+	root := p.root(newFlags())                //nolint:contextcheck // cobra hands the context to what completes a word
+	root.SetArgs(append([]string{}, args...)) // nil would stand for those of the process
+	root.SetIn(p.In)
+	root.SetOut(p.Out)
+	root.SetErr(io.Discard) // errors are returned, and who completes a word sees none
+	return root.ExecuteContext(ctx)
 }
 
 func hint(err error) error {
-	return fmt.Errorf("%w; `kubectl gpusharing help` lists commands and flags", err)
+	return fmt.Errorf("%w; `kubectl gpusharing help` lists commands, `kubectl gpusharing help COMMAND` its flags", err)
 }
 
 func (p *Program) write(text string) error {
@@ -115,84 +59,28 @@ func (p *Program) write(text string) error {
 
 // flags are those of all commands.
 type flags struct {
-	set                 *pflag.FlagSet
-	help, version       bool
-	kubeconfig, context string
-	files, deleted      []string
-	configMap           string
-	wait, yes           bool
-	policy, product     string
-	notReady, watch     bool
-	output              string
-	nodes               []string
-	timeout             time.Duration
-	prometheus          string
-	window, minAge      time.Duration
-	port                uint16
-	namespace           string
+	config            *genericclioptions.ConfigFlags // kubectl's own
+	files, deleted    []string
+	recursive, stacks bool
+	configMap         string
+	wait, yes         bool
+	policy, product   string
+	selector          string
+	notReady, watch   bool
+	output            string
+	nodes             []string
+	timeout           time.Duration
+	prometheus        string
+	window, minAge    time.Duration
+	port              uint16
+	namespace         string
 }
 
+// newFlags are the flags with their defaults.
 func newFlags() *flags {
-	f := &flags{set: pflag.NewFlagSet("gpusharing", pflag.ContinueOnError)}
-	f.set.SortFlags = false
-	f.set.Usage = func() {}
-	f.set.StringVar(&f.policy, "policy", "", "of status: only nodes that this policy governs")
-	f.set.StringVar(&f.product, "product", "", "of status: only nodes with GPUs of this product, such as NVIDIA-A100-SXM4-40GB")
-	f.set.BoolVar(&f.notReady, "not-ready", false, "of status: only nodes that are not ready")
-	f.set.StringVarP(&f.output, "output", "o", "",
-		"of status: wide (every node in detail), json or yaml; of top, plan and doctor: json or yaml; of must-gather: the file to write")
-	f.set.StringSliceVar(&f.nodes, "nodes", nil, "of must-gather: only these nodes; default: 50 with GPUs, first those that are not ready")
-	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes; of top: measure again every 5 seconds")
-	f.set.Uint16Var(&f.port, "port", 0, "of dashboard: port on 127.0.0.1; default: one that is free")
-	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
-	f.set.StringSliceVar(&f.deleted, "delete", nil, "of plan: name of a policy as if it were deleted")
-	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")
-	f.set.BoolVar(&f.wait, "wait", true, "of restore: wait until everything is as before")
-	f.set.DurationVar(&f.timeout, "timeout", restoreTimeout, "of restore: how long to wait")
-	f.set.BoolVarP(&f.yes, "yes", "y", false, "of restore: delete the policies without asking")
-	f.set.StringVar(&f.prometheus, "prometheus", "", "of advise: URL of a Prometheus that reads the agents; default: what the agents keep in memory")
-	f.set.DurationVar(&f.window, "window", adviseWindow, "of advise: how far back Prometheus is asked")
-	f.set.DurationVar(&f.minAge, "min-age", adviseMinAge, "of advise: how long a node must have been observed at the least")
-	f.set.StringVar(&f.namespace, "namespace", "",
-		"of status, dashboard, doctor and restore: namespace of the controller; default: that of its ClusterRoleBinding")
-	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
-	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
-	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
-	f.set.BoolVar(&f.version, "version", false, "show the version and the commit of this program")
-	return f
-}
-
-// takenBy are the commands that take a flag. All take one that is not here.
-var takenBy = map[string][]string{
-	"policy": {"status"}, "product": {"status"}, "not-ready": {"status"}, "watch": {"status", "top"},
-	"output": {"status", "top", "plan", "doctor", "must-gather"}, "nodes": {"must-gather"}, "port": {"dashboard"},
-	"filename": {"plan"}, "delete": {"plan"}, "configmap": {"import"}, "wait": {"restore"}, "timeout": {"restore"}, "yes": {"restore"},
-	"prometheus": {"advise"}, "window": {"advise"}, "min-age": {"advise"},
-	"namespace": {"status", "dashboard", "doctor", "restore"},
-}
-
-// takes reports whether a command takes a flag.
-func takes(command, flag string) bool {
-	commands, limited := takenBy[flag]
-	return !limited || slices.Contains(commands, command)
-}
-
-// check returns an error if a flag is given that the command does not take, or a format in which it does not print.
-func (f *flags) check(command string) error {
-	if !slices.Contains(commands, command) || command == "help" {
-		return nil
-	}
-	var err error
-	f.set.Visit(func(flag *pflag.Flag) {
-		if !takes(command, flag.Name) {
-			err = fmt.Errorf("%s does not take --%s, which is a flag of %s", command, flag.Name, strings.Join(takenBy[flag.Name], ", "))
-		}
-	})
-	formats, limited := formatsOf[command]
-	if err == nil && limited && f.output != "" && !slices.Contains(formats, f.output) {
-		return fmt.Errorf("--output %q of %s is not one of %s", f.output, command, strings.Join(formats, ", "))
-	}
-	return err
+	config := genericclioptions.NewConfigFlags(false)
+	config.Namespace, config.CacheDir = nil, nil // what a namespace is for depends on the command, and nothing is cached
+	return &flags{config: config, wait: true, timeout: restoreTimeout, window: adviseWindow, minAge: adviseMinAge}
 }
 
 // restoreTimeout is how long restore waits unless --timeout says otherwise: long enough for a drain and a reboot.
@@ -205,3 +93,145 @@ const (
 )
 
 var errNoFile = errors.New("plan needs a policy: -f POLICY.yaml, -f - for stdin, or --delete NAME")
+
+// root is the plugin with its commands.
+func (p *Program) root(f *flags) *cobra.Command {
+	root := &cobra.Command{
+		Use: "gpusharing", Short: "Shows how the GPUs of a cluster are shared, and what a policy would change. Only restore changes something.",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpusharing"}, Version: p.Version,
+		SilenceErrors: true, SilenceUsage: true, SuggestionsMinimumDistance: 2,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:              cobra.ArbitraryArgs,
+	}
+	root.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return c.Help()
+		}
+		return hint(fmt.Errorf("unknown command %q%s", args[0], meant(root.SuggestionsFor(args[0]))))
+	}
+	root.SetVersionTemplate("kubectl-gpusharing {{.Version}}\n")
+	root.SetUsageTemplate(usageTemplate)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return hint(flagError(root, c, err)) })
+	f.config.AddFlags(root.PersistentFlags())
+	_ = root.RegisterFlagCompletionFunc("context", completing(f, contexts)) // the flag is there
+	for _, v := range p.verbs() {
+		root.AddCommand(v.command(f))
+	}
+	root.AddCommand(
+		&cobra.Command{
+			Use: "completion", Short: "Prints the program kubectl_complete-gpusharing, by which kubectl completes commands, flags and names",
+			Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error { return p.write(completionScript) },
+		},
+		&cobra.Command{
+			Use: "version", Short: "Prints the version and the commit of this program", Args: cobra.NoArgs,
+			RunE: func(*cobra.Command, []string) error { return p.write("kubectl-gpusharing " + p.Version + "\n") },
+		},
+		&cobra.Command{
+			Use: "options", Short: "Lists the flags that all commands take, which are kubectl's", Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error { return p.write(c.InheritedFlags().FlagUsages()) },
+		},
+	)
+	return root
+}
+
+// usageTemplate is how help prints a command: its own flags, which are few, and where the others are.
+const usageTemplate = `Usage:
+  {{if .HasAvailableSubCommands}}{{.CommandPath}} COMMAND{{else}}{{.UseLine}}{{end}}
+{{- if .HasExample}}
+
+Example:
+  {{.Example}}
+{{- end}}
+{{- if .HasAvailableSubCommands}}
+
+Commands:
+{{- range .Commands}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}
+{{- else if .HasAvailableLocalFlags}}
+
+Flags:
+{{.LocalNonPersistentFlags.FlagUsages | trimTrailingWhitespaces}}
+{{- end}}
+
+` + "`kubectl gpusharing options` lists kubectl's flags, which all commands take: --context, --as, --request-timeout …" + `
+{{- if .HasAvailableSubCommands}}
+` + "`kubectl gpusharing help COMMAND` explains a command." + `
+{{- end}}
+`
+
+// meant asks whether something else was meant; empty: nothing is like it.
+func meant(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %s?", strings.Join(names, " or "))
+}
+
+// flagError says which commands take a flag that a command does not take, or which flag may have been meant.
+func flagError(root, c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || c == root {
+		return err
+	}
+	name, taken := unknown.GetSpecifiedName(), []string{}
+	dashes := strings.Repeat("-", min(len(name), 2))
+	alike := &cobra.Command{SuggestionsMinimumDistance: min(len(name)/3, 2)} // letters
+	c.Flags().VisitAll(func(flag *pflag.Flag) {
+		alike.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	for _, other := range root.Commands() {
+		if flag := other.LocalNonPersistentFlags().Lookup(name); flag != nil || len(name) == 1 && other.LocalNonPersistentFlags().ShorthandLookup(name) != nil {
+			taken = append(taken, other.Name())
+		}
+	}
+	switch suggested := alike.SuggestionsFor(name); {
+	case len(taken) > 0:
+		return fmt.Errorf("%s does not take %s%s, which is a flag of %s", c.Name(), dashes, name, strings.Join(taken, ", "))
+	case len(suggested) > 0:
+		return fmt.Errorf("%w%s", err, meant([]string{"--" + strings.Join(suggested, ", --")}))
+	}
+	return err
+}
+
+// verb is a command that reads the cluster.
+type verb struct {
+	// use is its name with its arguments; arguments are refused where it names none.
+	use, short, long, example string
+	run                       func(context.Context, *flags, []string) error
+	// flags are its own.
+	flags func(*flags, *pflag.FlagSet)
+	// formats are the values of --output; nil: it has no such flag, or it is a file.
+	formats []string
+	// completes is what its next argument may become; nil: nothing.
+	completes func(args []string) completion
+}
+
+// command is a verb as cobra has it.
+func (v *verb) command(f *flags) *cobra.Command {
+	c := &cobra.Command{Use: v.use, Short: v.short, Long: v.long, Example: v.example, Args: cobra.ArbitraryArgs, DisableFlagsInUseLine: true}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if !strings.Contains(v.use, " ") && len(args) > 0 {
+			return hint(fmt.Errorf("%s takes no argument, but was given %s", c.Name(), strings.Join(args, " ")))
+		}
+		if v.formats != nil && f.output != "" && !slices.Contains(v.formats, f.output) {
+			return hint(fmt.Errorf("--output %q of %s is not one of %s", f.output, c.Name(), strings.Join(v.formats, ", ")))
+		}
+		return v.run(c.Context(), f, args)
+	}
+	own := c.Flags()
+	own.SortFlags = false
+	if v.flags != nil {
+		v.flags(f, own)
+	}
+	if v.formats != nil {
+		own.StringVarP(&f.output, "output", "o", "", "format: "+strings.Join(v.formats, ", "))
+	}
+	v.completeFlags(c, f)
+	c.ValidArgsFunction = func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if v.completes == nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return v.completes(args).answer(c.Context(), f, typed)
+	}
+	return c
+}

@@ -354,13 +354,13 @@ func TestCommands(t *testing.T) {
 	}{
 		"version":             {args: []string{"version"}, says: "kubectl-gpusharing v1.2.3\n"},
 		"the flag for it":     {args: []string{"--version"}, says: "kubectl-gpusharing v1.2.3\n"},
-		"nothing":             {says: "kubectl gpusharing status [NODE...]"},
-		"help":                {args: []string{"help"}, says: "--kubeconfig"},
+		"nothing":             {says: "\n  status      Shows policies"},
+		"help":                {args: []string{"help"}, says: "kubectl gpusharing COMMAND"},
 		"the flag for help":   {args: []string{"plan", "-h"}, says: "--filename"},
 		"an unknown command":  {args: []string{"apply"}, errs: `unknown command "apply"; ` + "`kubectl gpusharing help` lists"},
 		"an unknown flag":     {args: []string{"status", "--all"}, errs: "unknown flag: --all; `kubectl gpusharing help` lists"},
 		"plan without a file": {args: []string{"plan"}, errs: "plan needs a policy: -f POLICY.yaml"},
-		"no such file":        {args: []string{"plan", "-f", "/no/such/file"}, errs: "reading a policy: open /no/such/file"},
+		"no such file":        {args: []string{"plan", "-f", "/no/such/file"}, errs: `the path "/no/such/file" does not exist`},
 		"no such kubeconfig":  {args: []string{"status", "--kubeconfig", "/no/such/file"}, errs: "name it with --kubeconfig and --context"},
 	} {
 		t.Run(name, func(t *testing.T) {

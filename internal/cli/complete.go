@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,118 +23,91 @@ import (
 //go:embed kubectl_complete-gpusharing
 var completionScript string
 
-// The directives that end an answer to kubectl: complete no files, or files (github.com/spf13/cobra
-// ShellCompDirective).
+// The kinds of names that complete a word.
 const (
-	noFiles  = ":4"
-	anyFiles = ":0"
+	kindNodes    = "GPUNodeList"
+	kindPolicies = "GPUSharingPolicyList"
+	contexts     = "contexts" // of the kubeconfig
 )
 
-// commands are those that help lists.
-var commands = []string{"advise", "completion", "dashboard", "doctor", "help", "import", "must-gather", "plan", "restore", "status", "top", "version"}
-
-// completion is what the last word of a command may become.
+// completion is what a word may become: one of some words, or the name of an object of some kinds.
 type completion struct {
-	words []string
-	kind  string // words are the names of the objects of a kind, or contexts
-	files bool   // words are files
+	words, kinds []string
 }
 
-// complete decides what the last word may become; value is how much of its value is typed, and flags those before it.
-func complete(args []string) (c completion, value string, f *flags) {
-	f = newFlags()
-	if len(args) == 0 {
-		args = []string{""}
+func ofKinds(kinds ...string) func([]string) completion {
+	return func([]string) completion { return completion{kinds: kinds} }
+}
+
+// kindThenNames is for a command that takes one of some kinds, and then names.
+func kindThenNames(kinds ...string) func([]string) completion {
+	return func(args []string) completion {
+		switch {
+		case len(args) == 0:
+			return completion{words: kinds}
+		case args[0] == "policy":
+			return completion{kinds: []string{kindPolicies}}
+		case args[0] == "node":
+			return completion{kinds: []string{kindNodes}}
+		}
+		return completion{}
 	}
-	before, word := args[:len(args)-1], args[len(args)-1]
-	flag, typed, isValue := strings.Cut(word, "=")
-	if last := len(before) - 1; last >= 0 && takesValue(f.set, before[last]) {
-		flag, typed, isValue = before[last], word, true
-		before = before[:last]
+}
+
+// kindThenName is for a command that takes one of some kinds, and then one name.
+func kindThenName(kinds ...string) func([]string) completion {
+	names := kindThenNames(kinds...)
+	return func(args []string) completion {
+		if len(args) > 1 {
+			return completion{}
+		}
+		return names(args)
 	}
-	_ = f.set.Parse(before) // who types sees no errors
-	if isValue {
-		return valuesOf(flag, f.set.Arg(0)), typed, f
+}
+
+// answer is what the typed part of a word may become. There are no names if the cluster does not answer.
+func (c completion) answer(ctx context.Context, f *flags, typed string) ([]string, cobra.ShellCompDirective) {
+	words := slices.Clone(c.words)
+	for _, kind := range c.kinds {
+		words = append(words, namesIn(ctx, f, kind)...)
 	}
-	switch {
-	case strings.HasPrefix(word, "-"):
-		f.set.VisitAll(func(flag *pflag.Flag) {
-			if len(f.set.Args()) == 0 || takes(f.set.Arg(0), flag.Name) {
-				c.words = append(c.words, "--"+flag.Name)
+	words = slices.DeleteFunc(words, func(word string) bool { return !strings.HasPrefix(word, typed) })
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completing completes the value of a flag by names of a kind.
+func completing(f *flags, kind string) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return completion{kinds: []string{kind}}.answer(c.Context(), f, typed)
+	}
+}
+
+// completeFlags completes the values of the flags of a command. Only those that name files are completed by files.
+func (v *verb) completeFlags(c *cobra.Command, f *flags) {
+	c.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
+		complete := cobra.NoFileCompletions
+		switch flag.Name {
+		case "policy", "delete":
+			complete = completing(f, kindPolicies)
+		case "nodes":
+			complete = completing(f, kindNodes)
+		case "output":
+			if v.formats == nil {
+				return
 			}
-		})
-	case len(f.set.Args()) == 0:
-		c.words = commands
-	case f.set.Arg(0) == "status":
-		c.kind = "GPUNodeList"
-	case f.set.Arg(0) == "advise" && len(f.set.Args()) <= 2:
-		c = argument(f.set.Args()[1:], "namespace", "node", "policy")
-	case f.set.Arg(0) == "top":
-		c = argument(f.set.Args()[1:], "node", "pod", "policy")
-	}
-	return c, word, f
+			complete = func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+				return completion{words: v.formats}.answer(c.Context(), f, typed)
+			}
+		case "filename":
+			return
+		}
+		_ = c.RegisterFlagCompletionFunc(flag.Name, complete) // the flag is there
+	})
 }
-
-// argument is what the next argument may become of a command that takes one of some kinds, and then names.
-func argument(before []string, kinds ...string) completion {
-	switch {
-	case len(before) == 0:
-		return completion{words: kinds}
-	case before[0] == "policy":
-		return completion{kind: "GPUSharingPolicyList"}
-	case before[0] == "node":
-		return completion{kind: "GPUNodeList"}
-	}
-	return completion{}
-}
-
-// valuesOf is what the value of a flag of a command may become.
-func valuesOf(flag, command string) completion {
-	switch {
-	case flag == "--policy", flag == "--delete":
-		return completion{kind: "GPUSharingPolicyList"}
-	case flag == "--nodes":
-		return completion{kind: "GPUNodeList"}
-	case flag == "--context":
-		return completion{kind: contexts}
-	case command != "must-gather" && (flag == "--output" || flag == "-o"):
-		return completion{words: formatsOf[command]}
-	}
-	return completion{files: slices.Contains([]string{"--filename", "-f", "--kubeconfig", "--output", "-o"}, flag)}
-}
-
-// takesValue reports whether the word after a flag is its value.
-func takesValue(set *pflag.FlagSet, word string) bool {
-	var flag *pflag.Flag
-	switch {
-	case strings.HasPrefix(word, "--"):
-		flag = set.Lookup(strings.TrimPrefix(word, "--"))
-	case len(word) == 2 && word[0] == '-':
-		flag = set.ShorthandLookup(word[1:])
-	}
-	return flag != nil && flag.NoOptDefVal == ""
-}
-
-// completions prints what kubectl asks for: a line for each word, and a directive. It prints no names if the cluster
-// does not answer.
-func (p *Program) completions(ctx context.Context, args []string) error {
-	c, value, f := complete(args)
-	if c.kind != "" {
-		c.words = namesIn(ctx, f, c.kind)
-	}
-	words := slices.DeleteFunc(slices.Clone(c.words), func(word string) bool { return !strings.HasPrefix(word, value) })
-	if words = append(words, noFiles); c.files {
-		words[len(words)-1] = anyFiles
-	}
-	return p.write(strings.Join(words, "\n") + "\n")
-}
-
-// contexts is the kind of what the kubeconfig has.
-const contexts = "contexts"
 
 func namesIn(ctx context.Context, f *flags, kind string) (names []string) {
 	if kind == contexts {
-		config, err := loading(f).Load()
+		config, err := f.config.ToRawKubeConfigLoader().RawConfig()
 		if err != nil {
 			return nil
 		}

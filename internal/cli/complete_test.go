@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // TestKubectlAsksThePluginForCompletions: kubectl finds the script, or the program, in the PATH, which runs the plugin.
@@ -45,63 +46,45 @@ func TestKubectlAsksThePluginForCompletions(t *testing.T) {
 
 // TestCompletions are the answers to kubectl, which ends the command line with the word that is being typed.
 func TestCompletions(t *testing.T) {
-	for line, want := range map[string]completion{
-		"":                           {words: commands},
-		"st":                         {words: commands},
-		"--context c st":             {words: commands},
-		"status ":                    {kind: "GPUNodeList"},
-		"status a":                   {kind: "GPUNodeList"},
-		"status --policy ":           {kind: "GPUSharingPolicyList"},
-		"status --policy=re":         {kind: "GPUSharingPolicyList"},
-		"status --not-ready ":        {kind: "GPUNodeList"},
-		"status --policy research a": {kind: "GPUNodeList"},
-		"plan --delete re":           {kind: "GPUSharingPolicyList"},
-		"status -o ":                 {words: []string{"json", "wide", "yaml"}},
-		"must-gather --nodes a":      {kind: "GPUNodeList"},
-		"must-gather --output ":      {files: true},
-		"plan -f ":                   {files: true},
-		"plan --kubeconfig=":         {files: true},
-		"restore ":                   {},
-		"advise ":                    {words: []string{"namespace", "node", "policy"}},
-		"advise policy ":             {kind: "GPUSharingPolicyList"},
-		"advise node a":              {kind: "GPUNodeList"},
-		"advise namespace ":          {},
-		"advise node a ":             {},
-		"advise --min-age ":          {},
-		"top ":                       {words: []string{"node", "pod", "policy"}},
-		"top policy a ":              {kind: "GPUSharingPolicyList"},
-		"top node ":                  {kind: "GPUNodeList"},
-		"top -o ":                    {words: []string{"json", "yaml"}},
-		"dashboard --port ":          {},
-		"status --context ":          {kind: contexts},
-		"plan --nonsense ":           {words: nil},
-	} {
-		t.Run(line, func(t *testing.T) {
-			got, _, _ := complete(strings.Split(line, " "))
-			if line == "plan --nonsense " {
-				NewWithT(t).Expect(got.files).To(BeFalse(), "no error, and no guess")
-				return
-			}
-			NewWithT(t).Expect(got).To(Equal(want))
-		})
-	}
-	flags, typed, _ := complete([]string{"status", "--no"})
-	NewWithT(t).Expect(flags.words).To(And(ContainElements("--not-ready", "--policy", "--context"), Not(ContainElement("--port"))), "those of the command")
-	NewWithT(t).Expect(typed).To(Equal("--no"))
 	config := filepath.Join(t.TempDir(), "config")
 	NewWithT(t).Expect(os.WriteFile(config, []byte("contexts: [{name: west}, {name: east}, {name: eagle}]\n"), 0o600)).To(Succeed())
 	t.Setenv("KUBECONFIG", config)
 	for line, want := range map[string]string{
-		"status --context ea": "eagle\neast\n:4\n",
-		"status -o ya":        "yaml\n:4\n", "status --output=w": "wide\n:4\n", "pl": "plan\n:4\n", "status --not": "--not-ready\n:4\n", "plan -f x": ":0\n",
-		"status --kubeconfig /no/such/file ": ":4\n",
+		"status --context ea": "eagle\neast\n:4\n", "--context ea": "eagle\neast\n:4\n",
+		"status -o ya": "yaml\n:4\n", "status --output=w": "wide\n:4\n", "status --output ": "json\nwide\nyaml\n:4\n", "top -o ": "json\nyaml\n:4\n",
+		"plan -f ": ":0\n", "plan -f x": ":0\n", "must-gather --output ": ":0\n", "plan --kubeconfig=": ":0\n", "restore ": ":4\n", "dashboard --port ": ":4\n",
+		"advise --min-age ": ":4\n", "status --kubeconfig /no/such/file ": ":4\n",
+		"advise ": "namespace\nnode\npolicy\n:4\n", "advise n": "namespace\nnode\n:4\n", "advise node a ": ":4\n", "advise namespace ": ":4\n",
+		"top ": "node\npod\npolicy\n:4\n",
 	} {
-		var out strings.Builder
-		err := (&Program{Out: &out}).Run(t.Context(), append([]string{"__complete"}, strings.Split(line, " ")...))
-		NewWithT(t).Expect(err).NotTo(HaveOccurred())
-		NewWithT(t).Expect(out.String()).To(Equal(want), line)
+		NewWithT(t).Expect(completed(t, line)).To(Equal(want), line)
 	}
-	for _, command := range commands {
-		NewWithT(t).Expect(help).To(ContainSubstring("kubectl gpusharing " + command))
+	NewWithT(t).Expect(completed(t, "pl")).To(HavePrefix("plan\tPrints what policies would do"), "a command, with what it does")
+	NewWithT(t).Expect(completed(t, "status --no")).To(HavePrefix("--not-ready\tonly nodes that are not ready\n"), "a flag of the command")
+	NewWithT(t).Expect(completed(t, "status --")).To(And(ContainSubstring("--context"), Not(ContainSubstring("--port"))), "and those of all, but not of others")
+}
+
+func completed(t *testing.T, line string) string {
+	t.Helper()
+	var out strings.Builder
+	err := (&Program{Out: &out}).Run(t.Context(), append([]string{"__complete"}, strings.Split(line, " ")...))
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return out.String()
+}
+
+// TestNamesOfTheClusterAreCompleted: of nodes and policies.
+func TestNamesOfTheClusterAreCompleted(t *testing.T) {
+	g := NewWithT(t)
+	cluster := env.Start(t)
+	populate(t, cluster.Client, newNode(t, "gpu-a", sim.T4))
+	research := policy(t, "research", slicing)
+	g.Expect(cluster.Client.Create(t.Context(), &research)).To(Succeed())
+	t.Setenv("KUBECONFIG", kubeconfigOf(t, cluster.Config, ""))
+	for line, want := range map[string]string{
+		"status ": "gpu-a\nresearch\n:4\n", "status gpu": "gpu-a\n:4\n", "status --policy re": "research\n:4\n", "status --policy=": "research\n:4\n",
+		"status --not-ready g": "gpu-a\n:4\n", "plan --delete re": "research\n:4\n", "must-gather --nodes g": "gpu-a\n:4\n", "advise policy ": "research\n:4\n",
+		"advise node g": "gpu-a\n:4\n", "top node ": "gpu-a\n:4\n", "top policy a ": "research\n:4\n",
+	} {
+		g.Expect(completed(t, line)).To(Equal(want), line)
 	}
 }

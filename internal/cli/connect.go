@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -17,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -34,20 +34,12 @@ func connect(f *flags) (client.Client, error) {
 
 // configOf finds the cluster that the flags name.
 func configOf(f *flags) (*rest.Config, error) {
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: f.context}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading(f), overrides).ClientConfig()
+	config, err := f.config.ToRESTConfig()
 	if err != nil {
 		return nil, fmt.Errorf("finding the cluster: %w; name it with --kubeconfig and --context", err)
 	}
 	config.UserAgent = "kubectl-gpusharing"
 	return config, nil
-}
-
-// loading is where the kubeconfig is.
-func loading(f *flags) *clientcmd.ClientConfigLoadingRules {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = f.kubeconfig
-	return rules
 }
 
 func clientOf(config *rest.Config) (client.Client, error) {
@@ -65,7 +57,7 @@ func clientOf(config *rest.Config) (client.Client, error) {
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, appsv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
+		corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
 		rbacv1.AddToScheme, v1alpha1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
@@ -83,8 +75,8 @@ func advise(err error) error {
 	case meta.IsNoMatchError(err):
 		return fmt.Errorf("%w; install the GPU Sharing Operator in this cluster, or choose another with --context", err)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w; ask an administrator to bind the ClusterRoles gpu-sharing-view and gpu-sharing-cli to you, and for plan "+
-			"gpu-sharing-edit too (it changes nothing: all its writes are dry runs)", err)
+		return fmt.Errorf("%w; ask an administrator to bind the ClusterRoles gpu-sharing-view and gpu-sharing-cli to you, and for restore "+
+			"and to have plan check policies gpu-sharing-edit too (plan changes nothing: all its writes are dry runs)", err)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w; log in to the cluster anew", err)
 	}

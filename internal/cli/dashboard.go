@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -33,10 +32,7 @@ const (
 )
 
 // dashboard serves a page of the cluster on this machine, until it is interrupted.
-func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error {
-	if len(rest) > 0 {
-		return hint(fmt.Errorf("dashboard takes no arguments, but has %q", strings.Join(rest, " ")))
-	}
+func (p *Program) dashboard(ctx context.Context, f *flags, _ []string) error {
 	config, err := configOf(f)
 	if err != nil {
 		return err
@@ -77,10 +73,8 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 
 // clusterOf names a cluster by the context of the kubeconfig, if it has one, and its API server.
 func clusterOf(f *flags, host string) string {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = f.kubeconfig
-	name := f.context
-	if raw, err := rules.Load(); err == nil && name == "" {
+	name := *f.config.Context
+	if raw, err := f.config.ToRawKubeConfigLoader().RawConfig(); err == nil && name == "" {
 		name = raw.CurrentContext
 	}
 	if name == "" {

@@ -101,7 +101,7 @@ func unhealthyNotes(n *cluster.Node) (notes []string) {
 func (s sight) card(r *report) dashboard.Node {
 	n := r.node
 	card := dashboard.Node{
-		Name: r.Name, Policy: r.Policy, State: r.State, Tone: toneOf(r.standing), Message: r.Message, Products: r.Products,
+		Name: r.Name, Policy: r.Policy, State: r.stands(), Tone: toneOf(r.standing), Message: r.Message, Products: r.Products,
 		Resources: s.resources(r), Steps: r.Plan, Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
 	}
 	if r.Stack != dra.DevicePlugin {

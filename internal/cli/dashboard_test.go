@@ -218,15 +218,15 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 	printed := func(in string, args ...string) string {
 		var out bytes.Buffer
 		p := &Program{In: strings.NewReader(in), Out: &out, Clock: clock.RealClock{}, Width: previewWidth}
-		g.Eventually(func() error { return p.Run(t.Context(), append(args, "--kubeconfig", kubeconfig)) }, patience).Should(Succeed())
+		g.Eventually(func() error { return failure(p.Run(t.Context(), append(args, "--kubeconfig", kubeconfig))) }, patience).Should(Succeed())
 		return out.String()
 	}
 	status := func() (s struct {
-		Policies []struct{ Name, Strategy, State, Message string }
+		Policies []struct{ Name, Strategy, Reason, Message string }
 		Nodes    []struct {
-			Name, Policy, State, Message string
-			Products, BlockedBy          []string
-			Advertised                   map[string]int64
+			Name, Policy, Reason, State, Message string
+			Products, BlockedBy                  []string
+			Advertised                           map[string]int64
 		}
 	},
 	) {
@@ -242,7 +242,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		g.Expect(s.nodes).To(HaveLen(len(now.Nodes)))
 		for _, want := range now.Nodes {
 			card := s.nodes[want.Name]
-			g.Expect([]string{card.Policy, card.State, card.Message}).To(Equal([]string{want.Policy, want.State, want.Message}))
+			g.Expect([]string{card.Policy, card.State, card.Message}).To(Equal([]string{want.Policy, (&report{Reason: want.Reason, State: want.State}).stands(), want.Message}))
 			g.Expect(card.Products).To(Equal(want.Products))
 			g.Expect(card.Blockers).To(Equal(want.BlockedBy))
 			advertised := map[string]int64{}
@@ -256,7 +256,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		g.Expect(s.page.Policies).To(HaveLen(len(now.Policies)))
 		for i, want := range now.Policies {
 			p := s.page.Policies[i]
-			g.Expect([]string{p.Name, p.Strategy, p.State, p.Message}).To(Equal([]string{want.Name, want.Strategy, want.State, want.Message}))
+			g.Expect([]string{p.Name, p.Strategy, p.State, p.Message}).To(Equal([]string{want.Name, want.Strategy, want.Reason, want.Message}))
 		}
 	}
 	g.Eventually(same, patience).Should(Succeed())

@@ -106,10 +106,7 @@ type nodeParts struct {
 }
 
 // doctor prints what is wrong with the operator and what it needs.
-func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
-	if len(rest) > 0 {
-		return hint(fmt.Errorf("doctor takes no argument, but was given %s", strings.Join(rest, " ")))
-	}
+func (p *Program) doctor(ctx context.Context, f *flags, _ []string) error {
 	config, err := configOf(f)
 	if err != nil {
 		return err

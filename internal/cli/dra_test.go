@@ -156,7 +156,7 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 	}
 }
 
-// TestPlanSaysNothingOfStacksWhereThereIsOne: clusters before Kubernetes 1.34 have the device plugin alone.
+// TestPlanSaysNothingOfStacksWhereThereIsOne: the device plugin, unless the user asks what a move would change.
 func TestPlanSaysNothingOfStacksWhereThereIsOne(t *testing.T) {
 	g := NewWithT(t)
 	s := snapshotOf(newNode(t, "p", sim.T4))
@@ -167,6 +167,9 @@ func TestPlanSaysNothingOfStacksWhereThereIsOne(t *testing.T) {
 	g.Expect(o.tell(&s)).To(BeEmpty())
 	shown = text{}
 	shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}})
+	g.Expect(shown.String()).NotTo(ContainSubstring("STACK"), "any Kubernetes from 1.34 on could have the driver")
+	shown = text{}
+	shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "all", slicing)}, otherStack: true})
 	g.Expect(shown.String()).To(ContainSubstring("STACK NVIDIA's device plugin on 1 node: p\n  if moved     to NVIDIA's DRA driver: the same resources, with"))
 }
 
@@ -266,7 +269,7 @@ func TestCommandsReadNVIDIAsDRADriver(t *testing.T) {
 		var out strings.Builder
 		p := &Program{In: strings.NewReader(research), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 0}
 		err := p.Run(t.Context(), append(args, "--kubeconfig", kubeconfigOf(t, cluster.Config, user)))
-		return out.String(), err
+		return out.String(), failure(err)
 	}
 	g.Eventually(func() error { _, err := run("reader", "status"); return err }).WithTimeout(time.Minute).Should(Succeed())
 

@@ -24,10 +24,7 @@ import (
 )
 
 // importPolicies prints policies that describe how the GPUs of the cluster are shared already.
-func (p *Program) importPolicies(ctx context.Context, f *flags, rest []string) error {
-	if len(rest) > 0 {
-		return hint(fmt.Errorf("import takes no argument, but was given %s", strings.Join(rest, " ")))
-	}
+func (p *Program) importPolicies(ctx context.Context, f *flags, _ []string) error {
 	c, err := connect(f)
 	if err != nil {
 		return err

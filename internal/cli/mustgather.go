@@ -54,10 +54,7 @@ type gathering struct {
 }
 
 // mustGather writes an archive for a bug report.
-func (p *Program) mustGather(ctx context.Context, f *flags, rest []string) error {
-	if len(rest) > 0 {
-		return hint(fmt.Errorf("must-gather takes no argument, but was given %s", strings.Join(rest, " ")))
-	}
+func (p *Program) mustGather(ctx context.Context, f *flags, _ []string) error {
 	config, err := configOf(f)
 	if err != nil {
 		return err

@@ -49,7 +49,7 @@ spec:
     nodeShapes:
     - {product: Tesla-T4, gpusPerNode: 2, instanceTypes: [gpu.two], nodeGroups: [{kind: NodePool, name: gpu}, {kind: MachineDeployment, namespace: capi, name: workers}]}
 `), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}
-	g.Expect(p.Run(t.Context(), []string{"plan", "-f", "-", "--kubeconfig", kubeconfig})).To(Succeed())
+	g.Expect(failure(p.Run(t.Context(), []string{"plan", "-f", "-", "--kubeconfig", kubeconfig}))).To(Succeed())
 	g.Expect(out.String()).To(And(
 		ContainSubstring("\nNODE GROUP NodePool gpu of policy research: 0 nodes, scaled by Karpenter\n"),
 		ContainSubstring("  advertises   nvidia.com/gpu.shared: 20\n"),

@@ -4,8 +4,12 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -21,7 +26,8 @@ import (
 func TestAFlagThatACommandDoesNotTakeIsAnError(t *testing.T) {
 	for line, says := range map[string]string{
 		"plan -f x --watch":         "plan does not take --watch, which is a flag of status, top",
-		"import -o json":            "import does not take --output, which is a flag of status, top, plan, doctor, must-gather",
+		"import -o json":            "import does not take -o, which is a flag of doctor, must-gather, plan, status, top, why",
+		"import --output json":      "import does not take --output, which is a flag of doctor, must-gather, plan, status, top, why",
 		"doctor --policy research":  "doctor does not take --policy",
 		"status --timeout 5s":       "status does not take --timeout, which is a flag of restore",
 		"status -o name":            `--output "name" of status is not one of json, wide, yaml`,
@@ -31,14 +37,52 @@ func TestAFlagThatACommandDoesNotTakeIsAnError(t *testing.T) {
 		err := (&Program{Out: io.Discard}).Run(t.Context(), strings.Split(line, " "))
 		NewWithT(t).Expect(err).To(MatchError(ContainSubstring(says)), line)
 	}
-	g := NewWithT(t)
-	for flag, takenBy := range takenBy {
-		g.Expect(newFlags().set.Lookup(flag)).NotTo(BeNil(), flag)
-		for _, command := range takenBy {
-			g.Expect(commands).To(ContainElement(command))
-		}
-		g.Expect(newFlags().set.Lookup(flag).Usage).To(HavePrefix("of "+takenBy[0]), "the help says so too")
+	for line, says := range map[string]string{
+		"stauts":                        `unknown command "stauts"; did you mean status?`,
+		"apply":                         "unknown command \"apply\"; `kubectl gpusharing help` lists",
+		"status --polcy x":              "unknown flag: --polcy; did you mean --policy?",
+		"plan --delet research":         "did you mean --delete?",
+		"status --request-timeout=soon": "Invalid timeout value",
+	} {
+		err := (&Program{Out: io.Discard}).Run(t.Context(), strings.Split(line, " "))
+		NewWithT(t).Expect(err).To(MatchError(ContainSubstring(says)), line)
 	}
+}
+
+// TestEachCommandHasItsOwnHelp: its flags and no other's, and one example that is a command line of it.
+func TestEachCommandHasItsOwnHelp(t *testing.T) {
+	p := &Program{}
+	for _, v := range p.verbs() {
+		name, _, _ := strings.Cut(v.use, " ")
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			var out strings.Builder
+			g.Expect((&Program{Out: &out}).Run(t.Context(), []string{name, "--help"})).To(Succeed())
+			g.Expect(out.String()).To(And(HavePrefix(cmp.Or(v.long, v.short)), ContainSubstring("\nUsage:\n  kubectl gpusharing "+v.use+"\n"),
+				ContainSubstring("\nExample:\n  kubectl gpusharing "+name), ContainSubstring("`kubectl gpusharing options` lists")))
+			g.Expect(strings.Contains(out.String(), "--filename")).To(Equal(name == "plan"))
+			g.Expect(out.String()).NotTo(ContainSubstring("--as-group"))
+			for line := range strings.Lines(out.String()) {
+				g.Expect(len(line)).To(BeNumerically("<=", 160), line)
+			}
+			other := strings.Builder{}
+			g.Expect((&Program{Out: &other}).Run(t.Context(), []string{"help", name})).To(Succeed())
+			g.Expect(other.String()).To(Equal(out.String()))
+
+			command, words := v.command(newFlags()), strings.Fields(v.example)
+			if to := slices.Index(words, ">"); to >= 0 {
+				words = words[:to]
+			}
+			g.Expect(command.ParseFlags(words[3:])).To(Succeed(), "the example")
+			if !strings.Contains(v.use, " ") {
+				g.Expect(command.Flags().Args()).To(BeEmpty(), "the example")
+			}
+		})
+	}
+	g := NewWithT(t)
+	var out strings.Builder
+	g.Expect((&Program{Out: &out}).Run(t.Context(), []string{"options"})).To(Succeed())
+	g.Expect(out.String()).To(And(ContainSubstring("--as "), ContainSubstring("--request-timeout"), ContainSubstring("--context"), Not(ContainSubstring("--policy"))))
 }
 
 // TestTopForPrograms: JSON and YAML hold what the agents measured, and why a node is not measured.
@@ -104,10 +148,93 @@ func TestPlanForPrograms(t *testing.T) {
 	g.Expect(at["a"]).To(And(HaveField("Policy", "research"), HaveField("FormerPolicy", ""), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1}),
 		HaveField("Expected", Not(BeEmpty())), HaveField("State", Not(Equal(string(node.UpToDate)))), HaveField("Steps", ContainElement(HavePrefix("device plugin: select configuration")))))
 	g.Expect(text).NotTo(ContainSubstring("null"))
-	text, err = marshal(planOf(s, change{applied: s.Policies}), outputJSON)
+	g.Expect(shown.Outcome).To(Equal("NonDisruptive"))
+	edited := policy(t, "cheap", `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}`)
+	text, err = marshal(planOf(s, change{applied: []v1alpha1.GPUSharingPolicy{edited}}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(text).To(ContainSubstring(`"change": "Update"`))
+	text, err = marshal(planOf(s, change{applied: s.Policies}), outputJSON)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(text).To(And(ContainSubstring(`"change": "None"`), ContainSubstring(`"outcome": "NoChange"`)), "it is in the cluster as it is")
 	g.Expect(text).NotTo(ContainSubstring("unread"))
+}
+
+// failure is an error unless it is what a plan has found.
+func failure(err error) error {
+	if outcome := NoChange; errors.As(err, &outcome) {
+		return nil
+	}
+	return err
+}
+
+// TestPlanIsAGate: by its outcome a pipeline decides whether to go on.
+func TestPlanIsAGate(t *testing.T) {
+	const renamed = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}`
+	toMIG := fmt.Sprintf(toMIG, "WaitForIdle")
+	for title, tc := range map[string]struct {
+		present, applied string
+		nodes            func(*testing.T) []cluster.Node
+		deleted          bool
+		outcome          OutcomeError
+	}{
+		"an identical policy":                     {slicing, slicing, nil, false, NoChange},
+		"an identical one of which a node cannot": {toMIG, toMIG, func(t *testing.T) []cluster.Node { return []cluster.Node{newNode(t, "t", sim.T4)} }, false, NoChange},
+		"a new one that shares by time-slicing":   {"", slicing, nil, false, NonDisruptive},
+		"other replicas":                          {renamed, slicing, nil, false, NonDisruptive},
+		"a MIG layout":                            {"", toMIG, nil, false, Disruptive},
+		"a name that a workload does not ask for": {"", renamed, func(t *testing.T) []cluster.Node {
+			a := newNode(t, "a", sim.T4)
+			hold(&a, "web", 0, nil)
+			a.Pods[0].Requests, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
+			return []cluster.Node{a}
+		}, false, Disruptive},
+		"a node that does not report": {"", slicing, func(t *testing.T) []cluster.Node {
+			a := newNode(t, "a", sim.T4)
+			a.AgentReady, a.GPU.Status = false, v1alpha1.GPUNodeStatus{}
+			return []cluster.Node{a}
+		}, false, Disruptive},
+		"a layout that one of the nodes cannot have": {"", toMIG, func(t *testing.T) []cluster.Node {
+			return []cluster.Node{newNode(t, "a", sim.A100), newNode(t, "t", sim.T4)}
+		}, false, Unsatisfiable},
+		"a deletion": {slicing, "", nil, true, NonDisruptive},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			s := snapshotOf(newNode(t, "a", sim.A100))
+			if tc.nodes != nil {
+				s = snapshotOf(tc.nodes(t)...)
+			}
+			if tc.present != "" {
+				s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", tc.present)}
+			}
+			var asked change
+			if tc.applied != "" {
+				asked.applied = []v1alpha1.GPUSharingPolicy{policy(t, "research", tc.applied)}
+			}
+			if tc.deleted {
+				asked.deleted = []string{"research"}
+			}
+			outcome := outcomeOf(s, asked)
+			g.Expect(outcome).To(Equal(tc.outcome), outcome.Error())
+			g.Expect(planOf(s, asked).Outcome).To(Equal(tc.outcome.name()))
+		})
+	}
+}
+
+// TestPlanAddsUpWhatNodesOfferThatCannotChange: what a node offers that cannot satisfy the policy is not lost.
+func TestPlanAddsUpWhatNodesOfferThatCannotChange(t *testing.T) {
+	g := NewWithT(t)
+	asked := change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Evict"))}}
+	shown := text{}
+	shown.plan(snapshotOf(newNode(t, "a", sim.A100), newNode(t, "t", sim.T4), newNode(t, "u", sim.T4)), asked)
+	g.Expect(shown.String()).To(And(ContainSubstring("  afterwards   nvidia.com/gpu: 2, nvidia.com/mig-2g.10gb: 3\n"),
+		ContainSubstring("  kinds        1 node with NVIDIA-A100-SXM4-40GB: nvidia.com/mig-2g.10gb: 3\n               2 nodes with Tesla-T4: nvidia.com/gpu: 1\n"),
+		ContainSubstring("\n2 NODES alike, t, u\n  cannot       MIGNotSupported")))
+	shown = text{}
+	shown.plan(snapshotOf(newNode(t, "t", sim.T4)), asked)
+	g.Expect(shown.String()).To(ContainSubstring("  afterwards   nvidia.com/gpu: 1\n"), "not nothing")
+	report := planOf(snapshotOf(newNode(t, "t", sim.T4)), asked)
+	g.Expect(report.Nodes).To(HaveExactElements(HaveField("Expected", map[string]int64{"nvidia.com/gpu": 1})))
 }
 
 // TestPlanTellsProgramsWhatItCouldNotRead: without it a plan on half of the cluster looks like one on all of it.

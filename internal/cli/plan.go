@@ -10,14 +10,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"slices"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/cli-runtime/pkg/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -29,7 +32,7 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if len(rest) > 0 || len(f.files)+len(f.deleted) == 0 {
 		return hint(errNoFile)
 	}
-	submitted, err := p.policies(f.files)
+	submitted, err := p.policies(f.files, f.recursive)
 	if err != nil {
 		return err
 	}
@@ -41,6 +44,7 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
+	asked.otherStack = f.stacks
 	var preview string
 	if f.output != "" {
 		preview, err = marshal(planOf(s, asked), f.output)
@@ -50,7 +54,13 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	return p.write(preview)
+	if err := p.write(preview); err != nil {
+		return err
+	}
+	if o := outcomeOf(s, asked); o != NoChange {
+		return o
+	}
+	return nil
 }
 
 // ask lets the API server check policies in a dry run, and reads the cluster that they and the deletion of others would
@@ -59,8 +69,13 @@ func (p *Program) ask(
 	ctx context.Context, c client.Client, namespace string, submitted []*unstructured.Unstructured, deleted []string,
 ) (change, cluster.Snapshot, error) {
 	asked := change{deleted: deleted}
+	var unchecked []string
 	for _, u := range submitted {
 		policy, err := admit(ctx, c, u)
+		if apierrors.IsForbidden(err) {
+			unchecked = append(unchecked, u.GetName())
+			policy, err = uncheckedPolicy(u)
+		}
 		if err != nil {
 			return asked, cluster.Snapshot{}, advise(fmt.Errorf("policy %s: %w", u.GetName(), err))
 		}
@@ -70,7 +85,10 @@ func (p *Program) ask(
 	if err != nil {
 		return asked, s, advise(err)
 	}
-	asked.lacks = told.lacks
+	if asked.lacks = told.lacks; len(unchecked) > 0 {
+		asked.lacks = append(asked.lacks, fmt.Sprintf("You may not write policies, so the API server has not checked %s: only unknown fields are refused here. With the "+
+			"ClusterRole gpu-sharing-edit it does, in a dry run", strings.Join(unchecked, ", ")))
+	}
 	if err := knows(s, asked); err != nil {
 		return asked, s, err
 	}
@@ -78,28 +96,38 @@ func (p *Program) ask(
 	return asked, s, advise(err)
 }
 
-// policies reads the policies of files.
-func (p *Program) policies(files []string) ([]*unstructured.Unstructured, error) {
+// policies reads the policies of files, folders and URLs; "-" is stdin.
+func (p *Program) policies(files []string, recursive bool) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
-	for _, file := range files {
-		data, err := p.open(file)
+	named := slices.DeleteFunc(slices.Clone(files), func(file string) bool { return file == "-" })
+	if len(named) < len(files) {
+		data, err := io.ReadAll(p.In)
 		if err != nil {
-			return nil, fmt.Errorf("reading a policy: %w", err)
+			return nil, fmt.Errorf("reading stdin: %w", err)
 		}
-		found, err := parse(data)
-		if err != nil {
-			return nil, fmt.Errorf("reading %s: %w", file, err)
+		if all, err = parse(data); err != nil {
+			return nil, fmt.Errorf("reading stdin: %w", err)
 		}
-		all = append(all, found...)
+	}
+	if len(named) == 0 {
+		return all, nil
+	}
+	builder := resource.NewLocalBuilder().Unstructured().FilenameParam(false, &resource.FilenameOptions{Filenames: named, Recursive: recursive})
+	found, err := builder.Flatten().Do().Infos()
+	if err != nil {
+		return nil, fmt.Errorf("reading policies: %w", err)
+	}
+	for _, info := range found {
+		u, is := info.Object.(*unstructured.Unstructured)
+		if !is {
+			return nil, fmt.Errorf("reading %s: it holds a %T", info.Source, info.Object)
+		}
+		if err := isPolicy(u); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", info.Source, err)
+		}
+		all = append(all, u)
 	}
 	return all, nil
-}
-
-func (p *Program) open(file string) ([]byte, error) {
-	if file == "-" {
-		return io.ReadAll(p.In)
-	}
-	return os.ReadFile(file)
 }
 
 // parse finds the policies in YAML or JSON.
@@ -162,6 +190,20 @@ func admit(ctx context.Context, c client.Client, u *unstructured.Unstructured) (
 		return nil, err
 	}
 	return present, nil
+}
+
+// uncheckedPolicy is a policy as it was submitted, for a user who may not ask the API server to check it. Unknown fields
+// are an error. What the schema would fill in, the engine takes for granted.
+func uncheckedPolicy(u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {
+	data, err := u.MarshalJSON()
+	if err != nil {
+		return nil, fmt.Errorf("encoding it: %w", err)
+	}
+	policy := &v1alpha1.GPUSharingPolicy{}
+	if err := sigsyaml.UnmarshalStrict(data, policy); err != nil {
+		return nil, fmt.Errorf("reading it: %w", err)
+	}
+	return policy, nil
 }
 
 func typed(u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {

@@ -22,6 +22,8 @@ type change struct {
 	found string
 	// lacks is what is not known, because the user may not read it.
 	lacks []string
+	// otherStack asks what pods could request if the other one of NVIDIA's programs offered the GPUs.
+	otherStack bool
 }
 
 // of returns the snapshot as it is after the change.

@@ -15,7 +15,9 @@ import (
 // planReport is what plan prints for programs.
 type planReport struct {
 	// Unread is what is not known, because the user may not read it.
-	Unread   []string        `json:"unread,omitempty"`
+	Unread []string `json:"unread,omitempty"`
+	// Outcome is NoChange, NonDisruptive, Disruptive or Unsatisfiable: by it plan exits with 0, 2, 3 or 4.
+	Outcome  string          `json:"outcome"`
 	Policies []plannedPolicy `json:"policies"`
 	// Nodes are those that one of the policies governs before the change or after it.
 	Nodes []plannedNode `json:"nodes"`
@@ -26,6 +28,7 @@ const (
 	changeCreate = "Create"
 	changeUpdate = "Update"
 	changeDelete = "Delete"
+	changeNone   = "None" // the policy is in the cluster as it is
 )
 
 type plannedPolicy struct {
@@ -45,7 +48,7 @@ type plannedNode struct {
 	Reason  string `json:"reason"`
 	Message string `json:"message,omitempty"`
 	// Advertised are the resources that the node offers now. Expected are those that it offers once it is in the
-	// desired state; it is absent where no policy governs the node.
+	// desired state or, where it cannot be, goes on to offer; it is absent where no policy governs the node.
 	Advertised map[string]int64 `json:"advertised"`
 	Expected   map[string]int64 `json:"expected,omitempty"`
 	Steps      []string         `json:"steps"`
@@ -55,15 +58,12 @@ type plannedNode struct {
 // planOf is what would happen after a change of the policies.
 func planOf(s cluster.Snapshot, c change) planReport {
 	before, after := rollout.Decide(s), rollout.Decide(c.of(s))
-	report := planReport{Unread: c.lacks, Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
+	report := planReport{Unread: c.lacks, Outcome: outcomeOf(s, c).name(), Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
 	names := slices.Clone(c.deleted)
 	for _, policy := range c.applied {
 		names = append(names, policy.Name)
-		kind, status := changeCreate, after.Policies[policy.Name]
-		if slices.ContainsFunc(s.Policies, named(policy.Name)) {
-			kind = changeUpdate
-		}
-		report.Policies = append(report.Policies, plannedPolicy{policy.Name, kind, &status})
+		status := after.Policies[policy.Name]
+		report.Policies = append(report.Policies, plannedPolicy{policy.Name, changeOf(s, &policy), &status})
 	}
 	for _, name := range c.deleted {
 		report.Policies = append(report.Policies, plannedPolicy{Name: name, Change: changeDelete})
@@ -88,9 +88,12 @@ func planOf(s cluster.Snapshot, c change) planReport {
 func plannedNodeOf(n rollout.NodeState, was, selected string) plannedNode {
 	planned := plannedNode{
 		Name: n.Node, FormerPolicy: was, Policy: n.Policy, State: string(n.State), Reason: n.Reason, Message: n.Message,
-		Advertised: map[string]int64{}, Expected: n.Expected, Steps: append([]string{}, steps(n, selected)...),
+		Advertised: map[string]int64{}, Steps: append([]string{}, steps(n, selected)...),
 	}
 	maps.Copy(planned.Advertised, n.Advertised)
+	if n.Policy != "" {
+		planned.Expected = thenOffered(&n)
+	}
 	for _, b := range n.Blockers {
 		planned.BlockedBy = append(planned.BlockedBy, b.String())
 	}

@@ -6,6 +6,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -27,7 +29,8 @@ func (t *text) plan(s cluster.Snapshot, c change) {
 	changed := c.of(s)
 	before, after := rollout.Decide(s), rollout.Decide(changed)
 	var moved []rollout.NodeState
-	if hasTwoStacks(&changed) && len(c.applied) > 0 {
+	c.otherStack = c.otherStack || hasTwoStacks(&changed)
+	if c.otherStack && len(c.applied) > 0 {
 		moved = rollout.Decide(movedOver(changed)).Nodes
 	}
 	was := map[string]rollout.NodeState{}
@@ -36,11 +39,12 @@ func (t *text) plan(s cluster.Snapshot, c change) {
 	}
 	for _, policy := range c.applied {
 		t.paragraph()
-		existed := slices.ContainsFunc(s.Policies, named(policy.Name))
-		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
+		t.policy(policy.Name, changeOf(s, &policy), after, s.Nodes)
 		t.rows("classes", classesOf(after))
 		t.nodes(policy.Name, was, after, s.Nodes)
-		t.stacks(policy.Name, &changed, after.Nodes, moved)
+		if c.otherStack {
+			t.stacks(policy.Name, &changed, after.Nodes, moved)
+		}
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
@@ -61,7 +65,9 @@ func planText(ctx context.Context, c client.Client, s cluster.Snapshot, asked ch
 	preview := text{width: width}
 	preview.lacking(asked.lacks)
 	preview.plan(s, asked)
-	preview.nodeGroups(groups, asked.applied)
+	preview.paragraph()
+	preview.row(0, "", "OUTCOME "+outcomeOf(s, asked).Error())
+	preview.nodeGroups(groups, asked.applied) // last, since it is pasted
 	return preview.String(), nil
 }
 
@@ -72,13 +78,13 @@ func (t *text) paragraph() {
 	}
 }
 
+// words for what becomes of a policy.
+var changeWords = map[string]string{changeCreate: "new", changeUpdate: "changed", changeNone: "unchanged"}
+
 // policy writes what the policy as a whole comes to.
-func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStatus, unmet []string) {
-	what := "new"
-	if existed {
-		what = "changed"
-	}
-	t.row(0, "", fmt.Sprintf("POLICY %s (%s): selects %s", name, what, count(int(s.Nodes.Matched), "node")))
+func (t *text) policy(name, change string, after rollout.Decision, nodes []cluster.Node) {
+	s := after.Policies[name]
+	t.row(0, "", fmt.Sprintf("POLICY %s (%s): selects %s", name, changeWords[change], count(int(s.Nodes.Matched), "node")))
 	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionAccepted); found && c.Reason != v1alpha1.ReasonAccepted {
 		label := "note"
 		if c.Status == metav1.ConditionFalse {
@@ -86,15 +92,13 @@ func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStat
 		}
 		t.row(2, label, fmt.Sprintf("%s: %s", c.Reason, c.Message))
 	}
-	now, then := map[string]int64{}, map[string]int64{}
 	shared := []string{}
 	for _, r := range s.Resources {
-		put(now, r.Name, r.Advertised)
-		put(then, r.Name, r.Expected)
 		if r.Oversubscription > 0 {
 			shared = append(shared, fmt.Sprintf("%d containers share each that advertises %s", r.Oversubscription, r.Name))
 		}
 	}
+	now, then, kinds := offeredUnder(name, after.Nodes, nodes)
 	if s.NextWindowTime != nil {
 		t.row(2, "starts", fmt.Sprintf("at %s, when the next maintenance window opens (rollout.windows); what disrupts no pod starts at once",
 			s.NextWindowTime.Format(time.RFC3339)))
@@ -102,12 +106,56 @@ func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStat
 	if s.Nodes.Matched > s.Nodes.Conflicted {
 		t.row(2, "advertised", resources(now))
 		t.row(2, "afterwards", resources(then))
+		if len(kinds) > 1 {
+			t.rows("kinds", kinds)
+		}
 		t.rows("shared", shared)
 	}
 	if c, asked := condition.Find(s.Conditions, v1alpha1.ConditionTainted); asked {
 		t.row(2, "taints", c.Message)
 	}
-	t.rows("affected", unmet)
+	t.rows("affected", after.Unmet[name])
+}
+
+// thenOffered is what a node offers once all policies are in force: what it does now, where it cannot satisfy its own.
+func thenOffered(n *rollout.NodeState) map[string]int64 {
+	if n.Expected == nil || n.State == node.Unsupported || n.State == node.Unknown {
+		return n.Advertised
+	}
+	return n.Expected
+}
+
+// offeredUnder is what the nodes of a policy offer now, and then: all together, and a line for each kind of node.
+func offeredUnder(policy string, states []rollout.NodeState, nodes []cluster.Node) (now, then map[string]int64, kinds []string) {
+	now, then = map[string]int64{}, map[string]int64{}
+	products, counts := map[string]string{}, map[string]int{}
+	for i := range nodes {
+		products[nodes[i].Name] = productsOf(gpuReports(&nodes[i], dra.DevicePlugin))
+	}
+	var order []string
+	for i := range states {
+		n := &states[i]
+		if n.Policy != policy {
+			continue
+		}
+		for name, count := range n.Advertised {
+			now[name] += count
+		}
+		for name, count := range thenOffered(n) {
+			then[name] += count
+		}
+		kind := products[n.Node] + ": " + resources(thenOffered(n))
+		if counts[kind]++; counts[kind] == 1 {
+			order = append(order, kind)
+		}
+	}
+	for _, kind := range order {
+		kinds = append(kinds, fmt.Sprintf("%s with %s", count(counts[kind], "node"), kind))
+	}
+	nonzero := func(counts map[string]int64) { maps.DeleteFunc(counts, func(_ string, n int64) bool { return n == 0 }) }
+	nonzero(now)
+	nonzero(then)
+	return now, then, kinds
 }
 
 func put(counts map[string]int64, name string, n int64) {
@@ -128,15 +176,32 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, after roll
 	for i := range objects {
 		of[objects[i].Name] = &objects[i]
 	}
-	var same []string
+	var same, order []string
+	equal := map[string][]string{} // nodes, by what is written of them
 	for _, n := range after.Nodes {
 		switch before := was[n.Node].Policy; {
 		case n.Policy != policy && before != policy:
 		case n.Policy == policy && n.State == node.UpToDate:
 			same = append(same, n.Node)
 		default:
-			t.node(n, before, of[n.Node], policy)
+			body := text{width: t.width}
+			body.node(n, of[n.Node])
+			says := handover(n.Policy, before, policy) + "\n" + body.String()
+			if equal[says] == nil {
+				order = append(order, says)
+			}
+			equal[says] = append(equal[says], n.Node)
 		}
+	}
+	for _, says := range order {
+		head, body, _ := strings.Cut(says, "\n")
+		t.WriteString("\n")
+		if names := equal[says]; len(names) == 1 {
+			t.row(0, "", "NODE "+names[0]+head)
+		} else {
+			t.row(0, "", fmt.Sprintf("%d NODES alike, %s%s", len(names), format.List(names), head))
+		}
+		t.WriteString(body)
 	}
 	if len(same) > 0 {
 		t.WriteString("\n")
@@ -145,12 +210,11 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, after roll
 }
 
 // node writes what would be done to a node.
-func (t *text) node(n rollout.NodeState, before string, object *cluster.Node, policy string) {
-	t.WriteString("\n")
-	t.row(0, "", "NODE "+n.Node+handover(n.Policy, before, policy))
+func (t *text) node(n rollout.NodeState, object *cluster.Node) {
 	if n.State == node.Unsupported || n.State == node.Unknown {
 		t.row(2, "cannot", fmt.Sprintf("%s: %s", n.Reason, n.Message))
-		t.row(2, "advertised", resources(n.Advertised)+", as before")
+		t.row(2, "advertised", resources(n.Advertised))
+		t.row(2, "afterwards", resources(n.Advertised)+", as before")
 		return
 	}
 	t.row(2, "advertised", resources(n.Advertised))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -27,11 +28,6 @@ const (
 	outputYAML = "yaml"
 )
 
-// formatsOf are the values of --output that commands take, except must-gather, of which it is a file.
-var formatsOf = map[string][]string{
-	"status": {outputJSON, outputWide, outputYAML}, "top": {outputJSON, outputYAML}, "plan": {outputJSON, outputYAML}, "doctor": {outputJSON, outputYAML},
-}
-
 // marshal is a value as JSON or YAML, which programs read.
 func marshal(value any, output string) (string, error) {
 	data, err := json.MarshalIndent(value, "", "  ")
@@ -44,16 +40,31 @@ func marshal(value any, output string) (string, error) {
 	return strings.TrimRight(string(data), "\n") + "\n", nil
 }
 
-// mostInDetail is how many nodes status prints in detail unless it is asked for more.
-const mostInDetail = 10
+const (
+	// mostDrawn is how many GPUs status draws unless it is asked for some nodes, or for all: what fits on a screen.
+	mostDrawn = 6
+	// mostInDetail is how many nodes of a policy status prints in detail.
+	mostInDetail = 10
+)
 
 // query is which nodes status is asked for. Empty members leave none out.
 type query struct {
 	names           []string
 	policy, product string
+	labels          labels.Selector // nil: any
 	notReady        bool
 	all             bool      // in detail, however many they are
 	ages            time.Time // until when the ages of policies count; zero: until the cluster was read
+}
+
+// resolved is the query once it is known which name is that of a policy, which is asked for alone.
+func (q query) resolved(s cluster.Snapshot) query {
+	if len(q.names) != 1 || slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return n.Name == q.names[0] }) ||
+		!slices.ContainsFunc(s.Policies, named(q.names[0])) {
+		return q
+	}
+	q.policy, q.names = q.names[0], nil
+	return q
 }
 
 // check returns an error if a node, the policy or the product does not exist.
@@ -96,9 +107,11 @@ type report struct {
 	Ready  bool   `json:"ready"`
 	// Stack is which of NVIDIA's programs offers the GPUs: DevicePlugin, DRA, or Both.
 	Stack dra.Stack `json:"stack"`
-	// State is Ready, or the reason why not; Message what to do about it.
-	State      string           `json:"state"`
+	// Reason is Ready, or why the node is not; Message what to do about it. State is how far its change is.
+	Reason     string           `json:"reason"`
+	State      string           `json:"state,omitempty"`
 	Message    string           `json:"message,omitempty"`
+	Shares     shares           `json:"shares"`
 	Products   []string         `json:"products"`
 	Advertised map[string]int64 `json:"advertised"`
 	Plan       []string         `json:"plan,omitempty"`
@@ -157,12 +170,16 @@ func gpuReports(n *cluster.Node, stack dra.Stack) []gpuReport {
 // reports are those of the nodes that are asked for, by name.
 func reports(s cluster.Snapshot, q query) []report {
 	pending := unready(s)
+	left := stepsLeft(s, pending)
 	var all []report
 	for i := range s.Nodes {
 		r := reportOf(&s.Nodes[i], s.StackOf(&s.Nodes[i]), pending[s.Nodes[i].Name])
+		if !r.Ready && len(r.Plan) == 0 {
+			r.Plan = left[r.Name]
+		}
 		switch {
 		case len(q.names) > 0 && !slices.Contains(q.names, r.Name), q.policy != "" && r.Policy != q.policy, q.notReady && r.Ready,
-			q.product != "" && !has(r.node, q.product):
+			q.product != "" && !has(r.node, q.product), q.labels != nil && !q.labels.Matches(labels.Set(r.node.Labels)):
 		default:
 			all = append(all, r)
 		}
@@ -174,25 +191,19 @@ func reports(s cluster.Snapshot, q query) []report {
 func reportOf(n *cluster.Node, stack dra.Stack, pending pendingNode) report {
 	r := report{
 		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n, stack),
-		Stack: stack, Plan: pending.steps, BlockedBy: blockers(&n.GPU), GPUs: gpuReports(n, stack),
+		Stack: stack, Plan: pending.steps, BlockedBy: blockers(&n.GPU), GPUs: gpuReports(n, stack), Shares: sharesOn(n, stack),
 	}
-	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
-	r.standing = node.StandingOf("", r.State)
+	r.Reason, r.Message = stateOf(n.GPU.Status.Conditions)
+	r.standing = node.StandingOf("", r.Reason)
 	if pending.NodeName != "" {
-		if len(r.Plan) == 0 {
-			r.Plan = n.GPU.Status.Rollout.Steps
-		}
-		r.State, r.Message = pending.Reason, pending.Message
+		r.Reason, r.State, r.Message = pending.Reason, pending.State, pending.Message
 		r.standing = node.StandingOf(node.State(pending.State), pending.Reason)
-		if pending.State != "" {
-			r.State += " (" + pending.State + ")"
-		}
 	}
 	if !n.AgentReady && pending.NodeName == "" {
-		r.State, r.Message = v1alpha1.ReasonAgentNotReporting,
+		r.Reason, r.Message = v1alpha1.ReasonAgentNotReporting,
 			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	}
-	if r.Ready = r.State == v1alpha1.ReasonReady; r.Ready {
+	if r.Ready = r.Reason == v1alpha1.ReasonReady; r.Ready {
 		r.standing = node.NodeReady
 	}
 	for _, d := range n.GPU.Status.Devices {
@@ -203,34 +214,12 @@ func reportOf(n *cluster.Node, stack dra.Stack, pending pendingNode) report {
 	return r
 }
 
-// summary writes how many nodes of each policy are in which state, those that are ready first.
-func (t *text) summary(all []report) {
-	type group struct{ policy, state string }
-	counts := map[group]int{}
-	for i := range all {
-		counts[group{all[i].Policy, all[i].State}]++
+// stands says why a node is not ready, and how far its change is.
+func (r *report) stands() string {
+	if r.State == "" {
+		return r.Reason
 	}
-	groups := make([]group, 0, len(counts))
-	for g := range counts {
-		groups = append(groups, g)
-	}
-	slices.SortFunc(groups, func(a, b group) int {
-		ready := func(g group) int {
-			if g.state == v1alpha1.ReasonReady {
-				return 0
-			}
-			return 1
-		}
-		return cmp.Or(strings.Compare(a.policy, b.policy), ready(a)-ready(b), counts[b]-counts[a], strings.Compare(a.state, b.state))
-	})
-	t.row(0, "", fmt.Sprintf("NODES %d", len(all)))
-	for _, g := range groups {
-		by := "no policy"
-		if g.policy != "" {
-			by = "policy " + g.policy
-		}
-		t.row(2, "", fmt.Sprintf("%*d   %s   %s", len(fmt.Sprint(len(all))), counts[g], by, g.state))
-	}
+	return r.Reason + " (" + r.State + ")"
 }
 
 // doubts are why the status may not be what is so.
@@ -245,26 +234,32 @@ type doubts struct {
 // encoded is the status as JSON or YAML.
 func encoded(s cluster.Snapshot, q query, about doubts, output string) (string, error) {
 	type policyReport struct {
-		Name     string            `json:"name"`
-		Strategy v1alpha1.Strategy `json:"strategy"`
-		Ready    bool              `json:"ready"`
-		State    string            `json:"state"`
-		Message  string            `json:"message,omitempty"`
+		Name     string              `json:"name"`
+		Strategy v1alpha1.Strategy   `json:"strategy"`
+		Ready    bool                `json:"ready"`
+		Reason   string              `json:"reason"`
+		Message  string              `json:"message,omitempty"`
+		Nodes    v1alpha1.NodeCounts `json:"nodeCounts"`
+		Shares   shares              `json:"shares"`
 	}
 	shown := struct {
 		doubts
 
-		Policies []policyReport `json:"policies"`
-		Nodes    []report       `json:"nodes"`
-	}{doubts: about, Policies: []policyReport{}, Nodes: reports(s, q)}
+		Shares     shares         `json:"shares"`
+		Namespaces []namespaceUse `json:"namespaces"`
+		Policies   []policyReport `json:"policies"`
+		Nodes      []report       `json:"nodes"`
+	}{doubts: about, Namespaces: []namespaceUse{}, Policies: []policyReport{}, Nodes: reports(s, q)}
 	if shown.Nodes == nil {
 		shown.Nodes = []report{}
 	}
+	shown.Shares, shown.Namespaces = sumOf(shown.Nodes, anyPolicy), append(shown.Namespaces, byNamespace(shown.Nodes)...)
 	policies := q.policies(s.Policies)
 	for i := range policies {
-		state, why := policyState(&policies[i])
+		p := &policies[i]
+		reason, why := policyState(p)
 		shown.Policies = append(shown.Policies, policyReport{
-			policies[i].Name, policies[i].Spec.Sharing.Strategy, state == v1alpha1.ReasonReady, state, why,
+			p.Name, p.Spec.Sharing.Strategy, reason == v1alpha1.ReasonReady, reason, why, p.Status.Nodes, sumOf(shown.Nodes, p.Name),
 		})
 	}
 	return marshal(shown, output)

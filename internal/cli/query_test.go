@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -59,11 +60,24 @@ func TestStatusOfManyNodes(t *testing.T) {
 		return shown.String()
 	}
 	all := printed(many(t, 5000), query{})
-	g.Expect(strings.Count(all, "\n")).To(BeNumerically("<", 150), "5,000 nodes")
-	g.Expect(strings.Count(all, "NODE node-")).To(Equal(mostInDetail))
+	g.Expect(strings.Count(all, "\n")).To(BeNumerically("<", 24), "5,000 nodes on a screen")
+	g.Expect(strings.Count(printed(many(t, 5000), query{policy: "cheap"}), "NODE node-")).To(Equal(mostInDetail), "of a policy those that are not ready")
 	g.Expect(strings.Count(printed(many(t, 40), query{all: true}), "NODE node-")).To(Equal(40), "-o wide")
-	g.Expect(strings.Count(printed(many(t, 10), query{}), "NODE node-")).To(Equal(10), "so few are all printed")
+	g.Expect(strings.Count(printed(many(t, mostDrawn), query{}), "NODE node-")).To(Equal(mostDrawn), "so few GPUs are all drawn")
 	g.Expect(printed(many(t, 3), query{notReady: true, product: "NVIDIA-A100-SXM4-40GB", policy: "cheap"})).To(HaveSuffix("\nNo node is as the flags ask for.\n"))
+}
+
+// TestStatusShowsNoStepThatIsDone: the controller's report may be older than that of the agent.
+func TestStatusShowsNoStepThatIsDone(t *testing.T) {
+	g := NewWithT(t)
+	n := partitioned(t)
+	n.GPU.Status.Rollout = v1alpha1.RolloutStatus{PolicyName: "research", State: string(node.Applying), Steps: []string{"GPU 0: enable MIG mode", "GPU 0: create 3g.20gb"}}
+	n.GPU.Status.Conditions[0] = metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonProgressing}
+	s := snapshotOf(n)
+	s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 1}, {profile: 1g.5gb, count: 1}]}]}}}`)}
+	all := reports(s, query{})
+	g.Expect(all).To(HaveLen(1))
+	g.Expect(all[0]).To(And(HaveField("Ready", false), HaveField("Plan", BeEmpty())), "its instances are there")
 }
 
 // TestStatusFilters: each flag leaves nodes out, and what does not exist is named.
@@ -83,6 +97,7 @@ func TestStatusFilters(t *testing.T) {
 	g.Expect(names(query{names: []string{"node-0007", "node-0008"}, notReady: true})).To(Equal([]string{"07"}))
 	g.Expect(query{names: []string{"node-0007"}, policy: "cheap", product: "Tesla-T4"}.check(s)).To(Succeed())
 	g.Expect(query{names: []string{"x"}}.check(s)).To(MatchError(ContainSubstring(`"x" is no node with GPUs`)))
+	g.Expect(query{names: []string{"cheap"}}.resolved(s)).To(Equal(query{policy: "cheap"}), "the name of a policy")
 	g.Expect(query{policy: "cheep"}.check(s)).To(MatchError(ContainSubstring(`there is no policy "cheep"`)))
 	g.Expect(query{product: "T4"}.check(s)).To(MatchError(ContainSubstring(`no node has GPUs of product "T4"`)))
 }
@@ -103,11 +118,11 @@ func TestStatusForPrograms(t *testing.T) {
 	g.Expect(json.Unmarshal([]byte(inJSON), &read)).To(Succeed())
 	g.Expect(read.Policies).To(ConsistOf(And(HaveKeyWithValue("name", "cheap"), HaveKeyWithValue("strategy", "TimeSlicing"), HaveKeyWithValue("ready", false))))
 	g.Expect(read.Nodes).To(HaveLen(12))
-	g.Expect(read.Nodes[7]).To(And(HaveField("Name", "node-0007"), HaveField("Ready", false), HaveField("State", v1alpha1.ReasonDrainTimedOut),
+	g.Expect(read.Nodes[7]).To(And(HaveField("Name", "node-0007"), HaveField("Ready", false), HaveField("Reason", v1alpha1.ReasonDrainTimedOut),
 		HaveField("Policy", "cheap"), HaveField("Products", []string{"Tesla-T4"}), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1})))
 	empty, err := encoded(cluster.Snapshot{}, query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
+	g.Expect(empty).To(MatchJSON(`{"shares": {"offered": 0, "inUse": 0}, "namespaces": [], "policies": [], "nodes": []}`), "lists, not null")
 }
 
 // TestProgramsReadHowGPUsAreShared: by status -o json, with who has which share.

@@ -27,10 +27,7 @@ var ErrNotRestored = errors.New("not restored")
 
 // restore deletes all policies and waits until every node and NVIDIA's ClusterPolicy are as they were before the
 // operator.
-func (p *Program) restore(ctx context.Context, f *flags, rest []string) error {
-	if len(rest) > 0 {
-		return hint(fmt.Errorf("restore takes no argument, but was given %s", strings.Join(rest, " ")))
-	}
+func (p *Program) restore(ctx context.Context, f *flags, _ []string) error {
 	if f.timeout <= 0 {
 		return hint(fmt.Errorf("--timeout %s is not more than 0s", f.timeout))
 	}

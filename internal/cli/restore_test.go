@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/spf13/pflag"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -198,11 +200,20 @@ func (s *shared) restoreStep(step int) bool {
 	return true
 }
 
+// restoring are the flags of restore, as given.
+func restoring(t *testing.T, args ...string) *flags {
+	t.Helper()
+	f, verbs := newFlags(), (&Program{}).verbs()
+	set := pflag.NewFlagSet("restore", pflag.ContinueOnError)
+	verbs[slices.IndexFunc(verbs, func(v verb) bool { return v.use == "restore" })].flags(f, set)
+	NewWithT(t).Expect(set.Parse(args)).To(Succeed())
+	return f
+}
+
 // run restores with these flags and this answer.
 func (s *shared) run(answer string, args ...string) (string, error) {
 	s.t.Helper()
-	f, out := newFlags(), &strings.Builder{}
-	s.Expect(f.set.Parse(append([]string{"--timeout=1m"}, args...))).To(Succeed())
+	f, out := restoring(s.t, append([]string{"--timeout=1m"}, args...)...), &strings.Builder{}
 	p := &Program{In: strings.NewReader(answer), Interactive: answer != "", Out: out, Clock: s.clock}
 	c := interceptor.NewClient(s.client, interceptor.Funcs{
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
@@ -469,8 +480,7 @@ func TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown(t *testing.T) {
 				return errors.Join(c.Delete(ctx, o, opts...), io.ErrUnexpectedEOF)
 			},
 		}).Build()
-	f := newFlags()
-	g.Expect(f.set.Parse([]string{"--yes"})).To(Succeed())
+	f := restoring(t, "--yes")
 	p := &Program{In: strings.NewReader(""), Out: &strings.Builder{}, Clock: &waiting{FakeClock: clocktesting.NewFakeClock(now)}}
 	err = restoration{Program: p, client: c}.run(t.Context(), f)
 	g.Expect(err).To(MatchError(And(ContainSubstring("unexpected EOF"), ContainSubstring("Run the command again"))))
@@ -498,8 +508,7 @@ func TestARestoreThatHasBegunDoesNotSayThatItDidNot(t *testing.T) {
 						return c.Delete(ctx, o, opts...)
 					},
 				}).Build()
-			f, out := newFlags(), &strings.Builder{}
-			g.Expect(f.set.Parse([]string{"--yes", "--timeout=1m"})).To(Succeed())
+			f, out := restoring(t, "--yes", "--timeout=1m"), &strings.Builder{}
 			p := &Program{In: strings.NewReader(""), Out: out, Clock: &waiting{FakeClock: clocktesting.NewFakeClock(now)}}
 			err := restoration{Program: p, client: c}.run(t.Context(), f)
 			g.Expect(err).To(MatchError(ContainSubstring("etcd has no leader")))

@@ -47,7 +47,7 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 		if errors.Is(err, ErrUnhealthy) {
 			return nil // it could read everything
 		}
-		return err
+		return failure(err)
 	}
 	for _, tc := range []struct {
 		args []string
@@ -64,8 +64,8 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 			args: []string{"doctor"}, may: []string{"reader", "editor"},
 			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
 		}, {
-			args: []string{"plan", "-f", "-"}, may: []string{"editor"},
-			lack: map[string][]string{"nobody": {view, cli, edit}, "reader": {edit}},
+			args: []string{"plan", "-f", "-"}, may: []string{"reader", "editor"},
+			lack: map[string][]string{"nobody": {view, cli, edit}},
 		}, {
 			args: []string{"advise", "--prometheus", answering(t, "", seenOn("a", "train"))}, may: []string{"reader", "editor"},
 			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
@@ -88,6 +88,16 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("plan says what the API server has not checked", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := printed("reader", []string{"plan", "-f", "-"})
+		g.Expect(err).To(Equal(Disruptive))
+		g.Expect(strings.Join(strings.Fields(out), " ")).To(And(HavePrefix("You may not write policies, so the API server has not checked research"), ContainSubstring(edit),
+			HaveSuffix("OUTCOME Disruptive: GPUs have to be idle for it, or workloads find nothing to run on (exit code 3)")))
+		out, err = printed("editor", []string{"plan", "-f", "-"})
+		g.Expect(err).To(Equal(Disruptive))
+		g.Expect(out).To(HavePrefix("POLICY research (new)"))
+	})
 	t.Run("advise prints a policy without the right to plan, and names the role", func(t *testing.T) {
 		g := NewWithT(t)
 		address := answering(t, "", seenOn("a", "train"))

@@ -41,18 +41,16 @@ func (t *text) lacking(lacks []string) {
 	}
 }
 
-// hasTwoStacks reports whether the GPUs of the cluster can be offered by either of NVIDIA's programs: it has dynamic
-// resource allocation.
+// hasTwoStacks reports whether NVIDIA's DRA driver serves a node of the cluster, or is installed there: its chart brings
+// the DeviceClass.
 func hasTwoStacks(s *cluster.Snapshot) bool {
-	return s.DRA.ServesClasses || slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.StackOf(&n) != dra.DevicePlugin })
+	return slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.StackOf(&n) != dra.DevicePlugin }) ||
+		slices.ContainsFunc(s.DRA.Classes, func(c dra.Class) bool { return c.Name == dra.DriverName && !c.Unread })
 }
 
 // stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other
-// program did: moved are the nodes then. In a cluster without dynamic resource allocation there is no other.
+// program did: moved are the nodes then.
 func (t *text) stacks(policy string, s *cluster.Snapshot, now, moved []rollout.NodeState) {
-	if !hasTwoStacks(s) {
-		return
-	}
 	type line struct {
 		stack dra.Stack
 		moved string

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -27,11 +28,18 @@ const watchPoll = 5 * time.Second
 
 // status prints policies and nodes, or some nodes only; with --watch again whenever that changes.
 func (p *Program) status(ctx context.Context, f *flags, names []string) error {
+	q := query{names: names, policy: f.policy, product: f.product, notReady: f.notReady, all: f.output == outputWide}
+	if f.selector != "" {
+		var err error
+		if q.labels, err = labels.Parse(f.selector); err != nil {
+			return hint(fmt.Errorf("--selector: %w", err))
+		}
+	}
 	c, err := connect(f)
 	if err != nil {
 		return err
 	}
-	return p.statusBy(ctx, c, f, query{names: names, policy: f.policy, product: f.product, notReady: f.notReady, all: f.output == outputWide})
+	return p.statusBy(ctx, c, f, q)
 }
 
 func (p *Program) statusBy(ctx context.Context, c client.Client, f *flags, q query) error {
@@ -80,6 +88,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 	if err != nil {
 		return nil, advise(err)
 	}
+	q = q.resolved(s)
 	if err := q.check(s); err != nil {
 		return nil, err
 	}
@@ -105,28 +114,37 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 	}, nil
 }
 
-// status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and
-// in detail only the first that are not ready.
+// status writes what is so: all policies and nodes, or those that are asked for. Where not all GPUs fit on a screen it
+// writes equal nodes together, and why others are not ready.
 func (t *text) status(s cluster.Snapshot, q query) {
+	all := reports(s, q)
 	if len(q.names) == 0 {
 		ages := q.ages
 		if ages.IsZero() {
 			ages = s.Now
 		}
-		t.policies(q.policies(s.Policies), ages)
+		if len(s.Nodes) > 0 {
+			t.cluster(all)
+		}
+		t.policies(q.policies(s.Policies), all, ages)
 	}
 	if len(s.Nodes) == 0 {
 		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
 			"nvidia.com/gpu.present=true; look at those labels, and at the controller's log.")
 		return
 	}
-	all := reports(s, q)
-	shown := all
-	if len(all) > mostInDetail && len(q.names) == 0 && !q.all {
+	if len(all) == 0 {
 		t.paragraph()
-		t.summary(all)
-		shown = slices.DeleteFunc(slices.Clone(all), func(r report) bool { return r.Ready })
-		shown = shown[:min(len(shown), mostInDetail)]
+		t.row(0, "", "No node is as the flags ask for.")
+		return
+	}
+	shown := all
+	if len(q.names) == 0 && !q.all && gpusOf(all) > mostDrawn {
+		t.overview(all)
+		if shown = nil; q.policy != "" {
+			shown = slices.DeleteFunc(slices.Clone(all), func(r report) bool { return r.Ready })
+			shown = shown[:min(len(shown), mostInDetail)]
+		}
 	}
 	for i := range shown {
 		t.paragraph()
@@ -135,32 +153,27 @@ func (t *text) status(s cluster.Snapshot, q query) {
 			t.rows("MIG profiles", profilesOf(shown[i].node))
 		}
 	}
-	switch {
-	case len(all) == 0:
+	if len(shown) < len(all) {
 		t.paragraph()
-		t.row(0, "", "No node is as the flags ask for.")
-	case len(shown) < len(all):
-		t.paragraph()
-		t.row(0, "", fmt.Sprintf("%d more of these nodes are not printed in detail: name nodes, choose them by --policy, --product or --not-ready, or print all by -o wide.",
-			len(all)-len(shown)))
+		t.row(0, "", "Name nodes to see their GPUs and who has them, name a policy to see its nodes that are not ready, or print all by -o wide.")
 	}
 }
 
 // policies writes a table of the policies, and why one is not ready.
-func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, now time.Time) {
+func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, now time.Time) {
 	if len(policies) == 0 {
 		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are in their former state.")
 		return
 	}
 	table := tabwriter.NewWriter(t, 0, 0, 3, ' ', 0)
-	rows := []string{"POLICY\tSTRATEGY\tNODES\tREADY\tUPDATED\tBLOCKED\tSTATUS\tAGE"}
+	rows := []string{"POLICY\tSTRATEGY\tNODES\tREADY\tUPDATED\tBLOCKED\tIN USE\tSTATUS\tAGE"}
 	var why text
 	why.width = t.width
 	for i := range policies {
 		p, n := &policies[i], policies[i].Status.Nodes
 		state, because := policyState(p)
-		rows = append(rows, fmt.Sprintf("%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s", p.Name, p.Spec.Sharing.Strategy, n.Matched, n.Ready, n.Updated,
-			n.Blocked, state, age(p.CreationTimestamp.Time, now)))
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s", p.Name, p.Spec.Sharing.Strategy, n.Matched, n.Ready, n.Updated,
+			n.Blocked, sumOf(nodes, p.Name), state, age(p.CreationTimestamp.Time, now)))
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
@@ -223,14 +236,14 @@ func (t *text) statusOf(r *report) {
 	if r.Policy != "" {
 		by = "policy " + r.Policy
 	}
-	t.row(0, "", fmt.Sprintf("NODE %s   %s   %s", r.Name, by, r.State))
+	t.row(0, "", fmt.Sprintf("NODE %s   %s   %s", r.Name, by, r.stands()))
 	if r.Message != "" {
 		t.row(2, "why", r.Message)
 	}
 	if r.Stack != dra.DevicePlugin {
 		t.row(2, "stack", programOf(r.Stack))
 	}
-	t.row(2, "advertises", resources(r.Advertised))
+	t.row(2, "advertises", fmt.Sprintf("%s; %s", resources(r.Advertised), r.Shares.sentence()))
 	t.rows("plan", r.Plan)
 	t.rows("blocked by", r.BlockedBy)
 	t.picture(r.node, r.Stack)

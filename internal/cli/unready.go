@@ -5,6 +5,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -54,6 +55,29 @@ func unready(s cluster.Snapshot) map[string]pendingNode {
 		addUnlisted(found, p.Name, more, states)
 	}
 	return found
+}
+
+// stepsLeft are the steps that nodes which are not ready have before them, by node: those that the controller has
+// reported may be done.
+func stepsLeft(s cluster.Snapshot, pending map[string]pendingNode) map[string][]string {
+	waits := func(n cluster.Node) bool {
+		_, is := pending[n.Name]
+		return is && len(n.GPU.Status.Rollout.Steps) > 0
+	}
+	if !slices.ContainsFunc(s.Nodes, waits) {
+		return nil
+	}
+	left := map[string][]string{}
+	for _, n := range rollout.Decide(s).Nodes {
+		left[n.Node] = n.Plan
+	}
+	for i := range s.Nodes {
+		r := s.Nodes[i].GPU.Status.Rollout
+		if !slices.ContainsFunc(s.Policies, named(r.PolicyName)) {
+			left[s.Nodes[i].Name] = r.Steps // its policy is gone, or cannot be read
+		}
+	}
+	return left
 }
 
 // addReported adds a node that the controller reports as not ready in its GPUNode.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -39,10 +40,15 @@ func (u *user) askKubectl(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, u.kubectl, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+u.kubeconfig, "PATH="+programs+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
-	if err != nil {
+	if err != nil && !foretold(cmd) {
 		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return strings.TrimSpace(string(out)), nil
+}
+
+// foretold reports whether a command has ended as plan does that finds a change: with 2, 3 or 4.
+func foretold(cmd *exec.Cmd) bool {
+	return slices.Contains(cmd.Args, "plan") && cmd.ProcessState != nil && cmd.ProcessState.ExitCode() >= 2
 }
 
 // showKubectl shows what kubectl says, as it is.

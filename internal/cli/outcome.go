@@ -1,0 +1,123 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+)
+
+// OutcomeError is what a plan comes to, by which a pipeline decides whether to go on. It is the exit code of plan, and no
+// failure of the command.
+type OutcomeError int
+
+// The outcomes. 1 is left to commands that fail.
+const (
+	// NoChange: the policies are in the cluster as they are.
+	NoChange OutcomeError = 0
+	// NonDisruptive: no GPU and no instance must be idle for it.
+	NonDisruptive OutcomeError = 2
+	// Disruptive: some must, so that pods wait or are evicted; or workloads would find nothing to run on; or a node does
+	// not report, so that it is not known.
+	Disruptive OutcomeError = 3
+	// Unsatisfiable: a policy is not accepted, or a node that it selects cannot satisfy it.
+	Unsatisfiable OutcomeError = 4
+)
+
+func (o OutcomeError) name() string {
+	switch o {
+	case NoChange:
+		return "NoChange"
+	case NonDisruptive:
+		return "NonDisruptive"
+	case Disruptive:
+		return "Disruptive"
+	case Unsatisfiable:
+	}
+	return "Unsatisfiable"
+}
+
+// Error is the outcome as the last line of a plan says it.
+func (o OutcomeError) Error() string {
+	says := map[OutcomeError]string{
+		NoChange:      "the policies are in the cluster as they are",
+		NonDisruptive: "no GPU has to be idle for it",
+		Disruptive:    "GPUs have to be idle for it, or workloads find nothing to run on",
+		Unsatisfiable: "a policy is not accepted, or nodes that it selects cannot satisfy it",
+	}
+	return fmt.Sprintf("%s: %s (exit code %d)", o.name(), says[o], int(o))
+}
+
+// changeOf is what applying a policy is for it.
+func changeOf(s cluster.Snapshot, p *v1alpha1.GPUSharingPolicy) string {
+	at := slices.IndexFunc(s.Policies, named(p.Name))
+	switch {
+	case at < 0:
+		return changeCreate
+	case equality.Semantic.DeepEqual(s.Policies[at].Spec, p.Spec):
+		return changeNone
+	}
+	return changeUpdate
+}
+
+// outcomeOf is the worst that a change of policies comes to. A policy that is unchanged counts for nothing.
+func outcomeOf(s cluster.Snapshot, c change) OutcomeError {
+	before, after := rollout.Decide(s), rollout.Decide(c.of(s))
+	worst, names := NoChange, slices.Clone(c.deleted)
+	for _, name := range c.deleted {
+		if worst = max(worst, NonDisruptive); len(lost(name, c, s, before.Nodes, after.Nodes)) > 0 {
+			worst = Disruptive
+		}
+	}
+	for i := range c.applied {
+		p := &c.applied[i]
+		if changeOf(s, p) == changeNone {
+			continue
+		}
+		names, worst = append(names, p.Name), max(worst, NonDisruptive)
+		if len(after.Unmet[p.Name]) > 0 {
+			worst = max(worst, Disruptive)
+		}
+		if accepted, _ := condition.Find(after.Policies[p.Name].Conditions, v1alpha1.ConditionAccepted); accepted.Status == metav1.ConditionFalse {
+			worst = Unsatisfiable
+		}
+	}
+	was := map[string]rollout.NodeState{}
+	for _, n := range before.Nodes {
+		was[n.Node] = n
+	}
+	for _, n := range after.Nodes {
+		if b := was[n.Node]; slices.Contains(names, n.Policy) || slices.Contains(names, b.Policy) {
+			worst = max(worst, outcomeOn(&b, &n))
+		}
+	}
+	return worst
+}
+
+// outcomeOn is what a change comes to on a node.
+func outcomeOn(before, after *rollout.NodeState) OutcomeError {
+	switch after.State {
+	case node.Unsupported:
+		return Unsatisfiable
+	case node.UpToDate:
+		return NoChange
+	case node.PendingNonDisruptive, node.Selecting, node.Verifying, node.Finishing, node.Degraded:
+		return NonDisruptive
+	case node.Unknown, node.PendingDisruptive, node.Draining, node.StoppingOperands, node.Idle, node.Applying, node.Failed:
+	}
+	if before.Policy == after.Policy && before.ConfigName == after.ConfigName && reflect.DeepEqual(before.Devices, after.Devices) {
+		return NonDisruptive // it was on its way there before
+	}
+	return Disruptive
+}

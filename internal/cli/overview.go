@@ -1,0 +1,239 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+)
+
+// What status says of many nodes: how many shares there are and who has them, equal nodes together, and why others are
+// not ready, the same reason once.
+
+// shares are how many GPUs, instances and replicas are offered, and how many of them a container holds.
+type shares struct {
+	Offered int64 `json:"offered"`
+	InUse   int64 `json:"inUse"`
+}
+
+// String is "8 of 58". While a node changes, more can be held than are offered.
+func (s shares) String() string {
+	if s.InUse > s.Offered {
+		return fmt.Sprintf("%d, %d offered", s.InUse, s.Offered)
+	}
+	return fmt.Sprintf("%d of %d", s.InUse, s.Offered)
+}
+
+func (s shares) sentence() string {
+	if s.InUse > s.Offered {
+		return fmt.Sprintf("%s in use, %d offered", count(int(s.InUse), "share"), s.Offered)
+	}
+	return fmt.Sprintf("%d of %s in use", s.InUse, count(int(s.Offered), "share"))
+}
+
+// sharesOn are those of a node.
+func sharesOn(n *cluster.Node, stack dra.Stack) (s shares) {
+	for name, count := range n.Offered(stack) {
+		if cluster.IsGPUResource(name) {
+			s.Offered += count
+		}
+	}
+	for _, d := range devicesOf(n) {
+		s.InUse += int64(len(d.Holders))
+	}
+	return s
+}
+
+// anyPolicy stands for all nodes, also those that no policy governs.
+const anyPolicy = "*"
+
+// sumOf are the shares of the nodes that a policy governs.
+func sumOf(nodes []report, policy string) (sum shares) {
+	for i := range nodes {
+		if policy == anyPolicy || nodes[i].Policy == policy {
+			sum.Offered += nodes[i].Shares.Offered
+			sum.InUse += nodes[i].Shares.InUse
+		}
+	}
+	return sum
+}
+
+// namespaceUse is how many shares the pods of a namespace hold.
+type namespaceUse struct {
+	Namespace string `json:"namespace"`
+	InUse     int64  `json:"inUse"`
+}
+
+// byNamespace is who has the shares of some nodes, those that have most first.
+func byNamespace(nodes []report) (all []namespaceUse) {
+	held := map[string]int64{}
+	for i := range nodes {
+		for _, d := range devicesOf(nodes[i].node) {
+			for _, h := range d.Holders {
+				held[h.Namespace]++
+			}
+		}
+	}
+	for namespace, n := range held {
+		all = append(all, namespaceUse{namespace, n})
+	}
+	slices.SortFunc(all, func(a, b namespaceUse) int {
+		return cmp.Or(cmp.Compare(b.InUse, a.InUse), cmp.Compare(a.Namespace, b.Namespace))
+	})
+	return all
+}
+
+// gpusOf is how many GPUs some nodes have.
+func gpusOf(nodes []report) (n int) {
+	for i := range nodes {
+		n += len(nodes[i].GPUs)
+	}
+	return n
+}
+
+// cluster writes a line on all nodes, and who has their shares.
+func (t *text) cluster(nodes []report) {
+	ready := 0
+	for i := range nodes {
+		if nodes[i].Ready {
+			ready++
+		}
+	}
+	t.row(0, "", fmt.Sprintf("%s with %s: %d ready, %s", count(len(nodes), "node"), count(gpusOf(nodes), "GPU"), ready, sumOf(nodes, anyPolicy).sentence()))
+	var by []string
+	for _, use := range byNamespace(nodes) {
+		by = append(by, fmt.Sprintf("%s %d", use.Namespace, use.InUse))
+	}
+	if len(by) > 0 {
+		t.row(0, "", "In use by namespace: "+format.List(by))
+	}
+	t.WriteString("\n")
+}
+
+// group are nodes of which the same is so.
+type group struct {
+	policy, stands, gpus, offers string
+	nodes                        []string
+	shares                       shares
+}
+
+// overview writes equal nodes together, and the reasons why nodes are not ready, each once.
+func (t *text) overview(nodes []report) {
+	groups := groupsOf(nodes)
+	t.paragraph()
+	t.row(0, "", "NODES")
+	for _, g := range groups {
+		by := "no policy"
+		if g.policy != "" {
+			by = "policy " + g.policy
+		}
+		each := g.offers
+		if len(g.nodes) > 1 {
+			each += " each"
+		}
+		t.row(2, "", fmt.Sprintf("%*d × %s   %s   %s   %s   %s", len(fmt.Sprint(len(nodes))), len(g.nodes), parenthesized(g.gpus), by, g.stands, each, g.shares.sentence()))
+	}
+	t.notReady(nodes)
+}
+
+// parenthesized is a text in parentheses if it has a number of its own.
+func parenthesized(s string) string {
+	if strings.Contains(s, "×") {
+		return "(" + s + ")"
+	}
+	return s
+}
+
+// groupsOf puts equal nodes together: of each policy those that are ready first, and the most.
+func groupsOf(nodes []report) []*group {
+	var groups []*group
+	for i := range nodes {
+		r := &nodes[i]
+		g := &group{policy: r.Policy, stands: r.stands(), gpus: productsOf(r.GPUs), offers: resources(r.Advertised)}
+		same := func(o *group) bool {
+			return o.policy == g.policy && o.stands == g.stands && o.gpus == g.gpus && o.offers == g.offers
+		}
+		if at := slices.IndexFunc(groups, same); at >= 0 {
+			g = groups[at]
+		} else {
+			groups = append(groups, g)
+		}
+		g.nodes = append(g.nodes, r.Name)
+		g.shares.Offered, g.shares.InUse = g.shares.Offered+r.Shares.Offered, g.shares.InUse+r.Shares.InUse
+	}
+	slices.SortStableFunc(groups, func(a, b *group) int {
+		unready := func(g *group) int {
+			if g.stands == v1alpha1.ReasonReady {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(strings.Compare(a.policy, b.policy), unready(a)-unready(b), len(b.nodes)-len(a.nodes), strings.Compare(a.stands, b.stands))
+	})
+	return groups
+}
+
+// productsOf names GPUs of a node, such as "2 × Tesla-T4".
+func productsOf(gpus []gpuReport) string {
+	var products []string
+	counts := map[string]int{}
+	for _, d := range gpus {
+		if counts[d.Product]++; counts[d.Product] == 1 {
+			products = append(products, d.Product)
+		}
+	}
+	if len(gpus) == len(products) {
+		return cmp.Or(strings.Join(products, ", "), "unknown GPUs")
+	}
+	for i, product := range products {
+		products[i] = fmt.Sprintf("%d × %s", counts[product], product)
+	}
+	return strings.Join(products, ", ")
+}
+
+// mostReasons is how many reasons, and blockers, status writes.
+const mostReasons = 8
+
+// notReady writes why nodes are not ready, the same reason of several nodes once, and what blocks them.
+func (t *text) notReady(nodes []report) {
+	var reasons, blocked []string
+	with := map[string][]string{}
+	for i := range nodes {
+		r := &nodes[i]
+		if r.Ready {
+			continue
+		}
+		why := strings.TrimSuffix(r.stands()+": "+r.Message, ": ")
+		if with[why] == nil {
+			reasons = append(reasons, why)
+		}
+		with[why] = append(with[why], r.Name)
+		for _, b := range r.BlockedBy {
+			blocked = append(blocked, r.Name+": "+b)
+		}
+	}
+	if len(reasons) == 0 {
+		return
+	}
+	slices.SortStableFunc(reasons, func(a, b string) int { return len(with[b]) - len(with[a]) })
+	t.WriteString("\n")
+	t.row(0, "", "NOT READY")
+	for _, why := range reasons[:min(len(reasons), mostReasons)] {
+		t.row(2, count(len(with[why]), "node"), fmt.Sprintf("%s: %s", format.List(with[why]), why))
+	}
+	if more := len(reasons) - mostReasons; more > 0 {
+		t.row(2, "", fmt.Sprintf("and %s: status --not-ready -o wide prints all", count(more, "other reason")))
+	}
+	if more := len(blocked) - mostReasons; more > 0 {
+		blocked = append(blocked[:mostReasons], fmt.Sprintf("and %d more", more))
+	}
+	t.rows("blocked by", blocked)
+}
