@@ -38,7 +38,7 @@ var bounds = []bound{
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
 	{"words of docs/dev", 13990},
-	{"words of other docs that are written by hand", 14930},
+	{"words of other docs that are written by hand", 14840},
 	{"words of README.md", 905},
 }
 
