@@ -466,9 +466,9 @@ const (
 	AnnotationMachine = Group + "/machine"
 	// AnnotationOrphaned tells, on a GPUNode, since when its Node is gone.
 	AnnotationOrphaned = Group + "/orphaned"
-	// LabelManagedBy has the value ManagedByOperator on the operator's own DeviceClasses and DeviceTaintRules.
+	// LabelManagedBy has the value gpu-sharing-operator on the operator's own DeviceClasses and DeviceTaintRules.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
-	// ManagedByOperator is the value of LabelManagedBy.
+	// ManagedByOperator is the value of app.kubernetes.io/managed-by.
 	ManagedByOperator = "gpu-sharing-operator"
 	// AnnotationSync is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
 	AnnotationSync = Group + "/config"

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -299,7 +301,8 @@ func (d *diagnosis) classes(w cluster.DRA) {
 func (d *diagnosis) policies(policies []v1alpha1.GPUSharingPolicy) {
 	for i := range policies {
 		if state, why := policyState(&policies[i]); state != v1alpha1.ReasonReady {
-			d.warn("Policy %s is not ready: %s: %s. docs/troubleshooting.md lists what to do about each reason", policies[i].Name, state, why)
+			do := cmp.Or(node.WhatToDo(state), "docs/troubleshooting.md lists what to do about each reason")
+			d.warn("Policy %s is not ready: %s: %s. %s", policies[i].Name, state, why, do)
 		}
 	}
 }

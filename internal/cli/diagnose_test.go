@@ -170,7 +170,7 @@ func TestDoctor(t *testing.T) {
 		"a policy that is not ready": {func(is *installation) {
 			is.snapshot.Policies[0].Status.Conditions[0].Status, is.snapshot.Policies[0].Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonMIGActive
 			is.snapshot.Policies[0].Status.Conditions[0].Message = "GPU 0 is in MIG mode"
-		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. docs/troubleshooting.md"},
+		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. Let a MIG policy select the GPU, or disable its MIG mode"},
 		"NVIDIA's DRA driver serves a node": {drivenIn(func(*installation) {}), "", ""},
 		"NVIDIA's DRA driver serves all nodes": {drivenIn(func(is *installation) {
 			is.nodes, is.clusterPolicy = is.nodes[1:2], ""

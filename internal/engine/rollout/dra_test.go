@@ -940,7 +940,7 @@ func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 
 // TestAGPUThatIsLostRestartsNoDriver: a GPU falls off the bus, in the same boot. The driver has tainted it (GPU_LOST)
 // and serves the others. A driver that starts anew enumerates all GPUs, and ends if one of them answers with an error
-// (cmd/gpu-kubelet-plugin/nvlib.go). docs/faults.md: "does not restart the plugin, because that would offer the GPU
+// (cmd/gpu-kubelet-plugin/nvlib.go). docs/dev/faults.md: "does not restart the plugin, because that would offer the GPU
 // again".
 func TestAGPUThatIsLostRestartsNoDriver(t *testing.T) {
 	g := NewWithT(t)
