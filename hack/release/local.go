@@ -50,7 +50,6 @@ func local(ctx context.Context, set settings) error {
 	if err := publish(ctx, set, r); err != nil {
 		return err
 	}
-	progress("install it: helm install %s oci://%s/charts/%s --version %s --namespace %s --create-namespace",
-		chartName, r.registry, chartName, s.number(), chartName)
+	progress("install it: helm install %[1]s oci://%[2]s/charts/%[1]s --version %[3]s --namespace %[1]s --create-namespace", chartName, r.registry, s.number())
 	return nil
 }

@@ -31,7 +31,7 @@ func TestWhatIsPublishedFromACloneIsInstalled(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	homes := t.TempDir()
 	rendered, err := output(t.Context(), homes, []string{"HELM_CACHE_HOME=" + homes, "HELM_CONFIG_HOME=" + homes, "HELM_DATA_HOME=" + homes},
-		helm, "template", "x", "oci://"+to+"/charts/"+chartName, "--version", s.number(), "--plain-http")
+		helm, "template", "x", "oci://"+to+"/charts/"+chartName, "--devel", "--plain-http")
 	g.Expect(err).NotTo(HaveOccurred())
 	for image, layers := range map[string]int{controllerName: 1, agentName: 2} {
 		tag, err := name.NewTag(to + "/" + image + ":" + s.number())

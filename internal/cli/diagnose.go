@@ -19,7 +19,7 @@ import (
 )
 
 // The oldest versions that should work, and those of the device plugin that were tested or should work: the table
-// "Compatibility" of README.md.
+// "Compatibility" of docs/install.md.
 const (
 	leastKubernetes  = "1.30"
 	leastGPUOperator = "v25.3"

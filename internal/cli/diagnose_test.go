@@ -291,13 +291,13 @@ func TestOneAgentIsExpectedOnANode(t *testing.T) {
 	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1, dra: true})).To(Equal(2))
 }
 
-// TestCompatibilityIsThatOfTheREADME: the versions that doctor compares with stand in its table.
-func TestCompatibilityIsThatOfTheREADME(t *testing.T) {
+// TestCompatibilityIsThatOfTheDocs: the versions that doctor compares with stand in its table.
+func TestCompatibilityIsThatOfTheDocs(t *testing.T) {
 	g := NewWithT(t)
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/install.md")
 	g.Expect(err).NotTo(HaveOccurred())
 	rows := map[string]string{}
-	for line := range strings.Lines(string(readme)) {
+	for line := range strings.Lines(string(page)) {
 		if cells := strings.Split(line, "|"); len(cells) == 5 {
 			rows[strings.TrimSpace(cells[1])] = line
 		}
