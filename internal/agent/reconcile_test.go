@@ -539,6 +539,7 @@ func keepsDevices(s scenario) {
 
 func waitsForDriver(s scenario) {
 	n := s.node("", sim.A100)
+	n.Expect(n.controller.Ready(nil)).To(gomega.MatchError(gomega.ContainSubstring("has not reported")), "the controller takes one that is Ready at its word")
 	for state, reason := range map[driver.State]string{
 		driver.NotFound: v1alpha1.ReasonDriverNotFound, driver.NotReady: v1alpha1.ReasonDriverNotReady,
 		driver.Unsupported: v1alpha1.ReasonPlatformNotSupported,

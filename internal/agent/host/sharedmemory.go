@@ -118,6 +118,23 @@ func unmountOwn(folder string) error {
 	return nil
 }
 
+// Filled reports whether a file system that is mounted on a folder holds more than a quarter of the bytes or files that it
+// can. What is no mount of its own is not filled.
+func Filled(folder string) (bool, error) {
+	mounted, err := isMountPoint(folder)
+	if !mounted || err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return false, err
+	}
+	var stat unix.Statfs_t
+	if err := unix.Statfs(folder, &stat); err != nil {
+		return false, fmt.Errorf("looking how much %s holds: %w", folder, err)
+	}
+	return stat.Blocks-stat.Bfree > stat.Blocks/4 || stat.Files-stat.Ffree > stat.Files/4, nil
+}
+
 // isMountPoint reports whether a folder is on another file system than the folder above it.
 func isMountPoint(folder string) (bool, error) {
 	var here, above unix.Stat_t

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"time"
@@ -142,19 +143,22 @@ func (h *Host) Unused() (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	given, err := h.given()
+	return len(desired)+len(ours)+len(given) == 0, err
+}
+
+// given are the PIDs of the processes that were given a pipe directory, whose-ever daemon it is of.
+func (h *Host) given() (pids []int, err error) {
 	served, err := h.files.resources(PipeFolder)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	pipes := make([]string, 0, len(served))
 	for _, resource := range served {
 		pipes = append(pipes, h.files.path(resource, PipeFolder))
 	}
-	given, err := h.processes.Mounted(pipes...)
-	if err != nil {
-		return false, err //nolint:wrapcheck // names what it did
-	}
-	return len(desired)+len(ours)+len(given) == 0, nil
+	by, err := h.processes.Mounted(pipes...)
+	return slices.Concat(slices.Collect(maps.Values(by))...), err //nolint:wrapcheck // names what it did
 }
 
 // Converge starts, limits and ends daemons once. A daemon whose record says that it is as desired, or that it failed,
@@ -172,6 +176,9 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 	}
 	errs := []error{h.logs.follow(ctx, ours)} // before a daemon is ended, which takes its logs with it
 	errs = append(errs, h.trimAll(thorough))
+	if thorough {
+		errs = append(errs, h.relieve(ctx)) // before the daemons start again
+	}
 	if h.unused.driverContainerEnds() {
 		errs = append(errs, h.unused.end(ctx, ours...))
 	}

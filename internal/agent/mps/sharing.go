@@ -7,6 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
+
+	"github.com/go-logr/logr"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 // errSharedMemory says that clients to come cannot connect. NVIDIA's MPS DaemonSet mounts other shared memory when it
@@ -46,4 +51,42 @@ func (h *Host) endAll(ctx context.Context) error {
 		errs = append(errs, h.daemons.quit(ctx, was))
 	}
 	return errors.Join(errs...)
+}
+
+// relieve empties the shared memory of what pods that have ended have left there, which no container's memory limit
+// counts any more. That is done once it holds a quarter of what it can, and nobody uses MPS. The daemons are started anew
+// after it: nothing tells which of the files are theirs.
+func (h *Host) relieve(ctx context.Context) error {
+	shared := h.files.path(SharedMemory)
+	filled, err := host.Filled(shared)
+	if err != nil || !filled || !h.node.SharesMemory() || h.node.DriverLeaves() {
+		return err //nolint:wrapcheck // names what it did
+	}
+	if used, err := h.used(); used || err != nil {
+		return err
+	}
+	if err := h.endAll(ctx); err != nil && !errors.Is(err, errInUse) {
+		return err
+	}
+	if used, err := h.used(); used || err != nil { // a pod has started meanwhile
+		return err
+	}
+	logr.FromContextOrDiscard(ctx).Info("Emptied the shared memory of MPS, which pods that have ended had filled", "folder", shared)
+	return host.Clear(shared) //nolint:wrapcheck // names what it did
+}
+
+// used reports whether a process may use the shared memory: one that was given a pipe directory, a client of a daemon of
+// ours, or NVIDIA's own daemon.
+func (h *Host) used() (bool, error) {
+	given, err := h.given()
+	if err != nil || len(given) > 0 {
+		return true, err
+	}
+	started, err := h.files.resources(startedMarker)
+	for _, resource := range started {
+		if !h.files.has(path.Join(resource, recordName)) {
+			return true, nil
+		}
+	}
+	return err != nil, err
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -104,6 +105,11 @@ func (c *cacheBarrier) missing(ctx context.Context, cache client.Reader, now tim
 	}
 	lacking := ""
 	for o, e := range c.expected {
+		if !slices.Contains(kinds, o.kind) { // the API server serves its version no longer
+			delete(c.expected, o)
+			delete(c.begun, o.kind)
+			continue
+		}
 		shown, err := c.shows(ctx, cache, o, e, now)
 		if err != nil {
 			return "", err

@@ -7,28 +7,16 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
@@ -49,31 +37,6 @@ var (
 	classKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceClass"}
 	taintRuleKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
 )
-
-// serveAgain is how often the API server is asked for these kinds while it does not serve them.
-const serveAgain = time.Minute
-
-// watchedKind is a kind that the API server may not serve, and the version of it that is watched; nil: none is.
-type watchedKind struct {
-	schema.GroupKind
-	served atomic.Pointer[schema.GroupVersionKind]
-	// awaited reports that it is not known yet whether the API server serves the kind.
-	awaited atomic.Bool
-}
-
-// list reads all objects of the kind from the cache. There are none as long as the kind is not watched.
-func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured.Unstructured, error) {
-	kind := k.served.Load()
-	if kind == nil {
-		return nil, nil
-	}
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-	if err := c.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("reading %ss: %w", kind.Kind, err)
-	}
-	return list.Items, nil
-}
 
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the
 // driver and it is not known yet what the API server serves.
@@ -167,62 +130,6 @@ func listIn(o *unstructured.Unstructured, path ...string) []any {
 func asMap(value any) map[string]any {
 	m, _ := value.(map[string]any)
 	return m
-}
-
-// watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Only
-// nodes of NVIDIA's DRA driver wait for that.
-func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Request] {
-	kind.awaited.Store(true)
-	return source.TypedFunc[Request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Request]) error {
-		go func() {
-			_ = wait.PollUntilContextCancel(ctx, serveAgain, true, func(ctx context.Context) (bool, error) {
-				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Request{}, gathering) })
-				if meta.IsNoMatchError(err) {
-					kind.awaited.Store(false)
-				} else if err != nil {
-					log.FromContext(ctx).Error(err, "watching a kind", "kind", kind.Kind)
-				}
-				return err == nil, nil
-			})
-		}()
-		return nil
-	})
-}
-
-func (k *watchedKind) watch(ctx context.Context, mgr manager.Manager, wake func()) error {
-	mapping, err := mgr.GetRESTMapper().RESTMapping(k.GroupKind)
-	if err != nil {
-		return err
-	}
-	object := &unstructured.Unstructured{}
-	object.SetGroupVersionKind(mapping.GroupVersionKind)
-	informer, err := mgr.GetCache().GetInformer(ctx, object, cache.BlockUntilSynced(false))
-	if err != nil {
-		return err
-	}
-	_, err = informer.AddEventHandlerWithOptions(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { wake() }, DeleteFunc: func(any) { wake() },
-		UpdateFunc: func(old, updated any) {
-			if !reflect.DeepEqual(contentOf(old), contentOf(updated)) {
-				wake()
-			}
-		},
-	}, toolscache.HandlerOptions{})
-	if err == nil && toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		k.served.Store(&mapping.GroupVersionKind)
-		k.awaited.Store(false)
-		wake() // the objects count from now on
-	}
-	return err
-}
-
-// contentOf is what the cache keeps of an object, without its metadata.
-func contentOf(cached any) [2]any {
-	object, is := cached.(*unstructured.Unstructured)
-	if !is {
-		return [2]any{}
-	}
-	return [2]any{object.Object["spec"], object.Object["status"]}
 }
 
 // slimOthers keeps of objects whose kinds cannot be named in CacheOptions what decisions depend on.

@@ -480,3 +480,18 @@ type wakeCounter struct {
 }
 
 func (w wakeCounter) AddAfter(Request, time.Duration) { *w.wakes++ }
+
+// A node whose agent reports nothing must not look as if it did: a pod of a tenant has whatever label it likes.
+func TestAPodOfATenantThatLooksLikeAnAgentIsNone(t *testing.T) {
+	r := newReading(t)
+	r.Namespace = "own"
+	for _, namespace := range []string{"tenant", "own"} {
+		r.Expect(r.client.Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "agent", Labels: map[string]string{labelName: "gpu-sharing-agent"}},
+			Spec:       corev1.PodSpec{NodeName: "a"},
+			Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		})).To(Succeed())
+		r.store.complete = false // all is read again
+		r.Expect(r.nodes()["a"].AgentReady).To(Equal(namespace == "own"))
+	}
+}

@@ -5,6 +5,7 @@ package node
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -71,12 +72,21 @@ func decideNode(v *View) Result {
 	return r
 }
 
-// unsupported is the result of a node where the policy cannot be honoured.
+// unsupported is the result of a node where the policy cannot be honoured. What an earlier desired state has taken of
+// the node is given back, once the agent can no longer be at work on that.
 func unsupported(v *View) Result {
 	return Result{
-		State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
+		State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message, After: unavailableFor(v),
 		Next: atOnce(append(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v)...)...),
 	}
+}
+
+// unavailableFor is for how long the node is yet kept from its users for what the agent may be at work on; 0: it is not.
+func unavailableFor(v *View) time.Duration {
+	if !v.MadeUnavailable() {
+		return 0
+	}
+	return BusyFor(v)
 }
 
 // progress is the state of a node on its way to its target. The order of the cases matters:

@@ -21,6 +21,7 @@ type onego struct {
 	since, until time.Time
 	whole        time.Time // since when there was no break at all
 	maintained   time.Time // since when the driver is being upgraded
+	vain         time.Time // since when nothing is to be changed on it
 }
 
 // mostInOneGo is how long that may last: the drain, the stop, the agent's time with one reboot, the verification, and

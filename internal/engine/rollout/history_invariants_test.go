@@ -203,7 +203,7 @@ func (c *run) inBudget(h *host, a action.Action) {
 	owner := h.lastPolicy
 	disturbed := int32(0)
 	for _, o := range c.hosts {
-		if o.lastPolicy != owner || o.off || !o.AgentReady || o.upgrade.goesOn() {
+		if o.lastPolicy != owner || o.off || o.upgrade.goesOn() {
 			continue
 		}
 		_, stopped := o.Annotations[v1alpha1.AnnotationStopped]
@@ -241,6 +241,7 @@ func (c *run) harmless() {
 			h.wrote[uuid] = true
 		}
 	}
+	c.clientsOfMPS()
 	c.crashes, c.beside = nil, nil
 	defer func() {
 		for _, h := range c.all() {
@@ -269,6 +270,22 @@ func (c *run) harmless() {
 			}
 		}
 	}
+}
+
+// clientsOfMPS looks whether the operator has ended NVIDIA's MPS daemon under a client: by its pause, or by the label
+// that it keeps that daemon off by. A pod that ignores the operator's taint may come at any moment.
+func (c *run) clientsOfMPS() {
+	for _, name := range c.killed {
+		h := c.hosts[c.heldGPUs[name].node]
+		if h == nil || slices.Contains([]string{"tolerant", "static", "daemon"}, c.kinds[name]) {
+			continue
+		}
+		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
+		if paused && h.Labels[pluginLabel] == cluster.PausedValue || !h.features.ours.IsZero() {
+			c.breaks("harmless", "%s of %s ended with NVIDIA's MPS daemon, of which it was a client", name, h.Name)
+		}
+	}
+	c.killed = nil
 }
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.

@@ -212,6 +212,9 @@ func (c *run) step(faithful bool) rollout.Decision {
 		}
 	}
 	c.configureMIG(d)
+	if faithful {
+		c.heldInVain(d)
+	}
 	c.effects.end(c)
 	c.standAlone()
 	c.fought()

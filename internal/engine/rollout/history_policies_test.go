@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -91,4 +93,22 @@ func (c *run) countsAnew() {
 	for _, h := range c.all() {
 		h.countsAnew()
 	}
+}
+
+// manyEvent creates two dozen policies, of which several select each node, and deletes them after a while.
+func (c *run) manyEvent(random *rand.Rand) {
+	for i := range 24 {
+		p := history.Policy(fmt.Sprint("many-", i), []string{"a", "b", "none"}[random.IntN(3)], random)
+		p.Spec.Priority = int32(random.IntN(3))
+		c.serial++
+		p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
+		c.Policies = append(slices.Clone(c.Policies), p)
+		c.allows(&p)
+	}
+	c.countsAnew()
+	c.tell("there are %d policies", len(c.Policies))
+	c.rest(time.Duration(2+random.IntN(30))*time.Minute, 150)
+	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(p v1alpha1.GPUSharingPolicy) bool { return strings.HasPrefix(p.Name, "many-") })
+	c.countsAnew()
+	c.tell("there are %d policies", len(c.Policies))
 }

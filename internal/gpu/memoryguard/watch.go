@@ -108,8 +108,11 @@ func sameShare(a, b v1alpha1.MemoryUser) bool {
 	return a.Namespace == b.Namespace && a.PodName == b.PodName && a.ContainerName == b.ContainerName && a.ShareBytes == b.ShareBytes
 }
 
+// timeSliced reports whether a GPU is shared by time-slicing, with memory that can be: the API server refuses the
+// report of all GPUs of the node for one whose free memory is negative.
 func timeSliced(u *usage.Unit) bool {
-	return u.Strategy == v1alpha1.StrategyTimeSlicing && u.Instance == nil && !u.Partitioned && u.Memory != nil && u.Memory.Total > 0
+	return u.Strategy == v1alpha1.StrategyTimeSlicing && u.Instance == nil && !u.Partitioned &&
+		u.Memory != nil && u.Memory.Total > 0 && u.Memory.Free >= 0 && u.Memory.Free <= u.Memory.Total
 }
 
 // almostFull reports whether the free memory is below the threshold.

@@ -110,6 +110,19 @@ func TestNothingIsReported(t *testing.T) {
 	}
 }
 
+// A driver that answers nonsense for one GPU keeps none of the others from being reported.
+func TestAGPUWhoseMemoryCannotBeIsLeftOut(t *testing.T) {
+	g := NewWithT(t)
+	bad := full()
+	bad.GPU, bad.Memory = "GPU-2", &gpu.Memory{Total: 40 * gib, Used: 40 * gib, Free: -1}
+	w, _ := memoryguard.Watch{}.Next(spec(v1alpha1.MemoryGuardReport), []usage.Unit{bad, full()}, start)
+	for at := 5 * time.Second; at < time.Minute; at += 5 * time.Second {
+		w, _ = w.Next(spec(v1alpha1.MemoryGuardReport), []usage.Unit{bad, full()}, start.Add(at))
+	}
+	_, found := w.Next(spec(v1alpha1.MemoryGuardReport), []usage.Unit{bad, full()}, start.Add(time.Minute))
+	g.Expect(found).To(ConsistOf(HaveField("DeviceUUID", "GPU-1")))
+}
+
 func TestSamplesFarApartAreNoStretch(t *testing.T) {
 	g := NewWithT(t)
 	w, _ := memoryguard.Watch{}.Next(spec(v1alpha1.MemoryGuardReport), []usage.Unit{full()}, start)

@@ -1,0 +1,79 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+// sharesTmpfs mounts shared memory of a mebibyte below the MPS root.
+func (n *node) sharesTmpfs(t *testing.T, g *gomega.WithT) {
+	t.Helper()
+	g.Expect(os.Mkdir(n.path("shm"), 0o755)).To(gomega.Succeed())
+	if err := unix.Mount("shm", n.path("shm"), "tmpfs", 0, "size=1m"); errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	} else {
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	t.Cleanup(func() { _ = unix.Unmount(n.path("shm"), unix.MNT_DETACH) })
+}
+
+// starts is how often a daemon was started.
+func (n *node) starts() (count int) {
+	for _, line := range n.runner.Lines() {
+		if strings.HasSuffix(line, "nvidia-cuda-mps-control -d") {
+			count++
+		}
+	}
+	return count
+}
+
+// Files that a pod has left in the shared memory count in no container's memory limit, and would stay until the machine
+// boots.
+func TestWhatEndedPodsLeaveInTheSharedMemoryGoes(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	n.sharesTmpfs(t, g)
+	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	converges := func() {
+		t.Helper()
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	}
+	left := n.path("shm", "left")
+	g.Expect(os.WriteFile(left, make([]byte, 100<<10), 0o600)).To(gomega.Succeed())
+	n.daemons.End(pid)
+	converges()
+	g.Expect(left).To(gomega.BeAnExistingFile(), "a tenth of it is no reason to start a daemon anew")
+	g.Expect(n.starts()).To(gomega.Equal(1))
+
+	may := n.daemons.Run(n.pipe(), "pod-b", 1000)
+	g.Expect(os.WriteFile(left, make([]byte, 300<<10), 0o600)).To(gomega.Succeed())
+	converges()
+	g.Expect(left).To(gomega.BeAnExistingFile(), "a pod has the pipe directory, and may use any file")
+	g.Expect(n.starts()).To(gomega.Equal(1))
+
+	n.daemons.End(may)
+	converges()
+	g.Expect(left).NotTo(gomega.BeAnExistingFile())
+	g.Expect(n.starts()).To(gomega.Equal(2), "a daemon has files of its own there")
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(25.0))
+	converges()
+	g.Expect(n.starts()).To(gomega.Equal(2))
+}
+
+func TestTheSharedMemoryOfNVIDIAsDaemonIsLeft(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	n.sharesTmpfs(t, g)
+	g.Expect(os.MkdirAll(n.pipe(), 0o755)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(n.path(resource, ".started"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(n.path("shm", "theirs"), make([]byte, 900<<10), 0o600)).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.path("shm", "theirs")).To(gomega.BeAnExistingFile())
+}

@@ -1,0 +1,109 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
+)
+
+// unmetEvent has a policy change the layout of a node's GPUs, and in the middle of that the node become one on which it
+// cannot be honoured: it asks for more instances than a GPU has, or another controller offers the GPUs. The agent may
+// report nothing meanwhile. As nothing is changed there then, the node is its users' again once the agent can no longer
+// be at work. In the end the policy can be honoured again.
+func (c *run) unmetEvent(random *rand.Rand) {
+	h := c.some(random)
+	by, _, err := c.desired(h)
+	if h.off || !h.AgentReady || err != nil || by == nil || h.driver.serves || c.shared(h) || h.upgrade.goesOn() || !h.down.IsZero() || c.Plugin.Reason != "" {
+		return
+	}
+	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == by.Name })]
+	asks := func(n int32) {
+		p.Generation++
+		p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", n))
+		c.countsAnew()
+		c.tell("policy %s is edited: %s", p.Name, history.Says(p))
+	}
+	asks(int32(1 + random.IntN(3)))
+	began := c.Now
+	stage := []func() bool{
+		h.isTainted,
+		func() bool { return h.Annotations[v1alpha1.AnnotationPaused] != "" },
+		func() bool { return h.GPU.Spec.ChangeTime.After(began) },
+	}[random.IntN(3)]
+	for n := 0; n < 40 && !stage() && c.broken == ""; n++ {
+		c.step(true)
+		c.lapse(time.Second)
+	}
+	lagged := h.lags
+	h.lags = lagged || random.IntN(2) == 0
+	slicer := random.IntN(3) == 0
+	if slicer {
+		h.OtherPartitioner = "mig.das.com/1g.5gb"
+	} else {
+		asks(8)
+	}
+	c.tell("the policy cannot be honoured on %s; a slicer has come: %v, the agent lags: %v", h.Name, slicer, h.lags)
+	c.passes(timing.ApplyTimeout + time.Minute)
+	unmet := strings.HasPrefix(c.states[h.Name], string(node.Unsupported)) && h.GPU.Spec.Reboot == nil && !h.upgrade.goesOn()
+	if unmet && h.isKept() {
+		c.breaks("bounded", "node %s is kept from its users, and nothing is to be changed there: %s", h.Name, c.states[h.Name])
+	}
+	if h.lags = lagged; slicer {
+		h.OtherPartitioner = ""
+	} else {
+		asks(1)
+	}
+}
+
+// heldInVain looks whether a node is kept from its users though nothing is to be changed there, and its agent can be at
+// work on nothing that was asked of it before.
+func (c *run) heldInVain(d rollout.Decision) {
+	for _, n := range d.Nodes {
+		h := c.hosts[n.Node]
+		if h == nil {
+			continue
+		}
+		rests := slices.Contains([]node.State{node.Unsupported, node.UpToDate, node.Degraded}, n.State) ||
+			n.State == node.Failed && !strings.Contains(n.Message, "goes back to its last good state")
+		within := timing.ApplyTimeout
+		if h.GPU.Spec.Reboot != nil {
+			within = timing.RebootTimeout
+		}
+		works := n.State == node.Unsupported && len(h.GPU.Spec.Devices) > 0 && c.Now.Before(h.GPU.Spec.ChangeTime.Add(within))
+		hindered := h.refuses || h.withoutGPUNode || len(c.fights) > 0 || h.upgrade.goesOn()
+		switch t := &h.taken; {
+		case !rests || works || hindered || h.off || !h.AgentReady || !h.isKept():
+			t.vain = time.Time{}
+		case t.vain.IsZero():
+			t.vain = c.Now
+		case c.Now.Sub(t.vain) > 2*time.Minute:
+			c.breaks("bounded", "node %s is kept from its users for %s, and nothing is to be changed there: %s (%s): %s", n.Node, c.Now.Sub(t.vain), n.State, n.Reason, n.Message)
+		}
+	}
+}
+
+// passes lets just this time pass, in which the controller wakes up as it does.
+func (c *run) passes(d time.Duration) {
+	end := c.Now.Add(d)
+	for idle := 0; c.Now.Before(end) && c.broken == ""; idle++ {
+		d, left := c.step(true), end.Sub(c.Now)
+		if len(d.Actions) > 0 {
+			idle = 0
+		}
+		if step := time.Second; idle < 3 {
+			c.lapse(min(step, left))
+		} else {
+			c.lapse(min(c.waitsFor(d, left), left))
+		}
+	}
+}
