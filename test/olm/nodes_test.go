@@ -92,6 +92,12 @@ func (s *site) schedule(ctx context.Context) error {
 	if err := s.client.List(ctx, pods, client.MatchingFields{"spec.nodeName": ""}); err != nil {
 		return err
 	}
+	for uid, catalog := range s.serving {
+		if !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.UID == uid }) {
+			catalog.Stop()
+			delete(s.serving, uid)
+		}
+	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		owner := metav1.GetControllerOf(pod)
@@ -111,9 +117,33 @@ func (s *site) schedule(ctx context.Context) error {
 			if err := s.unpack(ctx, pod); err != nil {
 				return fmt.Errorf("running pod %s: %w", pod.Name, err)
 			}
+		case owner.Kind == "CatalogSource" && pod.Status.Phase == corev1.PodPending:
+			if err := s.serve(ctx, pod); err != nil {
+				return fmt.Errorf("running pod %s: %w", pod.Name, err)
+			}
 		}
 	}
 	return nil
+}
+
+// serve runs the pod with which OLM v0 serves a catalog: of the image that it names, the folder that it extracts.
+func (s *site) serve(ctx context.Context, pod *corev1.Pod) error {
+	extract := pod.Spec.InitContainers[1]
+	root, known := s.catalogs[extract.Image]
+	if !known {
+		return fmt.Errorf("there is no image %s", extract.Image)
+	}
+	args := slices.Clone(pod.Spec.Containers[0].Args) // serve FOLDER
+	args[1] = filepath.Join(root, strings.TrimPrefix(extract.Args[0], "--catalog.from="))
+	p, err := s.run("opm", filepath.Join(s.bin, "opm"), nil, append(args, "--termination-log="+filepath.Join(s.dir, "termination"))...)
+	if err != nil {
+		return err
+	}
+	s.serving[pod.UID] = p
+	s.t.Cleanup(p.Stop)
+	before := pod.DeepCopy()
+	pod.Status.Phase = corev1.PodRunning
+	return s.client.Status().Patch(ctx, pod, client.MergeFrom(before))
 }
 
 // unpack runs the pod with which OLM v0 unpacks a bundle: what is in the image that it names, and opm with the account
@@ -125,7 +155,7 @@ func (s *site) unpack(ctx context.Context, pod *corev1.Pod) error {
 		return err
 	}
 	folder, known := s.bundles[pod.Spec.InitContainers[1].Image]
-	if !known {
+	if _, err := os.Stat(folder); !known || err != nil {
 		return fmt.Errorf("there is no image %s", pod.Spec.InitContainers[1].Image)
 	}
 	args := slices.Clone(container.Command[1:])
