@@ -51,20 +51,22 @@ func TestProgramsForArm64Run(t *testing.T) {
 	const emulator = "qemu-aarch64-static"
 	_, err := exec.LookPath(emulator)
 	g.Expect(err).NotTo(HaveOccurred(), "on Debian 12, apt-get install --no-install-recommends qemu-user-static")
-	root, err := unpackDebian(t.Context(), "../..", t.TempDir(), "arm64")
+	source, err := filepath.Abs("../..")
+	g.Expect(err).NotTo(HaveOccurred())
+	root, err := unpackDebian(t.Context(), source, t.TempDir(), "arm64")
 	g.Expect(err).NotTo(HaveOccurred())
 	for _, p := range programs() {
 		if p.Arch != "arm64" || p.Name != "controller" && p.Name != "agent" {
 			continue
 		}
-		built, err := build(t.Context(), someSource(), "../..", t.TempDir(), p)
+		built, err := build(t.Context(), someSource(), source, t.TempDir(), p)
 		g.Expect(err).NotTo(HaveOccurred())
 		version, err := output(t.Context(), "", nil, emulator, "-L", root, built.File, "--version")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(version).To(ContainSubstring("gpu-sharing-" + p.Name + " " + someSource().Version))
 	}
 	env := []string{"GOARCH=arm64", "CGO_ENABLED=1", "CC=" + compiler("arm64"), "GOFLAGS="}
-	out, err := output(t.Context(), "../..", env, "go", "test", "-count=1", "-v", "-exec="+emulator+" -L "+root, "-run=^TestContract$", "./internal/agent/nvml")
+	out, err := output(t.Context(), source, env, "go", "test", "-count=1", "-v", "-exec="+emulator+" -L "+root, "-run=^TestContract$", "./internal/agent/nvml")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(out).To(ContainSubstring("--- PASS: TestContract "), "against a driver that is simulated")
 }
