@@ -49,6 +49,7 @@ func (s *site) startNodes() {
 			},
 			StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second, ProjectionDelay: time.Second,
 		})
+		s.Expect(node.ServePodResources(s.t.Context(), s.podResources(name))).To(Succeed())
 		s.background(func(ctx context.Context) { node.Run(ctx, poll) })
 	}
 	s.background(func(ctx context.Context) { s.each(ctx, poll, func() error { return s.schedule(ctx) }) })
@@ -61,6 +62,9 @@ func (s *site) startNodes() {
 		}, wait, poll).Should(HaveKey("nvidia.com/gpu.product"), "what is compared in the end begins with its features")
 	}
 }
+
+// podResources is the socket on which the kubelet of a node tells which pods hold its GPUs.
+func (s *site) podResources(node string) string { return filepath.Join(s.dir, node+".sock") }
 
 // tell logs what happens on the nodes, in a file.
 func (s *site) tell(format string, args ...any) {
@@ -342,15 +346,20 @@ func (s *site) startAgent(ctx context.Context, pod *corev1.Pod, hardware gpu.Har
 		return nil, err
 	}
 	node := pod.Spec.NodeName
+	allocations, err := agent.DialPodResources(s.podResources(node))
+	if err != nil {
+		return nil, err
+	}
 	a := agent.New(agent.Config{
 		Node: node, BootID: "boot", Client: c, Hardware: hardware, Clock: clock.RealClock{},
 		MPS:       mps.NewView(mps.NewControl(hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program), s.root, mpsfake.NewClock(time.Now()))),
-		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,
+		Processes: hostfake.NewProcesses("boot"), Allocations: allocations, Resync: time.Minute,
 	})
 	until, cancel := context.WithCancel(s.t.Context())
 	r := running{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
+		defer allocations.Close() //nolint:errcheck // of a socket
 		s.each(until, poll, func() error {
 			gpuNode := &v1alpha1.GPUNode{}
 			if err := c.Get(until, types.NamespacedName{Name: node}, gpuNode); err == nil {
