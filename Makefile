@@ -65,8 +65,8 @@ e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images a
 		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(TURN),-turn=$(TURN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
 
 .PHONY: e2e-upgrade
-e2e-upgrade: ## Of make e2e, the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.
-	@$(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous release'
+e2e-upgrade: ## Of make e2e, the upgrade from the previous version, which is built from its commit and published, with live policies. As root, minutes.
+	@$(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous version'
 
 .PHONY: e2e-killed
 e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.
@@ -117,6 +117,10 @@ docker-push: ## Push these images to REGISTRY.
 	$(CONTAINER_TOOL) push $(CONTROLLER_IMG)
 	$(CONTAINER_TOOL) push $(AGENT_IMG)
 
+.PHONY: publish
+publish: ## Build the images of this commit without Docker, for this machine's architecture, and push them and the chart to REGISTRY=registry.example.com/gpu-sharing, from which helm install takes them. Linux with glibc 2.36 or older, such as Debian 12.
+	cd hack/release && go run . -local -registry='$(REGISTRY)' -tag='$(TAG)'
+
 .PHONY: install
 install: ## Install only the kinds into the cluster of KUBECONFIG.
 	$(KUBECTL) apply --server-side -k config/crd
@@ -157,12 +161,12 @@ generate: ## Generate deep copies and apply configurations from api/.
 	$(TOOL) controller-gen applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
 
 .PHONY: manifests
-manifests: ## Generate CRDs, RBAC, docs/api.md and docs/reference.md from the code, and copy into the Helm chart what it needs.
+manifests: ## Generate CRDs, RBAC, docs/api.md, docs/reference.md and the table of docs/troubleshooting.md from the code, and copy into the Helm chart what it needs.
 	$(TOOL) controller-gen crd paths=./api/v1alpha1 output:crd:dir=config/crd
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
-	go run ./hack/reference docs/reference.md
-	go run ./hack/guides docs/guides.md
+	go run ./hack/reference docs/reference.md docs/troubleshooting.md
+	go run ./hack/guides docs/dev/guides.md
 	go run ./hack/apidoc docs/api.md config/crd/gpusharing.io_gpusharingpolicies.yaml config/crd/gpusharing.io_gpunodes.yaml
 
 .PHONY: bundle
@@ -193,7 +197,7 @@ house: ## Count what the product weighs and how its packages hang together, with
 	go run ./hack/house
 
 .PHONY: lint
-lint: ## Find the words that docs/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
+lint: ## Find the words that docs/dev/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
 	git ls-files --cached --others --exclude-standard | go run ./hack/words
 	$(TOOL) golangci-lint run --allow-serial-runners
 	go vet -tags hardware ./...

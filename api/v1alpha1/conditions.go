@@ -183,15 +183,15 @@ const (
 	ReasonDriverUpgrade = "DriverUpgrade"
 	// ReasonNodeMaintenance: OpenShift's machine-config operator is updating the node; nothing is changed meanwhile.
 	ReasonNodeMaintenance = "NodeMaintenance"
-	// ReasonPausingClients: NVIDIA's own GPU clients are being paused, since the change needs all handles closed.
-	ReasonPausingClients = "PausingClients"
+	// ReasonStoppingOperands: NVIDIA's own operands are being stopped, since the change needs all handles closed.
+	ReasonStoppingOperands = "StoppingOperands"
 	// ReasonDisablingNVIDIAMPS: the operator keeps NVIDIA's MPS DaemonSet off the node, before its own MPS daemons start.
 	ReasonDisablingNVIDIAMPS = "DisablingNVIDIAMPS"
 	// ReasonNodeFeatureIgnored: Node Feature Discovery does not set nvidia.com/mps.capable to false, as the operator's
 	// NodeFeature asks. NVIDIA's MPS DaemonSet would run beside the operator's MPS daemons.
 	ReasonNodeFeatureIgnored = "NodeFeatureIgnored"
-	// ReasonMPSCapableReset: another client sets nvidia.com/mps.capable on the node again, which the operator had set to
-	// false. The operator sets it at most once in an hour.
+	// ReasonMPSCapableReset: another controller sets nvidia.com/mps.capable on the node again, which the operator had set
+	// to false. The operator sets it at most once in an hour.
 	ReasonMPSCapableReset = "MPSCapableReset"
 	// ReasonApplying: the agent is changing the GPUs.
 	ReasonApplying = "Applying"
@@ -251,11 +251,11 @@ const (
 // Reasons of a node on which something is left half-done. Its policy lists such a node in status.pending, also one
 // that advertises what it must.
 const (
-	// ReasonClientsLeftPaused: NVIDIA's GPU clients are paused by their deploy labels though nobody changes anything any more;
-	// they are resumed.
-	ReasonClientsLeftPaused = "ClientsLeftPaused"
-	// ReasonClientsNotEnding: a pod of NVIDIA's was deleted and does not end, and the change waits for it or failed by it.
-	ReasonClientsNotEnding = "ClientsNotEnding"
+	// ReasonOperandsLeftStopped: NVIDIA's operands are stopped by their deploy labels though nobody changes anything any more;
+	// they are started again.
+	ReasonOperandsLeftStopped = "OperandsLeftStopped"
+	// ReasonOperandsNotEnding: a pod of NVIDIA's was deleted and does not end, and the change waits for it or failed by it.
+	ReasonOperandsNotEnding = "OperandsNotEnding"
 	// ReasonMIGManagerBusy: NVIDIA's mig-manager is changing the node; nothing else is changed meanwhile.
 	ReasonMIGManagerBusy = "MIGManagerBusy"
 	// ReasonMIGManagerStuck: NVIDIA's mig-manager began to change the node and has not ended within its time.
@@ -301,9 +301,9 @@ const (
 	// ReasonConfigLabelReset: another controller sets nvidia.com/device-plugin.config on the node again, after the operator had
 	// selected a configuration by it. The operator sets it at most once in an hour.
 	ReasonConfigLabelReset = "ConfigLabelReset"
-	// ReasonMIGManagerUnfenced: a user or another controller lets NVIDIA's mig-manager back onto a node that the operator partitions. It was set
-	// back once, and is left alone for an hour after that.
-	ReasonMIGManagerUnfenced = "MIGManagerUnfenced"
+	// ReasonMIGManagerReenabled: a user or another controller lets NVIDIA's mig-manager back onto a node that the operator
+	// partitions. It was set back once, and is left alone for an hour after that.
+	ReasonMIGManagerReenabled = "MIGManagerReenabled"
 	// ReasonMIGConfigIgnored: a user or another controller changed nvidia.com/mig.config on a node that the operator partitions, where it has no
 	// effect.
 	ReasonMIGConfigIgnored = "MIGConfigIgnored"
@@ -421,7 +421,7 @@ const (
 	// counts as a new one if it comes back: its baseline is then the state in which it comes.
 	EventBaselineForgotten = "BaselineForgotten"
 	// EventNodeLabelsChanged: labels or annotations of a node were changed: a configuration was selected, or NVIDIA's programs
-	// were paused or resumed. Nodes that change together for the same reason have one Event.
+	// were stopped or started again. Nodes that change together for the same reason have one Event.
 	EventNodeLabelsChanged = "NodeLabelsChanged"
 	// EventNVIDIAPodRestarted: a pod of NVIDIA's was deleted, so that its DaemonSet starts a new one.
 	EventNVIDIAPodRestarted = "NVIDIAPodRestarted"
@@ -435,8 +435,8 @@ const (
 	EventClusterPolicyRestored = "ClusterPolicyRestored"
 	// EventClusterPolicyRestoreWaiting: the ClusterPolicy is not restored yet, because that would end pods.
 	EventClusterPolicyRestoreWaiting = "ClusterPolicyRestoreWaiting"
-	// EventClusterPolicyReverted: another client reverts the ClusterPolicy again and again. The operator waits before it sets its
-	// fields again: a minute, then twice as long each time, an hour at most.
+	// EventClusterPolicyReverted: another controller reverts the ClusterPolicy again and again. The operator waits before
+	// it sets its fields again: a minute, then twice as long each time, an hour at most.
 	EventClusterPolicyReverted = "ClusterPolicyReverted"
 	// EventKindsGone: one of the operator's own CustomResourceDefinitions is being deleted, or is gone. The controller changes and
 	// restores nothing until both are back.
@@ -466,9 +466,9 @@ const (
 	AnnotationMachine = Group + "/machine"
 	// AnnotationOrphaned tells, on a GPUNode, since when its Node is gone.
 	AnnotationOrphaned = Group + "/orphaned"
-	// LabelManagedBy has the value ManagedByOperator on the operator's own DeviceClasses and DeviceTaintRules.
+	// LabelManagedBy has the value gpu-sharing-operator on the operator's own DeviceClasses and DeviceTaintRules.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
-	// ManagedByOperator is the value of LabelManagedBy.
+	// ManagedByOperator is the value of app.kubernetes.io/managed-by.
 	ManagedByOperator = "gpu-sharing-operator"
 	// AnnotationSync is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
 	AnnotationSync = Group + "/config"
@@ -489,12 +489,12 @@ const (
 	// AnnotationRestarted tells, on a Node, for which MIG instances, boot and configuration the operator restarted NVIDIA's device
 	// plugin, which did not advertise what it must. It does so once.
 	AnnotationRestarted = Group + "/plugin-restarted"
-	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
+	// AnnotationStopped lists, on a Node, the deploy labels of NVIDIA's operands that the operator stopped, by comma: those
 	// and no others are set to true again.
-	AnnotationPaused = Group + "/paused"
+	AnnotationStopped = Group + "/stopped"
 	// AnnotationTimedOut records, on a Node, that a change with nothing to fall back to did not end in time, and when:
-	// <reason>.<change>.<times in succession>@<seconds since 1970>. The operator has removed its taint and resumed NVIDIA's
-	// programs then, and begins that change again an hour later, the next time two hours later, and so on up to eight. A change that
+	// <reason>.<change>.<times in succession>@<seconds since 1970>. The operator has removed its taint and started NVIDIA's
+	// programs again then, and begins that change again an hour later, the next time two hours later, and so on up to eight. A change that
 	// was interrupted for too long counts from the second time on. With the reason OutsideWindow the drain ended with its maintenance
 	// window, so that other nodes come first in the next.
 	AnnotationTimedOut = Group + "/timed-out"
@@ -537,7 +537,7 @@ const (
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
 	// LabelRunsAgent starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU
-	// Operator sets it since v26.7, and its driver manager and mig-manager pause it.
+	// Operator sets it since v26.7, and its driver manager and mig-manager stop it.
 	LabelRunsAgent = "nvidia.com/gpu.deploy.client"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.
 	LabelMIGManager = "nvidia.com/gpu.deploy.mig-manager"

@@ -323,7 +323,7 @@ type Drain struct {
 	// +kubebuilder:default=WaitForIdle
 	Mode DrainMode `json:"mode,omitempty"`
 
-	// timeoutSeconds is how long to wait for the node to become idle before it is given back its pods and counted as
+	// timeoutSeconds is how long to wait for the node to become idle before it takes pods again and counts as
 	// failed. Default: 600.
 	// +optional
 	// +kubebuilder:default=600
@@ -419,7 +419,7 @@ type NodeCounts struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Waiting int32 `json:"waiting"`
-	// failed is the number of nodes on which the change failed or is impossible.
+	// failed is the number of nodes on which the change failed, or that cannot satisfy the policy.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Failed int32 `json:"failed"`

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds every program that a real node runs, and lays them side by side in bin/e2e of this checkout: Kubernetes' and
 # containerd's and NVIDIA's from their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this
-# checkout; and if asked those of the previous release. Only the folder goes to stdout; progress goes to stderr.
+# checkout; and if asked those of the previous version. Only the folder goes to stdout; progress goes to stderr.
 #
 #   hack/e2e/build.sh [previous]
 set -euo pipefail

@@ -1,10 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// guides writes the tables of docs/guides.md from the case files in test/e2e/guides. It runs at the top of the
+// guides writes the tables of docs/dev/guides.md from the case files in test/e2e/guides. It runs at the top of the
 // repository.
 //
-//	guides docs/guides.md       the document, whose tables are written anew
+//	guides docs/dev/guides.md       the document, whose tables are written anew
 //	guides -texts FOLDER        the indexes of the guides' texts, from files whose names begin with the case files' numbers
 package main
 
@@ -94,7 +94,8 @@ func table(b *strings.Builder, g *guides.Guide) {
 func here(e *guides.Entry) string {
 	if e.NotOurs != "" {
 		document, _, _ := strings.Cut(e.See, "#")
-		return fmt.Sprintf("*Not ours:* %s ([%s](%s))", cell(e.NotOurs), document, strings.TrimPrefix(e.See, "docs/"))
+		link := "../" + strings.TrimPrefix(e.See, "docs/")
+		return fmt.Sprintf("*Not ours:* %s ([%s](%s))", cell(e.NotOurs), document, strings.TrimPrefix(link, "../dev/"))
 	}
 	return cell(e.Here)
 }

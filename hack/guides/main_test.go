@@ -12,7 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/guides"
 )
 
-const document = "docs/guides.md"
+const document = "docs/dev/guides.md"
 
 // TestTheDocumentIsAsTheCaseFilesSay.
 func TestTheDocumentIsAsTheCaseFilesSay(t *testing.T) {
@@ -38,7 +38,7 @@ func TestWhatAnEntryShows(t *testing.T) {
 	g.Expect(written).To(And(HavePrefix("before\n"+begin), HaveSuffix(end+"after\n"), Not(ContainSubstring("old")),
 		ContainSubstring("### A guide\n\nBy [NVIDIA](https://example.com).\n"),
 		ContainSubstring("| 1-2 | step | runs a \\| b for &lt;node> | `kubectl x` |\n"),
-		ContainSubstring("| 3 | caveat | warns | *Not ours:* NVIDIA's ([docs/x.md](x.md#y)) |\n")))
+		ContainSubstring("| 3 | caveat | warns | *Not ours:* NVIDIA's ([docs/x.md](../x.md#y)) |\n")))
 	_, err = withTables("no marks", nil)
 	g.Expect(err).To(MatchError(ContainSubstring("no generated part")))
 }

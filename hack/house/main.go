@@ -18,6 +18,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,9 +26,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1881},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2211},
-	{"KB of tests and of test", 3877},
+	{"KB of Go in internal, without tests", 1893},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2227},
+	{"KB of tests and of test", 3882},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
@@ -36,9 +37,9 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 7480},
-	{"words of other docs that are written by hand", 44975},
-	{"words of README.md", 2480},
+	{"words of docs/dev", 15010},
+	{"words of other docs that are written by hand", 14970},
+	{"words of README.md", 905},
 }
 
 type bound struct {
@@ -128,6 +129,9 @@ type tree struct {
 	words map[string]int       // of documents
 }
 
+// generated are the parts of documents that are made from the code.
+var generated = regexp.MustCompile(`(?s)<!-- BEGIN: generated.*?<!-- END: generated -->`)
+
 const module = "github.com/gpusharing/gpu-sharing-operator/"
 
 func (t *tree) add(name string, entry fs.DirEntry, err error) error {
@@ -146,7 +150,7 @@ func (t *tree) add(name string, entry fs.DirEntry, err error) error {
 	case err != nil:
 		return err
 	case document:
-		t.words[name] = len(strings.Fields(string(text)))
+		t.words[name] = len(strings.Fields(generated.ReplaceAllString(string(text), "")))
 		return nil
 	}
 	t.sizes[name] = len(text)

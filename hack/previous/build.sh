@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds controller and agent of the previous release from its commit, once, into a cache outside git, and lays its chart beside them.
+# Builds controller and agent of the previous version from its commit, once, into a cache outside git, and lays its chart beside them.
 # Only the folder goes to stdout; progress goes to stderr. test/previous says which commit that is, and why.
 #
 #   hack/previous/build.sh
@@ -27,10 +27,10 @@ flock 9
 
 if [ ! -d "$release" ]; then
 	if ! git -C "$top" cat-file -e "$commit^{commit}" 2>/dev/null; then
-		echo "previous release: the history of $top lacks commit $commit. If the clone is shallow, run: git fetch --unshallow" >&2
+		echo "previous version: the history of $top lacks commit $commit. If the clone is shallow, run: git fetch --unshallow" >&2
 		exit 1
 	fi
-	echo ">> building the previous release from commit ${commit:0:12} (once; some minutes on two cores)" >&2
+	echo ">> building the previous version from commit ${commit:0:12} (once; some minutes on two cores)" >&2
 	# What a build that was killed left.
 	rm -rf "$folder/source" "$folder/new"
 	git -C "$top" worktree prune

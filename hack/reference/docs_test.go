@@ -4,9 +4,7 @@
 package main
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,43 +14,17 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestTroubleshootingHasEveryReason compares the reasons of the API with the first column of docs/troubleshooting.md.
-func TestTroubleshootingHasEveryReason(t *testing.T) {
-	g := NewWithT(t)
-	t.Chdir("../..")
-	text, err := os.ReadFile("docs/troubleshooting.md")
-	g.Expect(err).NotTo(HaveOccurred())
-	answered := map[string]bool{}
-	word := regexp.MustCompile("`([A-Za-z]+)`")
-	for line := range strings.Lines(string(text)) {
-		if cells := strings.Split(line, "|"); len(cells) == 4 {
-			for _, match := range word.FindAllStringSubmatch(cells[1], -1) {
-				answered[match[1]] = true
-			}
-		}
-	}
-	reasons := map[string]bool{}
-	file, err := parser.ParseFile(token.NewFileSet(), constants, nil, 0)
-	g.Expect(err).NotTo(HaveOccurred())
-	ast.Inspect(file, func(n ast.Node) bool {
-		if spec, is := n.(*ast.ValueSpec); is && strings.HasPrefix(spec.Names[0].Name, "Reason") {
-			reasons[literalOf(spec.Values[0])] = true
-		}
-		return true
-	})
-	g.Expect(reasons).NotTo(BeEmpty())
-	g.Expect(answered).To(Equal(reasons), "docs/troubleshooting.md says what to do for each reason of %s, and for no other", constants)
-}
-
 // TestLinksOfDocsLeadSomewhere follows the links of all pages within the repository, down to their headings.
 func TestLinksOfDocsLeadSomewhere(t *testing.T) {
 	t.Chdir("../..")
-	pages, err := filepath.Glob("docs/*.md")
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	top, err := filepath.Glob("*.md")
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/dev/*.md"} {
+		found, err := filepath.Glob(pattern)
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		pages = append(pages, found...)
+	}
 	code, link := regexp.MustCompile("`[^`]*`"), regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	for _, page := range append(pages, top...) {
+	for _, page := range pages {
 		text, err := os.ReadFile(page)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		for _, match := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
@@ -72,6 +44,34 @@ func TestLinksOfDocsLeadSomewhere(t *testing.T) {
 			if heading != "" && (info.IsDir() || !headings(t, target)[heading]) {
 				t.Errorf("%s: %s has no such heading", page, match[1])
 			}
+		}
+	}
+}
+
+// TestTestsThatDocsNameExist: what the pages for maintainers name as shown is shown by a test of that name.
+func TestTestsThatDocsNameExist(t *testing.T) {
+	t.Chdir("../..")
+	g, declared := NewWithT(t), map[string]bool{}
+	g.Expect(filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if path == "bin" {
+			return filepath.SkipDir
+		}
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, match := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(source, -1) {
+			declared[string(match[1])] = true
+		}
+		return err
+	})).To(Succeed())
+	pages, err := filepath.Glob("docs/dev/*.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, page := range append(pages, "docs/architecture.md") {
+		text, err := os.ReadFile(page)
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, match := range regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllStringSubmatch(string(text), -1) {
+			g.Expect(declared).To(HaveKey(match[1]), page)
 		}
 	}
 }

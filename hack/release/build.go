@@ -18,6 +18,8 @@ import (
 // program is one of ours, built for an operating system and an architecture.
 type program struct {
 	Name, OS, Arch string
+	// CC is the C compiler, which the agent needs.
+	CC string
 	// File is where it lies.
 	File string
 }
@@ -31,7 +33,7 @@ func nodes() []string { return []string{"amd64", "arm64"} }
 func programs() []program {
 	var all []program
 	for _, arch := range nodes() {
-		all = append(all, program{Name: "controller", OS: "linux", Arch: arch}, program{Name: "agent", OS: "linux", Arch: arch})
+		all = append(all, program{Name: "controller", OS: "linux", Arch: arch}, program{Name: "agent", OS: "linux", Arch: arch, CC: compiler(arch)})
 	}
 	for _, system := range []string{"linux", "darwin", windows} {
 		for _, arch := range nodes() {
@@ -72,7 +74,7 @@ func build(ctx context.Context, s source, folder, to string, p program) (program
 	var tags []string
 	if p.Name == "agent" {
 		tags = []string{"-tags", "grpcnotrace"} // as in the Dockerfile
-		env = append(env, "CGO_ENABLED=1", "CC="+compiler(p.Arch), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations", "CGO_LDFLAGS=")
+		env = append(env, "CGO_ENABLED=1", "CC="+p.CC, "CGO_CFLAGS=-O2 -Wno-deprecated-declarations", "CGO_LDFLAGS=")
 	}
 	args := slices.Concat([]string{"build", "-trimpath", "-buildvcs=false"}, tags, []string{
 		"-ldflags", fmt.Sprintf("-s -w -X %s.version=%s -X %s.commit=%s", symbols, s.Version, symbols, s.Commit),

@@ -22,7 +22,7 @@ import (
 
 // pin writes the version, the registry and the digests of the images into the chart of a source. Everything else that
 // names images is made from the chart. The digests are no values of the chart: `helm upgrade --reuse-values` would keep
-// those of the former release, and a tag that a user gives would count less.
+// those of the former version, and a tag that a user gives would count less.
 func pin(s source, folder, registry string, digests map[string]v1.Hash) error {
 	chart := filepath.Join(folder, "config", "helm", "Chart.yaml")
 	data, err := os.ReadFile(chart)

@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -29,7 +30,7 @@ const (
 
 type settings struct {
 	root, out, registry, key, tag string
-	keyless, unsigned             bool
+	keyless, unsigned, local      bool
 	trial                         trialSettings
 }
 
@@ -43,13 +44,17 @@ func main() {
 	flag.StringVar(&set.key, "key", "", "private key that `cosign generate-key-pair` wrote; its password: environment variable COSIGN_PASSWORD")
 	flag.BoolVar(&set.keyless, "keyless", false, "sign with the identity of the workflow instead of a key")
 	flag.BoolVar(&set.unsigned, "unsigned", false, "push without signatures: a trial, whose notes may be those of the section Unreleased")
+	flag.BoolVar(&set.local, "local", false, "build the images for this machine's architecture only, with its own C compiler, and push them and the chart unsigned")
 	flag.StringVar(&set.trial.images, "trial", "", "push the chart as it lies in the root with these images, and nothing else: NAME=ARCHIVE,NAME=ARCHIVE")
 	flag.StringVar(&set.trial.version, "as", "", "of -trial: the version; empty: that of the chart")
 	flag.StringVar(&set.trial.helm, "helm", "", "of -trial: the program helm")
 	flag.StringVar(&set.trial.bundler, "bundler", "", "of -trial: the program of hack/bundle; push the OLM bundle and the catalog too, and write them to -out")
 	flag.Parse()
 	do := run
-	if set.trial.images != "" {
+	switch {
+	case set.local:
+		do = local
+	case set.trial.images != "":
 		do = trial
 	}
 	err := do(ctx, set)
@@ -103,6 +108,16 @@ func run(ctx context.Context, set settings) error {
 
 // makeAll builds, assembles and writes everything, and publishes nothing.
 func makeAll(ctx context.Context, set settings, s source, work string) (*release, error) {
+	r, err := newRelease(ctx, set, s, work, programs())
+	if err != nil {
+		return nil, err
+	}
+	progress("writing %s", set.out)
+	return r, r.assemble(ctx, work)
+}
+
+// newRelease lays out the commit in a folder, and builds these programs of it, with what their images need beside them.
+func newRelease(ctx context.Context, set settings, s source, work string, programs []program) (*release, error) {
 	progress("%s, commit %s", s.Version, s.Commit)
 	tree := filepath.Join(work, "source")
 	if err := os.Mkdir(tree, 0o700); err != nil {
@@ -116,34 +131,28 @@ func makeAll(ctx context.Context, set settings, s source, work string) (*release
 		return nil, err
 	}
 	r := &release{
-		source: s, tree: tree, out: set.out, unsigned: set.unsigned, registry: strings.TrimSuffix(set.registry, "/"), packages: packages, roots: map[string]string{},
+		source: s, tree: tree, out: set.out, unsigned: set.unsigned, packages: packages, roots: map[string]string{},
+		registry: cmp.Or(strings.TrimSuffix(set.registry, "/"), defaultRegistry),
 	}
-	if r.registry == "" {
-		r.registry = defaultRegistry
-	}
-	for _, p := range programs() {
+	for _, p := range programs {
 		progress("building %s for %s/%s", p.Name, p.OS, p.Arch)
 		built, err := build(ctx, s, tree, filepath.Join(work, "programs"), p)
 		if err != nil {
 			return nil, err
 		}
-		if p.Name == "agent" {
-			if err := checkLibc(built.File, libc(of(packages, p.Arch))); err != nil {
-				return nil, err
-			}
-		}
 		r.programs = append(r.programs, built)
-	}
-	for _, arch := range nodes() {
-		if r.roots[arch], err = unpackDebian(ctx, tree, work, arch); err != nil {
+		if p.Name != "agent" {
+			continue
+		}
+		if err := checkLibc(built.File, libc(of(packages, p.Arch))); err != nil {
+			return nil, err
+		}
+		if r.roots[p.Arch], err = unpackDebian(ctx, tree, work, p.Arch); err != nil {
 			return nil, err
 		}
 	}
-	progress("writing %s", set.out)
-	if r.helm, err = output(ctx, tree, nil, filepath.Join(tree, "hack", "helm", "build.sh")); err != nil {
-		return nil, err
-	}
-	return r, r.assemble(ctx, work)
+	r.helm, err = output(ctx, tree, nil, filepath.Join(tree, "hack", "helm", "build.sh"))
+	return r, err
 }
 
 // publish signs, pushes, attests, and verifies what was pushed.

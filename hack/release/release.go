@@ -40,6 +40,22 @@ func (r *release) assemble(ctx context.Context, work string) error {
 	if err := os.RemoveAll(r.out); err != nil {
 		return fmt.Errorf("removing what was there: %w", err)
 	}
+	if err := r.images(); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context, string) error{r.chart, r.bundle, r.plugins, r.texts} {
+		if err := step(ctx, work); err != nil {
+			return err
+		}
+	}
+	if err := writeLayout(filepath.Join(r.out, "oci"), r.published); err != nil {
+		return err
+	}
+	return r.checksums()
+}
+
+// images makes the images of the programs, and names them in the chart.
+func (r *release) images() error {
 	r.sboms = map[string]string{}
 	digests := map[string]v1.Hash{}
 	for _, name := range []string{controllerName, agentName} {
@@ -52,18 +68,7 @@ func (r *release) assemble(ctx context.Context, work string) error {
 		}
 		r.published = append(r.published, p)
 	}
-	if err := pin(r.source, r.tree, r.registry, digests); err != nil {
-		return err
-	}
-	for _, step := range []func(context.Context, string) error{r.chart, r.bundle, r.plugins, r.texts} {
-		if err := step(ctx, work); err != nil {
-			return err
-		}
-	}
-	if err := writeLayout(filepath.Join(r.out, "oci"), r.published); err != nil {
-		return err
-	}
-	return r.checksums()
+	return pin(r.source, r.tree, r.registry, digests)
 }
 
 func (r *release) publish(name string, index v1.ImageIndex, img v1.Image) published {

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// words finds the words that docs/language.md replaces: in comments, strings and names of Go files, and in docs,
+// words finds the words that docs/dev/language.md replaces: in comments, strings and names of Go files, and in docs,
 // manifests and scripts. It runs at the top of the repository, reads the names of the files from stdin, and ends with 1
 // if it finds any.
 package main
@@ -61,7 +61,7 @@ var lineEnd = regexp.MustCompile(`[ \t]*\n[ \t]*(//|#)?[ \t]*`)
 // reported too.
 func excepted() map[string]string {
 	return map[string]string{
-		"docs/language.md": "names the words",
+		"docs/dev/language.md": "names the words",
 		"hack/words":       "names the words",
 	}
 }
@@ -91,7 +91,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, problem)
 	}
 	if len(problems) > 0 {
-		fmt.Fprintln(os.Stderr, "words: docs/language.md says which words to write")
+		fmt.Fprintln(os.Stderr, "words: docs/dev/language.md says which words to write")
 		os.Exit(1)
 	}
 }

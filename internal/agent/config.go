@@ -38,7 +38,7 @@ const (
 	// lateAfter is when a configuration is late, and one looks every latePoll; each look goes through all processes.
 	lateAfter, latePoll = 10 * time.Second, time.Second
 	// settled is when nobody waits any more, and nothing is looked for but what is still hidden, every settledPoll.
-	// Until then pods of NVIDIA's programs come and go, since they are configured, paused and resumed.
+	// Until then pods of NVIDIA's programs come and go, since they are configured, stopped and started again.
 	settled, settledPoll = 2 * time.Minute, 30 * time.Second
 	comingPoll           = 5 * time.Second
 	// maxConfigPods is the bound of the API's list.

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,11 +14,12 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // The oldest versions that should work, and those of the device plugin that were tested or should work: the table
-// "Compatibility" of README.md.
+// "Compatibility" of docs/install.md.
 const (
 	leastKubernetes  = "1.30"
 	leastGPUOperator = "v25.3"
@@ -155,9 +157,9 @@ func (d *diagnosis) updates(is installation) {
 		level, what = levelWarning, "goes on"
 	}
 	for _, set := range is.agentSets {
-		if left := is.outdated(set); !set.observed || left > 0 {
+		if remaining := is.outdated(set); !set.observed || remaining > 0 {
 			d.add(level, "The update of daemonset %s %s: %s of %s to be replaced. Wait for it, or look at the pods that are not ready", set.name, what,
-				count(left, "agent"), count(set.nodes, "node"))
+				count(remaining, "agent"), count(set.nodes, "node"))
 		}
 		if absent := is.absent(set); set.observed && absent > 0 {
 			namespace, name, _ := strings.Cut(set.name, "/")
@@ -180,7 +182,7 @@ func (d *diagnosis) agents(is installation) {
 		return len(n.agents) == 0 && !n.draAgent
 	})
 	d.each(is.nodes, level, "no agent. With a GPUCluster it runs where the label nvidia.com/gpu.deploy.dra-driver is true and "+
-		"nvidia.com/gpu.deploy.dra-validator is not paused: look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
+		"nvidia.com/gpu.deploy.dra-validator is not stopped: look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
 	d.each(is.nodes, level, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
 		return len(n.agents) > 0 && !ready(n)
 	})
@@ -275,7 +277,7 @@ func (d *diagnosis) dra(is installation) {
 
 // classes diagnoses DeviceClasses and DeviceTaintRules.
 func (d *diagnosis) classes(w cluster.DRA) {
-	if !w.ServesRules {
+	if !w.ServesTaintRules {
 		d.warn("The API server serves no DeviceTaintRules, so policies with the strategy MIG change nothing where NVIDIA's DRA driver serves the GPUs. Use " +
 			"Kubernetes 1.37, or 1.36 with the feature gate DRADeviceTaintRules")
 	}
@@ -299,7 +301,8 @@ func (d *diagnosis) classes(w cluster.DRA) {
 func (d *diagnosis) policies(policies []v1alpha1.GPUSharingPolicy) {
 	for i := range policies {
 		if state, why := policyState(&policies[i]); state != v1alpha1.ReasonReady {
-			d.warn("Policy %s is not ready: %s: %s. docs/troubleshooting.md lists what to do about each reason", policies[i].Name, state, why)
+			do := cmp.Or(node.WhatToDo(state), "docs/troubleshooting.md lists what to do about each reason")
+			d.warn("Policy %s is not ready: %s: %s. %s", policies[i].Name, state, why, do)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func drivenIn(fault func(*installation)) func(*installation) {
 	return func(is *installation) {
 		n := &is.nodes[1]
 		n.stack, n.plugins, n.drivers = dra.DRADriver, nil, []component{{name: "d", version: "v0.5.0", ready: true}}
-		is.snapshot.DRA = cluster.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
+		is.snapshot.DRA = cluster.DRA{ServesClasses: true, ServesTaintRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
 		fault(is)
 	}
 }
@@ -170,7 +170,7 @@ func TestDoctor(t *testing.T) {
 		"a policy that is not ready": {func(is *installation) {
 			is.snapshot.Policies[0].Status.Conditions[0].Status, is.snapshot.Policies[0].Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonMIGActive
 			is.snapshot.Policies[0].Status.Conditions[0].Message = "GPU 0 is in MIG mode"
-		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. docs/troubleshooting.md"},
+		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. Let a MIG policy select the GPU, or disable its MIG mode"},
 		"NVIDIA's DRA driver serves a node": {drivenIn(func(*installation) {}), "", ""},
 		"NVIDIA's DRA driver serves all nodes": {drivenIn(func(is *installation) {
 			is.nodes, is.clusterPolicy = is.nodes[1:2], ""
@@ -179,7 +179,7 @@ func TestDoctor(t *testing.T) {
 		"NVIDIA's DRA driver is away":  {drivenIn(func(is *installation) { is.nodes[1].drivers = nil }), levelError, "1 node (node-1): no pod of NVIDIA's DRA driver that is ready"},
 		"another DRA driver":           {drivenIn(func(is *installation) { is.nodes[1].drivers[0].version = "v0.6.0" }), levelWarning, "NVIDIA's DRA driver is v0.6.0. Version v0.5.0 was tested"},
 		"a Kubernetes too old for DRA": {drivenIn(func(is *installation) { is.nodes[1].kubelet = "v1.35.4" }), levelError, "1 node (node-1): kubelet older than 1.36, where NVIDIA's DRA driver"},
-		"no taints of devices":         {drivenIn(func(is *installation) { is.snapshot.DRA.ServesRules = false }), levelWarning, "serves no DeviceTaintRules"},
+		"no taints of devices":         {drivenIn(func(is *installation) { is.snapshot.DRA.ServesTaintRules = false }), levelWarning, "serves no DeviceTaintRules"},
 		"no classes of v1":             {drivenIn(func(is *installation) { is.snapshot.DRA.ServesClasses = false }), levelError, "serves no DeviceClasses of resource.k8s.io/v1"},
 		"a right that the user lacks":  {drivenIn(func(is *installation) { is.lacks = []string{"You may not list ResourceClaims"} }), levelWarning, "You may not list ResourceClaims"},
 		"two classes for one resource": {drivenIn(func(is *installation) {
@@ -291,13 +291,13 @@ func TestOneAgentIsExpectedOnANode(t *testing.T) {
 	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1, dra: true})).To(Equal(2))
 }
 
-// TestCompatibilityIsThatOfTheREADME: the versions that doctor compares with stand in its table.
-func TestCompatibilityIsThatOfTheREADME(t *testing.T) {
+// TestCompatibilityIsThatOfTheDocs: the versions that doctor compares with stand in its table.
+func TestCompatibilityIsThatOfTheDocs(t *testing.T) {
 	g := NewWithT(t)
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/install.md")
 	g.Expect(err).NotTo(HaveOccurred())
 	rows := map[string]string{}
-	for line := range strings.Lines(string(readme)) {
+	for line := range strings.Lines(string(page)) {
 		if cells := strings.Split(line, "|"); len(cells) == 5 {
 			rows[strings.TrimSpace(cells[1])] = line
 		}

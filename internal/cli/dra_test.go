@@ -303,14 +303,14 @@ func TestCommandsReadNVIDIAsDRADriver(t *testing.T) {
 		ContainSubstring("afterwards   nvidia.com/mig-2g.10gb: 3")))
 }
 
-// TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules.
-func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules(t *testing.T) {
+// TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndTaintRules.
+func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndTaintRules(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)
 	class := dra.NewClass(dra.ForInstances("1g.5gb"))
-	rule, other := dra.NewRule("a", now), ofChart()
+	rule, other := dra.NewTaintRule("a", now), ofChart()
 	class.SetGroupVersionKind(kindOf(draGroup, "v1", kindClass))
-	rule.SetGroupVersionKind(kindOf(draGroup, "v1", kindRule))
+	rule.SetGroupVersionKind(kindOf(draGroup, "v1", kindTaintRule))
 	for _, o := range []*unstructured.Unstructured{class, rule, &other} {
 		g.Expect(cluster.Client.Create(t.Context(), o)).To(Succeed())
 	}

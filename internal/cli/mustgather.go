@@ -171,10 +171,10 @@ func (g *gathering) chooseNodes(ctx context.Context, s cluster.Snapshot, named [
 	if g.names = named; len(named) > 0 {
 		return nil
 	}
-	names, left := firstNodes(ready, nodesGathered)
-	if g.names = names; left > 0 {
+	names, remaining := firstNodes(ready, nodesGathered)
+	if g.names = names; remaining > 0 {
 		g.unread = append(g.unread, unread{
-			What: count(left, "node") + " with GPUs", Reason: fmt.Sprintf("an archive has %d nodes, first those that are not ready; choose others with --nodes", nodesGathered),
+			What: count(remaining, "node") + " with GPUs", Reason: fmt.Sprintf("an archive has %d nodes, first those that are not ready; choose others with --nodes", nodesGathered),
 		})
 	}
 	return nil
@@ -182,7 +182,7 @@ func (g *gathering) chooseNodes(ctx context.Context, s cluster.Snapshot, named [
 
 // firstNodes are at most so many nodes, first those that are not ready, then by name; left is how many others there
 // are.
-func firstNodes(ready map[string]bool, most int) (names []string, left int) {
+func firstNodes(ready map[string]bool, most int) (names []string, remaining int) {
 	names = slices.SortedFunc(maps.Keys(ready), func(a, b string) int {
 		switch {
 		case ready[a] == ready[b]:
@@ -192,8 +192,8 @@ func firstNodes(ready map[string]bool, most int) (names []string, left int) {
 		}
 		return -1
 	})
-	if left = len(names) - most; left > 0 {
-		return names[:most], left
+	if remaining = len(names) - most; remaining > 0 {
+		return names[:most], remaining
 	}
 	return names, 0
 }

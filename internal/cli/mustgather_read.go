@@ -192,7 +192,7 @@ func (g *gathering) dra(ctx context.Context) {
 	g.each(g.list(ctx, kindOf(draGroup, "v1", kindClass), ""), func(o *unstructured.Unstructured) bool {
 		return cluster.IsGPUResource(dra.ClassOf(o).Resource) || dra.Ours(o.GetName())
 	})
-	g.each(g.list(ctx, kindOf(draGroup, "v1", kindRule), ""), nil)
+	g.each(g.list(ctx, kindOf(draGroup, "v1", kindTaintRule), ""), nil)
 }
 
 // isNear reports whether a pod is on a chosen node, or is no pod of a DaemonSet.

@@ -275,12 +275,12 @@ func TestWhatCameOfALogBeforeItWasCutOffIsKept(t *testing.T) {
 // TestNodesThatAreNotReadyComeFirst: an archive has so many nodes.
 func TestNodesThatAreNotReadyComeFirst(t *testing.T) {
 	g := NewWithT(t)
-	names, left := firstNodes(map[string]bool{"a": true, "d": false, "b": true, "c": false}, 3)
+	names, remaining := firstNodes(map[string]bool{"a": true, "d": false, "b": true, "c": false}, 3)
 	g.Expect(names).To(Equal([]string{"c", "d", "a"}))
-	g.Expect(left).To(Equal(1))
-	names, left = firstNodes(map[string]bool{"a": true}, 3)
+	g.Expect(remaining).To(Equal(1))
+	names, remaining = firstNodes(map[string]bool{"a": true}, 3)
 	g.Expect(names).To(Equal([]string{"a"}))
-	g.Expect(left).To(BeZero())
+	g.Expect(remaining).To(BeZero())
 }
 
 // TestAnArchiveIsBounded: what does not fit into it is left out, and the archive says so.

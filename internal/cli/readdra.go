@@ -22,10 +22,10 @@ import (
 
 // The kinds around NVIDIA's DRA driver.
 const (
-	kindSlice = "ResourceSlice"
-	kindClaim = "ResourceClaim"
-	kindClass = "DeviceClass"
-	kindRule  = "DeviceTaintRule"
+	kindSlice     = "ResourceSlice"
+	kindClaim     = "ResourceClaim"
+	kindClass     = "DeviceClass"
+	kindTaintRule = "DeviceTaintRule"
 )
 
 // withoutDRA is what is not known without each of them, in the order in which it is printed. DeviceTaintRules tell only
@@ -34,7 +34,7 @@ var withoutDRA = []struct{ kind, plural, lacks string }{
 	{kindSlice, "ResourceSlices", "what NVIDIA's DRA driver publishes is not known, and no number of shares is compared"},
 	{kindClaim, "ResourceClaims", "pods and claims that have a device by a ResourceClaim are not named, unless the agent reports them"},
 	{kindClass, "DeviceClasses", "the DeviceClass gpu.nvidia.com of the driver's chart is taken for granted, and no other is known"},
-	{kindRule, "DeviceTaintRules", "it is not known which nodes' devices are tainted"},
+	{kindTaintRule, "DeviceTaintRules", "it is not known which nodes' devices are tainted"},
 }
 
 // driverObjects are the objects of resource.k8s.io, as far as the API server serves them and the user may read them.
@@ -90,8 +90,8 @@ func (o *driverObjects) tell(s *cluster.Snapshot) (lacks []string) {
 		}
 	}
 	cluster.DRAObjects{
-		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], Rules: o.of[kindRule],
-		ServesClasses: o.served[kindClass] == "v1", ServesRules: o.served[kindRule] != "",
+		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], TaintRules: o.of[kindTaintRule],
+		ServesClasses: o.served[kindClass] == "v1", ServesTaintRules: o.served[kindTaintRule] != "",
 	}.AddTo(s)
 	if o.unread[kindClass] {
 		s.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU, Unread: true}}

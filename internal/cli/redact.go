@@ -69,7 +69,7 @@ var keptKinds = map[schema.GroupKind]kept{
 	{Group: autoscaling.GroupKarpenter, Kind: "NodeOverlay"}: keptWhole,
 	{Group: "coordination.k8s.io", Kind: "Lease"}:            keptWhole,
 	{Group: draGroup, Kind: kindSlice}:                       keptWhole,
-	{Group: draGroup, Kind: kindRule}:                        keptWhole,
+	{Group: draGroup, Kind: kindTaintRule}:                   keptWhole,
 	// Configurations of drivers are free text.
 	{Group: draGroup, Kind: kindClass}: {"spec": {"selectors": nil, "extendedResourceName": nil}},
 	{Group: draGroup, Kind: kindClaim}: {

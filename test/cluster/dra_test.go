@@ -159,7 +159,7 @@ func TestDRA(t *testing.T) {
 		f.Expect(f.devices("n02")).To(HaveLen(7))
 		f.Expect(beside()).To(Equal(besides))
 	})
-	f.Expect(f.cluster.Denied(t.Context(), env.WriteGuard)).To(BeZero(), "every write is inside the write guard")
+	f.Expect(f.cluster.Denied(t.Context(), env.ControllerWrites)).To(BeZero(), "the admission policy lists every write")
 }
 
 // claim makes a ResourceClaim for one device of a class, or for administrators all that the class matches.

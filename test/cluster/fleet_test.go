@@ -66,7 +66,7 @@ type fleet struct {
 	t          *testing.T
 	cluster    *env.Cluster
 	client     client.WithWatch // an administrator's
-	controller *rest.Config     // that of the account with which the controllers are installed, inside the write guard around it
+	controller *rest.Config     // that of the account with which the controllers are installed, limited by its admission policy
 	sim        client.Client    // that of what is simulated, an administrator's too
 	agents     *rest.Config     // that of the agents
 	clock      *skewed

@@ -67,5 +67,5 @@ func TestGPUCluster(t *testing.T) {
 		f.Expect(f.devices("n01")).To(Equal([]string{"gpu-0"}))
 		f.Expect(operator.Swept()).To(BeEmpty(), "the operator sets no label that the GPU Operator removes")
 	})
-	f.Expect(f.cluster.Denied(t.Context(), env.WriteGuard)).To(BeZero(), "every write is inside the write guard")
+	f.Expect(f.cluster.Denied(t.Context(), env.ControllerWrites)).To(BeZero(), "the admission policy lists every write")
 }

@@ -86,7 +86,7 @@ func playAll(t *testing.T, s *history.Study) {
 			t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: CLUSTER_HISTORY='%s' go test ./test/cluster -run '^TestHistories$' -v", seed, broken, strings.Join(told, "\n"), h)
 		}
 	}
-	if denied, err := site.cluster.Denied(t.Context(), env.WriteGuard); err != nil || denied > 0 {
+	if denied, err := site.cluster.Denied(t.Context(), env.ControllerWrites); err != nil || denied > 0 {
 		t.Errorf("%d writes that config/manager/admission.yaml does not list, %v", denied, err)
 	}
 }

@@ -341,8 +341,8 @@ func (s *run) progressed() {
 		if problem := cmp.Or(s.differs(p, n, want), said); problem != "" {
 			s.breaks("progress", "node %s under policy %s: %s; %s", n.Name, by.Name, problem, said)
 		}
-		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) || n.Annotations[v1alpha1.AnnotationPaused] != "" {
-			s.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", n.Name, said)
+		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) || n.Annotations[v1alpha1.AnnotationStopped] != "" {
+			s.breaks("progress", "node %s is left tainted or with NVIDIA's operands stopped (%s)", n.Name, said)
 		}
 	}
 }

@@ -195,6 +195,6 @@ func (f *fleet) settled() {
 func (f *fleet) intact() {
 	f.t.Helper()
 	f.settled()
-	f.Expect(f.cluster.Denied(f.t.Context(), env.WriteGuard)).To(BeZero(), "writes that config/manager/admission.yaml does not list")
+	f.Expect(f.cluster.Denied(f.t.Context(), env.ControllerWrites)).To(BeZero(), "writes that config/manager/admission.yaml does not list")
 	f.Eventually(func() []string { return invariant.Broken(f.before, f.world(), f.evicted...) }, patience, pollEvery).Should(BeEmpty())
 }

@@ -19,7 +19,7 @@ import (
 // The files of the operator's CRDs.
 const gpuNodesCRD, policiesCRD = "gpusharing.io_gpunodes.yaml", "gpusharing.io_gpusharingpolicies.yaml"
 
-// crdFolder has the operator's CRDs, those of the previous release for the files that are named.
+// crdFolder has the operator's CRDs, those of the previous version for the files that are named.
 func crdFolder(t *testing.T, old ...string) string {
 	t.Helper()
 	g := NewWithT(t)

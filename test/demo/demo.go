@@ -315,12 +315,12 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
 		return err
 	}
-	denied, err := env.Denied(ctx, d.cluster.Config, env.WriteGuard)
+	denied, err := env.Denied(ctx, d.cluster.Config, env.ControllerWrites)
 	if err != nil {
 		return err
 	}
 	if denied > 0 {
-		return fmt.Errorf("the write guard around the controller denied %d writes; controller.log names the fields", denied)
+		return fmt.Errorf("the admission policy of the controller denied %d writes; controller.log names the fields", denied)
 	}
 	select { // the last Events are on their way
 	case <-ctx.Done():

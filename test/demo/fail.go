@@ -25,7 +25,7 @@ const (
 	// agentsTime is how long an agent has for a change before the node goes back, and left what the demo leaves of it:
 	// enough for the agent to say once more why it fails.
 	agentsTime = 15 * time.Minute
-	left       = 3 * time.Second
+	remaining  = 3 * time.Second
 )
 
 // failLayout asks for a layout that one GPU does not take: its node goes back by itself, and no other is touched.
@@ -109,7 +109,7 @@ func (d *demo) dateBack(ctx context.Context) error {
 		return fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
 	}
 	base := node.DeepCopy()
-	node.Spec.ChangeTime = metav1.NewTime(time.Now().Add(left - agentsTime))
+	node.Spec.ChangeTime = metav1.NewTime(time.Now().Add(remaining - agentsTime))
 	if err := controller.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("dating the change of %s back: %w", changedNode, err)
 	}

@@ -307,7 +307,7 @@ func restarted(edits int, before, after map[string]int32) string {
 	return fmt.Sprintf("%d edits of a policy: %d restarts of %d containers of NVIDIA's and users'", edits, total, len(before))
 }
 
-// printSpeed prints the table that docs/performance.md shows.
+// printSpeed prints the table that docs/dev/performance.md shows.
 func printSpeed(samples map[string][]time.Duration, remarks []string) {
 	fmt.Printf("\n%s, %d cores, the kubelet publishes every %s, load %s\n\n",
 		time.Now().UTC().Format(time.RFC3339), runtime.NumCPU(), statusEvery(), load())

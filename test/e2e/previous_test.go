@@ -61,9 +61,9 @@ func strategyCases() []strategyCase {
 	}
 }
 
-// previousSpecs upgrade from the previous release, which is installed from the registry as the README installs today's.
+// previousSpecs upgrade from the previous version, which is installed from the registry as the README installs today's.
 func previousSpecs() {
-	Describe("An upgrade from the previous release", Ordered, Offset(1), func() {
+	Describe("An upgrade from the previous version", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.A100, sim.A100)
 			for _, program := range []string{"controller", "agent"} {
@@ -316,7 +316,7 @@ func removeOperator(ctx context.Context) {
 		kept = append(kept, guard)
 	}
 	for _, o := range kept {
-		Expect(client.IgnoreNotFound(kube.Delete(ctx, o))).To(Succeed(), "the previous release does not keep all of them")
+		Expect(client.IgnoreNotFound(kube.Delete(ctx, o))).To(Succeed(), "the previous version does not keep all of them")
 	}
 	for _, o := range kept {
 		Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(o), o) }).WithContext(ctx).

@@ -80,7 +80,7 @@ func visible(root string) []string {
 // What is proved, in this order: there is one node, and each change of its GPUs costs time.
 var _ = Describe("On a real node", func() {
 	AfterEach(func(ctx SpecContext) {
-		Expect(env.Denied(ctx, machine.Config, env.WriteGuard)).To(BeZero(),
+		Expect(env.Denied(ctx, machine.Config, env.ControllerWrites)).To(BeZero(),
 			"the controller wrote what config/manager/admission.yaml does not list; its log names the field")
 	}, OncePerOrdered)
 	byHandSpecs()

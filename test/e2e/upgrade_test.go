@@ -93,9 +93,9 @@ func upgradeSpecs() {
 			Expect(err).NotTo(HaveOccurred())
 			share(ctx, second)
 			Eventually(instances).WithContext(ctx).ShouldNot(ContainElements(before), "the agent is at work")
-			Eventually(offered).WithContext(ctx).Should(BeEmpty(), "the kubelet publishes every two seconds that the device plugin is paused")
+			Eventually(offered).WithContext(ctx).Should(BeEmpty(), "the kubelet publishes every two seconds that the device plugin is stopped")
 			seen := watchOffered(ctx)
-			var overlaid []string // of our own pause, by the one of the upgrade
+			var overlaid []string // our own value, by the one of the upgrade
 			watch := notes(func() (map[string]string, error) { return nodeLabels(ctx) })
 
 			upgradeDriver(ctx, secondUpgrade, nil)
@@ -227,7 +227,7 @@ func expectOnlyOffered(seen []map[string]int64, want map[string]int64) {
 	}
 }
 
-// expectNothingLeft checks that the node takes pods as before: no pause, cordon or taint is left, and no record of one.
+// expectNothingLeft checks that the node takes pods as before: no label that stops an operand, no cordon or taint is left, and no record of one.
 func expectNothingLeft(ctx context.Context) {
 	GinkgoHelper()
 	Eventually(func(g Gomega) {
@@ -238,7 +238,7 @@ func expectNothingLeft(ctx context.Context) {
 			HaveKeyWithValue(gpuoperator.LabelUpgrade, gpuoperator.UpgradeDone), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")))
 		g.Expect(n.Spec.Unschedulable).To(BeFalse())
 		g.Expect(n.Spec.Taints).To(BeEmpty())
-		g.Expect(n.Annotations).NotTo(Or(HaveKey(v1alpha1.AnnotationPaused), HaveKey(v1alpha1.AnnotationInterrupted)))
+		g.Expect(n.Annotations).NotTo(Or(HaveKey(v1alpha1.AnnotationStopped), HaveKey(v1alpha1.AnnotationInterrupted)))
 	}).WithContext(ctx).Should(Succeed())
 }
 

@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// WriteGuard is the name of the admission policy around the controller.
-const WriteGuard = "gpu-sharing-controller-fence"
+// ControllerWrites is the name of the admission policy around the controller.
+const ControllerWrites = "gpu-sharing-controller-writes"
 
 // inUse is the name of the admission policy that keeps the operator's kinds while there is a policy.
 const inUse = "gpu-sharing-in-use"

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Serve makes a custom resource definition serve these versions and no others, as a newer or older release of its owner
+// Serve makes a custom resource definition serve these versions and no others, as a newer or older version of its owner
 // does; the first one is stored. New versions have the schema of the first that was there. Without versions it serves
 // none.
 func (c *Cluster) Serve(ctx context.Context, definition string, versions ...string) error {

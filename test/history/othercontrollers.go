@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
@@ -26,7 +27,7 @@ func Others() map[string][]string {
 		"nvidia.com/gpu.deploy.gpu-feature-discovery": {"", "true"},
 		"nvidia.com/mps.capable":                      {"", "true", "false"},
 
-		v1alpha1.AnnotationSelected: {"", "garbage"}, v1alpha1.AnnotationInstances: {"", "garbage"}, v1alpha1.AnnotationPaused: {""},
+		v1alpha1.AnnotationSelected: {"", "garbage"}, v1alpha1.AnnotationInstances: {"", "garbage"}, v1alpha1.AnnotationStopped: {""},
 		v1alpha1.AnnotationTaints: {""}, v1alpha1.AnnotationMPSCapable: {""}, v1alpha1.AnnotationMIGConfig: {"", "garbage"},
 		v1alpha1.AnnotationOverruled: {""}, v1alpha1.AnnotationRunsAgent: {""}, v1alpha1.AnnotationInterrupted: {"", "garbage"},
 	}
@@ -35,7 +36,16 @@ func Others() map[string][]string {
 // Other is one of Others.
 func Other(random *rand.Rand) (name, value string) {
 	all := Others()
-	names := slices.Sorted(maps.Keys(all))
+	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return strings.Compare(drawnAs(a), drawnAs(b)) })
 	name = names[random.IntN(len(names))]
 	return name, all[name][random.IntN(len(all[name]))]
+}
+
+// drawnAs is the name by which a label or annotation is drawn. The recorded histories are from a time when
+// v1alpha1.AnnotationStopped was called paused.
+func drawnAs(name string) string {
+	if name == v1alpha1.AnnotationStopped {
+		return v1alpha1.Group + "/paused"
+	}
+	return name
 }

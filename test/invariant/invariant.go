@@ -24,7 +24,7 @@ const deployPrefix = "nvidia.com/gpu.deploy."
 
 // Disturbed reports whether a node is taken from its users for a change: it keeps pods off, or NVIDIA's programs.
 func Disturbed(n cluster.Node) bool {
-	if _, paused := n.Annotations[v1alpha1.AnnotationPaused]; paused {
+	if _, stopped := n.Annotations[v1alpha1.AnnotationStopped]; stopped {
 		return true
 	}
 	return slices.ContainsFunc(n.Taints, ours)
@@ -64,8 +64,8 @@ func left(n cluster.Node) []string {
 	if slices.ContainsFunc(n.Taints, ours) {
 		broken = append(broken, "our taint is left")
 	}
-	if paused, has := n.Annotations[v1alpha1.AnnotationPaused]; has {
-		broken = append(broken, "these are left paused: "+paused)
+	if stopped, has := n.Annotations[v1alpha1.AnnotationStopped]; has {
+		broken = append(broken, "these are left stopped: "+stopped)
 	}
 	if serves := sharedByMPS(n); !n.Features.OverriddenSince.IsZero() && !serves {
 		broken = append(broken, "NodeFeature "+action.OverrideName(n.Name)+" is left")

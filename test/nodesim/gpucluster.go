@@ -45,7 +45,7 @@ var policyOnly = []string{
 
 // LabelForGPUCluster changes the labels of a node as the GPU Operator does for a GPUCluster, and returns those of a
 // ClusterPolicy's programs, which it removes whatever their value. Where a label of its own programs has a value, it
-// stays: k8s-driver-manager pauses programs by it.
+// stays: k8s-driver-manager stops programs by it.
 func LabelForGPUCluster(labels map[string]string) (swept []string) {
 	for _, program := range policyOnly {
 		if _, has := labels[deployPrefix+program]; has {

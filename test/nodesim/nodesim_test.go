@@ -145,7 +145,7 @@ func TestNode(t *testing.T) {
 
 		w.label("nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
 		w.reconcile()
-		w.Expect(w.pod(plugin)).To(BeNil(), "its label pauses it")
+		w.Expect(w.pod(plugin)).To(BeNil(), "its label stops it")
 		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 0}))
 
 		w.label("nvidia.com/gpu.deploy.device-plugin", "true")

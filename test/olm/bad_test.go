@@ -19,7 +19,7 @@ func TestBadLuckUnderOLMv0(t *testing.T) {
 	s.startV0()
 	s.catalogSource()
 
-	// There is an agent that OLM has not installed, the OperatorGroup names a namespace, and somebody refuses DaemonSets.
+	// There is an agent that OLM has not installed, the OperatorGroup names a namespace, and an admission policy refuses DaemonSets.
 	s.do("kubectl create namespace gpu-sharing-operator")
 	s.Expect(s.client.Create(t.Context(), daemonSet("gpu-sharing-agent", own, "default"))).To(Succeed())
 	s.do(`kubectl apply -f - <<EOF

@@ -70,11 +70,11 @@ func (s *site) forbidden(what string, err error) {
 func permitted() map[string]map[string]attempt {
 	return map[string]map[string]attempt{
 		operands: {
-			"applies a DaemonSet of the operator":  apply(daemonSet(mpsPods, own, mpsPods)),
-			"applies the account of the MPS pods":  apply(object("v1", "ServiceAccount", own, mpsPods)),
-			"applies the fence of the controller":  patch(binding("gpu-sharing-controller-fence"), `{"metadata": {"labels": {"a": "b"}}}`),
-			"reads where the operator is":          get(binding("gpu-sharing-mps-nodes")),
-			"looks for MPS pods in all namespaces": get(object("apps/v1", "DaemonSet", elsewhere, mpsPods)),
+			"applies a DaemonSet of the operator":            apply(daemonSet(mpsPods, own, mpsPods)),
+			"applies the account of the MPS pods":            apply(object("v1", "ServiceAccount", own, mpsPods)),
+			"applies the admission policy of the controller": patch(binding("gpu-sharing-controller-writes"), `{"metadata": {"labels": {"a": "b"}}}`),
+			"reads where the operator is":                    get(binding("gpu-sharing-mps-nodes")),
+			"looks for MPS pods in all namespaces":           get(object("apps/v1", "DaemonSet", elsewhere, mpsPods)),
 		},
 		controller: {
 			"creates its Lease":      create(object("coordination.k8s.io/v1", "Lease", own, controller)),
@@ -92,42 +92,42 @@ func forAll() map[string]attempt {
 	deployment := daemonSet("a", own, controller)
 	deployment.SetKind("Deployment")
 	return map[string]attempt{
-		escalation:                                     apply(daemonSet(mpsPods, elsewhere, "clusterrole-aggregation-controller")),
-		"applies a DaemonSet of another name":          apply(daemonSet("other", own, mpsPods)),
-		"deletes a DaemonSet in another namespace":     remove(daemonSet(mpsPods, elsewhere, mpsPods)),
-		"creates a Deployment":                         create(deployment),
-		"creates a pod":                                create(pod),
-		"reads Secrets":                                get(object("v1", "Secret", own, "a")),
-		"applies an account in another namespace":      apply(object("v1", "ServiceAccount", elsewhere, mpsPods)),
-		"creates a Lease in another namespace":         create(object("coordination.k8s.io/v1", "Lease", elsewhere, controller)),
-		"creates a NodeFeature in another namespace":   create(feature(elsewhere)),
-		"deletes a NodeFeature in another namespace":   remove(feature(elsewhere)),
-		"changes a Role":                               apply(object(rbacv1.GroupName+"/v1", "Role", own, operands)),
-		"creates a RoleBinding in another namespace":   apply(roleBinding("RoleBinding", elsewhere)),
-		"creates a ClusterRoleBinding":                 apply(roleBinding("ClusterRoleBinding", "")),
-		"deletes a Node":                               remove(node()),
-		"cordons a Node":                               patch(node(), `{"spec": {"unschedulable": true}}`),
-		"sets another label of a Node":                 patch(node(), `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
-		"adds a taint that ends pods":                  patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`),
-		"changes an image in the ClusterPolicy":        patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`),
-		"creates another ConfigMap":                    create(object("v1", "ConfigMap", elsewhere, "a")),
-		"deletes a CRD":                                remove(object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpunodes.gpusharing.io")),
-		"deletes the fence of the controller":          remove(binding("gpu-sharing-controller-fence")),
-		"changes another admission policy":             apply(binding("other")),
-		"deletes a policy":                             remove(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced")),
-		"changes a policy":                             patch(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced"), `{"spec": {"priority": 7}}`),
-		"writes what an agent reports, without a node": patchStatus(gpuNode(), `{"status": {"driverVersion": "a"}}`),
+		escalation:                                       apply(daemonSet(mpsPods, elsewhere, "clusterrole-aggregation-controller")),
+		"applies a DaemonSet of another name":            apply(daemonSet("other", own, mpsPods)),
+		"deletes a DaemonSet in another namespace":       remove(daemonSet(mpsPods, elsewhere, mpsPods)),
+		"creates a Deployment":                           create(deployment),
+		"creates a pod":                                  create(pod),
+		"reads Secrets":                                  get(object("v1", "Secret", own, "a")),
+		"applies an account in another namespace":        apply(object("v1", "ServiceAccount", elsewhere, mpsPods)),
+		"creates a Lease in another namespace":           create(object("coordination.k8s.io/v1", "Lease", elsewhere, controller)),
+		"creates a NodeFeature in another namespace":     create(feature(elsewhere)),
+		"deletes a NodeFeature in another namespace":     remove(feature(elsewhere)),
+		"changes a Role":                                 apply(object(rbacv1.GroupName+"/v1", "Role", own, operands)),
+		"creates a RoleBinding in another namespace":     apply(roleBinding("RoleBinding", elsewhere)),
+		"creates a ClusterRoleBinding":                   apply(roleBinding("ClusterRoleBinding", "")),
+		"deletes a Node":                                 remove(node()),
+		"cordons a Node":                                 patch(node(), `{"spec": {"unschedulable": true}}`),
+		"sets another label of a Node":                   patch(node(), `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`),
+		"adds a taint that ends pods":                    patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`),
+		"changes an image in the ClusterPolicy":          patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`),
+		"creates another ConfigMap":                      create(object("v1", "ConfigMap", elsewhere, "a")),
+		"deletes a CRD":                                  remove(object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpunodes.gpusharing.io")),
+		"deletes the admission policy of the controller": remove(binding("gpu-sharing-controller-writes")),
+		"changes another admission policy":               apply(binding("other")),
+		"deletes a policy":                               remove(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced")),
+		"changes a policy":                               patch(object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "sliced"), `{"spec": {"priority": 7}}`),
+		"writes what an agent reports, without a node":   patchStatus(gpuNode(), `{"status": {"driverVersion": "a"}}`),
 	}
 }
 
 // forbiddenTo is what single accounts may not do beyond that.
 func forbiddenTo() map[string]map[string]attempt {
-	fence := patch(binding("gpu-sharing-controller-fence"), `{"metadata": {"labels": {"a": "b"}}}`)
+	limit := patch(binding("gpu-sharing-controller-writes"), `{"metadata": {"labels": {"a": "b"}}}`)
 	labels := patch(node(), `{"metadata": {"labels": {"nvidia.com/device-plugin.config": "a"}}}`)
 	spec := patch(gpuNode(), `{"spec": {"policyName": "a"}}`)
 	return map[string]map[string]attempt{
 		controller: {
-			"changes its fence":     fence,
+			"changes its limit":     limit,
 			"applies its DaemonSet": apply(daemonSet(mpsPods, own, mpsPods)),
 			"creates a NodeFeature with a label of another owner": create(func() *unstructured.Unstructured {
 				o := feature(own)
@@ -136,7 +136,7 @@ func forbiddenTo() map[string]map[string]attempt {
 			}()),
 		},
 		operands:            {"labels a Node": labels, "writes a GPUNode": spec},
-		"gpu-sharing-agent": {"labels a Node": labels, "writes a GPUNode": spec, "changes the fence": fence},
+		"gpu-sharing-agent": {"labels a Node": labels, "writes a GPUNode": spec, "changes the limit": limit},
 		mpsPods:             {"labels a Node": labels, "reads a GPUNode": get(gpuNode())},
 	}
 }

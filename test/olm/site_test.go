@@ -82,7 +82,7 @@ type site struct {
 	root       *os.Root
 }
 
-// newSite starts a cluster with these CRDs of OLM, and publishes the operator as a version, or the previous release as its
+// newSite starts a cluster with these CRDs of OLM, and publishes the operator as a version, or the previous one as its
 // own.
 func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	t.Helper()
@@ -222,13 +222,13 @@ func (s *site) layCatalog() {
 	s.catalogs[s.registry+"/gpu-sharing-catalog:"+s.version] = root
 }
 
-// publishPrevious makes a catalog of the previous release's bundle, whose version is 0.1.0.
+// publishPrevious makes a catalog of the previous version's bundle, whose version is 0.1.0.
 func (s *site) publishPrevious() {
 	s.t.Helper()
 	const image = "example.com/bundle-of-the-previous-release:0.1.0"
 	s.version, s.released = "0.1.0", s.folder("released-previous")
 	s.bundles[image] = filepath.Join(s.released, "bundle")
-	s.Expect(previous.ReleaseFolder(s.t.Context(), "config/bundle", s.bundles[image])).To(Succeed())
+	s.Expect(previous.ProgramsFolder(s.t.Context(), "config/bundle", s.bundles[image])).To(Succeed())
 	s.Expect(os.WriteFile(filepath.Join(s.released, "catalog.yaml"), []byte(`
 {schema: olm.package, name: gpu-sharing-operator, defaultChannel: candidate}
 ---

@@ -104,7 +104,7 @@ func (s *site) logged(program, text string) int {
 	return strings.Count(string(log), text)
 }
 
-// TestOLMv0 upgrades from the previous release, uninstalls in every order with live policies and takes them up again, and
+// TestOLMv0 upgrades from the previous version, uninstalls in every order with live policies and takes them up again, and
 // goes on to OLM v1.
 func TestOLMv0(t *testing.T) {
 	s := newSite(t, previous.Version, "v0", "extensions", "catalogs")

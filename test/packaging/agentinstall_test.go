@@ -168,8 +168,8 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 		object("security.openshift.io/v1", "SecurityContextConstraints", "", "gpu-sharing-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-agent-own-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-agent-own-node"),
-		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-fence"),
-		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-writes"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-writes"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-in-use"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-in-use"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-mps-nodes"),
@@ -191,7 +191,7 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	g.Expect(u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage), "what a user changed is restored")
 }
 
-// The previous release's ClusterServiceVersion owned the account, and OLM deletes it after an upgrade: garbage collection would take the
+// The previous version's ClusterServiceVersion owned the account, and OLM deletes it after an upgrade: garbage collection would take the
 // account along, and no MPS pod could start any more.
 func TestWhatStaysBelongsToNoClusterServiceVersion(t *testing.T) {
 	u := newUnderOLM(t, false)
@@ -208,14 +208,14 @@ func TestWhatStaysBelongsToNoClusterServiceVersion(t *testing.T) {
 	g.Expect(u.daemonSet(t, "gpu-sharing-agent").OwnerReferences).NotTo(BeEmpty(), "the agent goes with the operator")
 }
 
-func TestWhatAnotherClientDeletesIsInstalledAgainWithinAMinute(t *testing.T) {
+func TestWhatAnotherControllerDeletesIsInstalledAgainWithinAMinute(t *testing.T) {
 	u := newUnderOLM(t, false)
 	g := NewWithT(t)
 	result, err := u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(result.RequeueAfter).To(BeNumerically(">", 0), "the next reconcile comes without an event")
 	g.Expect(result.RequeueAfter).To(BeNumerically("<=", time.Minute))
-	binding := object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence")
+	binding := object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-writes")
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: olmNamespace, Name: "gpu-sharing-mps"}}
 	for _, o := range []client.Object{binding, account} {
 		g.Expect(u.Client.Delete(t.Context(), o)).To(Succeed())

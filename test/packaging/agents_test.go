@@ -55,7 +55,7 @@ func underGPUCluster(others map[string]string) map[string]string {
 }
 
 // TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced, and the MPS pod stays. k8s-driver-manager waits for pods
-// whose node selector has the label of GPU clients. Before v0.12 it pauses only the labels of NVIDIA's own programs, of
+// whose node selector has the label of GPU clients. Before v0.12 it stops only the labels of NVIDIA's own programs, of
 // which mig-manager leaves that of the container toolkit alone. Beside the DRA driver of a GPUCluster the label of GPU
 // clients is never there for long.
 func TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced(t *testing.T) {
@@ -75,11 +75,11 @@ func TestOneAgentRunsOnANodeAndLeavesWhenTheDriverIsReplaced(t *testing.T) {
 		"without GPUs":                          {labels: underGPUCluster(map[string]string{"nvidia.com/gpu.present": "false", clientLabel: "true"})},
 
 		"under a GPUCluster": {labels: underGPUCluster(nil), agent: draAgentSet},
-		"under a GPUCluster, with a label that another client sets": {labels: underGPUCluster(map[string]string{clientLabel: "true"}), agent: draAgentSet},
-		"under a GPUCluster, where an administrator wants none":     {labels: underGPUCluster(map[string]string{clientLabel: "false"})},
-		"under a GPUCluster without a validator":                    {labels: underGPUCluster(map[string]string{draValidator: "false"}), agent: draAgentSet},
-		"under a GPUCluster without the DRA driver":                 {labels: underGPUCluster(map[string]string{draDriver: "false"})},
-		"under a GPUCluster, first step of a driver upgrade":        {labels: underGPUCluster(map[string]string{draValidator: forUpgrade})},
+		"under a GPUCluster, with a label that another controller sets": {labels: underGPUCluster(map[string]string{clientLabel: "true"}), agent: draAgentSet},
+		"under a GPUCluster, where an administrator wants none":         {labels: underGPUCluster(map[string]string{clientLabel: "false"})},
+		"under a GPUCluster without a validator":                        {labels: underGPUCluster(map[string]string{draValidator: "false"}), agent: draAgentSet},
+		"under a GPUCluster without the DRA driver":                     {labels: underGPUCluster(map[string]string{draDriver: "false"})},
+		"under a GPUCluster, first step of a driver upgrade":            {labels: underGPUCluster(map[string]string{draValidator: forUpgrade})},
 		"under a GPUCluster, last step of a driver upgrade": {
 			labels: underGPUCluster(map[string]string{draValidator: forUpgrade, draDriver: forUpgrade}),
 		},

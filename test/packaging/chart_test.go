@@ -94,8 +94,8 @@ func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
 	}
 }
 
-func TestWriteGuardNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
-	h, guard := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-fence"
+func TestAdmissionPolicyNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
+	h, guard := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-writes"
 	configMaps := func(values ...string) any {
 		policy := as[admissionregistrationv1.ValidatingAdmissionPolicy](t, find(t, h.render(t, values...), guard))
 		for _, v := range policy.Spec.Variables {
@@ -155,7 +155,7 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 		"a device plugin in no place":            {"devicePlugin.configMap=a", "at '/devicePlugin/namespace': minLength: got 0, want 1"},
 		"a device plugin without a ConfigMap":    {"devicePlugin.namespace=a", "at '/devicePlugin/configMap': minLength: got 0, want 1"},
 		"a name that no ConfigMap can have":      {"devicePlugin.namespace=a,devicePlugin.configMap=a..b", "at '/devicePlugin/configMap': 'a..b' does not match pattern"},
-		"a value of an earlier release is gone":  {"metrics.sampling=null", "Upgrade with --reset-then-reuse-values instead of --reuse-values"},
+		"a value of an earlier version is gone":  {"metrics.sampling=null", "Upgrade with --reset-then-reuse-values instead of --reuse-values"},
 		"a relative driver root":                 {"driver.root=run/nvidia", "at '/driver/root': 'run/nvidia' does not match pattern"},
 		"the root as the folder of MPS":          {"mps.root=/", "at '/mps/root': '/' does not match pattern"},
 		"half a digest":                          {"images.agent.digest=sha256:12", "at '/images/agent/digest': 'sha256:12' does not match pattern"},

@@ -194,7 +194,7 @@ func (i installation) exists(t *testing.T, o *unstructured.Unstructured) bool {
 	return err == nil
 }
 
-// previousChart is the chart of the previous release.
+// previousChart is the chart of the previous version.
 func previousChart(t *testing.T) string {
 	t.Helper()
 	chart := filepath.Join(t.TempDir(), "chart")

@@ -99,7 +99,7 @@ func findsTheDevicePlugin(t *testing.T, i installation) {
 	role := object("rbac.authorization.k8s.io/v1", "Role", plugin[0], "gpu-sharing-controller-device-plugin")
 	g.Expect(i.exists(t, role)).To(BeTrue())
 	g.Expect(as[rbacv1.Role](t, role).Rules).To(ContainElement(HaveField("ResourceNames", ConsistOf(plugin[1]))))
-	guard := object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-fence")
+	guard := object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-writes")
 	g.Expect(i.exists(t, guard)).To(BeTrue())
 	g.Expect(as[admissionregistrationv1.ValidatingAdmissionPolicy](t, guard).Spec.Variables).To(ContainElement(
 		HaveField("Expression", ContainSubstring("'"+plugin[1]+"'"))))

@@ -23,17 +23,17 @@ import (
 // crdFiles are those of the operator's kinds.
 var crdFiles = []string{"config/crd/gpusharing.io_gpunodes.yaml", "config/crd/gpusharing.io_gpusharingpolicies.yaml"}
 
-// TestTodaysCRDsKeepAllThatThePreviousReleaseStored: what the previous release stored is valid today and loses nothing,
+// TestTodaysCRDsKeepAllThatThePreviousVersionStored: what the previous version stored is valid today and loses nothing,
 // or an upgrade would forget what it does to a node. Its parent had fields that today's CRDs lack, so it is the first
 // of which that is so.
-func TestTodaysCRDsKeepAllThatThePreviousReleaseStored(t *testing.T) {
+func TestTodaysCRDsKeepAllThatThePreviousVersionStored(t *testing.T) {
 	var before []string
 	for _, file := range crdFiles {
 		is := schemaOf(t, today, file)
 		NewWithT(t).Expect(losses(schemaOf(t, previous.File, file), is, "")).To(BeEmpty(), file)
 		before = append(before, losses(schemaOf(t, previous.FileBefore, file), is, "")...)
 	}
-	NewWithT(t).Expect(before).NotTo(BeEmpty(), "choose an earlier commit as the previous release")
+	NewWithT(t).Expect(before).NotTo(BeEmpty(), "choose an earlier commit as the previous version")
 }
 
 // today reads a file of this checkout.

@@ -127,7 +127,7 @@ func TestAnUpgradeThatReusesValuesRunsTheNewImages(t *testing.T) {
 	})
 }
 
-// TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo: the defaults of the previous release lack a value, and a
+// TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo: the defaults of the previous version lack a value, and a
 // release of it had digests there.
 func TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo(t *testing.T) {
 	withEachHelm(t, func(t *testing.T, i installation) {

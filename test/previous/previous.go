@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package previous knows the previous release: the operator as it was at an earlier commit of this repository. Tests
+// Package previous knows the previous version: the operator as it was at an earlier commit of this repository. Tests
 // upgrade from it, and run its parts beside those of today. hack/previous/build.sh builds its programs from a git
 // worktree.
 package previous
@@ -16,17 +16,16 @@ import (
 	"strings"
 )
 
-// Commit is the commit of the previous release. It is the first one whose controller and agents understand those of today, and the other
-// way round: an agent has left out MIG profiles that are known since then, and a controller of before would take such a GPU for one that
-// has none. No release is tagged before it.
-const Commit = "5c7f044b245ad6a1769f0a9a9d73ff6d2f8a04c6"
+// Commit is the commit of the previous version. It is the first one with today's names: under OLM, which deletes no object that is renamed,
+// an admission policy of before would deny what the controller writes today. No version is tagged before it.
+const Commit = "ddb2c916222a7b9be749f2e442a1e0cdad3908bd"
 
 // objects is the commit of chart and CRDs that tests install and upgrade without its programs. It is the first one whose objects today's
 // API stores without any loss: since then, the CRDs have only gained fields. Its parent's policies have fields in their status that are
 // gone today.
 const objects = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
 
-// Version is the version as which tests publish the previous release.
+// Version is the number that tests give the previous version.
 const Version = "0.0.9"
 
 // File returns a file of the commit of objects, by its path from the top of the repository, whose checkout is the
@@ -41,8 +40,8 @@ func FileBefore(ctx context.Context, path string) ([]byte, error) {
 // Folder writes the files below a folder of that commit to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error { return folder(ctx, objects, path, to) }
 
-// ReleaseFolder is Folder for the commit of the previous release's programs.
-func ReleaseFolder(ctx context.Context, path, to string) error { return folder(ctx, Commit, path, to) }
+// ProgramsFolder is Folder for the commit of the previous version's programs.
+func ProgramsFolder(ctx context.Context, path, to string) error { return folder(ctx, Commit, path, to) }
 
 func folder(ctx context.Context, commit, path, to string) error {
 	names, err := git(ctx, commit, path, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, path)
@@ -56,10 +55,10 @@ func folder(ctx context.Context, commit, path, to string) error {
 		}
 		at := filepath.Join(to, strings.TrimPrefix(name, path))
 		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-			return fmt.Errorf("writing a file of the previous release: %w", err)
+			return fmt.Errorf("writing a file of the previous version: %w", err)
 		}
 		if err := os.WriteFile(at, content, 0o644); err != nil {
-			return fmt.Errorf("writing a file of the previous release: %w", err)
+			return fmt.Errorf("writing a file of the previous version: %w", err)
 		}
 	}
 	return nil
@@ -75,7 +74,7 @@ func git(ctx context.Context, commit, path string, args ...string) ([]byte, erro
 	command.Stderr = &stderr
 	content, err := command.Output()
 	if err != nil {
-		return nil, fmt.Errorf("reading %s of the previous release, commit %s (if the clone is shallow, run git fetch --unshallow): %w: %s",
+		return nil, fmt.Errorf("reading %s of the previous version, commit %s (if the clone is shallow, run git fetch --unshallow): %w: %s",
 			path, commit, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return content, nil

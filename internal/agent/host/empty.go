@@ -48,9 +48,9 @@ func trimmed(tooMany bool) (stays func(fs.FileInfo) bool) {
 // empty removes what is in a folder, but for files that stay. Who fills it may nest folders without end. So none is gone
 // into: the folders in a folder are moved up, and what is in them is removed in its turn.
 func empty(root *os.Root, stays func(fs.FileInfo) bool) error {
-	e := &emptying{root: root, left: maxEmptied}
-	for before := -1; e.left > 0 && e.left != before; { // again: what was moved up, and what came meanwhile
-		before, e.errs = e.left, nil
+	e := &emptying{root: root, remaining: maxEmptied}
+	for before := -1; e.remaining > 0 && e.remaining != before; { // again: what was moved up, and what came meanwhile
+		before, e.errs = e.remaining, nil
 		e.each(".", func(info fs.FileInfo) {
 			switch {
 			case info.IsDir():
@@ -65,9 +65,9 @@ func empty(root *os.Root, stays func(fs.FileInfo) bool) error {
 
 // emptying is one call of empty.
 type emptying struct {
-	root *os.Root
-	left int     // entries that may still be removed
-	errs []error // of the last look
+	root      *os.Root
+	remaining int     // entries that may still be removed
+	errs      []error // of the last look
 }
 
 // each calls do for each entry of a folder, until as many were removed as may be. It waits for nothing: what was a folder
@@ -79,10 +79,10 @@ func (e *emptying) each(folder string, do func(fs.FileInfo)) {
 		return
 	}
 	defer f.Close() //nolint:errcheck // only read
-	for e.left > 0 {
+	for e.remaining > 0 {
 		found, err := f.ReadDir(256)
 		for _, entry := range found {
-			if info, err := entry.Info(); err == nil && e.left > 0 {
+			if info, err := entry.Info(); err == nil && e.remaining > 0 {
 				do(info)
 			}
 		}
@@ -121,7 +121,7 @@ func (e *emptying) did(name string, err error) {
 		e.failed(name, err)
 		return
 	}
-	e.left--
+	e.remaining--
 }
 
 func (e *emptying) failed(name string, err error) {

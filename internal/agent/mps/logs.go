@@ -73,9 +73,9 @@ func (l *logs) followFile(name string, log logr.Logger) error {
 	if info.Size() == at.offset {
 		return nil
 	}
-	if left := info.Size() - at.offset - logBehind; left > 0 {
-		log.Info("Leaving out a part of a log that grows too fast", "bytes", left)
-		at.offset, at.rest = at.offset+left, nil
+	if remaining := info.Size() - at.offset - logBehind; remaining > 0 {
+		log.Info("Leaving out a part of a log that grows too fast", "bytes", remaining)
+		at.offset, at.rest = at.offset+remaining, nil
 	}
 	chunk, err := l.chunk(name, at.offset)
 	if err != nil {

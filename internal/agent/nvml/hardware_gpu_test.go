@@ -20,7 +20,7 @@ import (
 //
 //	go test -tags hardware -run TestContractOnRealGPUs -v ./internal/agent/nvml
 //
-// What it logs belongs into docs/hardware.md.
+// What it logs belongs into docs/dev/hardware.md.
 func TestContractOnRealGPUs(t *testing.T) {
 	g := NewWithT(t)
 	library, err := drivers.Node{Host: "/"}.Library("/")

@@ -6,8 +6,8 @@
 //
 //	what was observed, nodes, policies → Of → Advice for the nodes of one policy with GPUs of one product → Text
 //
-// The rules, each with its reason, are in docs/choosing.md. A value that was not observed is nil, and then no rule
-// counts it as 0.
+// The criteria, each with its reason, are in docs/choosing.md. A value that was not observed is nil, and then no
+// criterion counts it as 0.
 package advice
 
 import (
@@ -213,7 +213,7 @@ func (f *Fleet) add(n Node, seen time.Duration, c Cluster) {
 	}
 }
 
-// advise compares each option with the rules.
+// advise compares each option with the criteria.
 func (f Fleet) advise() Advice {
 	a := Advice{Fleet: f}
 	if len(f.Containers) == 0 {
@@ -223,7 +223,7 @@ func (f Fleet) advise() Advice {
 	a.Options = f.options()
 	for i := range a.Options {
 		o := &a.Options[i]
-		for _, r := range Rules() {
+		for _, r := range Criteria() {
 			if why := r.Against(f, *o); why == "" {
 				continue
 			} else if r.Note {

@@ -92,8 +92,8 @@ func option(t *testing.T, a advice.Advice, name string) advice.Option {
 	return advice.Option{}
 }
 
-// TestRules has for each rule a fleet to which it applies, and one like it to which it does not.
-func TestRules(t *testing.T) {
+// TestCriteria has for each criterion a fleet to which it applies, and one like it to which it does not.
+func TestCriteria(t *testing.T) {
 	several := equal(2, 1, 0.1)
 	several[0].Held = 2
 	type fleet struct {
@@ -154,11 +154,11 @@ func TestRules(t *testing.T) {
 	}
 	docs, err := os.ReadFile("../../../docs/choosing.md")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	for _, r := range advice.Rules() {
+	for _, r := range advice.Criteria() {
 		t.Run(r.Name, func(t *testing.T) {
 			g := NewWithT(t)
 			tc, tested := tests[r.Name]
-			g.Expect(tested).To(BeTrue(), "each rule has a test")
+			g.Expect(tested).To(BeTrue(), "each criterion has a test")
 			advised := adviseOne(t, tc.applies.cluster)
 			o := option(t, advised, tc.applies.option)
 			g.Expect(r.Against(advised.Fleet, o)).To(ContainSubstring(tc.says))

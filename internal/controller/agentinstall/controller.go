@@ -37,7 +37,7 @@ import (
 // FieldManager owns what is applied.
 const FieldManager = "gpusharing-operands"
 
-// again is how soon everything is applied again: another client may have deleted or changed what is not watched.
+// again is how soon everything is applied again: another controller may have deleted or changed what is not watched.
 const again = time.Minute
 
 // maxNote is how long the note of an Event may be.

@@ -11,8 +11,8 @@
 //	owned.yaml  go when the Deployment goes that this runs in, so when the operator is uninstalled
 //	kept.yaml   stay: the MPS pods, since MPS clients die with their daemon, and what they need
 //
-// It writes when it starts, when another client changes or deletes a DaemonSet of its namespace, and every minute, which
-// the API server ignores where nothing differs.
+// It writes when it starts, when another controller changes or deletes a DaemonSet of its namespace, and every minute,
+// which the API server ignores where nothing differs.
 package agentinstall
 
 import (

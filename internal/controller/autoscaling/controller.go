@@ -48,7 +48,7 @@ type Controller struct {
 	kinds  kinds
 	clock  clock.PassiveClock
 	events events.EventRecorder
-	// wrote is the resource version of each object before the last write to it, by Write.Target: as long as the cache
+	// wrote is the resource version of each object before the last write to it, by Write.ObjectName: as long as the cache
 	// shows that version, it does not show the write.
 	wrote map[string]string
 	// refused is why the API server refused the last write to an object.
@@ -129,8 +129,8 @@ func (c *Controller) gather(ctx context.Context) (*autoscaling.Snapshot, error) 
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
 	s := &autoscaling.Snapshot{Now: c.clock.Now(), Policies: policies.Items, Refused: map[string]autoscaling.Refusal{}}
-	for target, r := range c.refused {
-		s.Refused[target] = r.Refusal
+	for object, r := range c.refused {
+		s.Refused[object] = r.Refusal
 	}
 	return s, errors.Join(c.gatherNodes(ctx, s), c.gatherGroups(ctx, s))
 }

@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// site is a cluster with the kinds of autoscalers, and the controller with the rights and the write guard that it ships
-// with.
+// site is a cluster with the kinds of autoscalers, and the controller with the rights and the admission policy that it
+// ships with.
 type site struct {
 	*WithT
 	t       *testing.T
@@ -67,7 +67,7 @@ func newSite(t *testing.T, rights ...string) *site {
 
 const manage = "config/autoscaling/rbac.yaml"
 
-// start starts the controller. It ends with the test, and then nothing must have been denied by the write guard.
+// start starts the controller. It ends with the test, and then nothing must have been denied by the admission policy.
 func (s *site) start() {
 	s.t.Helper()
 	as, err := s.cluster.ConfigAs(s.t.Context(), env.Identity{Namespace: own, ServiceAccount: "gpu-sharing-controller"})
@@ -92,9 +92,9 @@ func (s *site) start() {
 	s.t.Cleanup(func() {
 		stop()
 		s.Expect(<-done).To(Succeed())
-		denied, err := s.cluster.Denied(context.Background(), env.WriteGuard)
+		denied, err := s.cluster.Denied(context.Background(), env.ControllerWrites)
 		s.Expect(err).NotTo(HaveOccurred())
-		s.Expect(denied).To(BeEquivalentTo(s.denied), "writes that the write guard denied")
+		s.Expect(denied).To(BeEquivalentTo(s.denied), "writes that the admission policy denied")
 	})
 }
 

@@ -34,22 +34,22 @@ func (c *Controller) stale(s *autoscaling.Snapshot) bool {
 	shown := map[string]string{}
 	for i := range s.Scalables {
 		s := &s.Scalables[i]
-		shown[autoscaling.Write{Annotate: &autoscaling.Annotate{Ref: s.Ref}}.Target()] = s.ResourceVersion
+		shown[autoscaling.Write{Annotate: &autoscaling.Annotate{Ref: s.Ref}}.ObjectName()] = s.ResourceVersion
 	}
-	for target, before := range c.wrote {
-		if shown[target] == before {
+	for object, before := range c.wrote {
+		if shown[object] == before {
 			return true
 		}
-		delete(c.wrote, target)
+		delete(c.wrote, object)
 	}
 	return false
 }
 
 // write writes what is wanted; after is when to try again what was refused.
 func (c *Controller) write(ctx context.Context, s *autoscaling.Snapshot, writes []autoscaling.Write) (after time.Duration) {
-	for target, r := range c.refused {
-		if !slices.ContainsFunc(writes, func(write autoscaling.Write) bool { return write.Target() == target }) {
-			delete(c.refused, target) // nobody wants it any more, or it is there
+	for object, r := range c.refused {
+		if !slices.ContainsFunc(writes, func(write autoscaling.Write) bool { return write.ObjectName() == object }) {
+			delete(c.refused, object) // nobody wants it any more, or it is there
 			continue
 		}
 		if age := s.Now.Sub(r.at); age < refusedAgain {
@@ -57,21 +57,21 @@ func (c *Controller) write(ctx context.Context, s *autoscaling.Snapshot, writes 
 		}
 	}
 	for _, write := range writes {
-		target := write.Target()
+		object := write.ObjectName()
 		content := contentOf(write)
-		if r, is := c.refused[target]; is && s.Now.Sub(r.at) < refusedAgain && reflect.DeepEqual(r.content, content) {
+		if r, is := c.refused[object]; is && s.Now.Sub(r.at) < refusedAgain && reflect.DeepEqual(r.content, content) {
 			continue
 		}
 		err := c.writeOne(ctx, write)
 		switch {
 		case err == nil:
-			log.FromContext(ctx).Info("Wrote for the autoscaler", "object", target)
-			delete(c.refused, target)
+			log.FromContext(ctx).Info("Wrote for the autoscaler", "object", object)
+			delete(c.refused, object)
 		case isOutdated(err):
 			after = timing.Sooner(after, staleAgain) // the object changed or went: the next reconcile decides anew
 		default:
-			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", target)
-			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, s.Now}
+			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", object)
+			c.refused[object] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, s.Now}
 			after = timing.Sooner(after, staleAgain) // to report it
 		}
 	}
@@ -117,7 +117,7 @@ func (c *Controller) writeOne(ctx context.Context, write autoscaling.Write) erro
 		return err
 	}
 	if o.GetResourceVersion() != a.ResourceVersion { // otherwise nothing changed, and no cache will ever show another version
-		c.wrote[write.Target()] = a.ResourceVersion
+		c.wrote[write.ObjectName()] = a.ResourceVersion
 	}
 	return nil
 }

@@ -210,7 +210,7 @@ func differ(a, b client.Object) bool {
 }
 
 // gpuNodes lets through a GPUNode at its first sight, since its node may be gone, one that is deleted, and one whose
-// annotation with its machine another client changed.
+// annotation with its machine another controller changed.
 func gpuNodes() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return true },

@@ -48,14 +48,14 @@ func TestSlimPods(t *testing.T) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "Other"}, {Kind: "DaemonSet", Controller: &yes}}
 		},
 		"a mirror": func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "x" },
-		"one of NVIDIA's clients that reads our ConfigMap": func(p *corev1.Pod) {
+		"one of NVIDIA's operands that reads our ConfigMap": func(p *corev1.Pod) {
 			p.Namespace, p.Annotations[v1alpha1.AnnotationSync] = "gpu-operator", "key@1"
 			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
 			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 				LocalObjectReference: corev1.LocalObjectReference{Name: pluginconfig.ConfigMapName},
 			}}}}
 		},
-		"one of NVIDIA's clients whose config-manager keeps ending": func(p *corev1.Pod) {
+		"one of NVIDIA's operands whose config-manager keeps ending": func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
 			ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
 				ExitCode: 1, FinishedAt: metav1.Unix(1_800_000_000, 0), Message: "a long text",
@@ -143,7 +143,7 @@ func TestSlimClasses(t *testing.T) {
 	g.Expect(of).To(Equal(dra.ClassOf(class)))
 	g.Expect(of).To(And(HaveField("Interval", "Long"), HaveField("Own", true), HaveField("Beside", "theirs"), HaveField("Resource", "nvidia.com/gpu"),
 		HaveField("Age", Not(BeZero()))))
-	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).To(HaveKey("selectors"), "which tell whether another client edited one of the operator's")
+	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).To(HaveKey("selectors"), "which tell whether another controller edited one of the operator's")
 	class.SetLabels(nil)
 	slim, err = slimOthers(class.DeepCopy())
 	g.Expect(err).NotTo(HaveOccurred())
@@ -180,7 +180,7 @@ func TestSlimNodes(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "a100", UID: "1", ResourceVersion: "7", Labels: map[string]string{"pool": "research"},
 			Annotations: map[string]string{
-				"others.example/x": "x", v1alpha1.AnnotationPaused: "p", "nvidia.com/gpu-driver-upgrade-enabled": "true",
+				"others.example/x": "x", v1alpha1.AnnotationStopped: "p", "nvidia.com/gpu-driver-upgrade-enabled": "true",
 			},
 		},
 		Spec: corev1.NodeSpec{ProviderID: "x", Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoExecute}}},

@@ -69,7 +69,7 @@ const (
 )
 
 // wrote notes a write of ours: the resource version of the object after it, or the error. What the cache lacked when
-// another client was faster, it has to show too.
+// another controller was faster, it has to show too.
 func (c *cacheBarrier) wrote(kind schema.GroupVersionKind, name, version string, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

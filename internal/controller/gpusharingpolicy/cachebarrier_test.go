@@ -202,8 +202,8 @@ func testTookPlace(s *scenario) {
 	anew := &corev1.Node{}
 	anew.Name = "a100"
 	s.fail = func(write string) error {
-		_, paused := s.node("a100").Annotations[v1alpha1.AnnotationPaused]
-		if write == "patch Node a100" && paused { // NVIDIA's clients are resumed: no resource version conflicts
+		_, stopped := s.node("a100").Annotations[v1alpha1.AnnotationStopped]
+		if write == "patch Node a100" && stopped { // NVIDIA's operands are started again: no resource version conflicts
 			s.Expect(s.client.Delete(s.ctx(), s.node("a100"))).To(Succeed())
 			s.Expect(s.client.Create(s.ctx(), anew)).To(Succeed())
 		}

@@ -61,24 +61,24 @@ type Options struct {
 
 // Controller moves the cluster towards what the policies ask.
 type Controller struct {
-	client           client.Client
-	metrics          *metrics
-	barrier          *cacheBarrier
-	changes          changes                  // since the last reconcile
-	store            nodeStore                // of the nodes, from the last reconcile
-	memory           rollout.Memory           // likewise
-	repeats          action.Repeats           // what was written in the last hour
-	otherControllers cluster.OtherControllers // of other controllers that are not recorded on their Nodes
-	slices           watchedKind              // sliceKind
-	claims           watchedKind              // claimKind
-	classes          watchedKind              // classKind
-	rules            watchedKind              // ruleKind
-	pools            map[string]knownPool     // what is published of each node, from the last reconcile
-	nodePools        watchedKind              // nodePoolKind
-	refusals         refusals
-	publishers       publishers
-	deleted          map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
-	deletedRules     map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
+	client            client.Client
+	metrics           *metrics
+	barrier           *cacheBarrier
+	changes           changes                  // since the last reconcile
+	store             nodeStore                // of the nodes, from the last reconcile
+	memory            rollout.Memory           // likewise
+	repeats           action.Repeats           // what was written in the last hour
+	otherControllers  cluster.OtherControllers // of other controllers that are not recorded on their Nodes
+	slices            watchedKind              // sliceKind
+	claims            watchedKind              // claimKind
+	classes           watchedKind              // classKind
+	rules             watchedKind              // taintRuleKind
+	pools             map[string]knownPool     // what is published of each node, from the last reconcile
+	nodePools         watchedKind              // nodePoolKind
+	refusals          refusals
+	publishers        publishers
+	deleted           map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	deletedTaintRules map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
 	// undecided is when the first of the reconciles began that could not decide; zero if the last one did.
 	undecided time.Time
 	gone      kindsGone
@@ -90,7 +90,7 @@ func New(c client.Client, o Options) *Controller {
 	return &Controller{
 		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{}, publishers: publishers{},
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
-		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: ruleKind}, deletedRules: map[types.UID]bool{},
+		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: taintRuleKind}, deletedTaintRules: map[types.UID]bool{},
 		nodePools: watchedKind{GroupKind: nodePoolKind},
 		barrier:   &cacheBarrier{reader: o.Reader, expected: map[object]expectation{}},
 	}

@@ -45,10 +45,10 @@ import (
 // after, serve neither. Classes offer devices to pods, and rules keep new pods off them; rules are on by default since
 // Kubernetes 1.37.
 var (
-	sliceKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
-	claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
-	classKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceClass"}
-	ruleKind  = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
+	sliceKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
+	claimKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
+	classKind     = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceClass"}
+	taintRuleKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
 )
 
 // serveAgain is how often the API server is asked for these kinds while it does not serve them.
@@ -92,24 +92,24 @@ type nodeDRA struct {
 	published        *dra.Pool
 	claims           []dra.Claim
 	devicesTaintedAt time.Time
-	ruleTaken        bool
+	taintRuleTaken   bool
 }
 
 // draOf is what they told of a node last.
 func draOf(n *cluster.Node) nodeDRA {
-	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, devicesTaintedAt: n.DevicesTaintedAt, ruleTaken: n.RuleTaken}
+	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, devicesTaintedAt: n.DevicesTaintedAt, taintRuleTaken: n.TaintRuleTaken}
 }
 
 // addTo adds what they tell to the node.
 func (d nodeDRA) addTo(n *cluster.Node) {
-	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.devicesTaintedAt, d.ruleTaken
+	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.DevicesTaintedAt, n.TaintRuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.devicesTaintedAt, d.taintRuleTaken
 }
 
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the
 // driver and it is not known yet what the API server serves.
 func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {
 	d := &seenDRA{nodes: map[string]nodeDRA{}, claimed: map[string]string{}, rules: map[string]types.UID{}, classes: map[string]types.UID{}}
-	for _, gather := range []func(context.Context, *seenDRA) error{c.gatherSlices, c.gatherClaims, c.gatherClasses, c.gatherRules} {
+	for _, gather := range []func(context.Context, *seenDRA) error{c.gatherSlices, c.gatherClaims, c.gatherClasses, c.gatherTaintRules} {
 		if err := gather(ctx, d); err != nil {
 			return nil, err
 		}
@@ -238,20 +238,20 @@ func (c *Controller) gatherClasses(ctx context.Context, d *seenDRA) error {
 	return nil
 }
 
-// gatherRules reads the operator's DeviceTaintRules. One that was deleted is gone, also while the cache still shows it:
-// a node whose rule is gone must not be taken for one that new pods are kept off.
-func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
+// gatherTaintRules reads the operator's DeviceTaintRules. One that was deleted is gone, also while the cache still
+// shows it: a node whose rule is gone must not be taken for one that new pods are kept off.
+func (c *Controller) gatherTaintRules(ctx context.Context, d *seenDRA) error {
 	rules, err := c.rules.list(ctx, c.client)
 	if err != nil {
 		return err
 	}
-	d.cluster.ServesRules = c.rules.served.Load() != nil
+	d.cluster.ServesTaintRules = c.rules.served.Load() != nil
 	shown := map[types.UID]bool{}
 	for i := range rules {
 		uid := rules[i].GetUID()
-		node, since, ours := dra.RuleOf(&rules[i])
+		node, since, ours := dra.TaintRuleOf(&rules[i])
 		shown[uid] = true
-		if edited, is := dra.EditedRule(&rules[i]); is && !c.deletedRules[uid] {
+		if edited, is := dra.EditedTaintRule(&rules[i]); is && !c.deletedTaintRules[uid] {
 			d.rules[edited] = uid
 			d.cluster.Edited = append(d.cluster.Edited, edited)
 			continue
@@ -259,12 +259,12 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 		if !ours {
 			if named, is := dra.TaintRuleNode(rules[i].GetName()); is {
 				of := d.nodes[named]
-				of.ruleTaken = true
+				of.taintRuleTaken = true
 				d.nodes[named] = of
 			}
 			continue
 		}
-		if c.deletedRules[uid] || rules[i].GetDeletionTimestamp() != nil {
+		if c.deletedTaintRules[uid] || rules[i].GetDeletionTimestamp() != nil {
 			continue
 		}
 		d.rules[node] = uid
@@ -273,7 +273,7 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 		of.devicesTaintedAt = since
 		d.nodes[node] = of
 	}
-	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
+	maps.DeleteFunc(c.deletedTaintRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
 	slices.Sort(d.cluster.DevicesTaintedOn)
 	slices.Sort(d.cluster.Edited)
 	return nil
@@ -380,7 +380,7 @@ func slimOthers(cached any) (any, error) {
 		if others := object.GetAnnotations()[v1alpha1.AnnotationBeside]; others != "" {
 			slim.SetAnnotations(map[string]string{v1alpha1.AnnotationBeside: others})
 		}
-	case ruleKind:
+	case taintRuleKind:
 		slim.Object["spec"] = object.Object["spec"]
 		slim.SetLabels(ownLabel(object))
 		slim.SetCreationTimestamp(object.GetCreationTimestamp())

@@ -84,7 +84,7 @@ func (an *eventRecorder) announce(a action.Action) {
 	if !announced || an.records(a) {
 		return
 	}
-	node := an.nodeNamed(a.Target())
+	node := an.nodeNamed(a.NodeName())
 	policy, found := an.policies[a.For().Name]
 	switch why := whyOf(a); {
 	case !found:
@@ -157,19 +157,19 @@ func (an *eventRecorder) together(e announcement, policy, why string, a action.A
 func (an *eventRecorder) announceTogether() {
 	const most = 8 // nodes that a note names
 	for what, actions := range an.done {
-		slices.SortFunc(actions, func(a, b action.Action) int { return cmp.Compare(a.Target(), b.Target()) })
+		slices.SortFunc(actions, func(a, b action.Action) int { return cmp.Compare(a.NodeName(), b.NodeName()) })
 		note := actions[0].String()
 		if len(actions) > 1 {
 			names := make([]string, 0, most)
 			for _, a := range actions[:min(len(actions), most)] {
-				names = append(names, a.Target())
+				names = append(names, a.NodeName())
 			}
 			note = fmt.Sprintf("%s on %d nodes: %s", what.why, len(actions), strings.Join(names, ", "))
 			if more := len(actions) - most; more > 0 {
 				note += fmt.Sprintf(" and %d more", more)
 			}
 		}
-		an.emit(what.announcement, an.policies[what.policy], an.nodeNamed(actions[0].Target()), note)
+		an.emit(what.announcement, an.policies[what.policy], an.nodeNamed(actions[0].NodeName()), note)
 	}
 }
 

@@ -25,9 +25,9 @@ type reconciliation struct {
 	*Controller
 	*seen
 
-	writer   *writer
-	recorder *eventRecorder
-	left     bool // the time was up before all was done
+	writer     *writer
+	recorder   *eventRecorder
+	unfinished bool // the time was up before all was done
 	// current are the policies as the API server had them when the reconcile began to write.
 	current map[action.PolicyRef]bool
 }
@@ -47,8 +47,8 @@ func (r *reconciliation) again(after time.Duration) time.Duration {
 	if r.writer.blocked {
 		after = timing.Sooner(after, askAgain)
 	}
-	after = timing.Sooner(after, r.refusals.left(r.snapshot.Now)) // the status names them until then
-	if r.left || r.writer.outdated {
+	after = timing.Sooner(after, r.refusals.remaining(r.snapshot.Now)) // the status names them until then
+	if r.unfinished || r.writer.outdated {
 		after = lookAgain
 	}
 	if o := r.plugin.Overridden; o != nil {
@@ -92,7 +92,7 @@ func (r *reconciliation) carryOut(ctx context.Context, a action.Action) error {
 		}
 		logger.Info(a.String(), about(a)...)
 		r.recorder.announce(a)
-		r.metrics.did(a, r.failedOf(a.Target()))
+		r.metrics.did(a, r.failedOf(a.NodeName()))
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func refuses(err error) bool {
 // about are the keys and values of an action's log line.
 func about(a action.Action) []any {
 	var pairs []any
-	if node := a.Target(); node != "" {
+	if node := a.NodeName(); node != "" {
 		pairs = append(pairs, "node", node)
 	}
 	if policy := a.For().Name; policy != "" {

@@ -78,9 +78,9 @@ gpusharing_nodes{policy="",state="Selecting"} 2
 gpusharing_nodes{policy="",state="UpToDate"} 1
 gpusharing_nodes{policy="research",state="Draining"} 1
 gpusharing_nodes{policy="research",state="UpToDate"} 2
-# HELP gpusharing_released_node 1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is; absent while it waits for a slot in the budget.
+# HELP gpusharing_released_node 1 for each node (gpunode) that no policy governs any more and that is not restored yet, by how far it is; absent while it waits for a slot in the budget.
 # TYPE gpusharing_released_node gauge
-gpusharing_released_node{state="Selecting",target="d"} 1
+gpusharing_released_node{gpunode="d",state="Selecting"} 1
 # HELP gpusharing_resource_advertised What the nodes of a policy advertise of an extended resource now.
 # TYPE gpusharing_resource_advertised gauge
 gpusharing_resource_advertised{policy="research",resource="nvidia.com/gpu"} 9

@@ -112,7 +112,7 @@ func (r *reading) try() (*seen, error) {
 	return s, r.gatherNodes(context.Background(), s)
 }
 
-// change changes a node as another client does, and returns it as it was and as it is.
+// change changes a node as another controller does, and returns it as it was and as it is.
 func (r *reading) change(name string, change func(*corev1.Node)) (before, after *corev1.Node) {
 	ctx := context.Background()
 	before = &corev1.Node{}

@@ -35,7 +35,7 @@ func (r *reconciliation) executeOnNodes(ctx context.Context, actions []action.Ac
 	begun := r.Clock.Now()
 	for _, todo := range nodes {
 		if r.Clock.Since(begun) > writeFor {
-			r.left = true
+			r.unfinished = true
 			break
 		}
 		next <- todo
@@ -55,9 +55,9 @@ func byNode(actions []action.Action) [][]action.Action {
 		if _, isKeys := a.(action.WriteConfigs); isKeys {
 			continue
 		}
-		i, found := at[a.Target()]
+		i, found := at[a.NodeName()]
 		if !found {
-			i, at[a.Target()] = len(nodes), len(nodes)
+			i, at[a.NodeName()] = len(nodes), len(nodes)
 			nodes = append(nodes, nil)
 		}
 		nodes[i] = append(nodes[i], a)

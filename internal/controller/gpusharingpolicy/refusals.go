@@ -49,14 +49,14 @@ func (r *refusals) prune(now time.Time) (nodes []string) {
 	return nodes
 }
 
-// left is when the next of them no longer counts; 0: there is none.
-func (r *refusals) left(now time.Time) (left time.Duration) {
+// remaining is when the next of them no longer counts; 0: there is none.
+func (r *refusals) remaining(now time.Time) (after time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, known := range r.byUID {
-		left = timing.Sooner(left, max(known.at.Add(refusalLasts).Sub(now), time.Second))
+		after = timing.Sooner(after, max(known.at.Add(refusalLasts).Sub(now), time.Second))
 	}
-	return left
+	return after
 }
 
 func (r *refusals) of(uid string) string {

@@ -82,13 +82,13 @@ type machine struct {
 	agent    *agent.Controller
 }
 
-// newScenario is a scenario in which the controller has the rights that it is installed with, inside the write guard
-// around it.
+// newScenario is a scenario in which the controller has the rights that it is installed with, and the limits of its
+// admission policy.
 func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := newOpenScenario(t, cluster)
-	s.acts = s.guarded(cluster)
-	t.Cleanup(func() { s.Expect(cluster.Denied(context.Background(), env.WriteGuard)).To(BeZero()) })
+	s.acts = s.limited(cluster)
+	t.Cleanup(func() { s.Expect(cluster.Denied(context.Background(), env.ControllerWrites)).To(BeZero()) })
 	return s
 }
 
@@ -110,8 +110,8 @@ func newOpenScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	return s
 }
 
-// guarded is a client with the rights that the controller is installed with, inside the write guard around it.
-func (s *scenario) guarded(cluster *env.Cluster) client.WithWatch {
+// limited is a client with the rights that the controller is installed with, limited by its admission policy.
+func (s *scenario) limited(cluster *env.Cluster) client.WithWatch {
 	s.Expect(cluster.Apply(s.ctx(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
 	const account = "gpu-sharing-controller"
 	reads := metav1.ObjectMeta{Name: account + "-without-a-cache"} // which lists with a field selector

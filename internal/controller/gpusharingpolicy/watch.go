@@ -139,7 +139,7 @@ type podViewed struct {
 }
 
 // podView is a pod that a decision may depend on: one that asks for a GPU, reads our ConfigMap, is an agent or one of
-// NVIDIA's clients.
+// NVIDIA's operands.
 func (c *Controller) podView(o client.Object) (podViewed, bool) {
 	pod, isPod := o.(*corev1.Pod)
 	if !isPod {

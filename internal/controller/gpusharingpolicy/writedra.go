@@ -35,14 +35,14 @@ func (w *writer) doDRA(ctx context.Context, next action.Action) (bool, error) {
 // taintDevices applies the operator's DeviceTaintRule for a node. The next reconcile waits until the cache shows it: a
 // node that has one counts in the budget.
 func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool, error) {
-	if w.dra.nodes[a.Node].ruleTaken {
-		return false, fmt.Errorf("DeviceTaintRule %s exists and is not the operator's; delete it", dra.RuleName(a.Node))
+	if w.dra.nodes[a.Node].taintRuleTaken {
+		return false, fmt.Errorf("DeviceTaintRule %s exists and is not the operator's; delete it", dra.TaintRuleName(a.Node))
 	}
 	kind := w.rules.served.Load()
 	if kind == nil {
 		return false, nil
 	}
-	rule := dra.NewRule(a.Node, a.Since)
+	rule := dra.NewTaintRule(a.Node, a.Since)
 	rule.SetGroupVersionKind(*kind)
 	wrote, err := w.applyDRA(ctx, rule)
 	w.changes.node(a.Node, true)
@@ -58,12 +58,12 @@ func (w *writer) untaintDevices(ctx context.Context, a action.UntaintDevices) (b
 	}
 	rule := &unstructured.Unstructured{}
 	rule.SetGroupVersionKind(*kind)
-	rule.SetName(dra.RuleName(a.Node))
+	rule.SetName(dra.TaintRuleName(a.Node))
 	wrote, err := w.deleteDRA(ctx, rule, uid)
 	if err == nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.deletedRules[uid] = true
+		w.deletedTaintRules[uid] = true
 	}
 	return wrote, err
 }

@@ -34,7 +34,7 @@ import (
 
 const gib = int64(1 << 30)
 
-// site is a cluster with one policy, one node and the controller with the rights and the write guard that it ships
+// site is a cluster with one policy, one node and the controller with the rights and the admission policy that it ships
 // with.
 type site struct {
 	*WithT

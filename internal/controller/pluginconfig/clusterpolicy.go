@@ -120,7 +120,7 @@ func pointed(policy *unstructured.Unstructured, defaultKey, record string) (*uns
 	)
 }
 
-// restored is the ClusterPolicy as it was before us. Fields that another client changed since stay as they are.
+// restored is the ClusterPolicy as it was before us. Fields that another controller changed since stay as they are.
 func restored(policy *unstructured.Unstructured, b baseline) (*unstructured.Unstructured, error) {
 	p := policy.DeepCopy()
 	unstructured.RemoveNestedField(p.Object, annotationPath()...)

@@ -95,7 +95,7 @@ func (c *Configurer) restoreMIG(ctx context.Context, o *Observed) (bool, error) 
 	return c.patch(ctx, o.clusterPolicy, want)
 }
 
-// restoreManager restores spec.migManager.config, unless another client has changed it since.
+// restoreManager restores spec.migManager.config, unless another controller has changed it since.
 func restoreManager(policy *unstructured.Unstructured, b baseline) error {
 	if !readsOurs(policy) {
 		return nil

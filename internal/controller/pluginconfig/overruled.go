@@ -53,7 +53,7 @@ func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
 }
 
 // configuredBefore reports whether we had configured the ClusterPolicy: its copy of the baseline is written in the same
-// patch. A client that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of
+// patch. A controller that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of
 // this very ClusterPolicy, and the last write is later than both: who created it has reverted nothing.
 func (o *Observed) configuredBefore(lastWrite time.Time) bool {
 	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {

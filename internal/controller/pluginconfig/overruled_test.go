@@ -21,7 +21,7 @@ import (
 // upgrade is what each upgrade of a Helm 4 release of the GPU Operator writes: the chart's default.
 const upgrade = `{"spec":{"mig":{"strategy":"single"}}}`
 
-// meets lets another client write the ClusterPolicy so often just before the operator does.
+// meets lets another controller write the ClusterPolicy so often just before the operator does.
 func (f *fixture) meets(times int, write func()) {
 	f.fail = func(what string) error {
 		if what == "patch ClusterPolicy" && times > 0 {
@@ -190,8 +190,8 @@ func testFightCalms(f *fixture) {
 	}
 }
 
-// testRecordIsLost: the record of who was overruled survives a client that replaces the whole ClusterPolicy, and the
-// loss of the ConfigMap.
+// testRecordIsLost: the record of who was overruled survives a controller that replaces the whole ClusterPolicy, and
+// the loss of the ConfigMap.
 func testRecordIsLost(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.configure(research)

@@ -51,7 +51,7 @@ func (c *Configurer) configure(ctx context.Context, o *Observed, tolerations []c
 	if !changed || record.Revision == o.baseline.Revision {
 		return changed, err
 	}
-	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a client may replace the whole
+	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a controller may replace the whole
 	// ClusterPolicy.
 	o.baseline = record
 	_, err = c.WriteKeys(ctx, o, o.Applied)
@@ -155,13 +155,13 @@ func (c *Configurer) restore(ctx context.Context, o *Observed, tolerations []cor
 	return c.patch(ctx, o.clusterPolicy, want)
 }
 
-// tries is how often a write of the ClusterPolicy is tried that meets one of another client. NVIDIA's operator writes
-// the status of a new one several times within seconds, and whatever it writes makes the API server refuse ours.
+// tries is how often a write of the ClusterPolicy is tried that meets one of another controller. NVIDIA's operator
+// writes the status of a new one several times within seconds, and whatever it writes makes the API server refuse ours.
 const tries = 5
 
-// retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what
-// that client wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next
-// reconcile.
+// retry tries a write of the ClusterPolicy again at once if another controller has written it since it was read: with
+// what that client wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the
+// next reconcile.
 func (c *Configurer) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
 	for try := 1; ; try++ {
 		changed, err := write()
@@ -183,8 +183,8 @@ func (c *Configurer) retry(ctx context.Context, o *Observed, write func() (bool,
 	}
 }
 
-// patch changes an object from have to want by one merge patch, unless they are the same. It fails if another client
-// changed the object meanwhile, for what they changed may be what is to be recorded.
+// patch changes an object from have to want by one merge patch, unless they are the same. It fails if another
+// controller changed the object meanwhile, for what they changed may be what is to be recorded.
 func (c *Configurer) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
 	diff, err := client.MergeFrom(have).Data(want)
 	if err != nil {

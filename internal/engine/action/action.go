@@ -18,8 +18,8 @@ import (
 // is missing is decided again in the next reconcile. String is what logs and events print.
 type Action interface {
 	String() string
-	// Target is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
-	Target() string
+	// NodeName is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
+	NodeName() string
 	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, TaintDevices,
 	// Evict, SetSpec and PatchNode of a policy the executor makes sure by one uncached read in each reconcile that the
 	// policy still has this generation, and otherwise leaves the action out.
@@ -49,13 +49,13 @@ type TriggerSync struct {
 }
 
 // PatchNode changes labels and annotations of a Node in one patch. A nil value removes the entry; entries that are not
-// named stay. It selects a config, pauses and resumes NVIDIA's clients, and disables NVIDIA's mig-manager.
+// named stay. It selects a config, stops and starts NVIDIA's operands again, and disables NVIDIA's mig-manager.
 type PatchNode struct {
 	Node        string
 	Labels      map[string]*string
 	Annotations map[string]*string
 	Policy      PolicyRef
-	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "pausing NVIDIA's GPU clients".
+	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "stopping NVIDIA's operands".
 	Why string
 	// Locked says that the patch takes something from the node, so it carries the resource version of the Node that the
 	// snapshot was read from, as Taint does, and is left to the next reconcile when the Node has changed since.
@@ -130,7 +130,7 @@ type TaintDevices struct {
 // UntaintDevices deletes that rule. One that is gone is no error.
 type UntaintDevices struct {
 	Node   string
-	Edited bool // another client edited the rule, so the change that needs one makes another
+	Edited bool // another controller edited the rule, so the change that needs one makes another
 }
 
 // WriteClass applies the operator's DeviceClass for a MIG profile, so that pods get its instances by an extended

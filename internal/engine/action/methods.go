@@ -46,53 +46,53 @@ func (SetSpec) isAction() {}
 
 func (Report) isAction() {}
 
-// Target is empty: all nodes read the ConfigMap.
-func (WriteConfigs) Target() string { return "" }
+// NodeName is empty: all nodes read the ConfigMap.
+func (WriteConfigs) NodeName() string { return "" }
 
-// Target is the node of the pod.
-func (a TriggerSync) Target() string { return a.Node }
+// NodeName is the node of the pod.
+func (a TriggerSync) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a PatchNode) Target() string { return a.Node }
+// NodeName is the node.
+func (a PatchNode) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a Taint) Target() string { return a.Node }
+// NodeName is the node.
+func (a Taint) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a Untaint) Target() string { return a.Node }
+// NodeName is the node.
+func (a Untaint) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a KeepTaints) Target() string { return a.Node }
+// NodeName is the node.
+func (a KeepTaints) NodeName() string { return a.Node }
 
-// Target is the node of the pod.
-func (a Evict) Target() string { return a.Node }
+// NodeName is the node of the pod.
+func (a Evict) NodeName() string { return a.Node }
 
-// Target is the node of the pod.
-func (a DeletePod) Target() string { return a.Node }
+// NodeName is the node of the pod.
+func (a DeletePod) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a KeepMPSOff) Target() string { return a.Node }
+// NodeName is the node.
+func (a KeepMPSOff) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a AllowMPS) Target() string { return a.Node }
+// NodeName is the node.
+func (a AllowMPS) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a TaintDevices) Target() string { return a.Node }
+// NodeName is the node.
+func (a TaintDevices) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a UntaintDevices) Target() string { return a.Node }
+// NodeName is the node.
+func (a UntaintDevices) NodeName() string { return a.Node }
 
-// Target is empty: a class serves all nodes.
-func (WriteClass) Target() string { return "" }
+// NodeName is empty: a class serves all nodes.
+func (WriteClass) NodeName() string { return "" }
 
-// Target is empty: a class serves all nodes.
-func (DeleteClass) Target() string { return "" }
+// NodeName is empty: a class serves all nodes.
+func (DeleteClass) NodeName() string { return "" }
 
-// Target is the node.
-func (a SetSpec) Target() string { return a.Node }
+// NodeName is the node.
+func (a SetSpec) NodeName() string { return a.Node }
 
-// Target is the node.
-func (a Report) Target() string { return a.Node }
+// NodeName is the node.
+func (a Report) NodeName() string { return a.Node }
 
 // For is nobody: it reports what is observed, whatever the policy asks for by now.
 func (Report) For() PolicyRef { return PolicyRef{} }
@@ -195,11 +195,11 @@ func (a AllowMPS) String() string {
 }
 
 func (a TaintDevices) String() string {
-	return fmt.Sprintf("keep new pods off the GPUs of node %s by DeviceTaintRule %s", a.Node, dra.RuleName(a.Node))
+	return fmt.Sprintf("keep new pods off the GPUs of node %s by DeviceTaintRule %s", a.Node, dra.TaintRuleName(a.Node))
 }
 
 func (a UntaintDevices) String() string {
-	return fmt.Sprintf("delete DeviceTaintRule %s, which kept new pods off the GPUs of node %s", dra.RuleName(a.Node), a.Node)
+	return fmt.Sprintf("delete DeviceTaintRule %s, which kept new pods off the GPUs of node %s", dra.TaintRuleName(a.Node), a.Node)
 }
 
 func (a WriteClass) String() string {

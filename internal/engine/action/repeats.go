@@ -167,9 +167,9 @@ func (r *Repeats) Begin(policies string, now time.Time) {
 	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at)+len(last.returns) == 0 })
 }
 
-// Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was
+// Remaining is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was
 // written too often since the node joined; zero: there is none.
-func (r *Repeats) Left(a Action, joined, now time.Time) time.Duration {
+func (r *Repeats) Remaining(a Action, joined, now time.Time) time.Duration {
 	if r == nil {
 		return 0
 	}
@@ -180,21 +180,21 @@ func (r *Repeats) Left(a Action, joined, now time.Time) time.Duration {
 	if RestoresScheduling(a) {
 		most *= 2 // what was taken before the taking had to wait is restored
 	}
-	var left time.Duration
+	var remaining time.Duration
 	for field, value := range valuesOf(a) {
 		if no := r.refused[field]; no.value == value && !configs {
-			left = max(left, no.at.Add(RefusedAgain).Sub(now))
+			remaining = max(remaining, no.at.Add(RefusedAgain).Sub(now))
 		}
 		last := r.fields[field]
 		if of := last.returns[hashOf(value)]; of.times >= mostReturns && !of.since.Before(joined) {
-			left = max(left, of.since.Add(timing.Patience).Sub(now), time.Second)
+			remaining = max(remaining, of.since.Add(timing.Patience).Sub(now), time.Second)
 		}
 		at := last.at[sort.Search(len(last.at), func(i int) bool { return !last.at[i].Before(joined) }):]
 		if last.value == value && len(at) >= most {
-			left = max(left, at[len(at)-most].Add(timing.Patience).Sub(now), time.Second)
+			remaining = max(remaining, at[len(at)-most].Add(timing.Patience).Sub(now), time.Second)
 		}
 	}
-	return left
+	return remaining
 }
 
 // Returns reports whether an action waits because the operator itself writes that value and others in turn, rather than
@@ -210,17 +210,17 @@ func (r *Repeats) Returns(a Action) bool {
 	return false
 }
 
-// RestoresScheduling reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
+// RestoresScheduling reports whether an action lets a node take pods again, or starts NVIDIA's operands again.
 func RestoresScheduling(a Action) bool {
 	patch, patches := a.(PatchNode)
-	record, is := patch.Annotations[v1alpha1.AnnotationPaused]
+	record, is := patch.Annotations[v1alpha1.AnnotationStopped]
 	return Frees(a) || patches && is && record == nil
 }
 
 // Admit adds an action unless it has to wait, and is when to decide again.
 func (r *Repeats) Admit(actions []Action, a Action, now time.Time, after time.Duration) ([]Action, time.Duration) {
-	if left := r.Left(a, time.Time{}, now); left > 0 {
-		return actions, timing.Sooner(after, left)
+	if remaining := r.Remaining(a, time.Time{}, now); remaining > 0 {
+		return actions, timing.Sooner(after, remaining)
 	}
 	return append(actions, a), after
 }
@@ -232,7 +232,7 @@ const reportField = "status"
 // actions that have limits of their own: evictions, and triggers for the kubelet.
 func valuesOf(a Action) map[string]string {
 	one := func(field string, value ...any) map[string]string {
-		return map[string]string{field + " " + a.Target(): fmt.Sprint(value...)}
+		return map[string]string{field + " " + a.NodeName(): fmt.Sprint(value...)}
 	}
 	switch a := a.(type) {
 	case Evict, TriggerSync:
@@ -253,7 +253,7 @@ func valuesOf(a Action) map[string]string {
 		return one("rule", true)
 	case UntaintDevices:
 		return one(map[bool]string{false: "rule", true: "edited rule"}[a.Edited], false) // where it was edited the operator still wants one
-	case WriteClass: // one that another client edited is deleted and written again, which are two writes against that client
+	case WriteClass: // one that another controller edited is deleted and written again, which are two writes against it
 		return one("class "+a.Class.Name, a.Class.Beside)
 	case DeletePod: // one whose deletion is refused keeps no other from being deleted
 		return one("no pod " + a.Why)

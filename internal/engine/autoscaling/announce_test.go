@@ -113,7 +113,7 @@ func TestAnOverlayThatCannotBeDeletedIsReported(t *testing.T) {
 	s.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
 	s.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
 	g.Expect(s.Advise().Writes[0].Delete).NotTo(BeNil())
-	s.Refused = map[string]autoscaling.Refusal{s.Advise().Writes[0].Target(): {Forbidden: true, Message: "forbidden"}}
+	s.Refused = map[string]autoscaling.Refusal{s.Advise().Writes[0].ObjectName(): {Forbidden: true, Message: "forbidden"}}
 	g.Expect(only(t, s).Reason).To(Equal(v1alpha1.ReasonNotPermitted))
 }
 
@@ -209,7 +209,7 @@ func TestTheNodeOverlayOfAPolicyThatIsCreatedAgain(t *testing.T) {
 }
 
 // What the operator itself deletes, because the mode is Advise, it creates again once the mode is Manage.
-func TestTheOperatorDoesNotTakeItselfForAnotherClient(t *testing.T) {
+func TestTheOperatorDoesNotTakeItselfForAnotherController(t *testing.T) {
 	g := NewWithT(t)
 	s := karpenter(t, renamed+declared)
 	s.Overlays = []autoscaling.Overlay{applied(t, s)}

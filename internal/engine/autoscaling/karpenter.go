@@ -61,7 +61,7 @@ func (e *entry) karpenter(wanted *wants) {
 	have := e.s.overlay(want.Name)
 	if e.managed() && have == nil && e.wrote(want.Name) {
 		e.written = []string{overlayKind + want.Name}
-		e.find(v1alpha1.ReasonRemovedByOther, "Another client deleted NodeOverlay %s, so the operator does not create it again. Exclude it there, or add what "+
+		e.find(v1alpha1.ReasonRemovedByOther, "Another controller deleted NodeOverlay %s, so the operator does not create it again. Exclude it there, or add what "+
 			"`kubectl gpusharing plan` prints to its source. Then set spec.autoscaling.mode to Advise and back", want.Name)
 		return
 	}

@@ -162,12 +162,12 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	before := e.last()
 	if (missing || !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "") && s.removed(before, pairs) {
 		e.written = before.Written
-		e.find(v1alpha1.ReasonRemovedByOther, "Another client removed the annotations of the operator from %s, which field manager %s wrote last, so the operator leaves it alone. "+
-			"Add them to the source of that object: %s. Or set spec.autoscaling.mode to Advise and back", e.g.Ref, cmp.Or(s.LastManager, "of another client"), strings.Join(pairs, " "))
+		e.find(v1alpha1.ReasonRemovedByOther, "Another controller removed the annotations of the operator from %s, which field manager %s wrote last, so the operator leaves it alone. "+
+			"Add them to the source of that object: %s. Or set spec.autoscaling.mode to Advise and back", e.g.Ref, cmp.Or(s.LastManager, "of another controller"), strings.Join(pairs, " "))
 		return
 	}
 	wanted.annotations = append(wanted.annotations, annotationWant{scalable: s, by: e.by, want: want})
-	if e.refused(s.target()) {
+	if e.refused(s.objectName()) {
 		return
 	}
 	if !is || s.record() == nil {
@@ -182,7 +182,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 // advises.
 func (e *entry) adviseAnnotations(is bool, pairs []string) {
 	s := e.g.scalable
-	if s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil && e.refused(s.target()) {
+	if s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil && e.refused(s.objectName()) {
 		return
 	}
 	if is {
@@ -232,7 +232,7 @@ func (e *entry) unreadable(want map[string]string) {
 		return // it is overwritten
 	}
 	e.find(v1alpha1.ReasonInvalidValue, "The annotation %s of %s is %q, which is no number, so Cluster Autoscaler starts no node of an empty group. Field manager %s "+
-		"wrote it: set it to %s", AnnotationGPUCount, e.g.Ref, value, cmp.Or(strings.Join(s.others(AnnotationGPUCount), " and "), "of another client"), want[AnnotationGPUCount])
+		"wrote it: set it to %s", AnnotationGPUCount, e.g.Ref, value, cmp.Or(strings.Join(s.others(AnnotationGPUCount), " and "), "of another controller"), want[AnnotationGPUCount])
 }
 
 // gpuLabels mark nodes with GPUs for Cluster Autoscaler, by its cloud provider: Cluster API and OpenShift, AWS, Azure,

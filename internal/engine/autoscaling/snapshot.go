@@ -48,7 +48,7 @@ type Snapshot struct {
 	Scalables []Scalable
 	// OpenShift is the version of OpenShift, such as 4.19.3; empty if it is another cluster, or not known.
 	OpenShift string
-	// Refused is why the API server refused the last write to an object, by Write.Target.
+	// Refused is why the API server refused the last write to an object, by Write.ObjectName.
 	Refused map[string]Refusal
 }
 

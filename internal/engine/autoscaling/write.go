@@ -18,15 +18,15 @@ type Write struct {
 	Annotate *Annotate
 }
 
-// Target names the object that is written, as Refused has it.
-func (w Write) Target() string {
+// ObjectName names the object that is written, as Refused has it.
+func (w Write) ObjectName() string {
 	switch {
 	case w.Overlay != nil:
 		return "NodeOverlay/" + w.Overlay.Name
 	case w.Delete != nil:
 		return "NodeOverlay/" + w.Delete.Name
 	}
-	return targetOf(w.Annotate.Ref)
+	return objectNameOf(w.Annotate.Ref)
 }
 
 // WriteOverlay applies a NodeOverlay without force.
@@ -65,22 +65,24 @@ type annotationWant struct {
 	want     map[string]string
 }
 
-func (s *Scalable) target() string { return targetOf(s.Ref) }
+func (s *Scalable) objectName() string { return objectNameOf(s.Ref) }
 
-func targetOf(r Ref) string { return string(r.Kind) + "." + r.Group + "/" + r.Namespace + "/" + r.Name }
+func objectNameOf(r Ref) string {
+	return string(r.Kind) + "." + r.Group + "/" + r.Namespace + "/" + r.Name
+}
 
 // refused reports that the API server refused the last write to an object, which is still wanted.
-func (e *entry) refused(target string) bool {
-	r, is := e.s.Refused[target]
+func (e *entry) refused(object string) bool {
+	r, is := e.s.Refused[object]
 	switch {
 	case !is:
 		return false
 	case r.Conflict:
-		e.find(v1alpha1.ReasonOwnedByOther, "Another field manager owns what the operator would write to %s: %s. Remove it there", target, r.Message)
+		e.find(v1alpha1.ReasonOwnedByOther, "Another field manager owns what the operator would write to %s: %s. Remove it there", object, r.Message)
 	case r.Forbidden:
-		e.find(v1alpha1.ReasonNotPermitted, "The operator may not write %s. Install it with autoscaling.manage=true, or apply config/autoscaling. %s", target, r.Message)
+		e.find(v1alpha1.ReasonNotPermitted, "The operator may not write %s. Install it with autoscaling.manage=true, or apply config/autoscaling. %s", object, r.Message)
 	default:
-		e.find(v1alpha1.ReasonWriteFailed, "The API server refused %s, and the operator tries again: %s", target, r.Message)
+		e.find(v1alpha1.ReasonWriteFailed, "The API server refused %s, and the operator tries again: %s", object, r.Message)
 	}
 	return true
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// PausedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
-const PausedValue = "paused-for-mig-change"
+// StoppedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
+const StoppedValue = "paused-for-mig-change"
 
-// DeployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them, and then
+// DeployLabels start and stop NVIDIA's operands on a node, in the order in which mig-manager stops them, and then
 // those that the GPU Operator runs for a GPUCluster.
 func DeployLabels() []string {
 	return []string{
@@ -51,7 +51,7 @@ func AgentLabel(n *Node) string {
 const AnnotationMachine = "machine.openshift.io/machine"
 
 // NVIDIA's upgrade controller takes a node through the states of LabelUpgrade (NVIDIA/k8s-operator-libs
-// pkg/upgrade/consts.go). In pod-restart-required its k8s-driver-manager pauses the deploy labels, unloads the driver,
+// pkg/upgrade/consts.go). In pod-restart-required its k8s-driver-manager switches the deploy labels off, unloads the driver,
 // and restores the labels. It does the latter alone where a driver pod restarts by itself.
 const (
 	LabelUpgrade     = NvidiaDomain + "gpu-driver-upgrade-state"
@@ -61,8 +61,8 @@ const (
 	UpgradeFailed    = "upgrade-failed"
 	UpgradeValidates = "validation-required"
 	UpgradeUncordons = "uncordon-required"
-	// PausedForUpgrade is in the value of each deploy label that k8s-driver-manager has paused.
-	PausedForUpgrade = "paused-for-driver-upgrade"
+	// StoppedForUpgrade is in the value of each deploy label that k8s-driver-manager has stopped.
+	StoppedForUpgrade = "paused-for-driver-upgrade"
 )
 
 // OpenShift's machine-config operator updates a node whose two annotations differ: it cordons, drains and reboots it.

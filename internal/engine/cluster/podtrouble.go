@@ -26,12 +26,12 @@ type Trouble struct {
 }
 
 // Counts reports whether the trouble still counts, and for how long if that ends.
-func (t Trouble) Counts(now time.Time) (left time.Duration, is bool) {
+func (t Trouble) Counts(now time.Time) (remaining time.Duration, is bool) {
 	if t.Ended.IsZero() {
 		return 0, true
 	}
-	left = t.Ended.Add(troubleLasts).Sub(now)
-	return left, left > 0
+	remaining = t.Ended.Add(troubleLasts).Sub(now)
+	return remaining, remaining > 0
 }
 
 // troublesOf are the containers of a pod that do not run as they should.

@@ -117,8 +117,8 @@ type Node struct {
 	// DevicesTaintedAt is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there
 	// is none.
 	DevicesTaintedAt time.Time
-	// RuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
-	RuleTaken bool
+	// TaintRuleTaken reports whether the DeviceTaintRule with the name of the operator's for the node is another's.
+	TaintRuleTaken bool
 	// Features is what the NodeFeature objects of the node say about the label nvidia.com/mps.capable.
 	Features NodeFeatures
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).

@@ -20,7 +20,7 @@ func setNonDisruptively(v *View) Result {
 		Message: "the node is not in the desired state yet; the change disturbs nothing that runs",
 	}
 	if disabling, pending := awaitMIGManagerDisabled(v); pending {
-		if _, step := SplitStep(disabling.Next); len(step.Start) > 0 {
+		if _, paced := SplitAct(disabling.Next); len(paced.Start) > 0 {
 			disabling.State = r.State
 		}
 		return disabling
@@ -36,16 +36,16 @@ func setNonDisruptively(v *View) Result {
 	return r
 }
 
-// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and pauses NVIDIA's clients
+// changeIdleNode goes on with a node that is drained: it disables NVIDIA's mig-manager and stops NVIDIA's operands
 // where steps need that, then asks the agent for the target.
 func changeIdleNode(v *View, r Result, targetInSpec bool) Result {
-	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitClientsPaused, awaitNVIDIAMPSOff}
+	gates := []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitOperandsStopped, awaitNVIDIAMPSOff}
 	if mustRemoveNVIDIAMPS(v) {
-		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitClientsPaused}
+		gates = []gateFunc{awaitNVIDIAMPSRecorded, awaitMIGManagerDisabled, awaitNVIDIAMPSOff, awaitOperandsStopped}
 	}
 	for _, gate := range gates {
 		if r, pending := gate(v); pending {
-			return pausing(v, r, targetInSpec)
+			return stopping(v, r, targetInSpec)
 		}
 	}
 	switch {
@@ -86,21 +86,21 @@ func applying(v *View) Result {
 	case rebootPermitted(v):
 		r.Reason = v1alpha1.ReasonRebooting
 	}
-	left, timeout, limited := timeLeft(v)
+	remaining, timeout, limited := timeRemaining(v)
 	if !limited {
 		return r
 	}
-	if left <= 0 {
+	if remaining <= 0 {
 		return failChange(v, r, late, agentMessage(v, fmt.Sprintf("the GPUs did not match the desired state within %s", timeout))+help)
 	}
-	r.Next, r.After = atOnce(syncAhead(v)...), left
+	r.Next, r.After = atOnce(syncAhead(v)...), remaining
 	return r
 }
 
-// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is
-// not limited for what was reached before, which is waited for, unless the node is kept from its users meanwhile. What
-// was asked for before that counts from then on.
-func timeLeft(v *View) (left, timeout time.Duration, limited bool) {
+// timeRemaining returns how much remains of the time that the agent has for what it was asked, and how long that is. It
+// is not limited for what was reached before, which is waited for, unless the node is kept from its users meanwhile.
+// What was asked for before that counts from then on.
+func timeRemaining(v *View) (remaining, timeout time.Duration, limited bool) {
 	since := v.Node.GPU.Spec.ChangeTime.Time
 	if since.IsZero() || v.TargetIsLastGood() && !v.MadeUnavailable() {
 		return 0, 0, false

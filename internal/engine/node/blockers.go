@@ -279,7 +279,7 @@ func addReported(v *View, b plan.Blocker) {
 
 func addBlocker(v *View, b plan.Blocker) {
 	if p := v.PodOf(b); p != nil && p.Validator && v.ByGPUOperator() && v.Closes() {
-		return // it is deleted with NVIDIA's other clients
+		return // it is deleted with NVIDIA's other operands
 	}
 	known := func(o plan.Blocker) bool {
 		return o.UUID == b.UUID && o.Claim == b.Claim && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)

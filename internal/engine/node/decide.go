@@ -14,13 +14,13 @@ import (
 // A node is decided on by a chain of gates, in the order of a change. Each gate reports what the node waits for; a node
 // for which no gate waits is up to date.
 //
-//	observe ─ blocked ─ drain ─ pause clients ─ apply ─ select config ─ verify ─ untaint
+//	observe ─ blocked ─ drain ─ stop operands ─ apply ─ select config ─ verify ─ untaint
 //	   │         │        │           │           │           │            │
 //	   │         │        └───────────┴───────────┴───────────┴────────────┴→ failed → last good state, or baseline
 //	   │         └ unsupported, or another controller offers the GPUs
 //	   └ the agent does not report
 //
-// Files: observe.go (with blockers.go and othercontrollers.go), drain.go, pause.go, apply.go, select.go, verify.go,
+// Files: observe.go (with blockers.go and othercontrollers.go), drain.go, stop.go, apply.go, select.go, verify.go,
 // untaint.go; failure.go has what follows a failure, with the four that have no state to fall back to. Decisions follow
 // from what is observed, so any reconcile may be the first.
 
@@ -82,7 +82,7 @@ func unsupported(v *View) Result {
 // progress is the state of a node on its way to its target. The order of the cases matters:
 //
 //  1. NVIDIA's mig-manager, where it partitions the GPUs: its pod must come to the node, which our taint prevents.
-//  2. What must not be drained, paused or asked for once more, since that would take the node from its users for
+//  2. What must not be drained, stopped or asked for once more, since that would take the node from its users for
 //     nothing: instances that are left to others, a node that only a person can reboot, a compute mode that the agent
 //     corrects once the GPU is idle, a rest after a timeout, a release that failed.
 //  3. A disruptive change, before the agent is asked and, while something blocks it, also afterwards.
@@ -105,8 +105,8 @@ func progress(v *View) Result {
 		return resting(v, timeout)
 	case targetInSpec && releaseFailed(v):
 		return applying(v)
-	case mustDrainAndPause(v, targetInSpec):
-		return drainAndPause(v, targetInSpec)
+	case mustDrainAndStop(v, targetInSpec):
+		return drainAndStop(v, targetInSpec)
 	case !targetInSpec:
 		return setNonDisruptively(v)
 	}
@@ -119,9 +119,9 @@ func progress(v *View) Result {
 	return applying(v)
 }
 
-// mustDrainAndPause reports whether the node has to be brought to where its GPUs can be changed. Once the agent is
-// asked, that is only so while something blocks it, or NVIDIA's clients or MPS daemon must be off the node.
-func mustDrainAndPause(v *View, targetInSpec bool) bool {
+// mustDrainAndStop reports whether the node has to be brought to where its GPUs can be changed. Once the agent is
+// asked, that is only so while something blocks it, or NVIDIA's operands or MPS daemon must be off the node.
+func mustDrainAndStop(v *View, targetInSpec bool) bool {
 	return v.ChangeIsDisruptive() && (!targetInSpec || len(v.Blockers) > 0 || v.Closes() || mustRemoveNVIDIAMPS(v))
 }
 
@@ -152,10 +152,10 @@ func byManager(v *View, targetInSpec bool) (Result, bool) {
 
 // managerReturns lets a pod of mig-manager come to a node on which it must change the GPUs and has none, because it was
 // deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is
-// no pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users'
+// no pod. NVIDIA's device plugin is stopped before that, as mig-manager does it, so the node advertises no GPU to users'
 // pods that come meanwhile. The new pod applies what the label names.
 func managerReturns(v *View, r Result) Result {
-	if act, step := SplitStep(r.Next); len(act)+len(step.Start) > 0 || r.State == Failed {
+	if act, paced := SplitAct(r.Next); len(act)+len(paced.Start) > 0 || r.State == Failed {
 		return r
 	}
 	switch gone := len(managerPods(v)) == 0; {
@@ -164,10 +164,10 @@ func managerReturns(v *View, r Result) Result {
 	case gone && v.Tainted():
 		r.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
 			v.Node.GPU.Spec.MIGConfigName
-		patch, pauses := pausePatch(v)
-		plugins := clientPods(v, cluster.DeployLabels()[0])
+		patch, stops := stopPatch(v)
+		plugins := operandPods(v, cluster.DeployLabels()[0])
 		switch {
-		case pauses:
+		case stops:
 			r.Next = atOnce(patch)
 		case len(plugins) > 0:
 			r.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)

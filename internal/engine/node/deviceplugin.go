@@ -41,11 +41,11 @@ func pluginFailing(v *View, s State) Finding {
 	f := Finding{Message: pluginTroubles(v)}
 	for _, p := range v.Node.Pods {
 		for _, t := range p.Troubles {
-			left, is := t.Counts(v.Snapshot.Now)
+			remaining, is := t.Counts(v.Snapshot.Now)
 			if !is {
 				continue
 			}
-			f.Reason, f.After = v1alpha1.ReasonDevicePluginFailing, timing.Sooner(f.After, left)
+			f.Reason, f.After = v1alpha1.ReasonDevicePluginFailing, timing.Sooner(f.After, remaining)
 			if strings.HasPrefix(t.Container, configManagerContainer) {
 				f.Reason = v1alpha1.ReasonConfigManagerFailing
 			}
@@ -58,8 +58,8 @@ func pluginFailing(v *View, s State) Finding {
 		f.After = timing.Sooner(f.After, after)
 	case f.Message != "" && f.Reason == "" && (s == Verifying || s == Degraded):
 		f.Reason = v1alpha1.ReasonDevicePluginFailing
-		if left := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.Snapshot.Now); left > 0 {
-			return Finding{After: left} // it may be on its way
+		if remaining := ConfigSelectedAt(v).Add(pluginStarts).Sub(v.Snapshot.Now); remaining > 0 {
+			return Finding{After: remaining} // it may be on its way
 		}
 	case f.Reason == "":
 		f.Message = ""
@@ -150,8 +150,8 @@ func restartPlugin(v *View, why string, which func(cluster.Pod) bool) (actions [
 		if p.Terminating || p.Scheduled.IsZero() || p.Controller != "DaemonSet" || !which(p) {
 			continue // one that has just been made is about to start
 		}
-		if left := p.Scheduled.Add(timing.PluginRestart).Sub(v.Snapshot.Now); left > 0 {
-			after = timing.Sooner(after, left)
+		if remaining := p.Scheduled.Add(timing.PluginRestart).Sub(v.Snapshot.Now); remaining > 0 {
+			after = timing.Sooner(after, remaining)
 			continue
 		}
 		actions = append(actions, deletePod(v, p, why))
@@ -211,7 +211,7 @@ func stampInstances(v *View, patch action.PatchNode) {
 	_, has := v.Node.Annotations[v1alpha1.AnnotationInstances]
 	seen, leaving := enumeratedInstances(v)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
-	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	_, starts := patch.Annotations[v1alpha1.AnnotationStopped]
 	if restarted, has := v.Node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.Target.ReleasesNode || restarted != restartOccasion(v)) {
 		patch.Annotations[v1alpha1.AnnotationRestarted] = nil
 	}
@@ -221,15 +221,15 @@ func stampInstances(v *View, patch action.PatchNode) {
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
-	case now != "" && now != seen && (selects || resumes || seen == "" && len(leaving) == 0):
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, resumes && !selects))
+	case now != "" && now != seen && (selects || starts || seen == "" && len(leaving) == 0):
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, starts && !selects))
 	}
 }
 
 // pluginWillSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin
-// that is only resumed may not have ended, and has then seen others.
-func pluginWillSee(v *View, now, seen string, resumed bool) string {
-	if resumed && seen != "" {
+// that is only started again may not have ended, and has then seen others.
+func pluginWillSee(v *View, now, seen string, started bool) string {
+	if started && seen != "" {
 		return withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...))
 	}
 	return withMonitors(v, now, seen)

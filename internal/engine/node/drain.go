@@ -17,14 +17,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// drainAndPause brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
-func drainAndPause(v *View, targetInSpec bool) Result {
+// drainAndStop brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's operands stopped.
+func drainAndStop(v *View, targetInSpec bool) Result {
 	r := Result{State: PendingDisruptive, Reason: underwayReason(v), Next: withSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
 	pod, age := justBoundPod(v)
 	switch {
-	case mustRemoveNVIDIAMPS(v) && v.TargetIsLastGood() && mpsLabelLeft(v) > 0:
+	case mustRemoveNVIDIAMPS(v) && v.TargetIsLastGood() && mpsLabelRemaining(v) > 0:
 		return leaveToNVIDIAMPS(v)
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
@@ -90,11 +90,11 @@ func awaitClaimsSettled(v *View, r Result) (Result, bool) {
 	if !v.ServedByDRADriver() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
 	}
-	left := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
-	if left <= 0 {
+	remaining := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
+	if remaining <= 0 {
 		return Result{}, false
 	}
-	r.State, r.Reason, r.After = Draining, v1alpha1.ReasonGPUInUse, left
+	r.State, r.Reason, r.After = Draining, v1alpha1.ReasonGPUInUse, remaining
 	r.Message = "the devices of the node were tainted just now; waiting for the claims of pods that were allocated one before"
 	return r, true
 }
@@ -113,7 +113,7 @@ func interruptedByUsers(v *View, targetInSpec bool) []action.Action {
 // draining waits for the node to become idle, and evicts where the policy says so.
 func draining(v *View, r Result) Result {
 	r.State, r.Reason = Draining, v1alpha1.ReasonGPUInUse
-	left := DrainLeft(v)
+	remaining := DrainRemaining(v)
 	evictions, stay := chooseEvictions(v)
 	why := ""
 	if len(stay) > 0 {
@@ -122,7 +122,7 @@ func draining(v *View, r Result) Result {
 	if refused := evictionRefusals(v); len(refused) > 0 {
 		why += "; " + format.List(refused)
 	}
-	if left <= 0 {
+	if remaining <= 0 {
 		message := fmt.Sprintf("not idle within %s: %s%s", v.DrainTimeout(), describeBlockers(v), why)
 		if !v.FallsBack {
 			record := recordFailure(v, v1alpha1.ReasonDrainTimedOut, message)
@@ -134,7 +134,7 @@ func draining(v *View, r Result) Result {
 		r.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
 		return r
 	}
-	r.Next, r.After = withSlot(v, evictions...), max(left, 0)
+	r.Next, r.After = withSlot(v, evictions...), max(remaining, 0)
 	r.Message = "waiting for what must be freed: " + describeBlockers(v) + why
 	return r
 }
@@ -157,8 +157,8 @@ func taintNode(v *View) []action.Action {
 	return append(actions, action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: now.Time})
 }
 
-// DrainLeft is how much of the time for draining is left.
-func DrainLeft(v *View) time.Duration {
+// DrainRemaining is how much of the time for draining is left.
+func DrainRemaining(v *View) time.Duration {
 	since := DrainingSince(v)
 	if since.IsZero() {
 		return v.DrainTimeout()
@@ -174,7 +174,7 @@ func DrainingSince(v *View) time.Time {
 	switch t := v.Taint(); {
 	case t != nil && t.TimeAdded != nil:
 		return t.TimeAdded.Time
-	case t == nil && MustStayUntainted(v) && len(OwnPauses(v)) > 0:
+	case t == nil && MustStayUntainted(v) && len(StoppedByOperator(v)) > 0:
 		return v.Node.MarkedAtWorkSince
 	}
 	return time.Time{}

@@ -47,7 +47,7 @@ func failChange(v *View, r Result, reason, message string) Result {
 		return r // it is not the desired state that failed
 	}
 	r.State, r.Reason, r.Message = Failed, reason, message
-	actions, _ := SplitStep(r.Next)
+	actions, _ := SplitAct(r.Next)
 	switch {
 	case hasFallback(v):
 		actions = append(actions, recordFailure(v, reason, message)...)
@@ -153,7 +153,7 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 }
 
 // A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back
-// to. When a stage of theirs does not end in time, the operator removes its taint, resumes NVIDIA's programs and
+// to. When a stage of theirs does not end in time, the operator removes its taint, starts NVIDIA's programs again and
 // records that in the same write (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again, whatever
 // the stage.
 
@@ -167,7 +167,7 @@ type Timeout struct {
 // Until is when the operator may begin again.
 func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
-// LastTurn is when the node was last given back to its users before its change was done; zero if it was not.
+// LastTurn is when the node last took pods again before its change was done; zero if it was not.
 func LastTurn(v *View) time.Time {
 	t, _ := lastTimeout(v)
 	return t.At
@@ -200,10 +200,10 @@ func EndInterrupted(v *View, why string) []action.Action {
 	return restoreAndRecord(v, Timeout{Reason: v1alpha1.ReasonApplyTimedOut, Times: t.Times}, why)
 }
 
-// restoreAndRecord is RestoreScheduling with a record, in the write that resumes NVIDIA's programs. That comes first: a
+// restoreAndRecord is RestoreScheduling with a record, in the write that starts NVIDIA's programs again. That comes first: a
 // node without our taint and without the record would be tainted again at once.
 func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
-	patch, _ := resumeClients(v, why)
+	patch, _ := startOperands(v, why)
 	record := timing.Stamp(fmt.Sprintf("%s.%s.%d", t.Reason, timeoutAttemptID(v), t.Times), v.Snapshot.Now)
 	patch.Annotations[v1alpha1.AnnotationTimedOut] = &record
 	return append([]action.Action{patch}, removeTaints(v)...)
@@ -232,18 +232,18 @@ func releasesAgain(v *View) bool {
 }
 
 // releaseFailed reports whether the release of the node failed, and its scheduling was restored. There is no other
-// state to go back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and
+// state to go back to. To drain it once more at once, and to stop NVIDIA's operands, would disturb the node again and
 // again.
 func releaseFailed(v *View) bool {
 	if v.Policy != nil || v.Taint() != nil || !v.ChangeIsDisruptive() {
 		return false
 	}
 	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {
-		return false // it is left to those who use it, and neither drained nor paused
+		return false // it is left to those who use it, and neither drained nor stopped
 	}
-	left, _, limited := timeLeft(v)
+	remaining, _, limited := timeRemaining(v)
 	_, _, stalled := v.ApplyStalled()
-	return stalled || limited && left <= 0
+	return stalled || limited && remaining <= 0
 }
 
 // restsAfterTimeout reports whether the node is left to its users after a timeout. A release also waits until nobody
@@ -258,7 +258,7 @@ func restsAfterTimeout(v *View) (t Timeout, is bool) {
 func resting(v *View, t Timeout) Result {
 	r := Result{State: Failed, Reason: t.Reason}
 	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
-	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
+	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and started NVIDIA's programs again",
 		format.Clock(t.At))
 	if pods := podsNotEnding(v); len(pods) > 0 {
 		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
@@ -268,8 +268,8 @@ func resting(v *View, t Timeout) Result {
 		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
 		return r
 	}
-	left := t.Until().Sub(v.Snapshot.Now)
-	if r.After = max(left, 0); left <= 0 {
+	remaining := t.Until().Sub(v.Snapshot.Now)
+	if r.After = max(remaining, 0); remaining <= 0 {
 		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
 		return r
 	}
@@ -300,9 +300,9 @@ func fromFuture(v *View, at time.Time) bool {
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 
-// leftOf is how much is left of a time since a moment that the clock of a node told. Of a moment in the future nothing
-// is: it tells only that the clock is wrong.
-func leftOf(v *View, since time.Time, lasts time.Duration) time.Duration {
+// remainingOf is how much remains of a time since a moment that the clock of a node told. Of a moment in the future
+// nothing is: it tells only that the clock is wrong.
+func remainingOf(v *View, since time.Time, lasts time.Duration) time.Duration {
 	if fromFuture(v, since) {
 		return 0
 	}

@@ -44,7 +44,7 @@ type Maintenance struct {
 func UnderMaintenance(v *View) (m Maintenance, is bool) {
 	state := v.Node.Labels[cluster.LabelUpgrade]
 	waits := state == cluster.UpgradeRequired && v.Node.Labels[cluster.LabelUpgradeSkip] == "true" // it waits for ever
-	paused := pausedForUpgrade(v)
+	stopped := stoppedForUpgrade(v)
 	current, desired := v.Node.Annotations[cluster.AnnotationCurrentConfig], v.Node.Annotations[cluster.AnnotationDesiredConfig]
 	m.Reason = v1alpha1.ReasonDriverUpgrade
 	switch {
@@ -53,15 +53,15 @@ func UnderMaintenance(v *View) (m Maintenance, is bool) {
 			"(%s), then retry: kubectl label node %s --overwrite %s=%s",
 			cluster.LabelUpgrade, state, driverPodLabels(v), v.Node.Name, cluster.LabelUpgrade, cluster.UpgradeRequired)
 	case state != "" && state != cluster.UpgradeDone && !waits:
-		m.Message = fmt.Sprintf("Paused for a driver upgrade (%s=%s)", cluster.LabelUpgrade, state)
+		m.Message = fmt.Sprintf("Waiting for a driver upgrade (%s=%s)", cluster.LabelUpgrade, state)
 		m.Unloads = slices.Contains(unloadingStates(), state)
 		m.Validates = !m.Unloads && state != cluster.UpgradeRequired
-	case paused != "":
-		m.Message = fmt.Sprintf("Paused for a driver upgrade (%s=%s)", paused, v.Node.Labels[paused])
+	case stopped != "":
+		m.Message = fmt.Sprintf("Waiting for a driver upgrade (%s=%s)", stopped, v.Node.Labels[stopped])
 		m.Unloads = true
 	case desired != current:
 		m.Reason = v1alpha1.ReasonNodeMaintenance
-		m.Message = fmt.Sprintf("Paused for OpenShift's machine-config operator, which is updating the node (%s=%s, now %s)",
+		m.Message = fmt.Sprintf("Waiting for OpenShift's machine-config operator, which is updating the node (%s=%s, now %s)",
 			cluster.AnnotationDesiredConfig, desired, current)
 	default:
 		return Maintenance{}, false
@@ -87,11 +87,11 @@ func unloadingStates() []string {
 	}
 }
 
-// pausedForUpgrade is a deploy label that k8s-driver-manager has paused; empty if there is none.
-func pausedForUpgrade(v *View) string {
+// stoppedForUpgrade is a deploy label that k8s-driver-manager has stopped; empty if there is none.
+func stoppedForUpgrade(v *View) string {
 	first := ""
 	for name, value := range v.Node.Labels {
-		if strings.HasPrefix(name, cluster.DeployPrefix) && strings.Contains(value, cluster.PausedForUpgrade) && (first == "" || name < first) {
+		if strings.HasPrefix(name, cluster.DeployPrefix) && strings.Contains(value, cluster.StoppedForUpgrade) && (first == "" || name < first) {
 			first = name
 		}
 	}
@@ -146,26 +146,26 @@ func untilOverdue(v *View, r Result) Result {
 // underMaintenanceResult is the result of a node under maintenance. What has not reached the GPUs yet is given up. What
 // has is interrupted, and its deadlines begin anew afterwards.
 func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
-	act, step := SplitStep(r.Next)
-	actions := slices.DeleteFunc(slices.Concat(act, step.OnDenied), action.SetsSpec)
+	act, paced := SplitAct(r.Next)
+	actions := slices.DeleteFunc(slices.Concat(act, paced.OnDenied), action.SetsSpec)
 	if again, waits := RequestAgain(v); waits && m.Validates && r.State != Unknown {
 		r = again
-		actions, _ = SplitStep(again.Next)
+		actions, _ = SplitAct(again.Next)
 	}
 	if _, recorded := InterruptedAt(v); !recorded && (v.InFlight() || m.Unloads && agentMakesInstances(v)) {
 		patch := v.Patch("recording that maintenance interrupts the node")
 		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(stampMaintenance, v.Snapshot.Now))
 		actions = append(actions, patch)
 	}
-	if patch, pauses := keepPluginAwayFromDriver(v, m); pauses {
+	if patch, stops := keepPluginAwayFromDriver(v, m); stops {
 		actions = append(actions, patch)
 	}
 	if m.Validates && v.MadeUnavailable() {
-		left := v.Node.MarkedAtWorkSince.Add(timing.PauseTimeout).Sub(v.Snapshot.Now)
-		if left <= 0 {
+		remaining := v.Node.MarkedAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
+		if remaining <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}
-		r.After = timing.Sooner(r.After, left)
+		r.After = timing.Sooner(r.After, remaining)
 	}
 	r.Next = atOnce(actions...)
 	return explainMaintenance(v, m, r)
@@ -193,9 +193,9 @@ func explainMaintenance(v *View, m Maintenance, r Result) Result {
 
 // keepPluginAwayFromDriver keeps the device plugin away while the driver is replaced under MIG instances that our agent
 // makes. They are gone with the module, and on Hopper and newer the MIG mode too. So the agent makes them again before
-// anything is advertised, and before the node takes pods again. k8s-driver-manager restores our pause with its own
+// anything is advertised, and before the node takes pods again. k8s-driver-manager restores our value with its own
 // taken off.
-func keepPluginAwayFromDriver(v *View, m Maintenance) (patch action.PatchNode, pauses bool) {
+func keepPluginAwayFromDriver(v *View, m Maintenance) (patch action.PatchNode, stops bool) {
 	if !m.Unloads {
 		return action.PatchNode{}, false
 	}
@@ -227,15 +227,15 @@ func RequestAgain(v *View) (r Result, waits bool) {
 		r.After = time.Second // an interruption of less than that
 		return r, true
 	}
-	left := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
+	remaining := spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
 	c, reported := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	r.After = left
-	return r, left > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
+	r.After = remaining
+	return r, remaining > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
 // continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
-// After maintenance NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without
-// an upgrade controller nothing tells of the upgrade before that. They are paused no more once the agent has answered,
+// After maintenance NVIDIA's operands stay away until then, also where only k8s-driver-manager had stopped them: without
+// an upgrade controller nothing tells of the upgrade before that. They are stopped no more once the agent has answered,
 // or the slot has expired, because the agent may never return.
 func continueInterrupted(v *View, r Result) Result {
 	if !WasInterrupted(v) {
@@ -253,8 +253,8 @@ func continueInterrupted(v *View, r Result) Result {
 		again, waits = r, true
 	}
 	_, maintained := InterruptedAt(v)
-	if patch, pauses := keepPluginAway(v); unanswered && maintained && pauses && !interruptionOverdue(v) {
-		actions, _ := SplitStep(again.Next)
+	if patch, stops := keepPluginAway(v); unanswered && maintained && stops && !interruptionOverdue(v) {
+		actions, _ := SplitAct(again.Next)
 		again.Next = atOnce(append(actions, patch)...)
 	}
 	if waits {

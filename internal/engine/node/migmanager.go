@@ -42,7 +42,7 @@ import (
 //	failed    or no answer in time: the node goes back to its last good state, in the same way
 //	released  the label names what it did before the operator; our file stays until mig-manager has answered
 //
-// Its own label says true all the while. It pauses NVIDIA's clients itself.
+// Its own label says true all the while. It stops NVIDIA's operands itself.
 
 // managerUnavailable says why mig-manager cannot be asked on the node; nil if it can.
 func managerUnavailable(v *View) *plan.Problem {
@@ -129,7 +129,7 @@ func managerReads(v *View) bool {
 	return len(pods) > 0 && !slices.ContainsFunc(pods, func(p cluster.Pod) bool { return !p.MountsConfig })
 }
 
-// managerBusy reports whether mig-manager is at work. Where it gave up waiting for a client it says pending for ever:
+// managerBusy reports whether mig-manager is at work. Where it gave up waiting for an operand it says pending for ever:
 // what it was asked for here, and has not done in its time, it does no more.
 func managerBusy(v *View) bool {
 	since, requested := ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig])
@@ -145,14 +145,14 @@ func managerBusy(v *View) bool {
 	return false
 }
 
-// unpauseManagersClients starts NVIDIA's clients that mig-manager has paused and left so, as it does where it gives up
+// startManagersOperands starts NVIDIA's operands that mig-manager has stopped and left so, as it does where it gives up
 // waiting for one.
-func unpauseManagersClients(v *View, labels map[string]*string) {
+func startManagersOperands(v *View, labels map[string]*string) {
 	if !v.PartitionedByMIGManager() || managerBusy(v) {
 		return
 	}
 	for _, name := range cluster.DeployLabels() {
-		if v.Node.Labels[name] == cluster.PausedValue {
+		if v.Node.Labels[name] == cluster.StoppedValue {
 			labels[name] = new("true")
 		}
 	}
@@ -173,11 +173,11 @@ func driveManager(v *View) Result {
 	default:
 		requestManager(v, &r, name)
 	}
-	left := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
-	if left <= 0 {
+	remaining := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
+	if remaining <= 0 {
 		return failManager(v, r, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, r.Message))
 	}
-	r.After = timing.Sooner(r.After, left)
+	r.After = timing.Sooner(r.After, remaining)
 	return r
 }
 
@@ -243,7 +243,7 @@ func mirrorManager(v *View, r Result, name string, since time.Time) Result {
 	r.After = since.Add(timeout).Sub(v.Snapshot.Now)
 	if r.After <= 0 {
 		return failManager(v, r, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("NVIDIA's mig-manager did not apply %s within %s "+
-			"(%s); it may have left NVIDIA's clients paused; its log says more: %s", name, timeout, managerState(v), managerLogs(v)))
+			"(%s); it may have left NVIDIA's operands stopped; its log says more: %s", name, timeout, managerState(v), managerLogs(v)))
 	}
 	return r
 }
@@ -285,9 +285,9 @@ func awaitMIGManagerDisabled(v *View) (Result, bool) {
 	if !mustDisableMIGManager(v) {
 		return Result{}, false
 	}
-	r := Result{State: PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: withSlot(v)}
+	r := Result{State: StoppingOperands, Reason: v1alpha1.ReasonStoppingOperands, Next: withSlot(v)}
 	if value == "" || value == "false" {
-		remain := clientPods(v, v1alpha1.LabelMIGManager)
+		remain := operandPods(v, v1alpha1.LabelMIGManager)
 		r.Message = "waiting until NVIDIA's mig-manager is gone: " + format.List(remain)
 		return r, len(remain) > 0
 	}
@@ -316,7 +316,7 @@ func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 	if !migManagerIsBack(v) {
 		return true
 	}
-	if overruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+	if overruledFor(v, v1alpha1.LabelMIGManager) > 0 {
 		return false
 	}
 	noteOverruled(v, patch, v1alpha1.LabelMIGManager)
@@ -329,7 +329,7 @@ func disablesMIGManagerAgain(v *View, patch action.PatchNode) bool {
 func keepMIGManagerOff(v *View) []action.Action {
 	spec := &v.Node.GPU.Spec
 	if v.Stack != dra.Both || spec.Baseline == nil || spec.MIGActuator != "" || !mustDisableMIGManager(v) || v.Node.Labels[v1alpha1.LabelMIGManager] != "true" ||
-		overruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+		overruledFor(v, v1alpha1.LabelMIGManager) > 0 {
 		return nil
 	}
 	patch := v.Patch("keeping NVIDIA's mig-manager off instances that the operator made")
@@ -341,15 +341,15 @@ func keepMIGManagerOff(v *View) []action.Action {
 
 // migManagerEnabledByOthers finds that a user or another controller let NVIDIA's mig-manager back onto the node, again.
 func migManagerEnabledByOthers(v *View, _ State) Finding {
-	left := overruledLeft(v, v1alpha1.LabelMIGManager)
-	if !migManagerIsBack(v) || left <= 0 {
+	remaining := overruledFor(v, v1alpha1.LabelMIGManager)
+	if !migManagerIsBack(v) || remaining <= 0 {
 		return Finding{}
 	}
 	return Finding{
-		Reason: v1alpha1.ReasonMIGManagerUnfenced, After: left,
+		Reason: v1alpha1.ReasonMIGManagerReenabled, After: remaining,
 		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
 			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
-			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(left)), v.Node.Name),
+			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(remaining)), v.Node.Name),
 	}
 }
 
@@ -375,7 +375,7 @@ func migConfigIgnored(v *View, _ State) Finding {
 // was kept off. mig-manager applies what the label names, which may be another layout than the one in which the node
 // was found, and from then on the GPUs are the administrator's: to restore them once more would begin a fight without
 // end. The ClusterPolicy keeps naming the operator's ConfigMap until mig-manager has answered: to change that replaces
-// the pod of mig-manager, which in the middle of its work would leave NVIDIA's clients paused.
+// the pod of mig-manager, which in the middle of its work would leave NVIDIA's operands stopped.
 
 // restoreManagerLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
 // there. Its state is removed with that, so that the next one is its answer.
@@ -446,7 +446,7 @@ func managerLabelRestored(v *View) bool {
 // leftToManager is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what
 // they ask for. The operator changes them no more, so it needs no report of the agent.
 func leftToManager(v *View) Result {
-	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentResumed}
+	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentReadmitted}
 	if !v.PartitionedByMIGManager() {
 		gates = []gateFunc{awaitSelected, awaitPublishedInTime, awaitUntainted, awaitMIGManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
@@ -458,24 +458,24 @@ func leftToManager(v *View) Result {
 	return changeDone(v)
 }
 
-// awaitAgentResumed lets the agent return where mig-manager has paused it and given up.
-func awaitAgentResumed(v *View) (Result, bool) {
-	if v.Node.Labels[v1alpha1.LabelRunsAgent] != cluster.PausedValue {
+// awaitAgentReadmitted lets the agent return where mig-manager has stopped it and given up.
+func awaitAgentReadmitted(v *View) (Result, bool) {
+	if v.Node.Labels[v1alpha1.LabelRunsAgent] != cluster.StoppedValue {
 		return Result{}, false
 	}
-	actions := resumeAgent(v)
+	actions := readmitAgent(v)
 	return Result{
-		State: Releasing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
+		State: Finishing, Reason: underwayReason(v), Message: "NVIDIA's mig-manager left the agent stopped; it is allowed on the node again",
 		Next: atOnce(actions...),
 	}, len(actions) > 0
 }
 
-// resumeAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
-func resumeAgent(v *View) []action.Action {
+// readmitAgent lets the agent return where NVIDIA's mig-manager, which we asked, has stopped it and given up.
+func readmitAgent(v *View) []action.Action {
 	if !v.PartitionedByMIGManager() || managerBusy(v) {
 		return nil
 	}
-	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
+	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left stopped")
 	patch.Labels[v1alpha1.LabelRunsAgent] = new("true")
 	patch.Locked = true
 	return []action.Action{patch}
@@ -532,12 +532,12 @@ func migManagerFinishing(v *View, _ State) Finding {
 // time for that is over.
 func awaitMIGManagerDone(v *View) (Result, bool) {
 	by, waits := managerDoneBy(v)
-	left := by.Sub(v.Snapshot.Now)
-	if !waits || left <= 0 {
+	remaining := by.Sub(v.Snapshot.Now)
+	if !waits || remaining <= 0 {
 		return Result{}, false
 	}
 	return Result{
-		State: Releasing, Reason: v1alpha1.ReasonMIGManagerBusy, After: left,
+		State: Finishing, Reason: v1alpha1.ReasonMIGManagerBusy, After: remaining,
 		Message: fmt.Sprintf("Waiting for NVIDIA's mig-manager, which has its former label again (%s), until %s at the latest; a change of the "+
 			"ClusterPolicy before that would restart mig-manager", managerState(v), format.Clock(by)),
 	}, true
@@ -551,22 +551,22 @@ func ForgetManager(v *View) (patch action.PatchNode, is bool) {
 	return patch, is
 }
 
-// managerLeft is how much is left of the time that NVIDIA's mig-manager may take for what it has begun by itself.
-func managerLeft(v *View) (left time.Duration, works bool) {
+// managerRemaining is how much remains of the time that NVIDIA's mig-manager may take for what it has begun by itself.
+func managerRemaining(v *View) (remaining time.Duration, works bool) {
 	if partitionedByManager(v) || !managerWorks(v) {
 		return 0, false
 	}
 	if v.Node.MarkedAtWorkSince.IsZero() {
-		return timing.LeftTimeout, true
+		return timing.UnrepairedTimeout, true
 	}
-	return v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now), true
+	return v.Node.MarkedAtWorkSince.Add(timing.UnrepairedTimeout).Sub(v.Snapshot.Now), true
 }
 
 // ManagerBlocksChange reports whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
 func ManagerBlocksChange(v *View) bool {
-	left, works := managerLeft(v)
-	return works && (left > 0 || !mustDisableMIGManager(v))
+	remaining, works := managerRemaining(v)
+	return works && (remaining > 0 || !mustDisableMIGManager(v))
 }
 
 // ManagerChanging is the message for a node that NVIDIA's mig-manager is changing.
@@ -576,12 +576,12 @@ func ManagerChanging(v *View) string {
 
 // managerStuck finds a mig-manager that has begun and not ended. It is not ours to repair.
 func managerStuck(v *View, _ State) Finding {
-	left, works := managerLeft(v)
+	remaining, works := managerRemaining(v)
 	switch {
 	case !works:
 		return Finding{}
-	case left > 0:
-		return Finding{After: left}
+	case remaining > 0:
+		return Finding{After: remaining}
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerStuck,

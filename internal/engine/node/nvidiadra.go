@@ -100,22 +100,22 @@ func publishingOverdue(v *View, r Result) Result {
 		return r
 	}
 	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time)
-	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
-	if left <= 0 {
+	remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
+	if remaining <= 0 {
 		return failChange(v, r, v1alpha1.ReasonNotPublished, message)
 	}
-	r.After = timing.Sooner(r.After, left)
+	r.After = timing.Sooner(r.After, remaining)
 	return r
 }
 
 // restartDRAPlugin has the DRA driver look at the GPUs again: first it is recorded which pods have to go, then these
 // are deleted. after is when to do so once more.
-func restartDRAPlugin(v *View) (next NextStep, after time.Duration) {
+func restartDRAPlugin(v *View) (next NextAct, after time.Duration) {
 	pods := draPluginPods(v)
 	seen, leaving := enumeratedInstances(v)
 	if now := publishOccasion(v); seen != now && len(pods) > 0 {
-		if left, starts := draPluginStarting(v, pods); starts {
-			return nil, left
+		if remaining, starts := draPluginStarting(v, pods); starts {
+			return nil, remaining
 		}
 		return atOnce(recordDRARestart(v, now, append(slices.Clone(pods), unawareMonitors(v)...))), 0
 	}
@@ -146,23 +146,23 @@ func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is boo
 		if p.Terminating {
 			continue
 		}
-		left := leftOf(v, p.ReadySince, draPublishesWithin)
-		if is = is || p.ReadySince.IsZero() || left > 0; left > 0 {
-			after = timing.Sooner(after, left)
+		remaining := remainingOf(v, p.ReadySince, draPublishesWithin)
+		if is = is || p.ReadySince.IsZero() || remaining > 0; remaining > 0 {
+			after = timing.Sooner(after, remaining)
 		}
 	}
 	return after, is
 }
 
 // restartDRAPluginAgain restarts pods that have run for long enough to publish, at most once for the GPUs and the boot.
-func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextStep, after time.Duration) {
+func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextAct, after time.Duration) {
 	now := publishOccasion(v)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == now {
 		return nil, 0
 	}
 	for _, p := range pods {
-		if left := p.Scheduled.Add(timing.VerifyTimeout / 2).Sub(v.Snapshot.Now); left > 0 {
-			after = timing.Sooner(after, left)
+		if remaining := p.Scheduled.Add(timing.VerifyTimeout / 2).Sub(v.Snapshot.Now); remaining > 0 {
+			after = timing.Sooner(after, remaining)
 		}
 	}
 	if after > 0 {
@@ -284,12 +284,12 @@ func kubernetesLacks(v *View) *plan.Problem {
 func noTaintRule(v *View) *plan.Problem {
 	var message string
 	switch {
-	case !v.Snapshot.DRA.ServesRules:
+	case !v.Snapshot.DRA.ServesTaintRules:
 		message = "The API server serves no DeviceTaintRules, which keep new pods off the GPUs while they are changed. Use Kubernetes 1.37, or 1.36 with the feature gate " +
 			"DRADeviceTaintRules"
-	case v.Node.RuleTaken:
+	case v.Node.TaintRuleTaken:
 		message = fmt.Sprintf("DeviceTaintRule %s exists and is not the operator's, which needs one of that name to keep new pods off the GPUs while they are changed. "+
-			"Delete it", dra.RuleName(v.Node.Name))
+			"Delete it", dra.TaintRuleName(v.Node.Name))
 	default:
 		return nil
 	}
@@ -444,16 +444,16 @@ func draPluginFailing(v *View, s State) Finding {
 	for _, p := range draPluginPods(v) {
 		running = running || !p.Terminating
 		for _, t := range p.Troubles {
-			left, is := t.Counts(v.Snapshot.Now)
-			if f.After = timing.Sooner(f.After, left); is {
+			remaining, is := t.Counts(v.Snapshot.Now)
+			if f.After = timing.Sooner(f.After, remaining); is {
 				says = append(says, fmt.Sprintf("container %s of pod %s/%s %s; look at `kubectl logs -n %s %s -c %s --previous`",
 					t.Container, p.Namespace, p.Name, t.Why, p.Namespace, p.Name, t.Container))
 			}
 		}
 	}
 	if waits := s == Verifying || s == Degraded; !running && waits {
-		if left := ConfigSelectedAt(v).Add(draPluginStartsWithin).Sub(v.Snapshot.Now); left > 0 {
-			return Finding{After: left} // it may be on its way
+		if remaining := ConfigSelectedAt(v).Add(draPluginStartsWithin).Sub(v.Snapshot.Now); remaining > 0 {
+			return Finding{After: remaining} // it may be on its way
 		}
 		says = append(says, "no pod of NVIDIA's DRA driver is on the node; look at its DaemonSet, and whether its pods tolerate the node's taints")
 	}

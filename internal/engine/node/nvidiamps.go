@@ -39,7 +39,7 @@ import (
 // object says false, override deleted.
 
 // nvidiaMPSPods are the pods of NVIDIA's MPS DaemonSet on the node.
-func nvidiaMPSPods(v *View) []string { return clientPods(v, cluster.LabelMPSCapable) }
+func nvidiaMPSPods(v *View) []string { return operandPods(v, cluster.LabelMPSCapable) }
 
 // noNodeFeatures reports why the label cannot be overridden on the node, as far as that is known in advance; nil if it
 // can. Without the kind, GFD writes its labels to a file and NFD keeps them on the node, whatever a client patches.
@@ -77,7 +77,7 @@ func awaitNVIDIAMPSRecorded(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	return Result{
-		State: PausingClients, Reason: underwayReason(v), Message: "Recording the state in which the node was found",
+		State: StoppingOperands, Reason: underwayReason(v), Message: "Recording the state in which the node was found",
 		Next: withSlot(v, recordBaseline(v)),
 	}, true
 }
@@ -88,11 +88,11 @@ func awaitNVIDIAMPSOff(v *View) (Result, bool) {
 	if !ExcludesNVIDIAMPS(v) || servesMPS(v) {
 		return Result{}, false
 	}
-	r := Result{State: PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
-	message, left := nvidiaMPSUnreported(v)
+	r := Result{State: StoppingOperands, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: withSlot(v)}
+	message, remaining := nvidiaMPSUnreported(v)
 	switch {
-	case left > 0 && !MPSLabelOverridden(v):
-		r.Message, r.After, r.Next = message, left, nil
+	case remaining > 0 && !MPSLabelOverridden(v):
+		r.Message, r.After, r.Next = message, remaining, nil
 	case OverriddenByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
 		r.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", action.OverrideName(v.Node.Name))
 		r.Next = withSlot(v, action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()})
@@ -109,7 +109,7 @@ func awaitNVIDIAMPSOff(v *View) (Result, bool) {
 // nvidiaMPSUnreported is for how long, at most, NVIDIA's MPS daemon may serve the node and have clients though the agent
 // does not report it yet: the pod of the daemon, one of a client or the agent itself has just come. Until then nothing
 // is done that ends the daemon.
-func nvidiaMPSUnreported(v *View) (message string, left time.Duration) {
+func nvidiaMPSUnreported(v *View) (message string, remaining time.Duration) {
 	if v.Target.IsBaseline || len(v.EndingNVIDIAMPS()) > 0 || len(nvidiaMPSPods(v)) == 0 {
 		return "", 0
 	}
@@ -119,11 +119,11 @@ func nvidiaMPSUnreported(v *View) (message string, left time.Duration) {
 			since = timing.Latest(since, timing.Latest(p.Scheduled, p.ReadySince))
 		}
 	}
-	left = since.Add(timing.ReportAfter).Sub(v.Snapshot.Now)
+	remaining = since.Add(timing.ReportAfter).Sub(v.Snapshot.Now)
 	if pod, age := justBoundPod(v); pod != "" {
-		left = max(left, timing.ReportAfter-age)
+		remaining = max(remaining, timing.ReportAfter-age)
 	}
-	return "Waiting for the agent to report whether NVIDIA's MPS daemon serves the node: " + format.List(nvidiaMPSPods(v)), left
+	return "Waiting for the agent to report whether NVIDIA's MPS daemon serves the node: " + format.List(nvidiaMPSPods(v)), remaining
 }
 
 // nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false
@@ -144,9 +144,9 @@ func awaitMPSPods(v *View, r Result, pods []string) (Result, bool) {
 	}
 	r.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
 	if since := mpsOverriddenSince(v); !since.IsZero() {
-		if r.After = since.Add(timing.PauseTimeout).Sub(v.Snapshot.Now); r.After <= 0 {
-			return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
-				"%s: %s. Look at the kubelet and the container runtime of the node", timing.PauseTimeout, format.List(pods)))
+		if r.After = since.Add(timing.StopTimeout).Sub(v.Snapshot.Now); r.After <= 0 {
+			return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonOperandsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
+				"%s: %s. Look at the kubelet and the container runtime of the node", timing.StopTimeout, format.List(pods)))
 		}
 	}
 	return r, true
@@ -189,7 +189,7 @@ func nfdTimedOut(v *View) bool {
 
 // setMPSLabel sets the label where NFD does not, once in an hour.
 func setMPSLabel(v *View, r Result) (Result, bool) {
-	if left := mpsLabelLeft(v); left > 0 {
+	if remaining := mpsLabelRemaining(v); remaining > 0 {
 		return failKeepingNVIDIAMPSOff(v, r, v1alpha1.ReasonMPSCapableReset, mpsLabelReset(v))
 	}
 	r.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by %s=false", cluster.LabelMPSCapable)
@@ -206,12 +206,12 @@ func failKeepingNVIDIAMPSOff(v *View, r Result, reason, message string) (Result,
 	return failChange(v, r, reason, message), true
 }
 
-// leaveToNVIDIAMPS leaves a node that was verified to NVIDIA's MPS daemon, because another client let it back within
-// the hour.
+// leaveToNVIDIAMPS leaves a node that was verified to NVIDIA's MPS daemon, because another controller let it back
+// within the hour.
 func leaveToNVIDIAMPS(v *View) Result {
 	return Result{
-		State: Degraded, Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: mpsLabelLeft(v),
-		Next: atOnce(RestoreScheduling(v, "another client lets NVIDIA's MPS daemon back")...),
+		State: Degraded, Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: mpsLabelRemaining(v),
+		Next: atOnce(RestoreScheduling(v, "another controller lets NVIDIA's MPS daemon back")...),
 	}
 }
 
@@ -229,8 +229,8 @@ func patchMPSCapable(v *View) action.PatchNode {
 	return patch
 }
 
-// mpsLabelLeft is how long another client is still left alone that sets the label back.
-func mpsLabelLeft(v *View) time.Duration {
+// mpsLabelRemaining is how long another controller is still left alone that sets the label back.
+func mpsLabelRemaining(v *View) time.Duration {
 	_, at, recorded := mpsLabelBefore(v)
 	if !recorded {
 		return 0
@@ -239,7 +239,7 @@ func mpsLabelLeft(v *View) time.Duration {
 }
 
 func mpsLabelReset(v *View) string {
-	return fmt.Sprintf("Another client set %s=%s again, which the operator had set to false. Find it (kubectl get node %s "+
+	return fmt.Sprintf("Another controller set %s=%s again, which the operator had set to false. Find it (kubectl get node %s "+
 		"--show-managed-fields -o yaml) and remove that label there", cluster.LabelMPSCapable, v.Node.Labels[cluster.LabelMPSCapable], v.Node.Name)
 }
 
@@ -262,14 +262,14 @@ func nvidiaMPSNotKeptOff(v *View, _ State) Finding {
 	case !allowed:
 		return Finding{}
 	case OverriddenByNodeFeature(v) && !nfdTimedOut(v):
-		left := v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
-		if left > 0 {
-			return Finding{After: left}
+		remaining := v.Node.Features.OverriddenSince.Add(timing.NodeFeatureTimeout).Sub(v.Snapshot.Now)
+		if remaining > 0 {
+			return Finding{After: remaining}
 		}
 		return Finding{Reason: v1alpha1.ReasonNodeFeatureIgnored, Message: nodeFeatureIgnored(v)}
 	}
-	if left := mpsLabelLeft(v); left > 0 {
-		return Finding{Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: left}
+	if remaining := mpsLabelRemaining(v); remaining > 0 {
+		return Finding{Reason: v1alpha1.ReasonMPSCapableReset, Message: mpsLabelReset(v), After: remaining}
 	}
 	return Finding{Repair: []action.Action{patchMPSCapable(v)}}
 }
@@ -317,7 +317,7 @@ func AllowNVIDIAMPS(v *View, restore bool) []action.Action {
 // allowingNVIDIAMPS waits until NVIDIA's MPS DaemonSet is allowed on the node again (mpsOverrideNotNeeded), before
 // the node is forgotten.
 func allowingNVIDIAMPS(v *View, r Result) Result {
-	r.State, r.Reason = Releasing, underwayReason(v)
+	r.State, r.Reason = Finishing, underwayReason(v)
 	r.Message = fmt.Sprintf("Waiting until the operator no longer overrides %s", cluster.LabelMPSCapable)
 	_, gfdRuns := untilGFDConfirms(v)
 	if f := staleSharingLabels(v); f.Reason != "" && v.Node.Features.Others == cluster.LabelTrue && !gfdRuns {
@@ -329,7 +329,7 @@ func allowingNVIDIAMPS(v *View, r Result) Result {
 // untilGFDConfirms is how long GFD must still run on the node until what it says is surely about the configuration that
 // the node selects now. A node that was found before NVIDIA's daemon had started, as new nodes are, has a baseline
 // without it, so then only GFD tells that the configuration from before asks for that daemon.
-func untilGFDConfirms(v *View) (left time.Duration, runs bool) {
+func untilGFDConfirms(v *View) (remaining time.Duration, runs bool) {
 	for _, p := range v.Node.Pods {
 		if p.KeptBy(cluster.DeployLabels()[1]) && !p.Terminating && len(p.Troubles) == 0 {
 			since := timing.Latest(mpsEndedSince(v), timing.Latest(p.Scheduled, p.ReadySince))
@@ -352,8 +352,8 @@ func staleSharingLabels(v *View) Finding {
 	if since.IsZero() {
 		return Finding{}
 	}
-	if left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now); left > 0 {
-		return Finding{After: left}
+	if remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now); remaining > 0 {
+		return Finding{After: remaining}
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMPSCapableStale,
@@ -382,9 +382,9 @@ func servesMPS(v *View) bool {
 	})
 }
 
-// mustRemoveNVIDIAMPS reports whether NVIDIA's MPS daemon must leave the node and to pause NVIDIA's clients does not
+// mustRemoveNVIDIAMPS reports whether NVIDIA's MPS daemon must leave the node and to stop NVIDIA's operands does not
 // keep it off: beside a stand-alone plugin no deploy label stops it, and where the node selects its configuration
-// already, another client has let it back.
+// already, another controller has let it back.
 func mustRemoveNVIDIAMPS(v *View) bool {
 	letBack := v.Target.Config != "" && !v.Target.IsBaseline && v.Selects()
 	return (!v.Snapshot.Plugin.ClusterPolicy || letBack) && len(v.EndingNVIDIAMPS()) > 0

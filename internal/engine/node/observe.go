@@ -117,11 +117,11 @@ func AgentNotReporting(v *View) (Result, bool) {
 	r := Result{State: Unknown, Reason: v1alpha1.ReasonAgentNotReporting}
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
 	switch value := v.Node.Labels[cluster.AgentLabel(v.Node)]; {
-	case !v.Node.AgentReady && v.Node.GPU.Spec.MIGConfigName != "" && value == cluster.PausedValue:
+	case !v.Node.AgentReady && v.Node.GPU.Spec.MIGConfigName != "" && value == cluster.StoppedValue:
 		return r, false // NVIDIA's mig-manager, which is driven here, keeps it away
-	case !v.Node.AgentReady && value == cluster.PausedValue:
+	case !v.Node.AgentReady && value == cluster.StoppedValue:
 		r.Reason, r.Message = v1alpha1.ReasonMIGManagerBusy, agentAwayMessage("NVIDIA's mig-manager is changing the node")
-		r.Next = atOnce(resumeAgent(v)...)
+		r.Next = atOnce(readmitAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
 		r.Reason, r.Message = agentKeptOff(v)
 	case !v.Node.AgentReady:

@@ -100,7 +100,7 @@ const ForgetsOthers = "forgetting the controller that offered the GPUs"
 
 // NoteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it
 // changes, and when it changes next by itself.
-func NoteOfOthers(v *View) (value, why string, left time.Duration) {
+func NoteOfOthers(v *View) (value, why string, remaining time.Duration) {
 	note, gone := v.Node.Annotations[v1alpha1.AnnotationOtherController], ""
 	if v.Node.OtherPartitionerLeft != "" {
 		gone = otherPartitionerGone
@@ -119,8 +119,8 @@ func NoteOfOthers(v *View) (value, why string, left time.Duration) {
 	case since.IsZero():
 		since = v.Snapshot.Now
 	}
-	if left := since.Add(cluster.AbsentFor).Sub(v.Snapshot.Now); left > 0 {
-		return timing.Stamp(was, since), "recording when the controller that offered the GPUs was last seen", left
+	if remaining := since.Add(cluster.AbsentFor).Sub(v.Snapshot.Now); remaining > 0 {
+		return timing.Stamp(was, since), "recording when the controller that offered the GPUs was last seen", remaining
 	}
 	return gone, "the controller that offered the GPUs does not return", 0
 }

@@ -35,14 +35,15 @@ func declared(t *testing.T) map[string]string {
 	return reasons
 }
 
-func TestEveryReasonHasAClass(t *testing.T) {
+func TestEveryReasonHasAClassAndSaysWhatToDo(t *testing.T) {
 	g := NewWithT(t)
-	reasons := declared(t)
-	g.Expect(reasons).NotTo(BeEmpty())
-	for reason, constant := range reasons {
-		g.Expect(reasonClasses).To(HaveKey(reason), "%s is missing in reasons.go", constant)
+	of := declared(t)
+	g.Expect(of).NotTo(BeEmpty())
+	for reason, constant := range of {
+		g.Expect(reasons).To(HaveKey(reason), "%s is missing in reasons.go", constant)
+		g.Expect(WhatToDo(reason)).To(MatchRegexp(`^[A-Z][^|]{3,199}[^.]$`), "%s: a sentence of at most 200 characters without its full stop", constant)
 	}
-	g.Expect(reasonClasses).To(HaveLen(len(reasons)))
+	g.Expect(reasons).To(HaveLen(len(of)))
 }
 
 func TestEveryReasonIsGivenSomewhere(t *testing.T) {

@@ -79,7 +79,7 @@ func needsManualReboot(v *View) bool {
 	if v.Desired != nil && !v.FallsBack || !targetNeedsReboot(v) || !helpless {
 		return false
 	}
-	possibleOnceDrained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
+	possibleOnceDrained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's operands are stopped
 		waits := func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG && slices.Contains(plan.GPUs(s), d.UUID) }
 		needsIdle := s.Needs() > plan.NeedsNothing || s.Closes()
 		return needsIdle && !slices.ContainsFunc(v.Devices, waits)
@@ -118,7 +118,7 @@ func beingRebooted(v *View) Result {
 }
 
 // leftUntilManualReboot leaves such a node to its users until an administrator reboots it. There is no other state to
-// go back to, and to drain it once more, or to pause NVIDIA's clients, would bring nothing.
+// go back to, and to drain it once more, or to stop NVIDIA's operands, would bring nothing.
 func leftUntilManualReboot(v *View) Result {
 	r := Result{State: Failed, Reason: v1alpha1.ReasonRebootRequired}
 	r.Next = atOnce(RestoreScheduling(v, "only a reboot of the node helps")...)

@@ -29,14 +29,14 @@ type findingFunc func(*View, State) Finding
 // failed; repairs wait for no slot in the budget, since they only restore. It returns them after what the result has
 // done at once.
 func AddFindings(v *View, r Result) (Result, []action.Action) {
-	actions, _ := SplitStep(r.Next)
+	actions, _ := SplitAct(r.Next)
 	checks := []findingFunc{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
 		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost, pluginFailing, pluginOutdated, notEnding,
-		migManagerEnabledByOthers, managerStuck, leftPaused,
+		migManagerEnabledByOthers, managerStuck, leftStopped,
 	}
 	if _, is := UnderMaintenance(v); is {
-		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftPaused} // all else follows from the maintenance
+		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftStopped} // all else follows from the maintenance
 	}
 	for _, find := range checks {
 		f := find(v, r.State)
@@ -70,47 +70,47 @@ func gpuMissing(v *View, _ State) Finding {
 	}
 }
 
-// leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by
-// a mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
-func leftPaused(v *View, s State) Finding {
+// leftStopped finds NVIDIA's operands stopped though nobody changes anything: by us, on a node whose agent is gone, or by
+// a mig-manager that ended on its way. k8s-driver-manager stops them with another value, and is left alone.
+func leftStopped(v *View, s State) Finding {
 	if !v.ByGPUOperator() || v.Node.MarkedAtWorkSince.IsZero() {
 		return Finding{}
 	}
-	remaining := v.Node.MarkedAtWorkSince.Add(timing.LeftTimeout).Sub(v.Snapshot.Now)
-	theirs := pausedByOthers(v)
+	remaining := v.Node.MarkedAtWorkSince.Add(timing.UnrepairedTimeout).Sub(v.Snapshot.Now)
+	theirs := stoppedByOthers(v)
 	switch {
 	case len(theirs) > 0 && !managerWorks(v):
 		if remaining > 0 {
 			return Finding{After: remaining}
 		}
-		patch := v.Patch("resuming NVIDIA's GPU clients, which its mig-manager left paused")
+		patch := v.Patch("starting NVIDIA's operands again, which its mig-manager left stopped")
 		for _, name := range theirs {
 			patch.Labels[name] = new("true")
 		}
 		patch.Locked = true
 		return Finding{
-			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: []action.Action{patch},
-			Message: fmt.Sprintf("NVIDIA's GPU clients were left paused since %s (%s) by a mig-manager that does not work on "+
-				"the node any more; they are being resumed", format.Clock(v.Node.MarkedAtWorkSince), format.List(theirs)),
+			Reason: v1alpha1.ReasonOperandsLeftStopped, Repair: []action.Action{patch},
+			Message: fmt.Sprintf("NVIDIA's operands were left stopped since %s (%s) by a mig-manager that does not work on "+
+				"the node any more; they are being started again", format.Clock(v.Node.MarkedAtWorkSince), format.List(theirs)),
 		}
-	case len(OwnPauses(v)) > 0 && s == Unknown:
+	case len(StoppedByOperator(v)) > 0 && s == Unknown:
 		if remaining > 0 {
 			return Finding{After: remaining}
 		}
 		return Finding{
-			Reason: v1alpha1.ReasonClientsLeftPaused, Repair: EndInterrupted(v, "the agent does not come back"),
-			Message: fmt.Sprintf("the operator paused NVIDIA's GPU clients at %s for a change that the agent has not ended; "+
-				"they are being resumed, and the change goes on once the agent reports again", format.Clock(v.Node.MarkedAtWorkSince)),
+			Reason: v1alpha1.ReasonOperandsLeftStopped, Repair: EndInterrupted(v, "the agent does not come back"),
+			Message: fmt.Sprintf("the operator stopped NVIDIA's operands at %s for a change that the agent has not ended; "+
+				"they are being started again, and the change goes on once the agent reports again", format.Clock(v.Node.MarkedAtWorkSince)),
 		}
 	}
 	return Finding{}
 }
 
-// pausedByOthers are the deploy labels that carry mig-manager's value and that we did not set to it.
-func pausedByOthers(v *View) []string {
+// stoppedByOthers are the deploy labels that carry mig-manager's value and that we did not set to it.
+func stoppedByOthers(v *View) []string {
 	var theirs []string
 	for name, value := range v.Node.Labels {
-		if strings.HasPrefix(name, cluster.DeployPrefix) && value == cluster.PausedValue && !slices.Contains(OwnPauses(v), name) {
+		if strings.HasPrefix(name, cluster.DeployPrefix) && value == cluster.StoppedValue && !slices.Contains(StoppedByOperator(v), name) {
 			theirs = append(theirs, name)
 		}
 	}
@@ -120,7 +120,7 @@ func pausedByOthers(v *View) []string {
 
 // notEnding finds pods of NVIDIA's that should be gone long since, in a state that waits for that.
 func notEnding(v *View, s State) Finding {
-	if s != PausingClients && s != Selecting && s != Verifying && s != Degraded {
+	if s != StoppingOperands && s != Selecting && s != Verifying && s != Degraded {
 		return Finding{}
 	}
 	var names []string
@@ -137,7 +137,7 @@ func notEnding(v *View, s State) Finding {
 	}
 	if len(names) > 0 {
 		slices.Sort(names)
-		f.Reason = v1alpha1.ReasonClientsNotEnding
+		f.Reason = v1alpha1.ReasonOperandsNotEnding
 		f.Message = fmt.Sprintf("these pods of NVIDIA's were deleted and do not end: %s; look at the kubelet and the container "+
 			"runtime of the node, which have to end them", format.List(names))
 	}

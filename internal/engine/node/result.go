@@ -15,24 +15,24 @@ import (
 
 // Each gate makes a result:
 //
-//	gate → Result{state, reason, message, next: Act | PacedStep | nil} → next gate
+//	gate → Result{state, reason, message, next: Act | PacedAct | nil} → next gate
 //	     → not in time: failChange (failure.go)
 //
-// A PacedStep is only proposed: rollout's budget and windows decide whether it is taken now. An Act asks neither; like
+// A PacedAct is only proposed: rollout's budget and windows decide whether it is taken now. An Act asks neither; like
 // any write it is left out for a while if it was repeated too often (rollout/repeats.go).
 
 // Result is the state of a node and what follows from it.
 type Result struct {
 	State
 	Reason, Message string
-	Next            NextStep
+	Next            NextAct
 	After           time.Duration // when to look again; 0: no need
 	// Rollback is, for a node with a recorded failure (afterFailure), the state that the node would have without it: how
 	// far it is on its way back or, where nothing goes back, PendingDisruptive. Empty: no failure is recorded.
 	Rollback State
 }
 
-// gateFunc is a gate that a change has to pass. It reports what the node waits for, with the step that brings that
+// gateFunc is a gate that a change has to pass. It reports what the node waits for, with the act that brings that
 // about if one is left, and whether it waits. Its name says what is waited for: awaitUntainted, awaitAdvertised.
 type gateFunc func(*View) (Result, bool)
 
@@ -68,19 +68,19 @@ func agentAwayMessage(why string) string {
 	return why + "; the agent leaves the node meanwhile and returns by itself"
 }
 
-// NextStep is what is done about a node after a result: an act, a PacedStep, or nil if nothing is done. Gates make one
+// NextAct is what is done about a node after a result: an act, a PacedAct, or nil if nothing is done. Gates make one
 // by atOnce or withSlot. What is left half-done on a node is repaired beside it, whatever comes next (Finding).
 //
 //sumtype:decl
-type NextStep interface{ isNext() }
+type NextAct interface{ isNext() }
 
 // Act waits for no slot in the budget: it goes on with a change that has begun, or restores what the operator took from
 // the node.
 type Act []action.Action
 
-// PacedStep is the next step of a change. It needs a slot in the budget.
-type PacedStep struct {
-	// Start is the step itself; empty while the change waits.
+// PacedAct is an act that begins a stage of a change. It needs a slot in the budget.
+type PacedAct struct {
+	// Start is done when the slot is given; empty while the change waits.
 	Start []action.Action
 	// OnDenied is done instead of Start when the change may not go on: it leaves the node as if none had begun.
 	OnDenied []action.Action
@@ -88,34 +88,34 @@ type PacedStep struct {
 
 func (Act) isNext() {}
 
-func (PacedStep) isNext() {}
+func (PacedAct) isNext() {}
 
 // atOnce returns the act of those actions; nil if there are none.
-func atOnce(actions ...action.Action) NextStep {
+func atOnce(actions ...action.Action) NextAct {
 	if len(actions) == 0 {
 		return nil
 	}
 	return Act(actions)
 }
 
-// withSlot returns the PacedStep of those actions; nil if there are none and the operator holds nothing on the node, or
+// withSlot returns the PacedAct of those actions; nil if there are none and the operator holds nothing on the node, or
 // the agent is at work. Without actions the change waits, and is undone all the same if it may not go on.
-func withSlot(v *View, actions ...action.Action) NextStep {
+func withSlot(v *View, actions ...action.Action) NextAct {
 	restore := restoreSchedulingUnlessBusy(v, "the change is held back")
 	if len(actions)+len(restore) == 0 {
 		return nil
 	}
-	return PacedStep{Start: actions, OnDenied: restore}
+	return PacedAct{Start: actions, OnDenied: restore}
 }
 
-// SplitStep returns what is done at once, and the step that needs a slot. At most one of them has actions.
-func SplitStep(next NextStep) (Act, PacedStep) {
+// SplitAct returns what is done at once, and what needs a slot. At most one of them has actions.
+func SplitAct(next NextAct) (Act, PacedAct) {
 	switch next := next.(type) {
 	case Act:
-		return next, PacedStep{}
-	case PacedStep:
+		return next, PacedAct{}
+	case PacedAct:
 		return nil, next
 	case nil:
 	}
-	return nil, PacedStep{}
+	return nil, PacedAct{}
 }

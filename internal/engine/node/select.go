@@ -26,8 +26,8 @@ func configReset(v *View) bool {
 // awaitLabelUncontested leaves a label alone for an hour that another controller sets again and again. A change that is
 // not verified yet fails by it, so that the node returns to what it was; one that is makes the node degraded.
 func awaitLabelUncontested(v *View) (Result, bool) {
-	left := overruledLeft(v, v1alpha1.LabelConfig)
-	if !configReset(v) || left <= 0 {
+	remaining := overruledFor(v, v1alpha1.LabelConfig)
+	if !configReset(v) || remaining <= 0 {
 		return Result{}, false
 	}
 	who := "Another controller or user"
@@ -40,19 +40,19 @@ func awaitLabelUncontested(v *View) (Result, bool) {
 	}
 	message := fmt.Sprintf("%s sets %s=%s on the node again, and the operator selects %s. %s", who, v1alpha1.LabelConfig,
 		v.Node.Labels[v1alpha1.LabelConfig], v.Target.Config, where)
-	r := Result{State: Selecting, Reason: v1alpha1.ReasonConfigLabelReset, After: left}
+	r := Result{State: Selecting, Reason: v1alpha1.ReasonConfigLabelReset, After: remaining}
 	if !v.TargetIsLastGood() {
 		r = failChange(v, r, v1alpha1.ReasonConfigLabelReset, message)
-		r.After = left
+		r.After = remaining
 		return r, true
 	}
 	r.State = Degraded
-	r.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.Snapshot.Now.Add(left)))
+	r.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.Snapshot.Now.Add(remaining)))
 	return r, true
 }
 
-// overruledLeft is how long another controller is still left alone that sets a label again.
-func overruledLeft(v *View, label string) time.Duration {
+// overruledFor is how long another controller is still left alone that sets a label again.
+func overruledFor(v *View, label string) time.Duration {
 	for part := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationOverruled], ",") {
 		if at, did := timing.Stamped(part, label); did {
 			return at.Add(timing.Patience).Sub(v.Snapshot.Now)
@@ -77,10 +77,10 @@ func noteOverruled(v *View, patch action.PatchNode, label string) {
 	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
 }
 
-// awaitSelected makes the config of the target visible in the pods that read it, then selects it and resumes NVIDIA's
-// clients in one patch. A label that names a config before it is visible makes NVIDIA's config-manager exit.
+// awaitSelected makes the config of the target visible in the pods that read it, then selects it and starts NVIDIA's
+// operands again in one patch. A label that names a config before it is visible makes NVIDIA's config-manager exit.
 func awaitSelected(v *View) (Result, bool) {
-	selected, resume, complete := selectPatch(v)
+	selected, start, complete := selectPatch(v)
 	if complete {
 		return Result{}, false
 	}
@@ -90,18 +90,18 @@ func awaitSelected(v *View) (Result, bool) {
 			r.Message = message
 			return r, true
 		}
-		if left := pluginUnseen(v); left > 0 {
+		if remaining := pluginUnseen(v); remaining > 0 {
 			r.Message = "Waiting for the device plugin: the controller does not see the plugin's pod yet, which may not see the configuration"
-			r.After = left
+			r.After = remaining
 			return r, true
 		}
-		if syncs, left, unseen := triggerSyncs(v); len(unseen) > 0 {
+		if syncs, remaining, unseen := triggerSyncs(v); len(unseen) > 0 {
 			r.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.Target.Config, format.List(unseen))
-			r.Next, r.After = atOnce(syncs...), left
+			r.Next, r.After = atOnce(syncs...), remaining
 			return r, true
 		}
-		if message, left := nvidiaMPSUnreported(v); left > 0 { // GFD would say false, and end it
-			r.Message, r.After = message, left
+		if message, remaining := nvidiaMPSUnreported(v); remaining > 0 { // GFD would say false, and end it
+			r.Message, r.After = message, remaining
 			return r, true
 		}
 	}
@@ -111,8 +111,8 @@ func awaitSelected(v *View) (Result, bool) {
 		r.Message = "recording what NVIDIA's DRA driver must publish"
 	case v.Target.Config == "":
 		r.Message = "taking back the label " + v1alpha1.LabelConfig
-	case resume && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
-		r.Message = "resuming NVIDIA's GPU clients"
+	case start && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
+		r.Message = "starting NVIDIA's operands again"
 	}
 	selected.Why = r.Message
 	r.Next = atOnce(selected)
@@ -120,8 +120,8 @@ func awaitSelected(v *View) (Result, bool) {
 }
 
 // selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.
-func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
-	patch, resumes = resumePatch(v)
+func selectPatch(v *View) (patch action.PatchNode, starts, complete bool) {
+	patch, starts = startPatch(v)
 	labels := maps.Clone(v.Target.Labels)
 	if labels == nil {
 		labels = map[string]*string{}
@@ -134,7 +134,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
 	if configReset(v) {
-		if overruledLeft(v, v1alpha1.LabelConfig) > 0 {
+		if overruledFor(v, v1alpha1.LabelConfig) > 0 {
 			delete(labels, v1alpha1.LabelConfig)
 		} else {
 			noteOverruled(v, patch, v1alpha1.LabelConfig)
@@ -143,7 +143,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 	restoreManagerLabels(v, labels)
 	overwriteMIGLabels(v, labels)
 	restoreMIGLabels(v, labels)
-	unpauseManagersClients(v, labels)
+	startManagersOperands(v, labels)
 	for name, want := range labels {
 		value, has := v.Node.Labels[name]
 		if has != (want != nil) || has && value != *want {
@@ -158,7 +158,7 @@ func selectPatch(v *View) (patch action.PatchNode, resumes, complete bool) {
 	if !v.Target.ReleasesNode && !v.UnavailableForOther() {
 		saveBaselineCopy(v, patch)
 	}
-	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
+	return patch, starts, len(patch.Labels) == 0 && len(patch.Annotations) == 0
 }
 
 // selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver
@@ -188,7 +188,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 	at, has := v.Node.Annotations[v1alpha1.AnnotationSelected]
 	_, current := timing.Stamped(at, v.Target.Config)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
-	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	_, starts := patch.Annotations[v1alpha1.AnnotationStopped]
 	switch {
 	case v.Target.Config == "" || v.Target.ReleasesNode:
 		if has {
@@ -197,7 +197,7 @@ func stampSelected(v *View, patch action.PatchNode) {
 		if _, has := v.Node.Annotations[v1alpha1.AnnotationOverruled]; has {
 			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
 		}
-	case selects || resumes || !current && !v.TargetIsLastGood():
+	case selects || starts || !current && !v.TargetIsLastGood():
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}
 }
@@ -245,7 +245,7 @@ func syncAhead(v *View) []action.Action {
 
 // triggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the config yet, again
 // and again: one that comes before the kubelet knows of the config is lost. left is when to look again.
-func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []string) {
+func triggerSyncs(v *View) (syncs []action.Action, remaining time.Duration, unseen []string) {
 	for _, p := range v.Node.Pods {
 		if !p.MountsConfig || p.Terminating {
 			continue
@@ -263,10 +263,10 @@ func triggerSyncs(v *View) (syncs []action.Action, left time.Duration, unseen []
 			})
 			age = 0
 		}
-		left = max(left, timing.VisibleAfter-age)
+		remaining = max(remaining, timing.VisibleAfter-age)
 	}
 	slices.Sort(unseen)
-	return syncs, left, unseen
+	return syncs, remaining, unseen
 }
 
 // seesConfig reports whether a pod has the config before it as the agent reports it, and watched whether the agent

@@ -7,7 +7,7 @@ package node
 //
 //	Unknown, Unsupported                                                     nothing is done
 //	PendingNonDisruptive ─────────────────────────────────┐
-//	PendingDisruptive → Draining → PausingClients → Idle ─┴→ Applying → Selecting → Verifying → Releasing → UpToDate
+//	PendingDisruptive → Draining → StoppingOperands → Idle ─┴→ Applying → Selecting → Verifying → Finishing → UpToDate
 //	                        │                                   └────→ Failed ←─────────┘
 //	                        └ not idle in time: Failed                   └ back to the last good state, or the baseline
 //
@@ -25,13 +25,13 @@ const (
 	PendingNonDisruptive State = "PendingNonDisruptive" // differs from the desired state; no step needs a GPU or instance idle
 	PendingDisruptive    State = "PendingDisruptive"    // differs from the desired state; some step needs a GPU or instance idle
 	Draining             State = "Draining"             // tainted; pods or processes use what must be idle
-	PausingClients       State = "PausingClients"       // drained; NVIDIA's own GPU clients must end
+	StoppingOperands     State = "StoppingOperands"     // drained; NVIDIA's own operands must end
 	Idle                 State = "Idle"                 // nothing blocks the change
 	Applying             State = "Applying"             // the agent changes the GPUs
 	Failed               State = "Failed"               // the change failed: the node is rolled back, or left to its users until it is tried again
 	Selecting            State = "Selecting"            // the config of the device plugin is made visible and selected
 	Verifying            State = "Verifying"            // the node does not advertise yet what it must
-	Releasing            State = "Releasing"            // done but for what the operator still takes off: its taint, an override, a pause
+	Finishing            State = "Finishing"            // done but for what the operator still takes off: its taint, an override, operands that are stopped
 	Degraded             State = "Degraded"             // was up to date, and no longer advertises or selects what it must; no GPU is changed
 	UpToDate             State = "UpToDate"             // all stages are passed; the node advertises what it must, where that is known
 )
@@ -72,7 +72,7 @@ func StandingOf(s State, reason string) Standing {
 // Updated reports whether a node with that state counts as updated: its GPUs have become as its policy asks, and the
 // config of the policy was selected. Another controller may have set the label again since (Degraded).
 func Updated(s State) bool {
-	return s == Verifying || s == Releasing || s == Degraded || s == UpToDate
+	return s == Verifying || s == Finishing || s == Degraded || s == UpToDate
 }
 
 // Worrying reports whether a person should look at a node with that state and reason: its change failed or cannot be

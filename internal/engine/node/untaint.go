@@ -17,7 +17,7 @@ import (
 // awaitUntainted removes our taint.
 func awaitUntainted(v *View) (Result, bool) {
 	return Result{
-		State: Releasing, Reason: v1alpha1.ReasonProgressing, Message: "done; the taint of the operator is being removed",
+		State: Finishing, Reason: v1alpha1.ReasonProgressing, Message: "done; the taint of the operator is being removed",
 		Next: atOnce(removeTaints(v)...),
 	}, v.Taint() != nil
 }
@@ -47,11 +47,11 @@ func removeTaints(v *View) []action.Action {
 	return actions
 }
 
-// RestoreScheduling takes back what makes a node unavailable though its GPUs are not being changed: our taint and our
-// pauses.
+// RestoreScheduling takes back what makes a node unavailable though its GPUs are not being changed: our taint, and
+// operands that we stopped.
 func RestoreScheduling(v *View, why string) []action.Action {
 	actions := removeTaints(v)
-	if patch, resumes := resumeClients(v, why); resumes {
+	if patch, starts := startOperands(v, why); starts {
 		actions = append(actions, patch)
 	}
 	return actions
@@ -66,23 +66,23 @@ func restoreSchedulingUnlessBusy(v *View, why string) []action.Action {
 	return RestoreScheduling(v, why)
 }
 
-// resumeClients is the patch that resumes NVIDIA's clients, if we paused any.
-func resumeClients(v *View, why string) (patch action.PatchNode, resumes bool) {
-	if patch, resumes = resumePatch(v); !resumes {
+// startOperands is the patch that starts NVIDIA's operands again, if we stopped any.
+func startOperands(v *View, why string) (patch action.PatchNode, starts bool) {
+	if patch, starts = startPatch(v); !starts {
 		return v.Patch(why), false
 	}
-	patch.Why = "resuming NVIDIA's GPU clients: " + why
+	patch.Why = "starting NVIDIA's operands again: " + why
 	stampResumed(v, patch)
 	return patch, true
 }
 
-// unavailableSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it
+// unavailableSince is since when the node is kept from its users: the later of our taint and our stopping of operands; zero if it
 // is not.
 func unavailableSince(v *View) (since time.Time) {
 	if t := v.Taint(); t != nil && t.TimeAdded != nil {
 		since = t.TimeAdded.Time
 	}
-	if len(OwnPauses(v)) > 0 {
+	if len(StoppedByOperator(v)) > 0 {
 		since = timing.Latest(since, v.Node.MarkedAtWorkSince)
 	}
 	return since

@@ -28,8 +28,8 @@ func awaitAdvertised(v *View) (Result, bool) {
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
 		Message: "the node does not advertise yet what it must: " + strings.Join(differences, ", "),
 	}
-	if left, is := keepsPluginOff(v); is {
-		if r.After = left; left <= 0 {
+	if remaining, is := keepsPluginOff(v); is {
+		if r.After = remaining; remaining <= 0 {
 			r.Next = atOnce(removeTaints(v)...)
 		}
 		return r, true
@@ -37,36 +37,36 @@ func awaitAdvertised(v *View) (Result, bool) {
 	// Another attempt may find its config selected since the former one, and after another controller was overruled NVIDIA's
 	// programs start anew.
 	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
-	left := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
+	remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.TargetIsLastGood() {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
 		actions, after := recordPluginRestart(v)
-		if left <= 0 {
+		if remaining <= 0 {
 			actions = append(actions, removeTaints(v)...)
 		} else if v.Taint() != nil {
-			after = timing.Sooner(after, left)
+			after = timing.Sooner(after, remaining)
 		}
 		r.Next, r.After = atOnce(actions...), after
 		return r, true
 	}
-	if left <= 0 && !v.Snapshot.Plugin.Ready {
+	if remaining <= 0 && !v.Snapshot.Plugin.Ready {
 		// What the device plugin reads is not the operator's, so another layout of the GPUs would be offered no better.
 		r.Message += cmp.Or(readsOther(v), "; NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 		r.Next = atOnce(removeTaints(v)...)
 		return r, true
 	}
-	if left <= 0 {
+	if remaining <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differences, ", "), cmp.Or(pluginTroubles(v),
 			strings.TrimPrefix(otherMPSRoot(v), "; "), "look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
 				"lost them, and only its restart helps"))
 		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
 	}
-	if r.After = left - timing.VerifyTimeout/2; r.After > 0 {
+	if r.After = remaining - timing.VerifyTimeout/2; r.After > 0 {
 		return r, true
 	}
 	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
-	r.Next, r.After = atOnce(restarts...), timing.Sooner(left, after)
+	r.Next, r.After = atOnce(restarts...), timing.Sooner(remaining, after)
 	return r, true
 }
 
@@ -101,9 +101,9 @@ func awaitPluginSettled(v *View) (Result, bool) {
 		if !isPluginPod(v, p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
 			continue
 		}
-		if left := leftOf(v, p.ReadySince, timing.PluginSettles); left > 0 {
+		if remaining := remainingOf(v, p.ReadySince, timing.PluginSettles); remaining > 0 {
 			return Result{
-				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: left,
+				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: remaining,
 				Message: fmt.Sprintf("Waiting for the device plugin: pod %s/%s has just started, with its default config", p.Namespace, p.Name),
 			}, true
 		}
@@ -115,7 +115,7 @@ func awaitPluginSettled(v *View) (Result, bool) {
 // tolerate it, and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off,
 // and for a while where the node offers something though no plugin is there. A kubelet that has lost the plugin's end
 // does that for ever.
-func keepsPluginOff(v *View) (left time.Duration, is bool) {
+func keepsPluginOff(v *View) (remaining time.Duration, is bool) {
 	if v.Taint() == nil {
 		return 0, false
 	}

@@ -48,7 +48,7 @@ type View struct {
 
 // EndingNVIDIAMPS are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is
 // to be shared otherwise, or another one is: that DaemonSet serves all GPUs of the node or none. Its clients die with
-// it. Under the GPU Operator it ends when NVIDIA's clients are paused, because it needs the device plugin's deploy label;
+// it. Under the GPU Operator it ends when NVIDIA's operands are stopped, because it needs the device plugin's deploy label;
 // otherwise it ends with the label nvidia.com/mps.capable.
 func (v *View) EndingNVIDIAMPS() []gpu.Device {
 	var served []gpu.Device
@@ -133,7 +133,7 @@ func (v *View) OnlyComputeMode() bool {
 	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.TargetIsLastGood()
 }
 
-// Closes reports whether a step is left for which NVIDIA's clients must have closed their handles.
+// Closes reports whether a step is left for which NVIDIA's operands must have closed their handles.
 func (v *View) Closes() bool {
 	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
 		return (s.Closes() || destroysInstance(s)) && !v.PartitionedByMIGManager() // mig-manager sees to that itself
@@ -141,7 +141,7 @@ func (v *View) Closes() bool {
 }
 
 // destroysInstance reports whether a step destroys an instance. DCGM keeps handles of instances that nobody uses
-// (NVIDIA/DCGM issue 276), so NVIDIA's clients are paused for it, as mig-manager pauses them.
+// (NVIDIA/DCGM issue 276), so NVIDIA's operands are stopped for it, as mig-manager stops them.
 func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs() == plan.NeedsInstance }
 
 // Applied reports whether the GPUs match the target, as far as the agent can bring that about: NVIDIA's MPS daemon,
@@ -212,10 +212,10 @@ func (v *View) Tainted() bool {
 }
 
 // MadeUnavailable reports whether the operator keeps the node from its users, as rollout.maxUnavailable counts it: by
-// our taint, or by our pauses, of which the write that takes them back may have failed when that of the taint did not.
+// our taint, or by operands that we stopped, of which the write that starts them may have failed when that of the taint did not.
 func (v *View) MadeUnavailable() bool {
-	_, pauses := v.Node.Annotations[v1alpha1.AnnotationPaused]
-	return pauses || v.Taint() != nil
+	_, stops := v.Node.Annotations[v1alpha1.AnnotationStopped]
+	return stops || v.Taint() != nil
 }
 
 // RolloutSpec is the pace and the manners of the change: spec.rollout of the policy, or of what the last one left
@@ -346,7 +346,7 @@ func AdvertisesNoGPU(v *View) bool {
 // MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a
 // node is initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change
 // that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
-// turn. Its time counts from when NVIDIA's clients were paused (DrainingSince): before that it keeps nobody waiting.
+// turn. Its time counts from when NVIDIA's operands were stopped (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
 	return !v.ServedByDRADriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // The agent has the driver open, so it runs where v1alpha1.LabelRunsAgent is true: k8s-driver-manager and mig-manager
-// pause that label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other
+// stop that label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other
 // nodes we do, once in an hour at most, and never change another value. For a GPUCluster the GPU Operator removes it,
 // and the agent runs by cluster.LabelDRADriver.
 

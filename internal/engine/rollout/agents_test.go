@@ -26,8 +26,8 @@ func TestTheAgentIsAllowed(t *testing.T) {
 		"absent":                            {sets: true},
 		"empty":                             {labels: map[string]string{v1alpha1.LabelRunsAgent: ""}, sets: true},
 		"false":                             {labels: map[string]string{v1alpha1.LabelRunsAgent: "false"}, message: `is "false"; set it to true`},
-		"paused by driver-manager":          {labels: map[string]string{v1alpha1.LabelRunsAgent: driverPaused}, message: "Paused for a driver upgrade"},
-		"paused by mig-manager":             {labels: map[string]string{v1alpha1.LabelRunsAgent: managerPaused}, message: "mig-manager is changing"},
+		"stopped by driver-manager":         {labels: map[string]string{v1alpha1.LabelRunsAgent: driverStopped}, message: "Waiting for a driver upgrade"},
+		"stopped by mig-manager":            {labels: map[string]string{v1alpha1.LabelRunsAgent: managerStopped}, message: "mig-manager is changing"},
 		"set already":                       {labels: map[string]string{v1alpha1.LabelRunsAgent: "true"}, message: "the agent on the node is not Ready"},
 		"the node has opted out":            {labels: map[string]string{optOutLabel: "false"}, message: optOutLabel + "=false"},
 		"the node has lost its GPUs":        {labels: map[string]string{"nvidia.com/gpu.present": "false"}, message: "finds no GPU"},
@@ -100,7 +100,7 @@ func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true"))
 }
 
-// TestMIGManagerMayTakeTheAgentAway: NVIDIA's mig-manager v0.15 pauses the label of clients, too, while it does what it
+// TestMIGManagerMayTakeTheAgentAway: NVIDIA's mig-manager v0.15 switches off the label of clients, too, while it does what it
 // is asked for.
 func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	g := NewWithT(t)
@@ -109,9 +109,9 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)))}
 	reasons, away := map[string]bool{}, false
 	for range 90 {
-		paused := h.Labels[v1alpha1.LabelRunsAgent] == managerPaused
+		stopped := h.Labels[v1alpha1.LabelRunsAgent] == managerStopped
 		for _, n := range w.reconcile().Nodes {
-			reasons[n.Reason] = reasons[n.Reason] || paused
+			reasons[n.Reason] = reasons[n.Reason] || stopped
 		}
 		w.tick(time.Second)
 		away = away || !h.AgentReady

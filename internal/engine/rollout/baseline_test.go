@@ -25,7 +25,7 @@ func (c *site) loseGPUNode(h *host) {
 	c.tick(time.Second)
 }
 
-// loseNode deletes the Node, and the machine registers again: what clients wrote on it is gone.
+// loseNode deletes the Node, and the machine registers again: what others wrote on it is gone.
 func (c *site) loseNode(h *host, registered map[string]string) {
 	h.Labels, h.Annotations, h.Taints = maps.Clone(registered), map[string]string{}, nil
 	h.plugin.running = false

@@ -21,7 +21,7 @@ import (
 
 // The budget decides which nodes may change at the same time.
 //
-//	result with a step → blocked by pause, window, halt? → slot free (maxUnavailable, one node first)? → actions | wait
+//	result with a paced act → blocked by pause, window, halt? → slot free (maxUnavailable, one node first)? → actions | wait
 //
 // A node that has begun holds its slot until it is up to date, failed and rolled back, or past its deadline (slots.go).
 // Nodes are taken in a fixed order, so that a decision over an older snapshot picks the same nodes again.
@@ -37,44 +37,44 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 	b := newBudget(g)
 	for _, m := range changeOrder(g) {
 		endLostTurn(g, s, m)
-		step, needsSlot := m.Next.(node.PacedStep)
+		paced, needsSlot := m.Next.(node.PacedAct)
 		if !needsSlot {
 			continue
 		}
 		reason, message := deferredBy(g, s, m)
 		if reason == "" {
-			reason, message = unrecorded(s, m, step)
+			reason, message = unrecorded(s, m, paced)
 		}
-		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.HoldsSlot && slices.ContainsFunc(step.Start, withheld) {
-			m.Actions = append(m.Actions, step.Start...) // withholdRepeats leaves them out, so the node takes no slot
+		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.HoldsSlot && slices.ContainsFunc(paced.Start, withheld) {
+			m.Actions = append(m.Actions, paced.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
 		}
 		if reason == "" {
-			reason, message = b.admit(m, step)
+			reason, message = b.admit(m, paced)
 		}
 		if reason != "" {
 			if reason == v1alpha1.ReasonWaitingForFirst {
 				m.FirstSince = b.since
 			}
-			deferStep(m, reason, message)
+			deferAct(m, reason, message)
 			continue
 		}
-		m.Actions = append(m.Actions, step.Start...)
+		m.Actions = append(m.Actions, paced.Start...)
 	}
 }
 
 // budget is what is left of the slots for nodes that change at the same time.
 type budget struct {
-	slots, left int
-	proven      map[string]bool // configurations that some node of the group has reached
-	others      int             // nodes that the policy is changing, without those that failed
-	unavailable int             // nodes that are kept from their users
-	alone       bool            // one of them goes first with a new configuration
-	since       time.Time       // when one of them made its last step
+	slots, remaining int
+	proven           map[string]bool // configurations that some node of the group has reached
+	others           int             // nodes that the policy is changing, without those that failed
+	unavailable      int             // nodes that are kept from their users
+	alone            bool            // one of them goes first with a new configuration
+	since            time.Time       // when one of them came to its last stage
 }
 
 func newBudget(g *Group) *budget {
-	b := &budget{slots: slotCount(g), left: slotCount(g), proven: map[string]bool{}}
+	b := &budget{slots: slotCount(g), remaining: slotCount(g), proven: map[string]bool{}}
 	last := "" // of thousands of nodes, most have the same
 	for _, m := range g.Members {
 		if good := m.Summary.Configs[2]; good != last {
@@ -92,7 +92,7 @@ func newBudget(g *Group) *budget {
 			b.unavailable++
 		}
 		if m.MadeUnavailable() && m.HoldsSlot {
-			b.left--
+			b.remaining--
 		}
 	}
 	return b
@@ -107,7 +107,7 @@ func (b *budget) spend(m *member) {
 		return
 	}
 	if m.State == node.Failed {
-		b.left--
+		b.remaining--
 	} else {
 		b.count(m)
 	}
@@ -121,12 +121,12 @@ func countsAsUnavailable(m *member) bool {
 }
 
 func (b *budget) count(m *member) {
-	b.left--
+	b.remaining--
 	if m.Policy == nil {
 		return // it goes back to what it was and tries no configuration
 	}
 	b.others++
-	b.since = timing.Latest(b.since, lastStep(m))
+	b.since = timing.Latest(b.since, lastStage(m))
 	b.alone = b.alone || b.unproven(m)
 }
 
@@ -137,11 +137,11 @@ func (b *budget) unproven(m *member) bool {
 
 // admit says why a node may not go on, if it may not. One that holds a slot may, unless that would disturb more nodes
 // than there are slots: one whose slot had expired may hold one on top of them.
-func (b *budget) admit(m *member, step node.PacedStep) (reason, message string) {
-	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
+func (b *budget) admit(m *member, paced node.PacedAct) (reason, message string) {
+	taints := slices.ContainsFunc(paced.Start, action.KeepsOff)
 	makesUnavailable := taints && !m.MadeUnavailable() || m.MadeUnavailable() && !m.HoldsSlot
 	switch {
-	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // pauses that protect a node wait for no slot
+	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // to stop operands so that the node is protected waits for no slot
 		return b.full()
 	case !m.HoldsSlot:
 		reason, message = b.acquireSlot(m)
@@ -159,7 +159,7 @@ func (b *budget) full() (reason, message string) {
 // acquireSlot gives a node a slot, or says why there is none.
 func (b *budget) acquireSlot(m *member) (reason, message string) {
 	switch {
-	case b.left <= 0:
+	case b.remaining <= 0:
 		return b.full()
 	case m.Policy != nil && b.alone || b.unproven(m) && b.others > 0:
 		return v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it"
@@ -168,14 +168,14 @@ func (b *budget) acquireSlot(m *member) (reason, message string) {
 	return "", ""
 }
 
-// deferStep has a node wait with its next step, for that reason.
-func deferStep(m *member, reason, message string) {
-	_, step := node.SplitStep(m.Next)
-	m.Actions = append(m.Actions, step.OnDenied...)
+// deferAct has a node wait with its next act, for that reason.
+func deferAct(m *member, reason, message string) {
+	_, paced := node.SplitAct(m.Next)
+	m.Actions = append(m.Actions, paced.OnDenied...)
 	if m.Node.BaselineLost && !node.AgentNeverRequested(m.View) { // it may be held back for days
 		m.Actions = append(m.Actions, keepBaseline(m)...)
 	}
-	if untilSlotExpires(m); m.MadeUnavailable() && len(step.OnDenied) == 0 {
+	if untilSlotExpires(m); m.MadeUnavailable() && len(paced.OnDenied) == 0 {
 		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
 	}
 	m.Reason = reason
@@ -243,9 +243,9 @@ func scaled(n *intstr.IntOrString, of int) int {
 
 // unrecorded says why a node must not be taken from its users: were its change to fail, that could not be recorded, and
 // it would be taken again at once.
-func unrecorded(s *cluster.Snapshot, m *member, step node.PacedStep) (reason, message string) {
+func unrecorded(s *cluster.Snapshot, m *member, paced node.PacedAct) (reason, message string) {
 	why := s.Repeats.Unreported(m.Node.Name)
-	if why == "" || m.HoldsSlot || m.MadeUnavailable() || !slices.ContainsFunc(step.Start, action.KeepsOff) {
+	if why == "" || m.HoldsSlot || m.MadeUnavailable() || !slices.ContainsFunc(paced.Start, action.KeepsOff) {
 		return "", ""
 	}
 	return v1alpha1.ReasonWriteFailed, fmt.Sprintf("Waiting: the API server refuses the status of GPUNode %s, and the operator tries again every minute: %s. Look for "+

@@ -35,7 +35,7 @@ func started(d rollout.Decision) []string {
 	for _, a := range d.Actions {
 		switch a.(type) {
 		case action.Taint, action.SetSpec:
-			nodes = append(nodes, a.Target())
+			nodes = append(nodes, a.NodeName())
 		}
 	}
 	return nodes
@@ -68,7 +68,7 @@ func TestPace(t *testing.T) {
 		"those that are changing take their places": {
 			unavailable: "3", reached: 1, changing: 2, starts: []string{"n3"}, reason: v1alpha1.ReasonWaitingForBudget,
 		},
-		"no place is left": {
+		"no slot remains": {
 			unavailable: "2", reached: 1, changing: 2, reason: v1alpha1.ReasonWaitingForBudget,
 		},
 	} {
@@ -98,8 +98,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestANodeWhosePausesAreLeftHoldsItsSlot: its taint is gone, and the write that resumes NVIDIA's clients has failed.
-func TestANodeWhosePausesAreLeftHoldsItsSlot(t *testing.T) {
+// TestANodeWithOperandsLeftStoppedHoldsItsSlot: its taint is gone, and the write that starts NVIDIA's operands again has failed.
+func TestANodeWithOperandsLeftStoppedHoldsItsSlot(t *testing.T) {
 	for name, release := range map[string]func(*site){
 		"where the policy cannot be honoured any more": func(c *site) { c.hosts["a"].Labels[optOutLabel] = "false" },
 		"where the agent is lost":                      func(c *site) { c.hosts["a"].AgentReady = false },
@@ -112,15 +112,15 @@ func TestANodeWhosePausesAreLeftHoldsItsSlot(t *testing.T) {
 			}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 			c.steps(1)
-			c.reconcile() // the clients are paused, and are still there
-			g.Expect(c.hosts["a"].Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+			c.reconcile() // the operands are stopped, and are still there
+			g.Expect(c.hosts["a"].Annotations).To(HaveKey(v1alpha1.AnnotationStopped))
 			release(c)
 			c.hosts["a"].Taints = nil
 			d := rollout.Decide(c.world())
 			g.Expect(started(d)).NotTo(ContainElement("b"), "%v", d.Nodes)
 			c.tick(20 * time.Minute)
 			c.run(60)
-			g.Expect(c.hosts["a"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(c.hosts["a"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 			g.Expect(c.hosts["b"].GPU.Spec.ConfigName).NotTo(BeEmpty(), "then it is the turn of the other")
 		})
 	}

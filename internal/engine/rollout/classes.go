@@ -14,7 +14,7 @@ import (
 )
 
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes
-// DeviceTaintRules of nodes that are gone, and those that another client edited. A class stays while a node has
+// DeviceTaintRules of nodes that are gone, and those that another controller edited. A class stays while a node has
 // instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
 func (d *Decision) configureDRA(s *cluster.Snapshot, all []*member) {
 	var classes []dra.Write
@@ -45,8 +45,8 @@ func (d *Decision) configureDRA(s *cluster.Snapshot, all []*member) {
 }
 
 // classesOn are the classes of what the operator offers on a node, or is to offer. Those that lost their resource are
-// written again where the node waits for it: another client may have taken the resource, or the API server drops it as
-// yet.
+// written again where the node waits for it: another controller may have taken the resource, or the API server drops it
+// as yet.
 func classesOn(s *cluster.Snapshot, m *member) []dra.Write {
 	if m.Unsupported != nil && m.Node.GPU.Spec.Baseline == nil {
 		return slices.DeleteFunc(node.DeviceClasses(m.View), func(class dra.Write) bool {

@@ -43,12 +43,12 @@ func TestAMIGManagerThatAUserLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 
 	n := lets()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"), "it is not fought over")
-	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
+	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMIGManagerReenabled))
 	g.Expect(n.State).To(Equal(node.UpToDate), "what is advertised matches the desired state")
 	g.Expect(n.Message).To(ContainSubstring("it is set back to false at 09:"))
 	d := rollout.Decide(c.world())
 	g.Expect(d.After).To(BeNumerically("~", time.Hour, time.Minute))
-	g.Expect(d.Policies["research"].Pending[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
+	g.Expect(d.Policies["research"].Pending[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerReenabled))
 
 	c.tick(d.After)
 	c.steps(2)

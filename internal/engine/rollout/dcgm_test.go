@@ -42,7 +42,7 @@ func (h *host) leaked(step plan.Step) bool {
 }
 
 // TestDCGMSeesTheInstancesThatAreThere: whatever changes, DCGM is away while instances are destroyed, and what runs
-// afterwards has seen those that are there. What only adds instances pauses nothing.
+// afterwards has seen those that are there. What only adds instances stops nothing.
 func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()
@@ -63,9 +63,9 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	current(mig(count("1g", 3)))
 	before := h.of(pluginLabel).UID
 	added := current(mig(count("1g", 4)))
-	g.Expect(added).NotTo(HaveKey(node.PausingClients), "an addition pauses nothing")
+	g.Expect(added).NotTo(HaveKey(node.StoppingOperands), "an addition stops nothing")
 	g.Expect(h.of(pluginLabel).UID).To(Equal(before), "and the plugin looks again by itself")
-	g.Expect(current(mig(count("1g", 2)))).To(HaveKey(node.PausingClients))
+	g.Expect(current(mig(count("1g", 2)))).To(HaveKey(node.StoppingOperands))
 	current(mig(count("3g", 2)))
 	h.destroy(0)
 	w.run(30)
@@ -97,7 +97,7 @@ func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 			c.reshare(mig(count("3g", 2)))
 			d, states := c.run(240)
 			g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
-			g.Expect(states["a"]).To(ContainElement(node.PausingClients))
+			g.Expect(states["a"]).To(ContainElement(node.StoppingOperands))
 			for _, label := range []string{dcgmLabel, exporterLabel} {
 				g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
 			}
@@ -110,7 +110,7 @@ func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 	}
 }
 
-// TestDCGMSeesTheInstancesOfANodeOfTheDRADriver: what only adds instances pauses nothing, and restarts DCGM once with
+// TestDCGMSeesTheInstancesOfANodeOfTheDRADriver: what only adds instances stops nothing, and restarts DCGM once with
 // the driver.
 func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
 	g := NewWithT(t)
@@ -121,7 +121,7 @@ func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
 	c.reshare(mig(count("1g", 4)))
 	d, states := c.run(120)
 	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
-	g.Expect(states["a"]).NotTo(ContainElement(node.PausingClients))
+	g.Expect(states["a"]).NotTo(ContainElement(node.StoppingOperands))
 	for _, label := range []string{dcgmLabel, exporterLabel} {
 		g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
 	}
@@ -188,7 +188,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 			check := func() {
 				for _, n := range w.reconcile().Nodes {
-					if n.State == node.UpToDate || n.State == node.Releasing {
+					if n.State == node.UpToDate || n.State == node.Finishing {
 						g.Expect(h.plugin.selected).To(Equal(h.Labels[v1alpha1.LabelConfig]), n.State)
 					}
 				}

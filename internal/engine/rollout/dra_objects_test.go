@@ -45,10 +45,10 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 		g.Expect(yaml.Unmarshal([]byte(text), &o.Object)).To(Succeed())
 		return []unstructured.Unstructured{o}
 	}
-	rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
+	rule := dra.NewTaintRule("a", time.Unix(1_800_000_000, 0))
 	s := cluster.Snapshot{Nodes: []cluster.Node{{Name: "a", Pods: []cluster.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
 	cluster.DRAObjects{
-		ServesClasses: true, ServesRules: true, Rules: []unstructured.Unstructured{*rule},
+		ServesClasses: true, ServesTaintRules: true, TaintRules: []unstructured.Unstructured{*rule},
 		Slices: read(`{metadata: {name: s}, spec: {driver: gpu.nvidia.com, nodeName: a, pool: {name: a, generation: 1, resourceSliceCount: 1},
 			devices: [{name: gpu-0, attributes: {type: {string: gpu}, uuid: {string: GPU-a}}}]}}`),
 		Claims: read(`{metadata: {namespace: team, name: one}, spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com}}]}},

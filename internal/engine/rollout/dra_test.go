@@ -57,7 +57,7 @@ func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	d, states := c.run(120)
 	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
-	g.Expect(states["a"]).To(ContainElements(node.Draining, node.Verifying, node.Releasing))
+	g.Expect(states["a"]).To(ContainElements(node.Draining, node.Verifying, node.Finishing))
 	g.Expect(c.evicted).To(ConsistOf("train"))
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "gpusharing-mig-1g.5gb": "nvidia.com/mig-1g.5gb"}))
 	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
@@ -121,17 +121,17 @@ func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-2g.10gb"))
 }
 
-// TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained: its claim shows a moment after the taint.
-func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
+// TestAPodThatIsAllocatedJustBeforeTheTaintRuleIsDrained: its claim shows a moment after the taint.
+func TestAPodThatIsAllocatedJustBeforeTheTaintRuleIsDrained(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	for h.DevicesTaintedAt.IsZero() {
 		c.reconcile()
 	}
-	withRule := h.DevicesTaintedAt
+	withTaintRule := h.DevicesTaintedAt
 	h.DevicesTaintedAt = time.Time{}
 	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
-	h.DevicesTaintedAt = withRule
+	h.DevicesTaintedAt = withTaintRule
 	h.pod("late").Starting = true
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
 	h.report()
@@ -388,7 +388,7 @@ func TestNotOnDRA(t *testing.T) {
 		"MPS":        {sharing: mps(4), reason: v1alpha1.ReasonNotOnDRA, says: "serves one ResourceClaim"},
 		"DynamicMIG": {sharing: mig(count("1g", 7)), with: dynamic, reason: v1alpha1.ReasonDynamicMIGActive, says: "featureGates.DynamicMIG=false"},
 		"a Kubernetes without DeviceTaintRules": {
-			sharing: mig(count("1g", 7)), with: func(c *site, _ *host) { c.DRA.ServesRules = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.37",
+			sharing: mig(count("1g", 7)), with: func(c *site, _ *host) { c.DRA.ServesTaintRules = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.37",
 		},
 		"a Kubernetes without extended resources of classes": {
 			sharing: mig(count("1g", 7)), with: func(c *site, _ *host) { c.DRA.ServesClasses = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.36",
@@ -656,7 +656,7 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 					}
 				}
 			}
-			c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+			c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 			c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 			c.switchOver(h, true)
 			lasts(5 * time.Minute)
@@ -702,9 +702,9 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
 }
 
-// TestARuleThatAnotherClientEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as not
-// tainted.
-func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
+// TestATaintRuleThatAnotherControllerEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as
+// not tainted.
+func TestATaintRuleThatAnotherControllerEditedIsMadeAnew(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)))
 	c.Repeats = &action.Repeats{}
@@ -719,8 +719,8 @@ func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
 	g.Expect(c.writes).To(And(HaveKeyWithValue("action.UntaintDevices", 1), HaveKeyWithValue("action.TaintDevices", 1)))
 }
 
-// TestAClassThatAnotherClientEditsIsRepairedNotForEver.
-func TestAClassThatAnotherClientEditsIsRepairedNotForEver(t *testing.T) {
+// TestAClassThatAnotherControllerEditsIsRepairedNotForEver.
+func TestAClassThatAnotherControllerEditsIsRepairedNotForEver(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
@@ -736,7 +736,7 @@ func TestAClassThatAnotherClientEditsIsRepairedNotForEver(t *testing.T) {
 	g.Expect(c.writes["action.WriteClass"]).To(And(BeNumerically(">", 3), BeNumerically("<", 10)))
 }
 
-func TestARuleOfANodeThatIsGoneIsDeleted(t *testing.T) {
+func TestATaintRuleOfANodeThatIsGoneIsDeleted(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(mig(count("1g", 7)))
 	c.orphans = []string{"gone"}
@@ -753,13 +753,13 @@ func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 	for range 120 {
 		c.reconcile()
 		c.tick(time.Second)
-		withRule := 0
+		withTaintRule := 0
 		for _, h := range []*host{a, b} {
 			if !h.DevicesTaintedAt.IsZero() {
-				withRule++
+				withTaintRule++
 			}
 		}
-		most = max(most, withRule)
+		most = max(most, withTaintRule)
 	}
 	g.Expect(most).To(Equal(1))
 	for _, n := range c.reconcile().Nodes {
@@ -767,8 +767,8 @@ func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 	}
 }
 
-// TestADrainThatEndsInVainLiftsTheRule.
-func TestADrainThatEndsInVainLiftsTheRule(t *testing.T) {
+// TestADrainThatEndsInVainLiftsTheTaintRule.
+func TestADrainThatEndsInVainLiftsTheTaintRule(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)))
 	c.allocate(h, "train", "nvidia.com/gpu")
@@ -940,7 +940,7 @@ func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 
 // TestAGPUThatIsLostRestartsNoDriver: a GPU falls off the bus, in the same boot. The driver has tainted it (GPU_LOST)
 // and serves the others. A driver that starts anew enumerates all GPUs, and ends if one of them answers with an error
-// (cmd/gpu-kubelet-plugin/nvlib.go). docs/faults.md: "does not restart the plugin, because that would offer the GPU
+// (cmd/gpu-kubelet-plugin/nvlib.go). docs/dev/faults.md: "does not restart the plugin, because that would offer the GPU
 // again".
 func TestAGPUThatIsLostRestartsNoDriver(t *testing.T) {
 	g := NewWithT(t)

@@ -37,7 +37,7 @@ type driver struct {
 	dynamic  bool              // the gate DynamicMIG of its DaemonSet is on
 	tainted  map[string]string // by device: the taint that it has set since it started
 	barred   map[string]bool   // devices that a DeviceTaintRule of an administrator's taints
-	edited   bool              // another client narrowed the operator's DeviceTaintRule
+	edited   bool              // another controller narrowed the operator's DeviceTaintRule
 	prepared map[string]bool   // pods whose claims are prepared
 	waits    map[string]bool   // pods that wait for a device of another driver
 	unready  map[string]bool   // pods that run and are never Ready
@@ -68,7 +68,7 @@ func withKey[V any](m map[string]V, key string, value V) map[string]V {
 
 // addDRA adds a node that NVIDIA's DRA driver alone serves, and what its chart and Kubernetes 1.37 bring.
 func (c *site) addDRA(name string, models ...sim.Model) *host {
-	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 	if len(c.DRA.Classes) == 0 {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 	}
@@ -406,7 +406,7 @@ func (c *site) dropClass(name string) {
 	}
 }
 
-// selects reports whether a class selects the devices of its resource: another client may have edited it.
+// selects reports whether a class selects the devices of its resource: another controller may have edited it.
 func (c *site) selects(name, resource string) bool {
 	class, kind := c.class(name), strings.TrimPrefix(resource, "nvidia.com/mig-")
 	if resource == dra.ForGPUs().Resource {
@@ -417,16 +417,16 @@ func (c *site) selects(name, resource string) bool {
 
 // devicesTaintedOn are the nodes that have a DeviceTaintRule.
 func (c *site) devicesTaintedOn() []string {
-	withRule := slices.Clone(c.orphans)
+	withTaintRule := slices.Clone(c.orphans)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		if !c.hosts[name].DevicesTaintedAt.IsZero() {
-			withRule = append(withRule, name)
+			withTaintRule = append(withTaintRule, name)
 		}
 	}
-	return withRule
+	return withTaintRule
 }
 
-// edited are the nodes whose DeviceTaintRule another client edited.
+// edited are the nodes whose DeviceTaintRule another controller edited.
 func (c *site) edited() []string {
 	var edited []string
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
@@ -480,7 +480,7 @@ func (h *host) untouched() (changed []string) {
 
 // serveByDRA lets NVIDIA's DRA driver alone serve a node of a history.
 func (c *run) serveByDRA(h *host) {
-	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 	if len(c.DRA.Classes) == 0 {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 	}

@@ -95,7 +95,7 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("field manager x keeps mig.strategy"))
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
-	g.Expect(h.Taints).To(BeEmpty(), "it is given back all the same")
+	g.Expect(h.Taints).To(BeEmpty(), "it takes pods again all the same")
 
 	c.Plugin.Ready, c.Plugin.Message, c.Plugin.Overruled = true, "", c.Now
 	h.broken, h.plugin.running = nil, false
@@ -435,7 +435,7 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 }
 
-func TestAChangeFailsWhoseClientDoesNotEnd(t *testing.T) {
+func TestAChangeFailsWhoseOperandDoesNotEnd(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.steps(1)
@@ -451,8 +451,8 @@ func TestAChangeFailsWhoseClientDoesNotEnd(t *testing.T) {
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPausingClients))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1"))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonStoppingOperands))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("waiting until NVIDIA's operands are gone: gpu-operator/nvidia-1"))
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 }
@@ -530,7 +530,7 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	c.run(60)
 	good := h.GPU.Spec.ConfigName
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
-	for rollout.Decide(c.world()).Nodes[0].State != node.Releasing {
+	for rollout.Decide(c.world()).Nodes[0].State != node.Finishing {
 		c.steps(1)
 	}
 	g.Expect(h.Taints).NotTo(BeEmpty())
@@ -553,9 +553,9 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
 }
 
-// TestAChangeThatHasNotBegunIsNotPausingClients: to keep NVIDIA's mig-manager off the node is its first step, and it is
+// TestAChangeThatHasNotBegunIsNotStoppingOperands: to keep NVIDIA's mig-manager off the node is its first step, and it is
 // held back.
-func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
+func TestAChangeThatHasNotBegunIsNotStoppingOperands(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.H100)
@@ -568,8 +568,8 @@ func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
 
-// TestAReleaseThatFailsIsTriedAgainInAnHour: meanwhile the node is neither tainted again nor are NVIDIA's clients
-// paused again, and nobody is evicted for another attempt.
+// TestAReleaseThatFailsIsTriedAgainInAnHour: meanwhile the node is neither tainted again nor are NVIDIA's operands
+// stopped again, and nobody is evicted for another attempt.
 func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 	for name, test := range map[string]struct {
 		strike func(*host)

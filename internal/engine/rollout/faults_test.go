@@ -51,7 +51,7 @@ func TestEveryFaultInEveryState(t *testing.T) {
 				node.Verifying, node.UpToDate,
 			}
 			if f.sharing == nil { // MIG takes several steps
-				through = append(through, node.PausingClients, node.Applying)
+				through = append(through, node.StoppingOperands, node.Applying)
 			}
 			for _, s := range through {
 				NewWithT(t).Expect(states).To(HaveKey(s), "a node was struck in each state")
@@ -142,7 +142,7 @@ func faults() map[string]fault {
 		"our taint is removed by hand: it is added again while it is needed": {
 			strike: func(o *faultRun) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, outcome: inDesiredState,
 		},
-		"NVIDIA's clients are resumed by hand: they are paused again while it is needed": {
+		"NVIDIA's operands are started by hand: they are stopped again while it is needed": {
 			strike: func(o *faultRun) {
 				o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" })
 			}, outcome: inDesiredState,
@@ -275,7 +275,7 @@ func everyOther(attempts map[string]int, a action.Action) bool {
 	if attempts == nil {
 		return false
 	}
-	write := fmt.Sprintf("%T of %s", a, a.Target())
+	write := fmt.Sprintf("%T of %s", a, a.NodeName())
 	attempts[write]++
 	return attempts[write]%2 == 1
 }

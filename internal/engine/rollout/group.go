@@ -147,10 +147,10 @@ type NodeState struct {
 }
 
 // HeldUp reports whether the change of the node has failed, cannot be made, or waits for what must come before it: the
-// agent, a slot, users or NVIDIA's clients.
+// agent, a slot, users or NVIDIA's operands.
 func (m *member) HeldUp() bool {
 	return slices.Contains([]node.State{
-		node.Failed, node.Unsupported, node.Unknown, node.PendingDisruptive, node.Draining, node.PausingClients,
+		node.Failed, node.Unsupported, node.Unknown, node.PendingDisruptive, node.Draining, node.StoppingOperands,
 	}, m.State)
 }
 

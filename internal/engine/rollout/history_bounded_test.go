@@ -22,8 +22,8 @@ import (
 func (c *run) lasts(d time.Duration, most int) {
 	end := c.Now.Add(d)
 	c.rest(d, most)
-	if left := end.Sub(c.Now); left > 0 && c.broken == "" {
-		c.lapse(left)
+	if remaining := end.Sub(c.Now); remaining > 0 && c.broken == "" {
+		c.lapse(remaining)
 	}
 }
 

@@ -86,8 +86,8 @@ func (c *run) inForce(happens func()) {
 }
 
 // optOutEvent takes NVIDIA's programs off a node for a while, by the label for that. The GPU Operator removes every
-// deploy label then, whatever its value, that of the agent too, and again when another client sets one. It sets them when the
-// node is no longer opted out. Nobody is told to set what it removes.
+// deploy label then, whatever its value, that of the agent too, and again when another controller sets one. It sets
+// them when the node is no longer opted out. Nobody is told to set what it removes.
 func (c *run) optOutEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || !h.down.IsZero() || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy || h.driver.serves || !h.AgentReady {

@@ -27,7 +27,7 @@ func driverHappenings() map[string]func(*run, *rand.Rand) {
 		"driver-taints": (*run).taintsEvent, "driver-clears": (*run).clearsEvent, "driver-dynamic": (*run).dynamicEvent,
 		"class-edit": (*run).classEditEvent, "class-delete": (*run).classDeleteEvent, "class-theirs": (*run).classTheirsEvent,
 		"class-theirs-goes": (*run).classTheirsGoesEvent, "class-fight": (*run).classFightEvent,
-		"rule-edit": (*run).ruleEditEvent, "rule-fight": (*run).ruleFightEvent,
+		"rule-edit": (*run).taintRuleEditEvent, "rule-fight": (*run).taintRuleFightEvent,
 		"reshare": (*run).reshareEvent, "rests": (*run).restsEvent, "rests-more": (*run).restsEvent,
 		"gpu-away": (*run).gpuAwayEvent, "claims": (*run).claimsEvent, "claims-more": (*run).claimsEvent,
 		"claim-monitor": (*run).monitorEvent, "claim-shared": (*run).sharedEvent, "switch": (*run).switchEvent,
@@ -148,7 +148,7 @@ func (c *run) ourClass(random *rand.Rand) *dra.Class {
 	return &ours[random.IntN(len(ours))]
 }
 
-// classEditEvent lets another client edit one of the operator's classes.
+// classEditEvent lets another controller edit one of the operator's classes.
 func (c *run) classEditEvent(random *rand.Rand) {
 	if class := c.ourClass(random); class != nil {
 		c.setClass(editedClass(*class, random))
@@ -226,31 +226,32 @@ func (c *run) fightsFor(what string, again func() bool) {
 	c.tell("and stops")
 }
 
-// ruleEditEvent lets another client narrow the operator's DeviceTaintRule of a node, delete it, or take its label.
-func (c *run) ruleEditEvent(random *rand.Rand) {
+// taintRuleEditEvent lets another controller narrow the operator's DeviceTaintRule of a node, delete it, or take its
+// label.
+func (c *run) taintRuleEditEvent(random *rand.Rand) {
 	for _, h := range c.all() {
 		if h.DevicesTaintedAt.IsZero() {
 			continue
 		}
-		c.unrules(h, random.IntN(3))
+		c.losesTaintRules(h, random.IntN(3))
 		return
 	}
 }
 
-func (c *run) unrules(h *host, how int) {
+func (c *run) losesTaintRules(h *host, how int) {
 	h.DevicesTaintedAt = time.Time{}
-	h.driver.edited, h.RuleTaken = how == 1, how == 2
+	h.driver.edited, h.TaintRuleTaken = how == 1, how == 2
 	c.version[h.Name]++
 	c.tell("the DeviceTaintRule of %s is %s", h.Name, []string{"deleted", "narrowed", "no longer labelled as the operator's"}[how])
 }
 
-// ruleFightEvent lets another controller delete or narrow the operator's rules whenever there is one.
-func (c *run) ruleFightEvent(random *rand.Rand) {
+// taintRuleFightEvent lets another controller delete or narrow the operator's rules whenever there is one.
+func (c *run) taintRuleFightEvent(random *rand.Rand) {
 	how := random.IntN(2)
 	c.fightsFor("removing the operator's DeviceTaintRules", func() (changed bool) {
 		for _, h := range c.all() {
 			if !h.DevicesTaintedAt.IsZero() {
-				c.unrules(h, how)
+				c.losesTaintRules(h, how)
 				changed = true
 			}
 		}
@@ -457,7 +458,7 @@ func (c *run) switches(h *host, random *rand.Rand) {
 	h.Labels[pluginLabel], before.Labels[pluginLabel] = "false", "false"
 	c.version[h.Name]++
 	c.reconciles(2 + random.IntN(5))
-	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 	if c.class("gpu.nvidia.com") == nil {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 	}
@@ -469,7 +470,7 @@ func (c *run) driverFaultsEnd(h *host) {
 	if h.driver.broken || len(h.driver.tainted) > 0 {
 		h.restartDriver() // who repairs it restarts it
 	}
-	h.driver.broken, h.driver.pulls, h.driver.tainted, h.driver.barred, h.RuleTaken = false, 0, nil, nil, false
+	h.driver.broken, h.driver.pulls, h.driver.tainted, h.driver.barred, h.TaintRuleTaken = false, 0, nil, nil, false
 	for _, p := range h.userPods() {
 		delete(h.driver.waits, p.Name)
 	}

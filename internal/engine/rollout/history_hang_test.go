@@ -15,7 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// onego is for how long a node is kept from its users, by our taint or our pauses, with breaks that are too short to be
+// onego is for how long a node is kept from its users, by our taint or our stops, with breaks that are too short to be
 // any.
 type onego struct {
 	since, until time.Time
@@ -23,18 +23,18 @@ type onego struct {
 	maintained   time.Time // since when the driver is being upgraded
 }
 
-// mostInOneGo is how long that may last: the drain, the pause, the agent's time with one reboot, the verification, and
+// mostInOneGo is how long that may last: the drain, the stop, the agent's time with one reboot, the verification, and
 // the same once more without a drain on the way back.
 const mostInOneGo = 10*time.Minute + timing.RebootTimeout +
-	2*(timing.PauseTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
+	2*(timing.StopTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
 
 // shortBreak is a break that is none: who is told that the node takes pods again could hardly start one.
 const shortBreak = timing.Patience / 2
 
 // isKept reports whether the operator keeps a node from its users.
 func (h *host) isKept() bool {
-	_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-	return paused || h.isTainted()
+	_, stopped := h.Annotations[v1alpha1.AnnotationStopped]
+	return stopped || h.isTainted()
 }
 
 // isTainted reports whether it does so by a taint.
@@ -50,7 +50,7 @@ func (c *run) begin() {
 }
 
 // checkRelease looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow,
-// whatever blocks it. An upgrade of the driver keeps NVIDIA's clients off by itself, and has a deadline too.
+// whatever blocks it. An upgrade of the driver keeps NVIDIA's operands off by itself, and has a deadline too.
 func (c *run) checkRelease() {
 	for _, h := range c.all() {
 		t, kept := &h.taken, h.isKept()
@@ -59,7 +59,7 @@ func (c *run) checkRelease() {
 		}
 		if !h.upgrade.goesOn() {
 			t.maintained = c.Now
-		} else if kept = h.isTainted(); kept && c.Now.Sub(t.maintained) > timing.MaintenanceTimeout+timing.PauseTimeout {
+		} else if kept = h.isTainted(); kept && c.Now.Sub(t.maintained) > timing.MaintenanceTimeout+timing.StopTimeout {
 			c.breaks("bounded", "node %s is tainted for %s under maintenance (%s)", h.Name, c.Now.Sub(t.maintained), c.states[h.Name])
 		}
 		switch {

@@ -179,7 +179,7 @@ func (c *run) slotted(h *host) []gpu.Device {
 }
 
 // inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its
-// first write that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the
+// first write that taints the node, stops NVIDIA's operands, sets the spec or names the policy in the copy of the
 // baseline. From then on the node counts in its budget, also while it goes back, and in no other.
 func (c *run) inBudget(h *host, a action.Action) {
 	disturbs, takes := false, false
@@ -189,7 +189,7 @@ func (c *run) inBudget(h *host, a action.Action) {
 	case action.TaintDevices:
 		disturbs = true
 	case action.PatchNode:
-		disturbs, takes = a.Annotations[v1alpha1.AnnotationPaused] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
+		disturbs, takes = a.Annotations[v1alpha1.AnnotationStopped] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case action.SetSpec:
 		takes = a.Spec.PolicyName != ""
 	}
@@ -206,8 +206,8 @@ func (c *run) inBudget(h *host, a action.Action) {
 		if o.lastPolicy != owner || o.off || !o.AgentReady || o.upgrade.goesOn() {
 			continue
 		}
-		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
-		if paused || !o.DevicesTaintedAt.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+		_, stopped := o.Annotations[v1alpha1.AnnotationStopped]
+		if stopped || !o.DevicesTaintedAt.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			disturbed++
 		}
 	}
@@ -409,13 +409,13 @@ func (c *run) differs(h *host, want policy.Desired) string {
 // ended: nothing that has begun on a machine that runs is left as it is, and no deadline is forgotten.
 func (c *run) ended(d rollout.Decision) {
 	for _, h := range c.all() {
-		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.DevicesTaintedAt.IsZero() || h.driver.edited) {
-			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
+		_, stopped := h.Annotations[v1alpha1.AnnotationStopped]
+		if !h.off && (stopped || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.DevicesTaintedAt.IsZero() || h.driver.edited) {
+			c.breaks("progress", "node %s is left tainted or with NVIDIA's operands stopped (%s)", h.Name, c.states[h.Name])
 		}
 	}
 	passing := []node.State{
-		node.Draining, node.PausingClients, node.Idle, node.Applying, node.Selecting, node.Releasing,
+		node.Draining, node.StoppingOperands, node.Idle, node.Applying, node.Selecting, node.Finishing,
 	}
 	for _, n := range d.Nodes {
 		if h := c.hosts[n.Node]; h != nil && !h.off && h.AgentReady && slices.Contains(passing, n.State) && n.Reason != v1alpha1.ReasonPaused {
@@ -485,7 +485,7 @@ func (c *run) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1al
 			return "nobody else offers the GPUs"
 		}
 	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
-		if !h.upgrade.goesOn() && !pausedByOthers(h) {
+		if !h.upgrade.goesOn() && !stoppedByOthers(h) {
 			return "there is no maintenance"
 		}
 	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
@@ -506,7 +506,7 @@ func (h *host) blockedBy(claim dra.Claim) bool {
 	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.Has(claim) })
 }
 
-func pausedByOthers(h *host) bool {
+func stoppedByOthers(h *host) bool {
 	for name, value := range h.Labels {
 		if isDeploy(name) && strings.HasPrefix(value, "paused") {
 			return true

@@ -166,8 +166,8 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 		if !h.down.IsZero() {
 			sooner(30 * time.Second)
 		}
-		if left := resetTime - c.Now.Sub(h.upgrade.returned); h.AgentReady && left > 0 {
-			sooner(left)
+		if remaining := resetTime - c.Now.Sub(h.upgrade.returned); h.AgentReady && remaining > 0 {
+			sooner(remaining)
 		}
 		if h.plugin.behind {
 			sooner(10 * time.Second)
@@ -203,7 +203,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)
 	for _, a := range d.Actions {
-		if !faithful && c.random.IntN(10) == 0 || !c.requested(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
+		if !faithful && c.random.IntN(10) == 0 || !c.requested(a.For()) || locked(a) && c.cache.version[a.NodeName()] != c.version[a.NodeName()] {
 			continue
 		}
 		c.carryOut(a)
@@ -281,8 +281,8 @@ func (c *run) requested(ref action.PolicyRef) bool {
 
 // carryOut carries an action out, as the API server and what is behind it allow.
 func (c *run) carryOut(a action.Action) {
-	h := c.hosts[a.Target()]
-	if a.Target() != "" && h == nil {
+	h := c.hosts[a.NodeName()]
+	if a.NodeName() != "" && h == nil {
 		return
 	}
 	c.tell("  %s", a)
@@ -411,8 +411,8 @@ func (c *run) repairs(h *host) {
 	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelRunsAgent, dcgmLabel, exporterLabel} {
 		value, had := was.Labels[label]
 		is := h.Labels[label]
-		paused := h.Annotations[v1alpha1.AnnotationPaused] != "" || h.upgrade.goesOn()
-		if had && is != value && (!paused || is == "" || is == "false") {
+		stopped := h.Annotations[v1alpha1.AnnotationStopped] != "" || h.upgrade.goesOn()
+		if had && is != value && (!stopped || is == "" || is == "false") {
 			h.Labels[label] = value
 		}
 	}

@@ -79,7 +79,7 @@ func (c *run) othersGoOn(but *host, random *rand.Rand) {
 	c.rest([]time.Duration{time.Hour, 2 * time.Hour}[random.IntN(2)], 900) // a change that has begun keeps its slot for half an hour
 	d := c.step(true)
 	for range 3 { // what is refused is tried again now and then, and has its turn in that reconcile
-		if !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return a.Target() == but.Name }) {
+		if !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return a.NodeName() == but.Name }) {
 			break
 		}
 		c.lapse(time.Second)
@@ -91,7 +91,7 @@ func (c *run) othersGoOn(but *host, random *rand.Rand) {
 	idle := func(n rollout.NodeState) bool {
 		return n.Node == but.Name || waitsForTurn(n) || node.NodeReady == node.StandingOf(n.State, n.Reason)
 	}
-	others := func(a action.Action) bool { return a.Target() != but.Name }
+	others := func(a action.Action) bool { return a.NodeName() != but.Name }
 	if slices.ContainsFunc(d.Actions, others) || slices.ContainsFunc(d.Nodes, func(n rollout.NodeState) bool { return !idle(n) }) {
 		return // one of them has the turn
 	}

@@ -128,7 +128,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 			lost.Labels["pool"] = test.pool
 			for range 120 {
 				for _, a := range rollout.Decide(c.world()).Actions {
-					if _, frees := a.(action.Untaint); a.Target() != "n0" || test.taint && !frees {
+					if _, frees := a.(action.Untaint); a.NodeName() != "n0" || test.taint && !frees {
 						c.do(a)
 					}
 				}
@@ -188,7 +188,7 @@ func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 			there.Labels["pool"] = "b"
 			c.steps(1)
 			g.Expect(c.changing()).To(ConsistOf("n0", "n1"))
-			g.Expect(returns.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(returns.Annotations).To(HaveKey(v1alpha1.AnnotationStopped))
 			returns.Labels["pool"] = "b"
 			for round := range 100 {
 				there.lags = round < 20
@@ -199,7 +199,7 @@ func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
 					c.do(a)
 					of := 0
 					for _, h := range c.hosts {
-						if n := h.copied(); n.ChangedFor == "test" && (slices.Contains(c.changing(), n.Name) || n.Annotations[v1alpha1.AnnotationPaused] != "") {
+						if n := h.copied(); n.ChangedFor == "test" && (slices.Contains(c.changing(), n.Name) || n.Annotations[v1alpha1.AnnotationStopped] != "") {
 							of++
 						}
 					}

@@ -233,19 +233,19 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NVIDIA: true,
 			NodeSelector: map[string]string{pluginLabel: "true"},
 		})
-		paused := c.Now
+		stopped := c.Now
 		d := rollout.Decide(c.world())
 		for len(changes(d.Actions)) == 0 {
 			for _, a := range d.Actions {
 				c.do(a)
 			}
-			g.Expect(d.Nodes[1].State).To(Equal(node.PausingClients), "%+v", d.Nodes[1])
+			g.Expect(d.Nodes[1].State).To(Equal(node.StoppingOperands), "%+v", d.Nodes[1])
 			g.Expect(d.After).To(BeNumerically(">", 0))
 			c.Now = c.Now.Add(d.After)
 			d = rollout.Decide(c.world())
 		}
-		g.Expect(d.Actions).To(ContainElement(HaveField("Why", "recording that the change failed")), "after %s", c.Now.Sub(paused))
-		g.Expect(c.Now).To(BeTemporally("~", paused.Add(5*time.Minute), time.Minute), "whatever the time for draining")
+		g.Expect(d.Actions).To(ContainElement(HaveField("Why", "recording that the change failed")), "after %s", c.Now.Sub(stopped))
+		g.Expect(c.Now).To(BeTemporally("~", stopped.Add(5*time.Minute), time.Minute), "whatever the time for draining")
 	}
 }
 

@@ -56,15 +56,15 @@ func TestKstatusOfEachState(t *testing.T) {
 			c.tick(time.Minute)
 			return c
 		}, kstatus.InProgressStatus},
-		node.PausingClients: {func() *site { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
-		node.Idle:           {func() *site { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
-		node.Applying:       {func() *site { c, _ := toMIG(); c.steps(2); c.reconcile(); return c }, kstatus.InProgressStatus},
-		node.Selecting:      {func() *site { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
-		node.Verifying:      {func() *site { c, _ := slicing(); c.steps(3); c.reconcile(); return c }, kstatus.InProgressStatus},
-		node.Releasing: {func() *site {
+		node.StoppingOperands: {func() *site { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
+		node.Idle:             {func() *site { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
+		node.Applying:         {func() *site { c, _ := toMIG(); c.steps(2); c.reconcile(); return c }, kstatus.InProgressStatus},
+		node.Selecting:        {func() *site { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
+		node.Verifying:        {func() *site { c, _ := slicing(); c.steps(3); c.reconcile(); return c }, kstatus.InProgressStatus},
+		node.Finishing: {func() *site {
 			c, _ := toMIG()
 			for range 60 {
-				if rollout.Decide(c.world()).Nodes[0].State == node.Releasing {
+				if rollout.Decide(c.world()).Nodes[0].State == node.Finishing {
 					break
 				}
 				c.steps(1)

@@ -21,10 +21,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-const managerPaused = "paused-for-mig-change"
+const managerStopped = "paused-for-mig-change"
 
 // manager is NVIDIA's mig-manager on a host, as its sources have it (NVIDIA/mig-parted, pkg/mig/reconfigure): it
-// notices another value of its label and applies what the label says when it starts; it pauses NVIDIA's clients and
+// notices another value of its label and applies what the label says when it starts; it stops NVIDIA's operands and
 // waits until they are gone; it clears a GPU before it makes instances, and all GPUs where the mode of one changes; it
 // drains nobody.
 type manager struct {
@@ -147,13 +147,13 @@ func (h *host) begin(file map[string]migConfig) {
 		h.state("pending")
 		for _, label := range managerLabels() {
 			if h.Labels[label] != "false" && (label != v1alpha1.LabelRunsAgent || h.Labels[label] != "") {
-				h.Labels[label] = managerPaused
+				h.Labels[label] = managerStopped
 			}
 		}
 	}
 }
 
-// managerLabels are the labels that mig-manager v0.15 pauses, that of clients where it has a value.
+// managerLabels are the labels that mig-manager v0.15 stops, that of clients where it has a value.
 func managerLabels() []string {
 	return []string{pluginLabel, gfdLabel, dcgmLabel, v1alpha1.LabelRunsAgent}
 }
@@ -164,7 +164,7 @@ func (h *host) work(file map[string]migConfig) {
 		outcome = h.mishap(h.last)
 	}
 	switch outcome {
-	case "hangs": // a client that did not end: nothing is restored
+	case "hangs": // an operand that did not end: nothing is restored
 		return
 	case "fails":
 	case "lies":
@@ -173,7 +173,7 @@ func (h *host) work(file map[string]migConfig) {
 		outcome = h.apply(file[h.last].requested(h.devices()))
 	}
 	for _, label := range managerLabels() {
-		if h.Labels[label] == managerPaused {
+		if h.Labels[label] == managerStopped {
 			h.Labels[label] = "true"
 		}
 	}

@@ -245,7 +245,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		is     func(h *host) bool
 	}{
 		{"before it has begun", func(h *host) bool { return h.GPU.Spec.MIGConfigName != "" }},
-		{"while NVIDIA's clients are paused", func(h *host) bool {
+		{"while NVIDIA's operands are stopped", func(h *host) bool {
 			return h.Labels[v1alpha1.LabelMIGConfigState] == "pending"
 		}},
 	} {
@@ -280,7 +280,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		g.Expect(h.mistakes).To(BeEmpty(), when.moment)
 		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}), when.moment)
 		g.Expect(h.Taints).To(BeEmpty(), when.moment)
-		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused), when.moment)
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped), when.moment)
 	}
 }
 
@@ -311,7 +311,7 @@ func releasedTo(g Gomega, c *site, name string) *host {
 }
 
 // TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore: a pod that is replaced in the middle leaves NVIDIA's
-// clients paused.
+// operands stopped.
 func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 	for outcome, layout := range map[string]int{"": 7, "fails": 0} {
 		t.Run("it "+outcome, func(t *testing.T) {
@@ -325,7 +325,7 @@ func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 				d := c.reconcile()
 				g.Expect(d.ConfigureMIGManager).To(BeTrue())
 				g.Expect(d.Nodes).To(HaveLen(1))
-				g.Expect(d.Nodes[0].State).To(Equal(node.Releasing))
+				g.Expect(d.Nodes[0].State).To(Equal(node.Finishing))
 				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerBusy))
 				g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending"))
 				g.Expect(d.Nodes[0].Blockers).To(BeEmpty(), "the GPUs are not the operator's any more")
@@ -365,7 +365,7 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 		d = c.reconcile()
 	}
 	c.reconcile()
-	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")), "nothing is left paused")
+	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")), "nothing is left stopped")
 	d, _ = c.run(10)
 	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))

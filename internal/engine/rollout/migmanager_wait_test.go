@@ -44,7 +44,7 @@ func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	})}
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes).To(HaveLen(2))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Releasing), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(node.Finishing), "%+v", d.Nodes[0])
 	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("then the ClusterPolicy is restored"))
 	d = c.during(25*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())

@@ -131,8 +131,8 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	g.Expect(h.theirs).NotTo(BeNil())
 }
 
-// TestNVIDIAsMPSThatIsLetBackIsKeptOff: another client sets the label that starts NVIDIA's MPS DaemonSet, which reads
-// the default configuration whatever the node selects.
+// TestNVIDIAsMPSThatIsLetBackIsKeptOff: another controller sets the label that starts NVIDIA's MPS DaemonSet, which
+// reads the default configuration whatever the node selects.
 func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()

@@ -23,16 +23,16 @@ import (
 )
 
 // The controller reports on each node in the status of its GPUNode, beside what the agent reports there. To report each
-// step of each node would cost more writes than the change itself, so a report is due
+// stage of each node would cost more writes than the change itself, so a report is due
 //
 //	at the end     the node is ready, has failed or is unsupported
 //	while it waits for pods, the budget, a window, an agent: once, and again when the reason or the blockers change; for the first
 //	             node of its policy once that takes longer than a report is worth, since all others wait for it
-//	while it is at work  at the begin of a change that disrupts the node, and where a step takes longer than a report is worth
+//	while it is at work  at the begin of a change that disrupts the node, and where a stage takes longer than a report is worth
 //
 // Until then the last report is about an older generation or an earlier moment: observedGeneration tells that.
 
-// reportAt is how long a step of a change takes before it is reported.
+// reportAt is how long a stage of a change takes before it is reported.
 const reportAt = 30 * time.Second
 
 // reportAction returns the report that is due about the node, and takes from the actions what it records.
@@ -103,8 +103,9 @@ func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 	return last.LastGood, last.Failed
 }
 
-// goesOn reports whether the node is at work and was reported well enough: it makes its next step now, or its last step
-// was a moment ago, or that of the node that goes first. A node that is kept from its users is not reported as ready meanwhile.
+// goesOn reports whether the node is at work and was reported well enough: it begins its next stage now, or its last
+// stage was a moment ago, or that of the node that goes first. A node that is kept from its users is not reported as
+// ready meanwhile.
 func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if _, reported := condition.Find(have.Conditions, v1alpha1.ConditionReady); !reported {
 		return false // kstatus takes a GPUNode without conditions for one that is done
@@ -116,20 +117,20 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	switch {
 	case m.Reason == v1alpha1.ReasonWaitingForFirst:
 	case node.ClassOf(m.Reason).Is(node.UnderWay):
-		last = lastStep(m)
+		last = lastStage(m)
 	default:
 		return false
 	}
-	left := last.Add(reportAt).Sub(m.Snapshot.Now)
-	if left <= 0 || m.MadeUnavailable() && condition.IsTrue(have.Conditions, v1alpha1.ConditionReady) {
+	remaining := last.Add(reportAt).Sub(m.Snapshot.Now)
+	if remaining <= 0 || m.MadeUnavailable() && condition.IsTrue(have.Conditions, v1alpha1.ConditionReady) {
 		return false
 	}
-	m.After = timing.Sooner(m.After, left)
+	m.After = timing.Sooner(m.After, remaining)
 	return true
 }
 
-// lastStep is when the node made its last step. One that has made none begins now.
-func lastStep(m *member) time.Time {
+// lastStage is when the node began its last stage. One that has made none begins now.
+func lastStage(m *member) time.Time {
 	last := timing.Latest(m.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(m.View))
 	if t := m.Taint(); t != nil && t.TimeAdded != nil {
 		last = timing.Latest(last, t.TimeAdded.Time)

@@ -178,8 +178,8 @@ func TestANodeThatWaitsIsReportedOnce(t *testing.T) {
 	g.Expect(h.kstatus(t)).To(Equal(status.InProgressStatus))
 }
 
-// TestAStepThatTakesLongIsReported, so that the last report is no older than half a minute.
-func TestAStepThatTakesLongIsReported(t *testing.T) {
+// TestAStageThatTakesLongIsReported, so that the last report is no older than half a minute.
+func TestAStageThatTakesLongIsReported(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	c.run(60)

@@ -13,11 +13,11 @@ import (
 
 // recordOthers keeps the annotation true on a node that a policy governs, and removes it from others.
 func recordOthers(m *member, governed bool) {
-	value, why, left := "", node.ForgetsOthers, time.Duration(0)
+	value, why, remaining := "", node.ForgetsOthers, time.Duration(0)
 	if governed {
-		value, why, left = node.NoteOfOthers(m.View)
+		value, why, remaining = node.NoteOfOthers(m.View)
 	}
-	m.After = timing.Sooner(m.After, left)
+	m.After = timing.Sooner(m.After, remaining)
 	if value == m.Node.Annotations[v1alpha1.AnnotationOtherController] {
 		return
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances: it has not seen the instance that the agent made
+// TestAPluginThatIsStartedBeforeItEndedIsRestartedForNewInstances: it has not seen the instance that the agent made
 // again, and would offer one that is gone.
-func TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances(t *testing.T) {
-	for name, resumed := range map[string]func(*v1alpha1.GPUSharingPolicy){
+func TestAPluginThatIsStartedBeforeItEndedIsRestartedForNewInstances(t *testing.T) {
+	for name, started := range map[string]func(*v1alpha1.GPUSharingPolicy){
 		"the change is withdrawn": func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("3g", 2)) },
 		"the rollout is paused":   paused,
 	} {
@@ -27,10 +27,10 @@ func TestAPluginThatIsResumedBeforeItEndedIsRestartedForNewInstances(t *testing.
 			h.destroy(0)
 			c.version["n0"]++
 			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
-			for c.reconcile(); h.Annotations[v1alpha1.AnnotationPaused] == ""; c.reconcile() {
+			for c.reconcile(); h.Annotations[v1alpha1.AnnotationStopped] == ""; c.reconcile() {
 				c.tick(time.Second)
 			}
-			c.edit(resumed)
+			c.edit(started)
 			c.reconcile()
 			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing, p.Spec.Rollout.Paused = mig(count("3g", 2)), false })

@@ -234,7 +234,7 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 }
 
 // TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot: the agent can do no more before the reboot, which the pause holds
-// back. So the node takes pods again meanwhile, and NVIDIA's clients run; afterwards the change goes on.
+// back. So the node takes pods again meanwhile, and NVIDIA's operands run; afterwards the change goes on.
 func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -246,7 +246,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	c.Policies[0].Spec.Rollout.Paused = true
 	c.run(60)
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
@@ -298,11 +298,11 @@ func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPaused), d.Nodes[0].Message)
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 }
 
 // TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So
-// the node takes pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what
+// the node takes pods again, NVIDIA's operands run, nothing is written to the Node any more, and a message names what
 // helps.
 func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 	never := func(c *site, _ *host) {
@@ -340,7 +340,7 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.Taints).To(BeEmpty())
-			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 			g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 			g.Expect(h.reboots).To(HaveLen(reboots))
 		})

@@ -258,8 +258,8 @@ func TestANodeWithoutItsGPUNodeHoldsWhatItHas(t *testing.T) {
 	d := rollout.Decide(lost())
 	expectTaken(t, d)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUNodeMissing))
-	g.Expect(d.Actions).NotTo(ContainElement(HaveField("Target()", "a")))
-	g.Expect(d.Actions).To(ContainElement(HaveField("Target()", "b")), "the other node goes on")
+	g.Expect(d.Actions).NotTo(ContainElement(HaveField("NodeName()", "a")))
+	g.Expect(d.Actions).To(ContainElement(HaveField("NodeName()", "b")), "the other node goes on")
 
 	c.Policies = nil
 	d = rollout.Decide(lost())
@@ -268,7 +268,7 @@ func TestANodeWithoutItsGPUNodeHoldsWhatItHas(t *testing.T) {
 		if write, is := a.(action.WriteConfigs); is {
 			g.Expect(write.Data).To(HaveKey(key))
 		}
-		g.Expect(a.Target()).NotTo(Equal("a"))
+		g.Expect(a.NodeName()).NotTo(Equal("a"))
 	}
 }
 
@@ -287,7 +287,7 @@ func TestARefusedWriteTakesNoTurnOfOthers(t *testing.T) {
 		for range seconds {
 			d = c.memory.decide(c.world())
 			for _, a := range d.Actions {
-				if a.Target() == "a" && refused {
+				if a.NodeName() == "a" && refused {
 					c.Repeats.Refuse(a, "denied by webhook", c.Now)
 					tries++
 					continue

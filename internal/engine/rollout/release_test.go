@@ -97,7 +97,7 @@ func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 			c.version["n0"]++
 			c.run(60)
 			g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
-			g.Expect(h.waits()).To(HavePrefix("DriverUpgrade: Paused for a driver upgrade (" + state + "=upgrade-required)"))
+			g.Expect(h.waits()).To(HavePrefix("DriverUpgrade: Waiting for a driver upgrade (" + state + "=upgrade-required)"))
 
 			delete(h.Labels, state)
 			c.version["n0"]++

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	dcgmLabel  = "nvidia.com/gpu.deploy.dcgm"
-	stateLabel = "nvidia.com/mig.config.state"
-	leftPaused = "paused-for-mig-change"
+	dcgmLabel   = "nvidia.com/gpu.deploy.dcgm"
+	stateLabel  = "nvidia.com/mig.config.state"
+	leftStopped = "paused-for-mig-change"
 )
 
 // migManager runs NVIDIA's mig-manager on a node: a pod of its own, because the label is another controller's here.
@@ -59,25 +59,25 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 		actions   []string // past the deadline
 		after     time.Duration
 	}{
-		"clients that mig-manager left paused": {
+		"operands that mig-manager left stopped": {
 			situation: func() *site {
 				c, h := sliced()
-				h.Labels[dcgmLabel], h.Labels[stateLabel] = leftPaused, "failed"
+				h.Labels[dcgmLabel], h.Labels[stateLabel] = leftStopped, "failed"
 				c.held(h)
 				return c
 			},
-			state: node.UpToDate, reason: v1alpha1.ReasonClientsLeftPaused,
-			message: "left paused since 08:00:" /* of the clock of the tests */, after: 15 * time.Minute,
-			actions: []string{"patch node a (resuming NVIDIA's GPU clients, which its mig-manager left paused): " + dcgmLabel + "=true"},
+			state: node.UpToDate, reason: v1alpha1.ReasonOperandsLeftStopped,
+			message: "left stopped since 08:00:" /* of the clock of the tests */, after: 15 * time.Minute,
+			actions: []string{"patch node a (starting NVIDIA's operands again, which its mig-manager left stopped): " + dcgmLabel + "=true"},
 		},
-		"clients that we paused for an agent that is gone": {
+		"operands that we stopped for an agent that is gone": {
 			situation: func() *site { c, h := toMIG(); c.steps(3); h.AgentReady = false; return c },
-			state:     node.Unknown, reason: v1alpha1.ReasonClientsLeftPaused,
+			state:     node.Unknown, reason: v1alpha1.ReasonOperandsLeftStopped,
 			message: "for a change that the agent has not ended", after: 14*time.Minute + 58*time.Second,
 			actions: []string{
 				"remove our taint from node a",
-				"patch node a (resuming NVIDIA's GPU clients: the agent does not come back): " + pluginLabel + "=true " +
-					gfdLabel + "=true gpusharing.io/paused- gpusharing.io/timed-out=ApplyTimedOut.62554f97.0@1800000901",
+				"patch node a (starting NVIDIA's operands again: the agent does not come back): " + pluginLabel + "=true " +
+					gfdLabel + "=true gpusharing.io/stopped- gpusharing.io/timed-out=ApplyTimedOut.62554f97.0@1800000901",
 			},
 		},
 		"a mig-manager that does not end": {
@@ -85,10 +85,10 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 			state:     node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
 			message: "(nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending) since", after: 15 * time.Minute,
 		},
-		"a mig-manager that waits for its clients": {
+		"a mig-manager that waits for operands": {
 			situation: func() *site {
 				c, h := sliced()
-				h.Labels[dcgmLabel] = leftPaused
+				h.Labels[dcgmLabel] = leftStopped
 				c.migManager(h, "pending")
 				return c
 			},
@@ -103,7 +103,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				p.Terminating, p.EndsBy = true, c.Now
 				return c
 			},
-			state: node.PausingClients, reason: v1alpha1.ReasonClientsNotEnding,
+			state: node.StoppingOperands, reason: v1alpha1.ReasonOperandsNotEnding,
 			message: "were deleted and do not end: gpu-operator/nvidia-1 (since 08:00:01 UTC)", after: 2 * time.Minute,
 		},
 		"pods that read another ConfigMap": {
@@ -211,7 +211,7 @@ func TestAChangeWaitsForAMIGManagerAtWork(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
 }
 
-func TestAPauseOfTheDriversManagerIsLeftAlone(t *testing.T) {
+func TestAStopOfTheDriversManagerIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
 	c, h := sliced()
 	h.Labels[dcgmLabel] = "paused-for-driver-upgrade"

@@ -18,7 +18,7 @@ import (
 
 // withheldFor is how long an action on a node has to wait, because it was repeated too often, or refused.
 func withheldFor(m *member, a action.Action) time.Duration {
-	return m.Snapshot.Repeats.Left(restamped(m.Node, a), m.Node.Created, m.Snapshot.Now)
+	return m.Snapshot.Repeats.Remaining(restamped(m.Node, a), m.Node.Created, m.Snapshot.Now)
 }
 
 func restamped(n *cluster.Node, a action.Action) action.Action {
@@ -32,20 +32,20 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
-		left := withheldFor(m, a)
+		remaining := withheldFor(m, a)
 		isRefused := s.Repeats.Refusal(restamped(m.Node, a)) != ""
 		if isRefused {
 			refused = a
 		}
 		switch {
-		case left == 0:
+		case remaining == 0:
 			kept = append(kept, a)
 			continue
 		case isRefused:
-			m.After = timing.Sooner(m.After, left)
+			m.After = timing.Sooner(m.After, remaining)
 			continue
 		}
-		held, again = a, timing.Sooner(again, left)
+		held, again = a, timing.Sooner(again, remaining)
 		keep, keeps := a.(action.KeepTaints)
 		policyTaints = policyTaints || keeps
 		startup = startup || keeps && !slices.ContainsFunc(keep.Want, isStartupTaint)
@@ -55,7 +55,7 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 		m.After = timing.Sooner(m.After, again)
 		m.Reason, m.Message = v1alpha1.ReasonChangedByOthers, heldMessage(m, s, held, format.Clock(s.Now.Add(again)))
 		if _, deletes := held.(action.DeletePod); deletes { // the operator's own deletions are no other controller's doing
-			m.Reason = v1alpha1.ReasonClientsNotEnding
+			m.Reason = v1alpha1.ReasonOperandsNotEnding
 		}
 	case refused != nil:
 		m.Reason, m.Message = v1alpha1.ReasonWriteFailed, refusedMessage(m, s, refused)

@@ -106,7 +106,7 @@ func TestAFightLeavesNoNodeTainted(t *testing.T) {
 	g.Expect(decided(taint, 8)).To(BeFalse())
 
 	h.Taints = []corev1.Taint{taint.Taint}
-	h.Annotations[v1alpha1.AnnotationPaused], h.Labels[pluginLabel] = pluginLabel, "paused-for-mig-change"
+	h.Annotations[v1alpha1.AnnotationStopped], h.Labels[pluginLabel] = pluginLabel, "paused-for-mig-change"
 	c.Policies = nil
 	rollout.Decide(c.world())
 	for _, a := range rollout.Decide(c.world()).Actions {
@@ -196,25 +196,25 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 			repeats.Note(taint, now)
 			repeats.Note(untaint, now)
 		}
-		g.Expect(repeats.Left(taint, time.Time{}, now)).To(BeZero())
+		g.Expect(repeats.Remaining(taint, time.Time{}, now)).To(BeZero())
 		for range 8 {
 			repeats.Note(taint, now)
 		}
-		g.Expect(repeats.Left(taint, time.Time{}, now)).To(Equal(time.Hour))
+		g.Expect(repeats.Remaining(taint, time.Time{}, now)).To(Equal(time.Hour))
 	})
 	t.Run("a patch of which another controller undoes a part, and the operator itself the rest", func(t *testing.T) {
 		g := NewWithT(t)
 		repeats := &action.Repeats{}
 		now := time.Unix(0, 0)
 		patch := func(labels map[string]*string) action.PatchNode { return action.PatchNode{Node: "a", Labels: labels} }
-		pauses := patch(map[string]*string{"plugin": new("paused"), "discovery": new("paused")})
+		stops := patch(map[string]*string{"plugin": new("stopped"), "discovery": new("stopped")})
 		for range 8 {
-			g.Expect(repeats.Left(pauses, time.Time{}, now)).To(BeZero())
-			repeats.Note(pauses, now)
+			g.Expect(repeats.Remaining(stops, time.Time{}, now)).To(BeZero())
+			repeats.Note(stops, now)
 			repeats.Note(patch(map[string]*string{"discovery": new("true")}), now)
 		}
-		g.Expect(repeats.Left(pauses, time.Time{}, now)).To(Equal(time.Hour))
-		g.Expect(repeats.Left(patch(map[string]*string{"discovery": new("paused")}), time.Time{}, now)).To(BeZero())
+		g.Expect(repeats.Remaining(stops, time.Time{}, now)).To(Equal(time.Hour))
+		g.Expect(repeats.Remaining(patch(map[string]*string{"discovery": new("stopped")}), time.Time{}, now)).To(BeZero())
 	})
 	t.Run("up to once in a minute", func(t *testing.T) {
 		g := NewWithT(t)
@@ -225,7 +225,7 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 		for range 3600 {
 			repeats.Begin("", now)
 			for _, a := range []action.Action{taint, untaint} {
-				if repeats.Left(a, time.Time{}, now) == 0 {
+				if repeats.Remaining(a, time.Time{}, now) == 0 {
 					repeats.Note(a, now)
 					writes++
 				}
@@ -235,7 +235,7 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 		g.Expect(writes).To(Equal(120), "in an hour")
 		g.Expect(repeats.Returns(taint)).To(BeTrue())
 		repeats.Begin("", now)
-		g.Expect(repeats.Left(taint, time.Time{}, now)).To(BeZero())
+		g.Expect(repeats.Remaining(taint, time.Time{}, now)).To(BeZero())
 	})
 	t.Run("claims of monitors come and go", func(t *testing.T) {
 		g := NewWithT(t)
@@ -243,7 +243,7 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 		for range 20 {
 			for _, claims := range [][]string{{"monitoring/dcgm"}, nil} {
 				set := action.SetSpec{Node: "a", Spec: v1alpha1.GPUNodeSpec{AdminClaims: claims}, Why: "recording the ResourceClaims of monitors"}
-				g.Expect(repeats.Left(set, time.Time{}, time.Unix(0, 0))).To(BeZero())
+				g.Expect(repeats.Remaining(set, time.Time{}, time.Unix(0, 0))).To(BeZero())
 				repeats.Note(set, time.Unix(0, 0))
 			}
 		}
@@ -314,6 +314,6 @@ func TestADeletionThatIsRefusedBlocksNoOther(t *testing.T) {
 	for range 20 {
 		r.Note(refused, now)
 	}
-	g.Expect(r.Left(refused, time.Time{}, now)).To(Equal(time.Hour))
-	g.Expect(r.Left(driver, time.Time{}, now)).To(BeZero())
+	g.Expect(r.Remaining(refused, time.Time{}, now)).To(Equal(time.Hour))
+	g.Expect(r.Remaining(driver, time.Time{}, now)).To(BeZero())
 }

@@ -157,8 +157,8 @@ func (d *Decision) require(s *cluster.Snapshot, all []*member) {
 func (d *Decision) add(m *member, nodes int) {
 	if !m.Unchanged {
 		if report, news := reportAction(m); news {
-			left := withheldFor(m, report)
-			if d.After = timing.Sooner(d.After, left); left == 0 {
+			remaining := withheldFor(m, report)
+			if d.After = timing.Sooner(d.After, remaining); remaining == 0 {
 				d.Actions = append(d.Actions, report)
 			}
 		}

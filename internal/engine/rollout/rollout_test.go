@@ -68,15 +68,15 @@ func TestEachStrategyIsReached(t *testing.T) {
 		"MPS": {
 			sharing: mps(10), allocatable: map[string]int64{"nvidia.com/gpu": 20},
 			states: []node.State{
-				node.PendingDisruptive, node.Idle, node.Selecting, node.Releasing, node.UpToDate,
+				node.PendingDisruptive, node.Idle, node.Selecting, node.Finishing, node.UpToDate,
 			},
 		},
 		"MIG": {
 			sharing:     mig(count("3g.20gb", 1), count("1g", 3)),
 			allocatable: map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/mig-1g.5gb": 6},
 			states: []node.State{
-				node.PendingDisruptive, node.PausingClients, node.Idle, node.Selecting,
-				node.Releasing, node.UpToDate,
+				node.PendingDisruptive, node.StoppingOperands, node.Idle, node.Selecting,
+				node.Finishing, node.UpToDate,
 			},
 		},
 	} {
@@ -225,7 +225,7 @@ func TestPairsOfStrategies(t *testing.T) {
 				for _, h := range cl.hosts {
 					g.Expect(h.Taints).To(BeEmpty())
 					g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
-					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 				}
 			})
 		}

@@ -168,7 +168,7 @@ func (s *simulation) read(some func() bool) {
 
 // wrote shows the cache an object as the controller has just written it.
 func (s *simulation) wrote(a action.Action) {
-	h := s.hosts[a.Target()]
+	h := s.hosts[a.NodeName()]
 	if h == nil || s.cache.forgets {
 		return
 	}
@@ -286,8 +286,8 @@ func (s *simulation) leave(h *host) {
 }
 
 // optInOrOut takes NVIDIA's programs off a node by the label for that, or lets them back. The GPU Operator removes every
-// deploy label of a node that has opted out, whatever its value and also when another client sets one again; once the
-// node is back it sets those that are missing or empty (NVIDIA/gpu-operator controllers/state_manager.go, v26.7.0).
+// deploy label of a node that has opted out, whatever its value and also when another controller sets one again; once
+// the node is back it sets those that are missing or empty (NVIDIA/gpu-operator controllers/state_manager.go, v26.7.0).
 func (s *simulation) optInOrOut(h *host) {
 	s.version[h.Name]++
 	if h.Labels[optOutLabel] == "" {
@@ -354,7 +354,7 @@ func (s *simulation) act(decide func(cluster.Snapshot) rollout.Decision) {
 		if p := a.For(); p.Name != "" && (len(s.Policies) == 0 || s.Policies[0].Generation != p.Generation) {
 			continue // the executor has asked the API server whether the policy is still so
 		}
-		if locked(a) && s.cache.version[a.Target()] != s.version[a.Target()] {
+		if locked(a) && s.cache.version[a.NodeName()] != s.version[a.NodeName()] {
 			continue // the API server has refused it
 		}
 		s.do(a)
@@ -411,8 +411,8 @@ func (s *simulation) check(before map[string]string) {
 func (s *simulation) withinBudget(a action.Action) {
 	disturbed := 0
 	for _, h := range s.hosts {
-		paused := strings.HasPrefix(h.Labels[pluginLabel], cluster.PausedValue)
-		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || paused && !h.protected()) {
+		stopped := strings.HasPrefix(h.Labels[pluginLabel], cluster.StoppedValue)
+		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || stopped && !h.protected()) {
 			disturbed++
 		}
 	}
@@ -459,7 +459,7 @@ func (s *simulation) calm() {
 	for _, h := range s.hosts {
 		g.Expect(h.Taints).To(BeEmpty())
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
-		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 		g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), h.Name)
 		g.Expect(h.features.ours.IsZero()).To(Equal(len(h.daemons) == 0 || !s.Plugin.NodeFeatures), "%s: %v", h.Name, h.features)
 	}

@@ -217,7 +217,7 @@ func (c *site) end(h *host, name string) {
 // do carries out an action as the executor does.
 func (c *site) do(a action.Action) {
 	c.writes[fmt.Sprintf("%T", a)]++
-	h := c.hosts[a.Target()]
+	h := c.hosts[a.NodeName()]
 	switch a := a.(type) {
 	case action.WriteConfigs:
 		c.Configs, c.ConfigsCopy = maps.Clone(a.Data), maps.Clone(a.Data)
@@ -257,7 +257,7 @@ func (c *site) do(a action.Action) {
 	case action.AllowMPS:
 		h.features.ours = time.Time{}
 	case action.TaintDevices:
-		if c.DRA.ServesRules && !h.RuleTaken && !h.driver.refused && !h.driver.edited {
+		if c.DRA.ServesTaintRules && !h.TaintRuleTaken && !h.driver.refused && !h.driver.edited {
 			h.DevicesTaintedAt = a.Since
 		}
 	case action.UntaintDevices:

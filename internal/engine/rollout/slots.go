@@ -13,12 +13,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
-// slotTimeout is how long after its last step a change keeps its slot in the budget. No step takes longer: a node
-// reboots within timing.RebootTimeout, NVIDIA's mig-manager ends within timing.ManagerTimeout.
+// slotTimeout is how long after it came to its stage a change keeps its slot in the budget. No stage takes longer: a
+// node reboots within timing.RebootTimeout, NVIDIA's mig-manager ends within timing.ManagerTimeout.
 const slotTimeout = 30 * time.Minute
 
 // slotOf is the slot that the node holds. It follows from the state of the node and from what the controller itself has
-// written there, never from what another client may write late.
+// written there, never from what another controller may write late.
 func slotOf(m *member) Slot {
 	if !hasBegun(m) {
 		return Slot{}
@@ -34,7 +34,7 @@ func slotOf(m *member) Slot {
 // policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A degraded one
 // counts as long as the former.
 func hasBegun(m *member) bool {
-	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing}
+	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Finishing}
 	if m.State == node.Failed {
 		return m.MadeUnavailable() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)
 	}
@@ -46,18 +46,18 @@ func hasBegun(m *member) bool {
 
 // acts reports whether anything is done about the node, or will be once it has a slot.
 func acts(m *member) bool {
-	_, step := node.SplitStep(m.Next)
-	return len(m.Actions)+len(step.Start) > 0
+	_, paced := node.SplitAct(m.Next)
+	return len(m.Actions)+len(paced.Start) > 0
 }
 
 // mostTaken is how long a node is kept from its users after its time for draining: one interruption or reboot, and for
 // the change and its way back the times of NVIDIA's programs and of the agent.
-const mostTaken = timing.RebootTimeout + 2*(timing.PauseTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
+const mostTaken = timing.RebootTimeout + 2*(timing.StopTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
 
-// slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded, and begins
+// slotDeadline is the deadline of the slot. It counts from the last stage that the controller has recorded, and begins
 // anew with each. Whatever begins steps anew, it is no later than mostTaken.
 func slotDeadline(m *member) time.Time {
-	until := stepDeadline(m.View, pastDrain(m))
+	until := stageDeadline(m.View, pastDrain(m))
 	if t := m.Taint(); t != nil && t.TimeAdded != nil {
 		if most := t.TimeAdded.Add(m.DrainTimeout() + mostTaken); most.Before(until) {
 			return most
@@ -73,11 +73,11 @@ func pastDrain(m *member) bool {
 	if state == node.Failed {
 		state = m.Rollback
 	}
-	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Releasing, node.Degraded, node.UpToDate}, state)
+	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Finishing, node.Degraded, node.UpToDate}, state)
 }
 
-// stepDeadline is the deadline of the step that a change has come to.
-func stepDeadline(v *node.View, pastDrain bool) time.Time {
+// stageDeadline is the deadline of the stage that a change has come to.
+func stageDeadline(v *node.View, pastDrain bool) time.Time {
 	if at, was := node.InterruptedAt(v); was {
 		return at.Add(timing.MaintenanceTimeout)
 	}
@@ -85,16 +85,16 @@ func stepDeadline(v *node.View, pastDrain bool) time.Time {
 		return at
 	}
 	last := timing.Latest(v.Node.GPU.Spec.ChangeTime.Time, node.ConfigSelectedAt(v))
-	if len(node.OwnPauses(v)) > 0 {
+	if len(node.StoppedByOperator(v)) > 0 {
 		last = timing.Latest(last, v.Node.MarkedAtWorkSince)
 	}
 	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
 		last = timing.Latest(last, at)
 	}
 	until := last.Add(slotTimeout)
-	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another client may write it, nothing would end the drain
-		const pauses = timing.PauseTimeout + time.Minute
-		ends := v.Snapshot.Now.Add(node.DrainLeft(v) + pauses)
+	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another controller may write it, nothing would end the drain
+		const stops = timing.StopTimeout + time.Minute
+		ends := v.Snapshot.Now.Add(node.DrainRemaining(v) + stops)
 		if most := since.Add(slotTimeout); pastDrain && most.Before(ends) {
 			ends = most
 		}
@@ -103,7 +103,7 @@ func stepDeadline(v *node.View, pastDrain bool) time.Time {
 	return until
 }
 
-// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's clients run again. Where the
+// reclaimSlot ends a change whose slot has expired: the node takes pods again and NVIDIA's operands run again. Where the
 // agent was lost in the middle the controller records that, so that the change begins anew once the agent is back.
 func reclaimSlot(m *member) {
 	if !acts(m) {
@@ -120,9 +120,9 @@ func reclaimSlot(m *member) {
 		return // NVIDIA's device plugin must not start before the agent has made its instances again
 	}
 	if m.MadeUnavailable() {
-		_, step := node.SplitStep(m.Next)
-		if slices.ContainsFunc(step.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
-			m.Actions = append(m.Actions, step.Start...)
+		_, paced := node.SplitAct(m.Next)
+		if slices.ContainsFunc(paced.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
+			m.Actions = append(m.Actions, paced.Start...)
 		}
 		m.Next = nil
 		if !slices.ContainsFunc(m.Actions, action.Frees) {
@@ -137,7 +137,7 @@ func reclaimSlot(m *member) {
 }
 
 // endMaintained makes a node available again that is under maintenance for too long: what its users still lack then,
-// NVIDIA or the machine keeps from them. NVIDIA's device plugin stays paused where it must not see the next driver
+// NVIDIA or the machine keeps from them. NVIDIA's device plugin stays stopped where it must not see the next driver
 // before the agent does; without a driver it could offer nothing.
 func endMaintained(m *member) {
 	const why = "the maintenance of the node lasts for too long"
@@ -146,14 +146,14 @@ func endMaintained(m *member) {
 	}
 }
 
-// releaseStale ends a change that has made no step in time. Where the agent is away the change goes on once it is back,
-// for the first time; else, with a step left that would take the same from the node again, not at once.
+// releaseStale ends a change that has come to no further stage in time. Where the agent is away the change goes on once
+// it is back, for the first time; else, with an act ahead that would take the same from the node again, not at once.
 func releaseStale(m *member) []action.Action {
-	const why = "the change has made no step in time"
+	const why = "the change has made no progress in time"
 	switch {
 	case m.State == node.Unknown:
 		return node.EndInterrupted(m.View, why)
-	case !m.ChangeIsDisruptive() && len(node.OwnPauses(m.View)) == 0: // with NVIDIA's programs back it may be disruptive again
+	case !m.ChangeIsDisruptive() && len(node.StoppedByOperator(m.View)) == 0: // with NVIDIA's programs back it may be disruptive again
 		return node.RestoreScheduling(m.View, why)
 	}
 	return node.RecordTimeout(m.View, m.Reason, why)

@@ -59,7 +59,7 @@ func TestASlotEnds(t *testing.T) {
 			c.reconcile()
 			h.AgentReady = false
 		}},
-		"when the machine dies while NVIDIA's clients are paused": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
+		"when the machine dies while NVIDIA's operands are stopped": {sharing: mig(count("3g", 2)), strike: func(c *site, h *host) {
 			c.steps(1)
 			c.reconcile()
 			h.AgentReady = false
@@ -96,7 +96,7 @@ func TestASlotEnds(t *testing.T) {
 			d := c.during(cmp.Or(test.within, 3*time.Hour), 10*time.Second)
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%+v", d.Nodes)
 			g.Expect(c.hosts["n0"].Taints).To(BeEmpty())
-			g.Expect(c.hosts["n0"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(c.hosts["n0"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 		})
 	}
 }
@@ -105,7 +105,7 @@ func TestASlotEnds(t *testing.T) {
 func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 	for name, until := range map[string]func(*site){
 		"tainted":   func(c *site) { c.reconcile() },
-		"paused":    func(c *site) { c.steps(1); c.reconcile() },
+		"stopped":   func(c *site) { c.steps(1); c.reconcile() },
 		"at work":   func(c *site) { c.steps(2); c.reconcile() },
 		"applied":   func(c *site) { c.steps(3) },
 		"selecting": func(c *site) { c.steps(4) },
@@ -259,8 +259,8 @@ func frees(a action.Action) bool {
 	return is
 }
 
-// TestANodeWhosePausesProtectItIsNotTaintedOnTop: they wait for no slot. A change of that node does.
-func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
+// TestANodeThatItsStoppedOperandsProtectIsNotTaintedOnTop: they wait for no slot. A change of that node does.
+func TestANodeThatItsStoppedOperandsProtectIsNotTaintedOnTop(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(2, mig(count("3g", 2)))
 	c.run(300)
@@ -275,7 +275,7 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	for _, label := range []string{pluginLabel, gfdLabel} {
 		protected.Labels[label] = "paused-for-mig-change"
 	}
-	protected.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
+	protected.Annotations[v1alpha1.AnnotationStopped] = pluginLabel + "," + gfdLabel
 	c.version[protected.Name]++
 	c.tick(time.Second)
 	for round := range 100 {
@@ -329,7 +329,7 @@ func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
 				c.version["moves"]++
 				for range 20 {
 					for _, a := range changes(c.reconcile().Actions) {
-						g.Expect(a.Target() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
+						g.Expect(a.NodeName() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
 					}
 					c.tick(time.Second)
 				}

@@ -160,32 +160,32 @@ func TestStates(t *testing.T) {
 				c.steps(1)
 				return c
 			},
-			state: node.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
+			state: node.StoppingOperands, reason: v1alpha1.ReasonStoppingOperands, message: "only one may drive MIG",
 			actions: []string{"patch node a (keeping NVIDIA's mig-manager off the node): nvidia.com/gpu.deploy.mig-manager=false " +
 				"nvidia.com/mig.config=gpu-sharing-operator"},
 		},
-		"drained: NVIDIA's clients are paused": {
+		"drained: NVIDIA's operands are stopped": {
 			situation: func() *site { c, _ := toMIG(); c.steps(1); return c },
-			state:     node.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "pausing NVIDIA's GPU clients",
-			actions: []string{"patch node a (pausing NVIDIA's GPU clients): " + pluginLabel + "=paused-for-mig-change " +
-				gfdLabel + "=paused-for-mig-change gpusharing.io/paused=" + pluginLabel + "," + gfdLabel},
+			state:     node.StoppingOperands, reason: v1alpha1.ReasonStoppingOperands, message: "stopping NVIDIA's operands",
+			actions: []string{"patch node a (stopping NVIDIA's operands): " + pluginLabel + "=paused-for-mig-change " +
+				gfdLabel + "=paused-for-mig-change gpusharing.io/stopped=" + pluginLabel + "," + gfdLabel},
 		},
-		"drained: another controller has paused a client": {
+		"drained: another controller has stopped an operand": {
 			situation: func() *site {
 				c, h := toMIG()
 				c.steps(1)
-				h.Labels[gfdLabel] = "paused-by-hand"
+				h.Labels[gfdLabel] = "stopped-by-hand"
 				return c
 			},
-			state: node.PausingClients, reason: v1alpha1.ReasonPausingClients,
-			message: "another controller has set " + gfdLabel + "=paused-by-hand", actions: []string{noActions},
+			state: node.StoppingOperands, reason: v1alpha1.ReasonStoppingOperands,
+			message: "another controller has set " + gfdLabel + "=stopped-by-hand", actions: []string{noActions},
 			after: 899 * time.Second,
 		},
-		"paused: NVIDIA's clients are still there": {
+		"stopped: NVIDIA's operands are still there": {
 			situation: func() *site { c, _ := toMIG(); c.steps(1); c.reconcile(); return c },
-			state:     node.PausingClients, reason: v1alpha1.ReasonPausingClients,
-			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
-			after: timing.PauseTimeout,
+			state:     node.StoppingOperands, reason: v1alpha1.ReasonStoppingOperands,
+			message: "waiting until NVIDIA's operands are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
+			after: timing.StopTimeout,
 		},
 		"nothing blocks the change": {
 			situation: func() *site { c, _ := toMIG(); c.steps(2); return c },
@@ -306,11 +306,11 @@ func TestStates(t *testing.T) {
 			message: "waiting until these pods have restarted with the operator's ConfigMap: gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{noActions}, after: 599 * time.Second,
 		},
-		"applied: key and clients in one patch": {
+		"applied: key and operands in one patch": {
 			situation: func() *site { c, _ := toMIG(); c.steps(3); return c },
 			state:     node.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
-				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
+				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/selected=research-… gpusharing.io/stopped-"},
 		},
 		"selected: not advertised yet": {
 			situation: func() *site { c, _ := slicing(); c.steps(3); c.reconcile(); return c },
@@ -351,7 +351,7 @@ func TestStates(t *testing.T) {
 		},
 		"advertised: the taint goes and the state is recorded": {
 			situation: func() *site { c, _ := toMIG(); c.steps(4); return c },
-			state:     node.Releasing, reason: v1alpha1.ReasonProgressing, message: "taint",
+			state:     node.Finishing, reason: v1alpha1.ReasonProgressing, message: "taint",
 			actions: []string{"remove our taint from node a"},
 		},
 		"advertised: the state is recorded": {

@@ -165,7 +165,7 @@ func sane(g Gomega, s v1alpha1.GPUSharingPolicyStatus, generation int64) {
 func TestNodesOfAClusterWithoutDevicePluginAreReleased(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	c.steps(2) // drained and paused
+	c.steps(2) // drained and stopped
 	g.Expect(h.Taints).NotTo(BeEmpty())
 	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 	d, _ := c.run(20)
@@ -189,7 +189,7 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
 }
 
-func TestWithoutAClusterPolicyNothingIsPausedAndNoMIGManagerDisabled(t *testing.T) {
+func TestWithoutAClusterPolicyNothingIsStoppedAndNoMIGManagerDisabled(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.Plugin.ClusterPolicy = false

@@ -153,7 +153,7 @@ func TestAPodOfATenantStopsNoChange(t *testing.T) {
 	}
 }
 
-// TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no pause of NVIDIA's programs.
+// TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no stop of NVIDIA's programs.
 func TestAPodOfATenantStopsNoConfig(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -277,6 +277,6 @@ func TestPodsThatComeWithoutEndKeepNoNodeFromItsUsers(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	k := c.keeps(h, 12, c.arriving(h, "1"))
-	g.Expect(k.longest).To(BeNumerically("<=", 17*time.Minute), "the time for draining, and that for the pause of NVIDIA's programs")
+	g.Expect(k.longest).To(BeNumerically("<=", 17*time.Minute), "the time for draining, and that for the stop of NVIDIA's programs")
 	g.Expect(k.soonest).To(BeNumerically(">=", time.Hour))
 }

@@ -21,10 +21,10 @@ import (
 
 // kept is how long a node was kept from its users.
 type kept struct {
-	paused, tainted time.Duration // NVIDIA's device plugin, and the node
-	longest         time.Duration // in one go
-	times           int
-	soonest         time.Duration // the shortest time between two
+	stopped, tainted time.Duration // NVIDIA's device plugin, and the node
+	longest          time.Duration // in one go
+	times            int
+	soonest          time.Duration // the shortest time between two
 }
 
 // keeps lets some hours pass, strikes in each step, and looks how long the node is kept from its users.
@@ -37,7 +37,7 @@ func (c *site) keeps(h *host, hours int, strike func()) (k kept) {
 		c.reconcile()
 		c.tick(step)
 		if h.Labels[pluginLabel] != "true" {
-			k.paused += step
+			k.stopped += step
 		}
 		if len(h.Taints) > 0 {
 			k.tainted += step
@@ -119,7 +119,7 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 		})
 		h.report()
 	}
-	whilePaused := func(strike func(*site, *host)) func(*site, *host) {
+	whileStopped := func(strike func(*site, *host)) func(*site, *host) {
 		return func(c *site, h *host) {
 			if h.Labels[pluginLabel] != "true" {
 				strike(c, h)
@@ -129,27 +129,27 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	stays := (*site).stays
 	nothing := func(*site, *host) {}
 	staysUnanswered := func(c *site, h *host) { stays(c, h); agentLags(c, h) }
-	const pause, apply = timing.PauseTimeout, timing.ApplyTimeout
+	const stop, apply = timing.StopTimeout, timing.ApplyTimeout
 	for name, test := range map[string]struct {
 		begin, strike func(*site, *host)
 		longest       time.Duration
 		waits         string // begins what the node reports
 		says          string
 	}{
-		"a validator's pod stays, in a change":     {nothing, stays, pause, "ClientsNotEnding:", validatorsPod},
-		"a validator's pod stays, on the way back": {wayBack, stays, pause, "ApplyTimedOut:", validatorsPod},
-		"a validator's pod stays, in a release":    {released, stays, pause, "ClientsNotEnding:", validatorsPod},
+		"a validator's pod stays, in a change":     {nothing, stays, stop, "OperandsNotEnding:", validatorsPod},
+		"a validator's pod stays, on the way back": {wayBack, stays, stop, "ApplyTimedOut:", validatorsPod},
+		"a validator's pod stays, in a release":    {released, stays, stop, "OperandsNotEnding:", validatorsPod},
 		"a validator's pod stays and the agent never answers, after a loss": {
-			lost, staysUnanswered, apply, "ClientsNotEnding:", validatorsPod,
+			lost, staysUnanswered, apply, "OperandsNotEnding:", validatorsPod,
 		},
-		"the plugin's pod does not end, in a change":  {nothing, pluginStays, pause, "ClientsNotEnding:", "nvidia-1"},
-		"the plugin's pod does not end, in a release": {released, pluginStays, pause, "ClientsNotEnding:", "/nvidia-"},
+		"the plugin's pod does not end, in a change":  {nothing, pluginStays, stop, "OperandsNotEnding:", "nvidia-1"},
+		"the plugin's pod does not end, in a release": {released, pluginStays, stop, "OperandsNotEnding:", "/nvidia-"},
 		"the agent never answers, in a change": {
-			nothing, whilePaused(agentLags), apply, "ApplyTimedOut:", "within 15m0s",
+			nothing, whileStopped(agentLags), apply, "ApplyTimedOut:", "within 15m0s",
 		},
 		"the agent never answers, on the way back": {wayBack, agentLags, apply, "ApplyTimedOut:", "tries again at"},
 		"the agent never answers, in a release": {
-			released, whilePaused(agentLags), apply, "ApplyTimedOut:", "tries again at",
+			released, whileStopped(agentLags), apply, "ApplyTimedOut:", "tries again at",
 		},
 		"the agent never answers, after a loss": {lost, agentLags, apply, "ApplyTimedOut:", "tries again at"},
 		"NVML refuses each step, after a loss":  {lost, refusing, apply, "ApplyTimedOut:", "the agent says StepFailed"},
@@ -170,12 +170,12 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	}
 }
 
-// TestAPauseHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were paused, and its
+// TestAStopHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were stopped, and its
 // clock is behind the controller's by more than the time that they have to end.
-func TestAPauseHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
+func TestAStopHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	c.behind = 2 * timing.PauseTimeout
+	c.behind = 2 * timing.StopTimeout
 	h.stuck = map[string]bool{h.Pods[slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })].UID: true}
 	c.keeps(h, 1, func() {
 		if len(h.Taints) > 0 && c.Now.Sub(h.Taints[0].TimeAdded.Time) > time.Minute {
@@ -198,9 +198,9 @@ func TestAValidatorThatStaysDelaysARelease(t *testing.T) {
 	c.run(90)
 	c.Policies = nil
 	k := c.keeps(h, 6, func() { c.stays(h) })
-	g.Expect(k.paused).To(BeNumerically("<", 30*time.Minute), "without GPUs on the node")
+	g.Expect(k.stopped).To(BeNumerically("<", 30*time.Minute), "without GPUs on the node")
 	g.Expect(k.tainted).To(BeNumerically("<", 30*time.Minute))
-	g.Expect(h.waits()).To(HavePrefix("ClientsNotEnding:"))
+	g.Expect(h.waits()).To(HavePrefix("OperandsNotEnding:"))
 	g.Expect(h.waits()).To(And(ContainSubstring(validatorsPod), ContainSubstring("tries again at")))
 	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
 	h.stuck = nil
@@ -261,7 +261,8 @@ func TestAnEditedRecordHangsNoController(t *testing.T) {
 	g.Eventually(done, 30*time.Second).Should(BeClosed(), "one reconcile")
 }
 
-// TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another client wrote.
+// TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another controller
+// wrote.
 func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
 	g := NewWithT(t)
 	c, h := timedOutRelease(g)
@@ -274,7 +275,7 @@ func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
 }
 
 // TestWhatInterruptsAChangeBeginsNoDeadlineAnew: an agent that comes and goes, and a driver that is replaced again and
-// again. Each interruption begins the time of the agent anew, and the node is given back all the same.
+// again. Each interruption begins the time of the agent anew, and the node takes pods again all the same.
 func TestWhatInterruptsAChangeBeginsNoDeadlineAnew(t *testing.T) {
 	const hours = 8
 	for name, test := range map[string]struct {
@@ -327,8 +328,8 @@ func TestWhatInterruptsAChangeBeginsNoDeadlineAnew(t *testing.T) {
 	}
 }
 
-// TestAReleaseUnderMaintenanceGivesTheNodeBack: the upgrade of the driver fails in the middle of it.
-func TestAReleaseUnderMaintenanceGivesTheNodeBack(t *testing.T) {
+// TestAReleaseUnderMaintenanceLetsTheNodeTakePods: the upgrade of the driver fails in the middle of it.
+func TestAReleaseUnderMaintenanceLetsTheNodeTakePods(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.run(60)

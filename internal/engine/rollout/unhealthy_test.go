@@ -168,9 +168,9 @@ func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
 	}
 }
 
-// TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed: it was resumed because no change is possible any
+// TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasStarted: it was started because no change is possible any
 // more, and it starts after the agent has made the instances of a new driver.
-func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing.T) {
+func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasStarted(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(200)
@@ -180,7 +180,7 @@ func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing
 	for _, label := range []string{pluginLabel, gfdLabel} {
 		h.Labels[label] = "paused-for-mig-change"
 	}
-	h.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
+	h.Annotations[v1alpha1.AnnotationStopped] = pluginLabel + "," + gfdLabel
 	c.tick(time.Second)
 	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
 	c.reconcile()

@@ -21,10 +21,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-const driverPaused = "paused-for-driver-upgrade"
+const driverStopped = "paused-for-driver-upgrade"
 
 // upgrade is a driver upgrade on a host, as NVIDIA's upgrade controller and k8s-driver-manager make it: the deploy
-// labels are paused, also over the pause of another, everything that has the driver open must be gone, the module is
+// labels are stopped, also over the value of another, everything that has the driver open must be gone, the module is
 // unloaded, the labels are restored before the new driver is there, and the node takes pods again once the device
 // plugin advertises.
 type upgrade struct {
@@ -37,7 +37,7 @@ type upgrade struct {
 	leaves   bool   // the agent has left, and returns
 	returned time.Time
 	// alone: nothing has the driver open when the old driver container ends, so that this unloads the module. Then
-	// k8s-driver-manager pauses nothing, and the agent stays, which looks at the GPUs once in a minute or for another
+	// k8s-driver-manager stops nothing, and the agent stays, which looks at the GPUs once in a minute or for another
 	// spec.
 	alone bool
 	// byHand: the GPU Operator's upgrade controller is off, so that a user deletes the driver's pod and no label tells
@@ -146,7 +146,7 @@ func (c *site) manageDriver(h *host) {
 	case u.alone && !u.unloaded:
 		u.last = h.GPU.Generation
 		h.unload()
-	case !u.unloaded && !slices.ContainsFunc(driverLabels(), func(name string) bool { return strings.Contains(h.Labels[name], driverPaused) }):
+	case !u.unloaded && !slices.ContainsFunc(driverLabels(), func(name string) bool { return strings.Contains(h.Labels[name], driverStopped) }):
 		for _, name := range driverLabels() {
 			switch value := h.Labels[name]; value {
 			case "":
@@ -155,9 +155,9 @@ func (c *site) manageDriver(h *host) {
 				}
 			case "false":
 			case "true":
-				h.Labels[name] = driverPaused
+				h.Labels[name] = driverStopped
 			default:
-				h.Labels[name] = value + "_" + driverPaused
+				h.Labels[name] = value + "_" + driverStopped
 			}
 		}
 		c.held(h)
@@ -168,7 +168,7 @@ func (c *site) manageDriver(h *host) {
 	}
 }
 
-// driverLabels are labels that k8s-driver-manager pauses. Where one is absent it sets the empty value, but for the last
+// driverLabels are labels that k8s-driver-manager stops. Where one is absent it sets the empty value, but for the last
 // two (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
 func driverLabels() []string {
 	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelRunsAgent, cluster.LabelDRADriver}
@@ -198,10 +198,10 @@ func (h *host) unload() {
 	u.unloaded = true
 	for _, name := range driverLabels() {
 		switch value := h.Labels[name]; value {
-		case driverPaused:
+		case driverStopped:
 			h.Labels[name] = "true"
 		default:
-			h.Labels[name] = strings.TrimSuffix(value, "_"+driverPaused)
+			h.Labels[name] = strings.TrimSuffix(value, "_"+driverStopped)
 		}
 	}
 	u.began = h.now
@@ -222,8 +222,8 @@ func (h *host) attend() {
 
 // selected reports whether a DaemonSet of the agent selects the node.
 func (h *host) selected() bool {
-	if by := h.Labels[cluster.LabelDRADriver]; by == "true" || by == driverPaused {
-		return by == "true" && h.Labels[draValidatorLabel] != driverPaused && h.Labels[v1alpha1.LabelRunsAgent] != "false"
+	if by := h.Labels[cluster.LabelDRADriver]; by == "true" || by == driverStopped {
+		return by == "true" && h.Labels[draValidatorLabel] != driverStopped && h.Labels[v1alpha1.LabelRunsAgent] != "false"
 	}
 	return h.Labels[v1alpha1.LabelRunsAgent] == "true"
 }
@@ -290,7 +290,7 @@ func TestDriverUpgrade(t *testing.T) {
 	}
 }
 
-// TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost: its instances were there again and are offered, so nothing is paused
+// TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost: its instances were there again and are offered, so nothing is stopped
 // for them once more, for which the node would have no slot.
 func TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost(t *testing.T) {
 	g := NewWithT(t)
@@ -361,10 +361,10 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 	}
 }
 
-// leftNothing: what maintenance has interrupted or paused is as before.
+// leftNothing: what maintenance has interrupted or stopped is as before.
 func (h *host) leftNothing(g *WithT) {
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationInterrupted))
 	for _, name := range []string{pluginLabel, gfdLabel, v1alpha1.LabelRunsAgent} {
 		g.Expect(h.Labels).To(HaveKeyWithValue(name, "true"))
@@ -403,8 +403,8 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	a.leftNothing(g)
 }
 
-// TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused: they are resumed in time, and not paused again.
-func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused(t *testing.T) {
+// TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoOperandsStopped: they are started again in time, and not stopped again.
+func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoOperandsStopped(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(60)
@@ -412,11 +412,11 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused(t *testing.T)
 	h.Labels[upgradeLabel], h.AgentReady = "pod-restart-required", false
 	c.version[h.Name]++
 	c.during(time.Minute, 10*time.Second)
-	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationStopped))
 	h.Labels[upgradeLabel] = "upgrade-done"
 	c.version[h.Name]++
 	c.during(time.Hour, 10*time.Second)
-	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<", 20))
 	clear(c.writes)
 	d := c.during(3*time.Hour, 10*time.Second)
@@ -428,8 +428,8 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused(t *testing.T)
 	h.leftNothing(g)
 }
 
-// TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers: its slot has expired, and the instances may be gone.
-func TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers(t *testing.T) {
+// TestAfterLongMaintenanceOperandsStayStoppedUntilTheAgentAnswers: its slot has expired, and the instances may be gone.
+func TestAfterLongMaintenanceOperandsStayStoppedUntilTheAgentAnswers(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(60)
@@ -441,7 +441,7 @@ func TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers(t *testing.T)
 	c.version[h.Name]++
 	for range 30 {
 		c.reconcile()
-		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationStopped))
 		c.tick(10 * time.Second)
 	}
 	h.lags = false
@@ -459,7 +459,7 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 		"an upgrade is required":        {labels: map[string]string{upgradeLabel: "upgrade-required"}, reason: v1alpha1.ReasonDriverUpgrade},
 		"a state that nobody knows yet": {labels: map[string]string{upgradeLabel: "something-new"}, reason: v1alpha1.ReasonDriverUpgrade},
 		"an upgrade has failed":         {labels: map[string]string{upgradeLabel: "upgrade-failed"}, reason: v1alpha1.ReasonDriverUpgrade},
-		"the driver manager alone":      {labels: map[string]string{dcgmLabel: driverPaused}, reason: v1alpha1.ReasonDriverUpgrade},
+		"the driver manager alone":      {labels: map[string]string{dcgmLabel: driverStopped}, reason: v1alpha1.ReasonDriverUpgrade},
 		"OpenShift's machine config": {annotations: map[string]string{
 			"machineconfiguration.openshift.io/currentConfig": "rendered-worker-1",
 			"machineconfiguration.openshift.io/desiredConfig": "rendered-worker-2",
@@ -491,21 +491,21 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 	}
 }
 
-// TestAPauseOfOursUnderAnother: k8s-driver-manager adds its pause to ours and later takes only its own away. Ours is
+// TestAStopOfOursUnderAnother: k8s-driver-manager adds its stop to ours and later takes only its own away. Ours is
 // never overwritten meanwhile and goes when it is back, whatever became of the change.
-func TestAPauseOfOursUnderAnother(t *testing.T) {
+func TestAStopOfOursUnderAnother(t *testing.T) {
 	g := NewWithT(t)
 	w, h := toMIG()
-	for h.Labels[pluginLabel] != managerPaused {
+	for h.Labels[pluginLabel] != managerStopped {
 		w.steps(1)
 	}
-	both := managerPaused + "_" + driverPaused
+	both := managerStopped + "_" + driverStopped
 	h.Labels[pluginLabel], h.Labels[gfdLabel] = both, both
 	w.Policies = nil
 	w.steps(5)
 	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, both), HaveKeyWithValue(gfdLabel, both)))
-	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
-	h.Labels[pluginLabel], h.Labels[gfdLabel] = managerPaused, managerPaused
+	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationStopped))
+	h.Labels[pluginLabel], h.Labels[gfdLabel] = managerStopped, managerStopped
 	w.run(30)
 	h.leftNothing(g)
 }

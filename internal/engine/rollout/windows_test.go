@@ -215,7 +215,7 @@ func TestADrainIsCanceledWhenItsWindowClosesIfThePolicyWantsThat(t *testing.T) {
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("2027-03-02T22:00:00Z"))
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 	c.end(h, "train")
 	c.run(60)
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
@@ -392,7 +392,7 @@ func TestADrainEndsWithItsWindowThoughTheAgentIsLost(t *testing.T) {
 }
 
 // TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow: it was asked for a change just before the policy got windows
-// and asks for something else. Once its time is over the node is given back.
+// and asks for something else. Once its time is over the node takes pods again.
 func TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()

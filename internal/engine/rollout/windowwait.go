@@ -18,11 +18,11 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// awaitsWindow reports whether the next step of a node's change is one that starts in a maintenance window only. A node
+// awaitsWindow reports whether the next act of a node's change is one that starts in a maintenance window only. A node
 // that goes back to its last good state (Failed) or to its baseline waits for none, nor does one that is not in service
 // yet.
 func awaitsWindow(m *member) bool {
-	unapplied := []node.State{node.PendingDisruptive, node.Draining, node.PausingClients, node.Idle}
+	unapplied := []node.State{node.PendingDisruptive, node.Draining, node.StoppingOperands, node.Idle}
 	switch {
 	case m.Policy == nil || startupTaintOn(m.View) != nil || startsUntainted(m) || !slices.Contains(unapplied, m.State):
 		return false
@@ -44,15 +44,15 @@ func outsideWindow(g *Group, s *cluster.Snapshot, m *member) (reason, message st
 		return "", ""
 	}
 	g.NextWindow = new(metav1.NewTime(changes))
-	if _, step := node.SplitStep(m.Next); m.MadeUnavailable() && (len(step.OnDenied) > 0 || node.OnlyRebootLeft(m.View) && devicesUntouched(m.View)) {
-		m.Next = node.PacedStep{OnDenied: node.EndTurn(m.View)}
+	if _, paced := node.SplitAct(m.Next); m.MadeUnavailable() && (len(paced.OnDenied) > 0 || node.OnlyRebootLeft(m.View) && devicesUntouched(m.View)) {
+		m.Next = node.PacedAct{OnDenied: node.EndTurn(m.View)}
 	}
 	return v1alpha1.ReasonOutsideWindow, fmt.Sprintf("Waiting for a maintenance window (rollout.windows): the next one opens at %s",
 		changes.Format(time.RFC3339))
 }
 
-// endLostTurn ends a drain with its window where the agent is lost in the middle, so that no step of the node waits for a
-// window. An agent that was asked for something has its time for that.
+// endLostTurn ends a drain with its window where the agent is lost in the middle, so that no act on the node waits for
+// a window. An agent that was asked for something has its time for that.
 func endLostTurn(g *Group, s *cluster.Snapshot, m *member) {
 	if len(g.Windows) == 0 || m.State != node.Unknown || m.Taint() == nil || m.Policy == nil ||
 		m.Policy.Spec.Rollout.OnWindowEnd != v1alpha1.WindowEndCancelDrain {

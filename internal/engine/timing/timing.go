@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// ManagerTimeout is how long mig-manager may take: it waits five minutes for each of NVIDIA's clients to end.
+// ManagerTimeout is how long mig-manager may take: it waits five minutes for each of NVIDIA's operands to end.
 const ManagerTimeout = 20 * time.Minute
 
 // Stamp is a key with a time: <key>@<seconds since 1970>.
@@ -63,11 +63,11 @@ const PoliciesReturn = 10 * time.Minute
 
 // Deadlines of the states that wait for another program.
 const (
-	// ApplyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs
+	// ApplyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each operand and reset GPUs
 	// in turn, so a change that is on its way ends well before.
 	ApplyTimeout = 15 * time.Minute
-	// PauseTimeout is how long NVIDIA's programs may take to end: as long as its mig-manager waits for each.
-	PauseTimeout = 5 * time.Minute
+	// StopTimeout is how long NVIDIA's programs may take to end: as long as its mig-manager waits for each.
+	StopTimeout = 5 * time.Minute
 	// VerifyTimeout is how long a node may take to advertise what was selected. The plugin retries every 30 s, and MPS
 	// under the GPU Operator needs up to three minutes (GFD, NFD, scheduling of the MPS pod).
 	VerifyTimeout = 5 * time.Minute
@@ -124,9 +124,9 @@ func Sooner(a, b time.Duration) time.Duration {
 
 // Deadlines of what is left half-done.
 const (
-	// LeftTimeout is how long NVIDIA's clients may be paused, and its mig-manager at work, while neither says anything
-	// new. It waits five minutes at most for each of its clients, and tells nothing meanwhile.
-	LeftTimeout = 15 * time.Minute
+	// UnrepairedTimeout is how long NVIDIA's operands may be stopped, and its mig-manager at work, while neither says
+	// anything new. It waits five minutes at most for each operand, and tells nothing meanwhile.
+	UnrepairedTimeout = 15 * time.Minute
 	// EndTimeout is how long a pod may still be there after it must have ended.
 	EndTimeout = 2 * time.Minute
 	// OutdatedTimeout is how long pods may go on reading another ConfigMap before they are started anew.

@@ -84,11 +84,11 @@ func (c Case) paced() Decision {
 	}
 	for _, e := range slices.Concat(counting, c.Elsewhere) {
 		same := e.Namespace == c.Pressure.Container.Namespace && e.PodName == c.Pressure.Container.PodName
-		if left := perPod - c.Now.Sub(e.Time.Time); same && left > 0 {
-			return Decision{Why: "the pod was evicted less than ten minutes ago", After: left}
+		if remaining := perPod - c.Now.Sub(e.Time.Time); same && remaining > 0 {
+			return Decision{Why: "the pod was evicted less than ten minutes ago", After: remaining}
 		}
-		if left := perGPU - c.Now.Sub(e.Time.Time); e.DeviceUUID == c.Pressure.DeviceUUID && left > 0 {
-			return Decision{Why: "another pod was evicted from this GPU less than a minute ago", After: left}
+		if remaining := perGPU - c.Now.Sub(e.Time.Time); e.DeviceUUID == c.Pressure.DeviceUUID && remaining > 0 {
+			return Decision{Why: "another pod was evicted from this GPU less than a minute ago", After: remaining}
 		}
 	}
 	return Decision{Evict: true}

@@ -258,12 +258,12 @@ func (s *search) next(i int, taken slots, value int) {
 }
 
 // choose tries the places of request i from the given one on for the instances that are left.
-func (s *search) choose(i, from, left int, taken slots, value int) {
-	if left == 0 {
+func (s *search) choose(i, from, remaining int, taken slots, value int) {
+	if remaining == 0 {
 		s.next(i+1, taken, value)
 		return
 	}
-	for n := from; n <= len(s.places[i])-left; n++ {
+	for n := from; n <= len(s.places[i])-remaining; n++ {
 		p := s.places[i][n]
 		if taken&p.slots != 0 {
 			continue
@@ -272,7 +272,7 @@ func (s *search) choose(i, from, left int, taken slots, value int) {
 			return
 		}
 		s.picked = append(s.picked, pick{request: i, place: n})
-		s.choose(i, n+1, left-1, taken|p.slots, value+p.value)
+		s.choose(i, n+1, remaining-1, taken|p.slots, value+p.value)
 		s.picked = s.picked[:len(s.picked)-1]
 	}
 }

@@ -65,9 +65,9 @@ type DaemonDevice struct {
 
 // Persistence keeps GPUs initialized while no program has them open, so that their compute mode lasts.
 type Persistence interface {
-	// Hold begins it for a GPU. One that cannot be held is no error: the plan goes on without.
+	// TurnOn begins it for a GPU. One on which it cannot be turned on is no error: the plan goes on without.
 	TurnOn(ctx context.Context, uuid string) error
-	// Release takes back what Hold has changed, if anything.
+	// Restore takes back what TurnOn has changed, if anything.
 	Restore(ctx context.Context, uuid string) error
 }
 
@@ -75,7 +75,7 @@ type Persistence interface {
 type Tools struct {
 	Hardware    gpu.Hardware
 	MPS         MPS
-	Persistence Persistence // nil: nothing is held
+	Persistence Persistence // nil: nothing is turned on
 }
 
 func (t Tools) persist(ctx context.Context, d gpu.Device) error {

@@ -25,8 +25,8 @@ const (
 	resourcePrefix = "nvidia.com/mig-"
 )
 
-// RuleName is the name of the operator's DeviceTaintRule for a node.
-func RuleName(node string) string { return namePrefix + node }
+// TaintRuleName is the name of the operator's DeviceTaintRule for a node.
+func TaintRuleName(node string) string { return namePrefix + node }
 
 // TaintRuleNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
 func TaintRuleNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
@@ -168,7 +168,7 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDRAUnavailable,
-		Message: fmt.Sprintf("DeviceClass %s of the operator does not have extendedResourceName: %s, so no pod can get that. If another client edits the "+
+		Message: fmt.Sprintf("DeviceClass %s of the operator does not have extendedResourceName: %s, so no pod can get that. If another controller edits the "+
 			"class, stop it: the operator writes it again, a few times in an hour, unless the policy is paused. If the API server drops the field, turn on the "+
 			"feature gate DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", w.Name, w.Resource),
 	}
@@ -176,11 +176,11 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 
 // Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get what
 // these classes are for. A class that serves the resource already is used, also one of an administrator: two classes
-// with one resource make the scheduler forget the name when one of them goes. One of the operator's that another client
-// edited is written again. A configuration that it was given is another field manager's: such a class is deleted, and
-// the next reconcile writes it if it is needed. named reports whether a policy, pod or claim names a class or its
-// resource: such a class stays. So does one beside another class of its resource, which the scheduler would forget: it
-// is written again when the other one comes or goes, so that the scheduler reads it.
+// with one resource make the scheduler forget the name when one of them goes. One of the operator's that another
+// controller edited is written again. A configuration that it was given is another field manager's: such a class is
+// deleted, and the next reconcile writes it if it is needed. named reports whether a policy, pod or claim names a class
+// or its resource: such a class stays. So does one beside another class of its resource, which the scheduler would
+// forget: it is written again when the other one comes or goes, so that the scheduler reads it.
 func Classes(have []Class, want []Write, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
 	for _, w := range want {
@@ -228,7 +228,7 @@ func beside(have []Class, name, resource string) string {
 	return fmt.Sprintf("%d classes, %x", len(others), sum[:8])
 }
 
-// asWritten is a class of the operator's as it was written; known is false if another client edited it.
+// asWritten is a class of the operator's as it was written; known is false if another controller edited it.
 func asWritten(c Class) (w Write, known bool) {
 	_, quoted, _ := strings.Cut(c.Selector, ".profile == '")
 	for _, w := range []Write{ForGPUs(), ForInstances(strings.TrimSuffix(quoted, "'"))} {
@@ -239,7 +239,7 @@ func asWritten(c Class) (w Write, known bool) {
 	return Write{}, false
 }
 
-// lacks reports whether a class of the operator's must be written: nothing serves its resource, or another client
+// lacks reports whether a class of the operator's must be written: nothing serves its resource, or another controller
 // edited it.
 func lacks(have []Class, w Write) bool {
 	_, offered := Offering(have, w.Resource)

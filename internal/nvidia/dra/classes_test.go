@@ -27,7 +27,7 @@ func TestNamesOfClasses(t *testing.T) {
 		g.Expect(validation.IsDNS1123Subdomain(dra.ClassName(profile))).To(BeEmpty())
 		g.Expect(dra.Ours(dra.ClassName(profile))).To(BeTrue())
 	}
-	node, is := dra.TaintRuleNode(dra.RuleName("n1"))
+	node, is := dra.TaintRuleNode(dra.TaintRuleName("n1"))
 	NewWithT(t).Expect([]any{node, is}).To(Equal([]any{"n1", true}))
 }
 
@@ -76,7 +76,7 @@ func TestWhichClassesMustExist(t *testing.T) {
 		"another's serves the resource": {want: []dra.Write{write}, have: []dra.Class{{Name: "team-a", Resource: write.Resource}}},
 		"another's has the name":        {want: []dra.Write{write}, have: []dra.Class{{Name: write.Name}}},
 		"it lost its resource":          {want: []dra.Write{write}, have: []dra.Class{own(write.Name, "")}, write: []dra.Write{write}},
-		"another client gave it a configuration": {
+		"another controller gave it a configuration": {
 			want: []dra.Write{write}, have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: write.Selector, Configured: true}},
 			remove: []string{write.Name},
 		},
@@ -202,9 +202,9 @@ func TestAClassOfTheOperatorsIsRepaired(t *testing.T) {
 	}
 }
 
-// TestARuleThatTaintsNothingIsNoRule: a user set its effect to None, or narrowed its selector to one device. New pods
-// come to the node.
-func TestARuleThatTaintsNothingIsNoRule(t *testing.T) {
+// TestATaintRuleThatTaintsNothingIsNone: a user set its effect to None, or narrowed its selector to one device. New
+// pods come to the node.
+func TestATaintRuleThatTaintsNothingIsNone(t *testing.T) {
 	for name, change := range map[string]func(o *unstructured.Unstructured) error{
 		"effect None": func(o *unstructured.Unstructured) error {
 			return unstructured.SetNestedField(o.Object, "None", "spec", "taint", "effect")
@@ -218,9 +218,9 @@ func TestARuleThatTaintsNothingIsNoRule(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
+			rule := dra.NewTaintRule("a", time.Unix(1_800_000_000, 0))
 			g.Expect(change(rule)).To(Succeed())
-			_, _, ok := dra.RuleOf(rule)
+			_, _, ok := dra.TaintRuleOf(rule)
 			g.Expect(ok).To(BeFalse())
 		})
 	}

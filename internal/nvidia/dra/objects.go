@@ -46,11 +46,11 @@ func isOwn(object *unstructured.Unstructured) bool {
 	return object.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.ManagedByOperator
 }
 
-// RuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is false
-// if it is another's, or if another client edited it so that it does not taint all devices of the node any more
-// (EditedRule).
-func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok bool) {
-	if node, ok = ruleOfOurs(object); !ok || !taintsAll(object, node) {
+// TaintRuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is
+// false if it is another's, or if another controller edited it so that it does not taint all devices of the node any
+// more (EditedTaintRule).
+func TaintRuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok bool) {
+	if node, ok = taintRuleOfOurs(object); !ok || !taintsAll(object, node) {
 		return "", time.Time{}, false
 	}
 	since = object.GetCreationTimestamp().Time
@@ -61,19 +61,19 @@ func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok
 	return node, since, true
 }
 
-// EditedRule is the node of a DeviceTaintRule of the operator's that does not taint all devices of the node, because
-// another client edited it; ok is false if the rule is another's, or whole.
-func EditedRule(object *unstructured.Unstructured) (node string, ok bool) {
-	node, ok = ruleOfOurs(object)
+// EditedTaintRule is the node of a DeviceTaintRule of the operator's that does not taint all devices of the node,
+// because another controller edited it; ok is false if the rule is another's, or whole.
+func EditedTaintRule(object *unstructured.Unstructured) (node string, ok bool) {
+	node, ok = taintRuleOfOurs(object)
 	return node, ok && !taintsAll(object, node)
 }
 
-func ruleOfOurs(object *unstructured.Unstructured) (node string, ok bool) {
+func taintRuleOfOurs(object *unstructured.Unstructured) (node string, ok bool) {
 	node, ok = TaintRuleNode(object.GetName())
 	return node, ok && isOwn(object)
 }
 
-// taintsAll reports whether a DeviceTaintRule keeps new pods off all devices of a node, as NewRule does.
+// taintsAll reports whether a DeviceTaintRule keeps new pods off all devices of a node, as NewTaintRule does.
 func taintsAll(object *unstructured.Unstructured, node string) bool {
 	spec := asMap(object.Object["spec"])
 	taint, selector := asMap(spec["taint"]), asMap(spec["deviceSelector"])
@@ -86,10 +86,10 @@ func taintsAll(object *unstructured.Unstructured, node string) bool {
 		asString(selector["driver"]) == DriverName && asString(selector["pool"]) == node
 }
 
-// NewRule is the operator's DeviceTaintRule for a node: it keeps new pods off all devices of the node, and evicts none.
-// The pool of a node has its name.
-func NewRule(node string, since time.Time) *unstructured.Unstructured {
-	return owned(RuleName(node), map[string]any{
+// NewTaintRule is the operator's DeviceTaintRule for a node: it keeps new pods off all devices of the node, and evicts
+// none. The pool of a node has its name.
+func NewTaintRule(node string, since time.Time) *unstructured.Unstructured {
+	return owned(TaintRuleName(node), map[string]any{
 		"deviceSelector": map[string]any{"driver": DriverName, "pool": node},
 		"taint":          map[string]any{"key": v1alpha1.TaintChanging, "effect": "NoSchedule", "timeAdded": since.UTC().Format(time.RFC3339)},
 	})

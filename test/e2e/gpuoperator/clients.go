@@ -44,7 +44,7 @@ func dcgmExporter() operand {
 	}
 }
 
-// statusExporter is node-status-exporter, whose label nothing pauses.
+// statusExporter is node-status-exporter, whose label nothing stops.
 func statusExporter() operand {
 	main := standIn("nvidia-node-status-exporter", "status")
 	main.Env = append(main.Env, corev1.EnvVar{Name: "NVIDIA_VISIBLE_DEVICES", Value: "void"})

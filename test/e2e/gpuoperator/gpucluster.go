@@ -65,7 +65,7 @@ func (o *Operator) refuse(ctx context.Context, c *unstructured.Unstructured) err
 }
 
 // runCluster does what the GPU Operator does for a GPUCluster, in every reconcile: it applies the objects of NVIDIA's
-// DRA driver, also if another client changed them, and labels the nodes. It installs no DCGM and no validator here.
+// DRA driver, also if another controller changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
 	image, _, err := unstructured.NestedString(c.Object, "spec", "draDriver", "image")
 	if err != nil {

@@ -97,7 +97,7 @@ func (o *Operator) labelNodes(ctx context.Context, labelled func(*corev1.Node) m
 }
 
 // labelled returns a node's labels as the GPU Operator writes them. A label for an operand that has a value keeps it:
-// other programs pause operands by it.
+// other programs stop operands by it.
 func labelled(now map[string]string, p *clusterPolicy) map[string]string {
 	labels := maps.Clone(now)
 	if labels == nil {

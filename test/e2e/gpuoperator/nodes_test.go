@@ -26,8 +26,8 @@ func TestLabels(t *testing.T) {
 		"a GPU by its class":  {map[string]string{pciLabels[1]: "true"}, map[string]string{LabelPresent: "true"}},
 		"a GPU that was":      {map[string]string{LabelPresent: "true", deployPlugin: "true", migManager: "true"}, map[string]string{LabelPresent: "false", deployPlugin: "", migManager: ""}},
 		"no operands":         {with(onPCI, noOperands, "false"), map[string]string{LabelPresent: "true", deployPlugin: ""}},
-		"paused":              {with(onPCI, deployPlugin, "paused-for-mig-change"), map[string]string{deployPlugin: "paused-for-mig-change"}},
-		"paused before":       {with(onPCI, deployPlugin, ""), map[string]string{deployPlugin: "true"}},
+		"stopped":             {with(onPCI, deployPlugin, "paused-for-mig-change"), map[string]string{deployPlugin: "paused-for-mig-change"}},
+		"stopped before":      {with(onPCI, deployPlugin, ""), map[string]string{deployPlugin: "true"}},
 		"capable of MIG":      {with(onPCI, labelCapable, "true"), map[string]string{migManager: "true", LabelMIGConfig: migDisabled}},
 		"a product with MIG":  {with(onPCI, labelProduct, "NVIDIA-A100-SXM4-40GB"), map[string]string{migManager: "true"}},
 		"incapable by label":  {with(onPCI, labelProduct, "NVIDIA-A100-SXM4-40GB", labelCapable, "false"), map[string]string{migManager: "", LabelMIGConfig: ""}},
@@ -47,7 +47,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestLabelsOfAGPUCluster: those of the device plugin's programs go, whatever their value, and what pauses a program of
+// TestLabelsOfAGPUCluster: those of the device plugin's programs go, whatever their value, and what stops a program of
 // the GPUCluster stays.
 func TestLabelsOfAGPUCluster(t *testing.T) {
 	const deployDriver, validator = LabelDeploy + "dra-driver", LabelDeploy + "dra-validator"
@@ -61,8 +61,8 @@ func TestLabelsOfAGPUCluster(t *testing.T) {
 			with(onPCI, deployClient, "paused-for-mig-change", deployPlugin, "true", migManager, "true"),
 			map[string]string{deployClient: "", deployPlugin: "", migManager: ""},
 		},
-		"paused": {with(onPCI, validator, "paused-for-driver-upgrade"), map[string]string{validator: "paused-for-driver-upgrade", deployDriver: "true"}},
-		"empty":  {with(onPCI, validator, ""), map[string]string{validator: "true"}},
+		"stopped": {with(onPCI, validator, "paused-for-driver-upgrade"), map[string]string{validator: "paused-for-driver-upgrade", deployDriver: "true"}},
+		"empty":   {with(onPCI, validator, ""), map[string]string{validator: "true"}},
 		"others": {
 			with(onPCI, noOperands, "false", LabelDeploy+"vgpu-manager", "true"),
 			map[string]string{deployDriver: "true", LabelDeploy + "vgpu-manager": "true"},

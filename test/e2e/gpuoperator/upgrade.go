@@ -32,7 +32,7 @@ const (
 )
 
 const (
-	// goneAfter is how long evicted pods and paused operands may take to end, and validAfter the validator to be Ready.
+	// goneAfter is how long evicted pods and stopped operands may take to end, and validAfter the validator to be Ready.
 	goneAfter, validAfter = 5 * time.Minute, 10 * time.Minute
 	// unloads is how often the driver's pod may fail until the upgrade has, and backoff how long the kubelet waits
 	// before it starts the pod's init container again; the kubelet doubles that each time.
@@ -156,7 +156,7 @@ func (u *Upgrade) restartPod(ctx context.Context) error {
 	return u.Toolkit.Install(ctx, u.Driver)
 }
 
-// manageDriver is k8s-driver-manager's command uninstall_driver. Where the module was unloaded already, it pauses
+// manageDriver is k8s-driver-manager's command uninstall_driver. Where the module was unloaded already, it stops
 // nothing.
 func (u *Upgrade) manageDriver(ctx context.Context) (err error) {
 	if u.unloaded {
@@ -166,11 +166,11 @@ func (u *Upgrade) manageDriver(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := u.label(ctx, each(found, pausedForUpgrade)); err != nil {
+	if err := u.label(ctx, each(found, stoppedForUpgrade)); err != nil {
 		return err
 	}
-	u.log("k8s-driver-manager: paused the operands")
-	defer func() { err = errors.Join(err, u.label(ctx, each(found, resumed))) }()
+	u.log("k8s-driver-manager: stopped the operands")
+	defer func() { err = errors.Join(err, u.label(ctx, each(found, restored))) }()
 	if err := u.awaitOperands(ctx, found); err != nil {
 		return err
 	}

@@ -5,9 +5,9 @@ package gpuoperator
 
 import "testing"
 
-// TestPauses checks the values of deploy labels that the stand-in writes against those of NVIDIA/k8s-driver-manager
+// TestDeployLabelsOfAnUpgrade checks the values of deploy labels that the stand-in writes against those of NVIDIA/k8s-driver-manager
 // v0.12.0, cmd/driver-manager/main.go.
-func TestPauses(t *testing.T) {
+func TestDeployLabelsOfAnUpgrade(t *testing.T) {
 	for found, want := range map[string]struct{ meanwhile, afterwards string }{
 		"":      {"", ""},
 		"false": {"false", "false"},
@@ -19,11 +19,11 @@ func TestPauses(t *testing.T) {
 			"paused-for-mig-change_paused-for-driver-upgrade", "paused-for-mig-change",
 		},
 	} {
-		if got := pausedForUpgrade(found); got != want.meanwhile {
-			t.Errorf("%q is paused as %q, want %q", found, got, want.meanwhile)
+		if got := stoppedForUpgrade(found); got != want.meanwhile {
+			t.Errorf("%q is stopped as %q, want %q", found, got, want.meanwhile)
 		}
-		if got := resumed(found); got != want.afterwards {
-			t.Errorf("%q is resumed as %q, want %q", found, got, want.afterwards)
+		if got := restored(found); got != want.afterwards {
+			t.Errorf("%q is restored as %q, want %q", found, got, want.afterwards)
 		}
 	}
 }

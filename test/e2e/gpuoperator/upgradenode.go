@@ -24,7 +24,7 @@ import (
 const (
 	deployTrue, deployFalse = "true", "false"
 
-	paused      = "paused-for-driver-upgrade"
+	stopped     = "paused-for-driver-upgrade"
 	clientLabel = LabelDeploy + "client"
 )
 
@@ -42,7 +42,7 @@ var (
 	}
 )
 
-// deployLabels are the labels that k8s-driver-manager pauses, as they are.
+// deployLabels are the labels that k8s-driver-manager stops, as they are.
 func (u *Upgrade) deployLabels(ctx context.Context) (map[string]string, error) {
 	node := &corev1.Node{}
 	if err := u.Client.Get(ctx, client.ObjectKey{Name: u.Node}, node); err != nil {
@@ -68,24 +68,24 @@ func each(labels map[string]string, change func(string) string) map[string]strin
 	return changed
 }
 
-// pausedForUpgrade is the value of a deploy label that k8s-driver-manager has paused. It keeps a value that is
+// stoppedForUpgrade is the value of a deploy label that k8s-driver-manager has stopped. It keeps a value that is
 // another's.
-func pausedForUpgrade(value string) string {
+func stoppedForUpgrade(value string) string {
 	switch {
-	case value == "" || value == deployFalse || strings.Contains(value, paused):
+	case value == "" || value == deployFalse || strings.Contains(value, stopped):
 		return value
 	case value == deployTrue:
-		return paused
+		return stopped
 	}
-	return value + "_" + paused
+	return value + "_" + stopped
 }
 
-// resumed is the value of a deploy label once k8s-driver-manager is done, from the value that it found.
-func resumed(value string) string {
-	if value == paused {
+// restored is the value of a deploy label once k8s-driver-manager is done, from the value that it found.
+func restored(value string) string {
+	if value == stopped {
 		return deployTrue
 	}
-	return strings.Trim(strings.ReplaceAll(strings.ReplaceAll(value, paused+"_", ""), paused, ""), "_")
+	return strings.Trim(strings.ReplaceAll(strings.ReplaceAll(value, stopped+"_", ""), stopped, ""), "_")
 }
 
 // label writes labels of the node.
@@ -109,7 +109,7 @@ func (u *Upgrade) patchNode(ctx context.Context, patch []byte) error {
 	return nil
 }
 
-// awaitOperands waits until the paused operands are gone. When the validator ends, its preStop hook removes its files.
+// awaitOperands waits until the stopped operands are gone. When the validator ends, its preStop hook removes its files.
 func (u *Upgrade) awaitOperands(ctx context.Context, labels map[string]string) error {
 	for _, app := range awaited {
 		isIt := func(p *corev1.Pod) bool { return p.Namespace == Namespace && p.Labels["app"] == app }

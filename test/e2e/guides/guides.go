@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package guides lists what published guides have an administrator do by hand, and what takes its place here: a case
-// file for each guide. `make e2e` replays the entries, docs/guides.md shows them, and an index of each guide's text,
+// file for each guide. `make e2e` replays the entries, docs/dev/guides.md shows them, and an index of each guide's text,
 // which is stored elsewhere, makes sure that no command and no document of a guide is left out.
 package guides
 

@@ -18,7 +18,7 @@ type DrainApplyConfiguration struct {
 	// as timeoutSeconds. Evict: they are evicted through the Eviction API, so PodDisruptionBudgets hold. Never: a change
 	// only goes ahead on a node that happens to be idle, and the node takes new pods meanwhile. Default: WaitForIdle.
 	Mode *apiv1alpha1.DrainMode `json:"mode,omitempty"`
-	// timeoutSeconds is how long to wait for the node to become idle before it is given back its pods and counted as
+	// timeoutSeconds is how long to wait for the node to become idle before it takes pods again and counts as
 	// failed. Default: 600.
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 	// beforeReboot decides which pods the node is drained of before the operator reboots it (rollout.reboot IfRequired). GPUPods:

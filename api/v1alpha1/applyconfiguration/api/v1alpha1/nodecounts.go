@@ -19,7 +19,7 @@ type NodeCountsApplyConfiguration struct {
 	Changing *int32 `json:"changing,omitempty"`
 	// waiting is the number of nodes on which a change has not begun.
 	Waiting *int32 `json:"waiting,omitempty"`
-	// failed is the number of nodes on which the change failed or is impossible.
+	// failed is the number of nodes on which the change failed, or that cannot satisfy the policy.
 	Failed *int32 `json:"failed,omitempty"`
 	// updated is the number of nodes whose GPUs are in the desired state and which select its device-plugin config. Those of them that are
 	// not ready do not advertise yet, or no longer, what the policy asks for.

@@ -21,19 +21,19 @@ const fullLoad = 1.0
 
 const mebibyte = 1 << 20
 
-// Rule is a rule of docs/choosing.md.
-type Rule struct {
+// Criterion is a criterion of docs/choosing.md.
+type Criterion struct {
 	// Name is the name in docs/choosing.md.
 	Name string
-	// Note says that the rule rules nothing out.
+	// Note says that the criterion speaks against nothing.
 	Note bool
-	// Against returns what the rule has against an option, or to note about it; empty: nothing.
+	// Against returns what the criterion has against an option, or to note about it; empty: nothing.
 	Against func(Fleet, Option) string
 }
 
-// Rules are all rules, in the order in which their reasons are printed.
-func Rules() []Rule {
-	return []Rule{
+// Criteria are all criteria, in the order in which their reasons are printed.
+func Criteria() []Criterion {
+	return []Criterion{
 		{Name: "EnoughRoom", Against: enoughRoom},
 		{Name: "SeveralGPUs", Against: severalGPUs},
 		{Name: "MemoryKnown", Against: memoryKnown},

@@ -14,51 +14,51 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// NVIDIA's GPU clients on a node are paused and resumed by their deploy labels.
+// NVIDIA's operands on a node are stopped and started again by their deploy labels.
 //
-//	pausePatch → they end → the GPUs are changed → resumePatch, with the MIG instances that the device plugin will see
+//	stopPatch → they end → the GPUs are changed → startPatch, with the MIG instances that the device plugin will see
 
-// pausePatch is the patch that stops those of NVIDIA's clients that run, and records them.
-func pausePatch(v *View) (patch action.PatchNode, pauses bool) {
-	patch = v.Patch("pausing NVIDIA's GPU clients")
-	recorded := append(OwnPauses(v), overlaidPauses(v)...)
+// stopPatch is the patch that stops those of NVIDIA's operands that run, and records them.
+func stopPatch(v *View) (patch action.PatchNode, stops bool) {
+	patch = v.Patch("stopping NVIDIA's operands")
+	recorded := append(StoppedByOperator(v), stoppedUnderneath(v)...)
 	for _, name := range cluster.DeployLabels() {
 		if v.Node.Labels[name] == "true" {
-			patch.Labels[name] = new(cluster.PausedValue)
+			patch.Labels[name] = new(cluster.StoppedValue)
 			recorded = append(recorded, name)
 		}
 	}
 	slices.Sort(recorded)
-	patch.Annotations[v1alpha1.AnnotationPaused] = new(strings.Join(recorded, ","))
+	patch.Annotations[v1alpha1.AnnotationStopped] = new(strings.Join(recorded, ","))
 	saveBaselineCopy(v, patch)
 	patch.Locked = true
 	return patch, len(patch.Labels) > 0
 }
 
-// resumePatch is the patch that starts those of NVIDIA's clients again that we paused. Where another controller's pause
+// startPatch is the patch that starts those of NVIDIA's operands again that we stopped. Where another controller's value
 // lies over ours the record stays until ours is back.
-func resumePatch(v *View) (patch action.PatchNode, resumes bool) {
-	patch = v.Patch("resuming NVIDIA's GPU clients")
-	recorded, paused := v.Node.Annotations[v1alpha1.AnnotationPaused]
-	if !paused || keepsClientsPaused(v) {
+func startPatch(v *View) (patch action.PatchNode, starts bool) {
+	patch = v.Patch("starting NVIDIA's operands again")
+	recorded, stopped := v.Node.Annotations[v1alpha1.AnnotationStopped]
+	if !stopped || keepsOperandsStopped(v) {
 		return patch, false
 	}
-	for _, name := range OwnPauses(v) {
+	for _, name := range StoppedByOperator(v) {
 		patch.Labels[name] = new("true")
 	}
-	switch rest := strings.Join(overlaidPauses(v), ","); rest {
+	switch rest := strings.Join(stoppedUnderneath(v), ","); rest {
 	case "":
-		patch.Annotations[v1alpha1.AnnotationPaused] = nil
+		patch.Annotations[v1alpha1.AnnotationStopped] = nil
 	case recorded:
 		return patch, false
 	default:
-		patch.Annotations[v1alpha1.AnnotationPaused] = &rest
+		patch.Annotations[v1alpha1.AnnotationStopped] = &rest
 	}
 	return patch, true
 }
 
 // podsNotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the
-// test workloads of its validator, which is asked for at each pause.
+// test workloads of its validator, which is asked for at each stop.
 func podsNotEnding(v *View) []string {
 	var names []string
 	for _, p := range v.Node.Pods {
@@ -70,17 +70,17 @@ func podsNotEnding(v *View) []string {
 	return names
 }
 
-// keepPluginAway pauses NVIDIA's clients where the device plugin runs, or may start, before the agent has made its
+// keepPluginAway stops NVIDIA's operands where the device plugin runs, or may start, before the agent has made its
 // instances.
-func keepPluginAway(v *View) (patch action.PatchNode, pauses bool) {
+func keepPluginAway(v *View) (patch action.PatchNode, stops bool) {
 	if !agentMakesInstances(v) || v.Node.Labels[cluster.DeployLabels()[0]] != "true" {
 		return action.PatchNode{}, false
 	}
-	return pausePatch(v)
+	return stopPatch(v)
 }
 
-// keepsClientsPaused reports whether NVIDIA's clients have to stay paused until the driver is replaced.
-func keepsClientsPaused(v *View) bool {
+// keepsOperandsStopped reports whether NVIDIA's operands have to stay stopped until the driver is replaced.
+func keepsOperandsStopped(v *View) bool {
 	m, is := UnderMaintenance(v)
 	return is && m.Unloads && agentMakesInstances(v)
 }
@@ -92,23 +92,23 @@ func (v *View) UnavailableForOther() bool {
 	return v.Policy != nil && v.Node.ChangedFor != "" && v.Node.ChangedFor != v.Policy.Name && v.MadeUnavailable()
 }
 
-// OwnPauses are the deploy labels that we paused and that still are.
-func OwnPauses(v *View) []string {
+// StoppedByOperator are the deploy labels that we stopped and that still are.
+func StoppedByOperator(v *View) []string {
 	var ours []string
-	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationPaused], ",") {
-		if slices.Contains(cluster.DeployLabels(), name) && v.Node.Labels[name] == cluster.PausedValue {
+	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationStopped], ",") {
+		if slices.Contains(cluster.DeployLabels(), name) && v.Node.Labels[name] == cluster.StoppedValue {
 			ours = append(ours, name)
 		}
 	}
 	return ours
 }
 
-// overlaidPauses are the deploy labels that we paused and over whose value another controller has put its own pause. It
+// stoppedUnderneath are the deploy labels that we stopped and over whose value another controller has put its own. It
 // restores ours when it is done (NVIDIA/k8s-driver-manager joins both by an underscore).
-func overlaidPauses(v *View) []string {
+func stoppedUnderneath(v *View) []string {
 	var overlaid []string
-	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationPaused], ",") {
-		if slices.Contains(cluster.DeployLabels(), name) && strings.HasPrefix(v.Node.Labels[name], cluster.PausedValue+"_") {
+	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationStopped], ",") {
+		if slices.Contains(cluster.DeployLabels(), name) && strings.HasPrefix(v.Node.Labels[name], cluster.StoppedValue+"_") {
 			overlaid = append(overlaid, name)
 		}
 	}
@@ -122,8 +122,8 @@ func (v *View) ByGPUOperator() bool {
 	return v.Snapshot.Plugin.ClusterPolicy || v.ServedByDRADriver() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
 }
 
-// clientPods are the pods on the node that one of the deploy labels keeps there.
-func clientPods(v *View, deploy ...string) []string {
+// operandPods are the pods on the node that one of the deploy labels keeps there.
+func operandPods(v *View, deploy ...string) []string {
 	var names []string
 	for _, p := range v.Node.Pods {
 		if slices.ContainsFunc(deploy, p.KeptBy) {
@@ -180,7 +180,7 @@ func isMonitorPod(v *View, p cluster.Pod) bool {
 }
 
 // stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note
-// is there. Pods that the pause has not ended yet have seen others, and stay now.
+// is there. Pods that the stop has not ended yet have seen others, and stay now.
 func stampResumed(v *View, patch action.PatchNode) {
 	if v.ServedByDRADriver() {
 		return // there the note is about NVIDIA's DRA driver, which goes on running

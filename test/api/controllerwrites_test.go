@@ -25,8 +25,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// The controller's account has every right here, so that what is denied is denied by the write guard.
-func TestWriteGuardAroundTheController(t *testing.T) {
+// The controller's account has every right here, so that what is denied is denied by the admission policy.
+func TestControllerWritesWhatItsAdmissionPolicyLists(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA(), env.WithAutoscalers())
 	g := NewWithT(t)
 	ctx := t.Context()
@@ -35,16 +35,16 @@ func TestWriteGuardAroundTheController(t *testing.T) {
 		g.Expect(cluster.Client.Create(ctx, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "everything-" + account},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: guardNamespace, Name: account}},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: operatorNamespace, Name: account}},
 		})).To(Succeed())
 	}
 	as := func(account string) client.Client {
-		c, err := cluster.ClientAs(ctx, env.Identity{Namespace: guardNamespace, ServiceAccount: account})
+		c, err := cluster.ClientAs(ctx, env.Identity{Namespace: operatorNamespace, ServiceAccount: account})
 		g.Expect(err).NotTo(HaveOccurred())
 		return c
 	}
-	w := writeGuard{cluster: cluster, controller: as("gpu-sharing-controller")}
-	for _, o := range guardedObjects() {
+	w := writes{cluster: cluster, controller: as("gpu-sharing-controller")}
+	for _, o := range writtenObjects() {
 		g.Expect(cluster.Client.Create(ctx, o)).To(Succeed())
 	}
 	g.Eventually(func() error { return w.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(ctx) }).
@@ -57,15 +57,15 @@ func TestWriteGuardAroundTheController(t *testing.T) {
 				NewWithT(t).Expect(err).NotTo(HaveOccurred())
 				return
 			}
-			NewWithT(t).Expect(err).To(MatchError(And(ContainSubstring("gpu-sharing-controller-fence"), ContainSubstring(c.says))))
+			NewWithT(t).Expect(err).To(MatchError(And(ContainSubstring("gpu-sharing-controller-writes"), ContainSubstring(c.says))))
 		})
 	}
 	t.Run("counts what it denies", func(t *testing.T) {
 		g := NewWithT(t)
-		before, err := cluster.Denied(t.Context(), env.WriteGuard)
+		before, err := cluster.Denied(t.Context(), env.ControllerWrites)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(w.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).NotTo(Succeed())
-		g.Expect(cluster.Denied(t.Context(), env.WriteGuard)).To(BeNumerically(">", before))
+		g.Expect(cluster.Denied(t.Context(), env.ControllerWrites)).To(BeNumerically(">", before))
 	})
 	t.Run("concerns nobody else", func(t *testing.T) {
 		w.controller = as("another")
@@ -73,10 +73,10 @@ func TestWriteGuardAroundTheController(t *testing.T) {
 	})
 }
 
-const guardNamespace = "gpu-sharing-operator"
+const operatorNamespace = "gpu-sharing-operator"
 
-// guardedObjects are what the controller may touch, and what it may not.
-func guardedObjects() []client.Object {
+// writtenObjects are what the controller may touch, and what it may not.
+func writtenObjects() []client.Object {
 	container := []corev1.Container{{Name: "main", Image: "example.invalid/main"}}
 	owner := []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "nvidia-device-plugin-daemonset", UID: "1"}}
 	return []client.Object{
@@ -96,7 +96,7 @@ func guardedObjects() []client.Object {
 		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}, Spec: corev1.PodSpec{Containers: container}},
 		clusterPolicy(), machineSet(), nodeOverlay("theirs", nil, nil), nodeOverlay("gpu-sharing-old", ownOverlay, nil),
 		draObject("DeviceClass", "gpu.nvidia.com", nil, map[string]any{}), draObject("DeviceClass", "gpusharing-mig-theirs", nil, map[string]any{}),
-		draObject("DeviceTaintRule", "gpusharing-theirs", nil, dra.NewRule("theirs", time.Unix(0, 0)).Object["spec"]),
+		draObject("DeviceTaintRule", "gpusharing-theirs", nil, dra.NewTaintRule("theirs", time.Unix(0, 0)).Object["spec"]),
 	}
 }
 
@@ -122,7 +122,7 @@ func nodeOverlay(name string, labels map[string]string, more map[string]any) *un
 	return u
 }
 
-func (w *writeGuard) autoscalers(cases map[string]guardCase) {
+func (w *writes) autoscalers(cases map[string]writeCase) {
 	create := func(o *unstructured.Unstructured) func(context.Context) error {
 		return func(ctx context.Context) error { return w.controller.Create(ctx, o) }
 	}
@@ -135,7 +135,7 @@ func (w *writeGuard) autoscalers(cases map[string]guardCase) {
 		}
 	}
 	const resources, own = "may announce resources of NVIDIA through NodeOverlays, and nothing else", "may write NodeOverlays only that have the label"
-	for name, c := range map[string]guardCase{
+	for name, c := range map[string]writeCase{
 		"announces a shared GPU":               {do: create(nodeOverlay("gpu-sharing-new", ownOverlay, nil))},
 		"ends a NodeOverlay":                   {do: remove("gpu-sharing-old")},
 		"ends a NodeOverlay of another":        {do: remove("theirs"), says: own},
@@ -170,7 +170,7 @@ func draObject(kind, name string, labels map[string]string, spec any) *unstructu
 	return u
 }
 
-func (w *writeGuard) dra(cases map[string]guardCase) {
+func (w *writes) dra(cases map[string]writeCase) {
 	own := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedByOperator}
 	write := func(kind, name string, labels map[string]string, spec any) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -195,7 +195,7 @@ func (w *writeGuard) dra(cases map[string]guardCase) {
 	}
 	const offers = "may offer MIG instances and whole GPUs through DeviceClasses, and nothing else"
 	const owner, taints = "only that have its label and whose names begin with gpusharing-", "may taint devices of NVIDIA's driver in one pool only"
-	for name, c := range map[string]guardCase{
+	for name, c := range map[string]writeCase{
 		"offers instances": {do: func(ctx context.Context) error {
 			if err := write("DeviceClass", "gpusharing-mig-1g.5gb", own, class("nvidia.com/mig-1g.5gb"))(ctx); err != nil {
 				return err
@@ -203,7 +203,7 @@ func (w *writeGuard) dra(cases map[string]guardCase) {
 			return remove("DeviceClass", "gpusharing-mig-1g.5gb")(ctx)
 		}},
 		"keeps new pods off the GPUs of a node": {do: func(ctx context.Context) error {
-			made := dra.NewRule("node-1", time.Unix(1_800_000_000, 0))
+			made := dra.NewTaintRule("node-1", time.Unix(1_800_000_000, 0))
 			if err := write("DeviceTaintRule", made.GetName(), own, made.Object["spec"])(ctx); err != nil {
 				return err
 			}
@@ -255,19 +255,19 @@ func clusterPolicy() *unstructured.Unstructured {
 	return u
 }
 
-type writeGuard struct {
+type writes struct {
 	cluster    *env.Cluster
 	controller client.Client
 }
 
-// guardCase is a write of the controller; says is why it is denied, empty if it is not.
-type guardCase struct {
+// writeCase is a write of the controller; says is why it is denied, empty if it is not.
+type writeCase struct {
 	do   func(context.Context) error
 	says string
 }
 
-func (w *writeGuard) cases() map[string]guardCase {
-	cases := map[string]guardCase{}
+func (w *writes) cases() map[string]writeCase {
+	cases := map[string]writeCase{}
 	w.nodes(cases)
 	w.clusterPolicies(cases)
 	w.nodeFeatures(cases)
@@ -277,20 +277,20 @@ func (w *writeGuard) cases() map[string]guardCase {
 	return cases
 }
 
-func (w *writeGuard) nodes(cases map[string]guardCase) {
+func (w *writes) nodes(cases map[string]writeCase) {
 	node := func(patch string) func(context.Context) error { return w.patch(&corev1.Node{}, "node-1", patch) }
 	const taints, labels = "may not add or remove these taints: ", "may not change these labels of nodes: "
-	for name, c := range map[string]guardCase{
+	for name, c := range map[string]writeCase{
 		"selects a configuration": {do: node(`{"metadata": {"labels": {"nvidia.com/device-plugin.config": "a-1"},
 			"annotations": {"gpusharing.io/selected": "a-1@1"}}}`)},
-		"pauses a client":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"}}}`)},
+		"stops a client":        {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"}}}`)},
 		"lets agents run":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.client": "true"}, "annotations": {"gpusharing.io/client": "true@1"}}}`)},
 		"asks mig-manager":      {do: node(`{"metadata": {"labels": {"nvidia.com/mig.config": "a", "nvidia.com/mig.config.state": null}}}`)},
 		"adds a label":          {do: node(`{"metadata": {"labels": {"role": "control-plane"}}}`), says: labels + "role"},
 		"changes a label":       {do: node(`{"metadata": {"labels": {"pool": "b"}}}`), says: labels + "pool"},
 		"removes a label":       {do: node(`{"metadata": {"labels": {"pool": null}}}`), says: labels + "pool"},
 		"sets a label of GFD's": {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.product": "x"}}}`), says: labels + "nvidia.com/gpu.product"},
-		"pauses the driver":     {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "false"}}}`), says: labels + "nvidia.com/gpu.deploy.driver"},
+		"stops the driver":      {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "false"}}}`), says: labels + "nvidia.com/gpu.deploy.driver"},
 		"adds an annotation": {
 			do:   node(`{"metadata": {"annotations": {"example.com/a": "b"}}}`),
 			says: "may not change these annotations of nodes: example.com/a",
@@ -331,12 +331,12 @@ func withTaints(taints ...string) string {
 	return fmt.Sprintf(`{"spec": {"taints": [%s]}}`, strings.Join(taints, ", "))
 }
 
-func (w *writeGuard) clusterPolicies(cases map[string]guardCase) {
+func (w *writes) clusterPolicies(cases map[string]writeCase) {
 	policy := func(patch string) func(context.Context) error {
 		return w.patch(clusterPolicy(), "cluster-policy", patch)
 	}
 	const fields = "may not change more than its fields of the ClusterPolicy in spec: "
-	for name, c := range map[string]guardCase{
+	for name, c := range map[string]writeCase{
 		"configures the device plugin": {do: policy(`{"metadata": {"annotations": {"gpusharing.io/baseline": "{}"}},
 			"spec": {"devicePlugin": {"config": {"name": "gpu-sharing-device-plugin", "default": "a"}}, "mig": {"strategy": null}}}`)},
 		"configures mig-manager":          {do: policy(`{"spec": {"migManager": {"config": {"name": "gpu-sharing-device-plugin"}}}}`)},
@@ -357,7 +357,7 @@ func (w *writeGuard) clusterPolicies(cases map[string]guardCase) {
 	}
 }
 
-func (w *writeGuard) nodeFeatures(cases map[string]guardCase) {
+func (w *writes) nodeFeatures(cases map[string]writeCase) {
 	feature := func(namespace, name, label string, instances map[string]any) func(context.Context) error {
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 			"labels":   map[string]any{label: "false"},
@@ -374,15 +374,15 @@ func (w *writeGuard) nodeFeatures(cases map[string]guardCase) {
 	}
 	pci := map[string]any{"pci.device": map[string]any{"elements": []any{map[string]any{"attributes": map[string]any{"vendor": "10de"}}}}}
 	const place = "may write NodeFeatures in its own namespace only, whose names begin with zz-gpu-sharing-"
-	for name, c := range map[string]guardCase{
-		"overrides nvidia.com/mps.capable": {do: write(guardNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable")},
+	for name, c := range map[string]writeCase{
+		"overrides nvidia.com/mps.capable": {do: write(operatorNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable")},
 		"writes in another namespace":      {do: write("default", "zz-gpu-sharing-node-1", "nvidia.com/mps.capable"), says: place},
-		"writes what is GFD's":             {do: write(guardNamespace, "nvidia-features-for-node-1", "nvidia.com/mps.capable"), says: place},
+		"writes what is GFD's":             {do: write(operatorNamespace, "nvidia-features-for-node-1", "nvidia.com/mps.capable"), says: place},
 		"sets another label": {
-			do: write(guardNamespace, "zz-gpu-sharing-node-1", "node-role.kubernetes.io/a"), says: "may set these labels through NodeFeatures only: nvidia.com/mps.capable",
+			do: write(operatorNamespace, "zz-gpu-sharing-node-1", "node-role.kubernetes.io/a"), says: "may set these labels through NodeFeatures only: nvidia.com/mps.capable",
 		},
 		"invents a device, for which a NodeFeatureRule may label, taint or annotate the node": {
-			do:   feature(guardNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable", pci),
+			do:   feature(operatorNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable", pci),
 			says: "may report no features of hardware",
 		},
 	} {
@@ -390,7 +390,7 @@ func (w *writeGuard) nodeFeatures(cases map[string]guardCase) {
 	}
 }
 
-func (w *writeGuard) others(cases map[string]guardCase) {
+func (w *writes) others(cases map[string]writeCase) {
 	pod := func(patch string) func(context.Context) error {
 		return w.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, "workload", patch)
 	}
@@ -411,7 +411,7 @@ func (w *writeGuard) others(cases map[string]guardCase) {
 			Namespace: "default", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "gpu-sharing-operator"},
 		}}
 	}
-	for name, c := range map[string]guardCase{
+	for name, c := range map[string]writeCase{
 		"triggers a sync of a pod's volumes": {do: pod(`{"metadata": {"annotations": {"gpusharing.io/config": "a@1"}}}`)},
 		"annotates a pod":                    {do: pod(`{"metadata": {"annotations": {"a": "b"}}}`), says: "may not change these annotations of pods: a"},
 		"labels a pod":                       {do: pod(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of pods: a"},
@@ -467,7 +467,7 @@ func (w *writeGuard) others(cases map[string]guardCase) {
 }
 
 // patch is a merge patch of an object by the controller, which changes nothing yet.
-func (w *writeGuard) patch(o client.Object, name, body string) func(context.Context) error {
+func (w *writes) patch(o client.Object, name, body string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		target, is := o.DeepCopyObject().(client.Object)
 		if !is {

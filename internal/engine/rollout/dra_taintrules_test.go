@@ -16,16 +16,16 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp: another node of the policy takes the turn, and the node goes
-// on once it can.
-func TestARuleThatCannotBeWrittenHasAReasonAndHoldsNobodyUp(t *testing.T) {
+// TestATaintRuleThatCannotBeWrittenHasAReasonAndBlocksNoOtherNode: another node of the policy takes the turn, and the
+// node goes on once it can.
+func TestATaintRuleThatCannotBeWrittenHasAReasonAndBlocksNoOtherNode(t *testing.T) {
 	for name, c := range map[string]struct {
 		set    func(h *host, prevented bool)
 		reason string
 		says   string
 	}{
 		"another's has its name": {
-			set:    func(h *host, prevented bool) { h.RuleTaken = prevented },
+			set:    func(h *host, prevented bool) { h.TaintRuleTaken = prevented },
 			reason: v1alpha1.ReasonDRAUnavailable, says: "DeviceTaintRule gpusharing-a exists and is not the operator's",
 		},
 		"a webhook refuses it": {
@@ -60,7 +60,7 @@ func (c *site) noting(d time.Duration) (last rollout.Decision) {
 		last = c.memory.decide(c.world())
 		for _, a := range last.Actions {
 			c.do(a)
-			if _, rules := a.(action.TaintDevices); rules && c.hosts[a.Target()].driver.refused {
+			if _, rules := a.(action.TaintDevices); rules && c.hosts[a.NodeName()].driver.refused {
 				c.Repeats.Refuse(a, "denied by webhook", c.Now)
 				continue
 			}
@@ -71,16 +71,16 @@ func (c *site) noting(d time.Duration) (last rollout.Decision) {
 	return last
 }
 
-// TestANodeIsReleasedOnceRulesAreServedAgain: until then its GPUNode has the reason.
-func TestANodeIsReleasedOnceRulesAreServedAgain(t *testing.T) {
+// TestANodeIsReleasedOnceTaintRulesAreServedAgain: until then its GPUNode has the reason.
+func TestANodeIsReleasedOnceTaintRulesAreServedAgain(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
-	c.DRA.ServesRules, c.Policies = false, nil
+	c.DRA.ServesTaintRules, c.Policies = false, nil
 	c.during(5*time.Minute, time.Second)
 	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
 	g.Expect(h.waits()).To(And(HavePrefix("DRAUnavailable: "), ContainSubstring("serves no DeviceTaintRules")), "%v", c.writes)
-	c.DRA.ServesRules = true
+	c.DRA.ServesTaintRules = true
 	c.run(240)
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.DevicesTaintedAt).To(BeZero())
