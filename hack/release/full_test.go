@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,9 +67,11 @@ func TestProgramsForArm64Run(t *testing.T) {
 		g.Expect(version).To(ContainSubstring("gpu-sharing-" + p.Name + " " + someSource().Version))
 	}
 	env := []string{"GOARCH=arm64", "CGO_ENABLED=1", "CC=" + compiler("arm64"), "GOFLAGS="}
-	out, err := output(t.Context(), source, env, "go", "test", "-count=1", "-v", "-exec="+emulator+" -L "+root, "-run=^TestContract$", "./internal/agent/nvml")
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(out).To(ContainSubstring("--- PASS: TestContract "), "against a driver that is simulated")
+	const needsSMI = "^TestContract$/(reset|reboot_helps|time_slice|another_program|other_GPUs_alone)" // whose programs the emulator does not start
+	out, err := output(t.Context(), source, env, "go", "test", "-count=1", "-v", "-exec="+emulator+" -L "+root,
+		"-run=^TestContract$", "-skip="+needsSMI, "./internal/agent/nvml")
+	g.Expect(err).NotTo(HaveOccurred(), out)
+	g.Expect(strings.Count(out, "--- PASS: TestContract/")).To(BeNumerically(">", 40), "against a driver that is simulated")
 }
 
 func TestAProgramThatNeedsANewerLibcIsRefused(t *testing.T) {

@@ -43,7 +43,7 @@ const (
 
 	programsVariable = "GPUSHARING_OLM" // the folder of hack/olm/build.sh
 
-	wait   = 3 * time.Minute
+	wait   = 5 * time.Minute // most is there in seconds, but not on a machine that is busy
 	poll   = 500 * time.Millisecond
 	rarely = 3 * time.Second // for what costs more
 )
