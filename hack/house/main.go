@@ -26,9 +26,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1894},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2229},
-	{"KB of tests and of test", 3888},
+	{"KB of Go in internal, without tests", 1897},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2233},
+	{"KB of tests and of test", 3902},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
@@ -38,7 +38,7 @@ var bounds = []bound{
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
 	{"words of docs/dev", 14180},
-	{"words of other docs that are written by hand", 14940},
+	{"words of other docs that are written by hand", 15000},
 	{"words of README.md", 905},
 }
 
