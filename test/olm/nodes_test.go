@@ -96,12 +96,7 @@ func (s *site) schedule(ctx context.Context) error {
 	if err := s.client.List(ctx, pods, client.MatchingFields{"spec.nodeName": ""}); err != nil {
 		return err
 	}
-	for uid, catalog := range s.serving {
-		if !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.UID == uid }) {
-			catalog.Stop()
-			delete(s.serving, uid)
-		}
-	}
+	s.stopServing(pods.Items)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		owner := metav1.GetControllerOf(pod)
@@ -128,6 +123,16 @@ func (s *site) schedule(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// stopServing stops the catalogs whose pods are gone.
+func (s *site) stopServing(pods []corev1.Pod) {
+	for uid, catalog := range s.serving {
+		if !slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return pod.UID == uid }) {
+			catalog.Stop()
+			delete(s.serving, uid)
+		}
+	}
 }
 
 // serve runs the pod with which OLM v0 serves a catalog: of the image that it names, the folder that it extracts.

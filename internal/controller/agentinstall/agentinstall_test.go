@@ -171,7 +171,7 @@ func TestWhatHelmOrKustomizeInstalledIsTakenOverByNobody(t *testing.T) {
 		return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "ours", Name: "agent", Annotations: annotations, ManagedFields: []metav1.ManagedFieldsEntry{{
 				Manager: manager, Operation: metav1.ManagedFieldsOperationApply, APIVersion: "apps/v1", FieldsType: "FieldsV1",
-				FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata": {"f:labels": {}}}`)},
+				FieldsV1: metav1.NewFieldsV1(`{"f:metadata": {"f:labels": {}}}`),
 			}},
 		}}
 	}
@@ -179,10 +179,14 @@ func TestWhatHelmOrKustomizeInstalledIsTakenOverByNobody(t *testing.T) {
 		there *appsv1.DaemonSet
 		says  string
 	}{
-		"Helm": {agents(map[string]string{"meta.helm.sh/release-name": "sharing"}, "helm"),
-			"DaemonSet ours/agent was installed by Helm, and not by OLM: one would undo the work of the other. Run helm uninstall -n ours sharing,"},
-		"kustomize": {agents(nil, "kubectl"),
-			"DaemonSet ours/agent was installed by kubectl or kustomize, and not by OLM: one would undo the work of the other. Run kubectl delete daemonset -n ours agent,"},
+		"Helm": {
+			agents(map[string]string{"meta.helm.sh/release-name": "sharing"}, "helm"),
+			"DaemonSet ours/agent was installed by Helm, and not by OLM: one would undo the work of the other. Run helm uninstall -n ours sharing,",
+		},
+		"kustomize": {
+			agents(nil, "kubectl"),
+			"DaemonSet ours/agent was installed by kubectl or kustomize, and not by OLM: one would undo the work of the other. Run kubectl delete daemonset -n ours agent,",
+		},
 		"this program, before OLM made the Deployment anew": {there: agents(nil, agentinstall.FieldManager)},
 	}
 	for title, tc := range tests {
