@@ -74,6 +74,7 @@ func (s *sources) installStrategy() operators.NamedInstallStrategy {
 		for i := range pod.Containers {
 			s.nameImages(&pod.Containers[i])
 		}
+		pod.Affinity = s.supported()
 		labels := maps.Clone(d.Spec.Template.Labels)
 		labels[versionLabel] = s.version
 		strategy.StrategySpec.DeploymentSpecs = append(strategy.StrategySpec.DeploymentSpecs,
@@ -81,6 +82,23 @@ func (s *sources) installStrategy() operators.NamedInstallStrategy {
 	}
 	strategy.StrategySpec.ClusterPermissions = s.rbac.permissions()
 	return strategy
+}
+
+// supported are the nodes that the images are for, which are those that the ClusterServiceVersion has labels of.
+func (s *sources) supported() *corev1.Affinity {
+	var architectures []string
+	for label := range s.base.Labels {
+		if architecture, is := strings.CutPrefix(label, "operatorframework.io/arch."); is {
+			architectures = append(architectures, architecture)
+		}
+	}
+	slices.Sort(architectures)
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: corev1.LabelArchStable, Operator: corev1.NodeSelectorOpIn, Values: architectures},
+			{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
+		}}},
+	}}}
 }
 
 // nameImages puts the released images in the place of their names in a container and in what its environment tells it.

@@ -5,7 +5,8 @@
 // chart and kustomize, and checks it with the operator-framework's own validation library.
 //
 //	go run . -root ../.. generate   writes config/bundle
-//	go run . -root ../.. validate   fails if the library finds an error, or anything that it warns of
+//	go run . -root ../.. validate   fails if the library finds an error, or anything that it warns of; with -released also
+//	                                in what `docker manifest inspect` says of the images
 package main
 
 import (
@@ -18,17 +19,18 @@ import (
 func main() {
 	root := flag.String("root", "../..", "top folder of the repository")
 	out := flag.String("bundle", "", "folder of the bundle; default: config/bundle below the root")
+	released := flag.Bool("released", false, "of validate: the images can be looked at")
 	flag.Parse()
 	if *out == "" {
 		*out = filepath.Join(*root, "config", "bundle")
 	}
-	if err := run(flag.Arg(0), *root, *out); err != nil {
+	if err := run(flag.Arg(0), *root, *out, *released); err != nil {
 		fmt.Fprintln(os.Stderr, "bundle:", err)
 		os.Exit(1)
 	}
 }
 
-func run(command, root, out string) error {
+func run(command, root, out string, released bool) error {
 	switch command {
 	case "generate":
 		s, err := readSources(os.DirFS(root))
@@ -41,7 +43,7 @@ func run(command, root, out string) error {
 		}
 		return write(out, files)
 	case "validate":
-		return validate(out)
+		return validate(out, released)
 	default:
 		return fmt.Errorf("unknown command %q: give generate or validate", command)
 	}

@@ -33,9 +33,9 @@ func falseAlarms() []string {
 	return []string{"Migrate the API(s) for events:"}
 }
 
-// validate checks a bundle with every validator of the library that is neither deprecated nor pulls the images, which
-// exist only once they are released. A warning is as bad as an error.
-func validate(folder string) error {
+// validate checks a bundle with every validator of the library that is not deprecated, with the one that looks at the
+// images only once they are released. A warning is as bad as an error.
+func validate(folder string, released bool) error {
 	bundle, err := manifests.GetBundleFromDir(folder)
 	if err != nil {
 		return fmt.Errorf("reading the bundle: %w", err)
@@ -54,6 +54,9 @@ func validate(folder string) error {
 		validation.ClusterServiceVersionValidator, validation.CustomResourceDefinitionValidator, validation.BundleValidator,
 		validation.OperatorHubV2Validator, validation.StandardCapabilitiesValidator, validation.StandardCategoriesValidator,
 		validation.ObjectValidator, validation.GoodPracticesValidator, validation.AlphaDeprecatedAPIsValidator,
+	}
+	if released {
+		validators = append(validators, validation.MultipleArchitecturesValidator)
 	}
 	for _, result := range validators.Validate(objects...) {
 		for _, found := range append(result.Errors, result.Warnings...) {

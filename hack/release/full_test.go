@@ -6,7 +6,9 @@ package main
 import (
 	"debug/elf"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +40,38 @@ func TestTwoBuildsOfACommitAreTheSame(t *testing.T) {
 		t.Logf("built and pushed from %s in %s:\n%s", folder, time.Since(begin).Round(time.Second), content)
 	}
 	g.Expect(sums[1]).To(Equal(sums[0]))
+}
+
+// With FULL set the programs of the images for arm64, and what reads GPUs, run in an emulator with the C library of the
+// agent's image.
+func TestProgramsForArm64Run(t *testing.T) {
+	if os.Getenv("FULL") == "" {
+		t.Skip("FULL=1 make release-test runs the programs for arm64 in an emulator")
+	}
+	g := NewWithT(t)
+	const emulator = "qemu-aarch64-static"
+	_, err := exec.LookPath(emulator)
+	g.Expect(err).NotTo(HaveOccurred(), "on Debian 12, apt-get install --no-install-recommends qemu-user-static")
+	source, err := filepath.Abs("../..")
+	g.Expect(err).NotTo(HaveOccurred())
+	root, err := unpackDebian(t.Context(), source, t.TempDir(), "arm64")
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, p := range programs() {
+		if p.Arch != "arm64" || p.Name != "controller" && p.Name != "agent" {
+			continue
+		}
+		built, err := build(t.Context(), someSource(), source, t.TempDir(), p)
+		g.Expect(err).NotTo(HaveOccurred())
+		version, err := output(t.Context(), "", nil, emulator, "-L", root, built.File, "--version")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(version).To(ContainSubstring("gpu-sharing-" + p.Name + " " + someSource().Version))
+	}
+	env := []string{"GOARCH=arm64", "CGO_ENABLED=1", "CC=" + compiler("arm64"), "GOFLAGS="}
+	const needsSMI = "^TestContract$/(reset|reboot_helps|time_slice|another_program|other_GPUs_alone)" // whose programs the emulator does not start
+	out, err := output(t.Context(), source, env, "go", "test", "-count=1", "-v", "-exec="+emulator+" -L "+root,
+		"-run=^TestContract$", "-skip="+needsSMI, "./internal/agent/nvml")
+	g.Expect(err).NotTo(HaveOccurred(), out)
+	g.Expect(strings.Count(out, "--- PASS: TestContract/")).To(BeNumerically(">", 40), "against a driver that is simulated")
 }
 
 func TestAProgramThatNeedsANewerLibcIsRefused(t *testing.T) {

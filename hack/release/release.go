@@ -138,6 +138,10 @@ func (r *release) bundle(ctx context.Context, _ string) error {
 	return r.pack()
 }
 
+// community is the folder that a pull request adds a version to, at OperatorHub.io and at OpenShift's community catalogue:
+// https://k8s-operatorhub.github.io/community-operators/contributing-where-to/
+const community = "operators/" + chartName
+
 // pack makes the image of the bundle, which has the labels that OLM looks for, and a catalog with it.
 func (r *release) pack() error {
 	folder := filepath.Join(r.tree, "config", "bundle")
@@ -154,14 +158,22 @@ func (r *release) pack() error {
 		return fmt.Errorf("reading the bundle: %w", err)
 	}
 	var in []file
+	written := map[string][]byte{community + "/ci.yaml": []byte("# Add who reviews changes: reviewers, a list of GitHub's users.\nupdateGraph: semver-mode\n")}
 	for _, f := range files {
-		if f.Path != "bundle.Dockerfile" && f.Path != "installer.yaml" {
+		inImage := f.Path != "bundle.Dockerfile" && f.Path != "installer.yaml"
+		if inImage {
 			in = append(in, f)
 		}
+		if inImage && !f.Folder {
+			written[community+"/"+r.source.number()+"/"+f.Path] = f.Content
+		}
 		if !f.Folder {
-			if err := r.write(filepath.Join("bundle", f.Path), f.Content); err != nil {
-				return err
-			}
+			written["bundle/"+f.Path] = f.Content
+		}
+	}
+	for path, content := range written {
+		if err := r.write(path, content); err != nil {
+			return err
 		}
 	}
 	bundle, err := r.data(bundleName, in, metadata.Annotations)

@@ -130,6 +130,23 @@ func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
 		expectPinned(t, r, string(read(t, r, "bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml")))
 		NewWithT(t).Expect(string(read(t, r, "bundle/installer.yaml"))).To(ContainSubstring("name: gpu-sharing-installer"), "beside the bundle, as docs/install.md says")
 	})
+	t.Run("what a community catalogue takes has images for the architectures that it names", func(t *testing.T) {
+		g := NewWithT(t)
+		g.Expect(string(read(t, r, community+"/ci.yaml"))).To(ContainSubstring("updateGraph: semver-mode"))
+		tools := t.TempDir()
+		for _, p := range r.published[:2] {
+			reference, err := p.byDigest()
+			g.Expect(err).NotTo(HaveOccurred())
+			manifest, err := p.Index.RawManifest()
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(os.WriteFile(filepath.Join(tools, filepath.Base(reference)), manifest, 0o600)).To(Succeed())
+		}
+		inspect := "#!/bin/sh\n[ $1 = pull ] || exec cat \"" + tools + "/${3##*/}\"\n" // docker manifest inspect IMAGE
+		g.Expect(os.WriteFile(filepath.Join(tools, "docker"), []byte(inspect), 0o700)).To(Succeed())
+		_, err := output(t.Context(), filepath.Join(r.tree, "hack", "bundle"), []string{"GOFLAGS=", "PATH=" + tools + ":" + os.Getenv("PATH")},
+			"go", "run", ".", "-released", "-bundle="+filepath.Join(r.out, community, "1.2.3-rc.1"), "validate")
+		g.Expect(err).NotTo(HaveOccurred())
+	})
 	t.Run("the catalog has the bundle and the images by their digests", func(t *testing.T) {
 		g := NewWithT(t)
 		content := read(t, r, "catalog.yaml")

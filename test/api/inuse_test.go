@@ -27,8 +27,11 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 	g.Expect(apiextensionsv1.AddToScheme(cluster.Scheme)).To(Succeed())
 	g.Expect(cluster.Client.Create(ctx, definitionOfClusterExtensions())).To(Succeed())
 	g.Expect(cluster.Apply(ctx, "config/default/namespace.yaml", "config/manager/admission.yaml")).To(Succeed())
-	ours, others := clusterExtension("ours", "gpu-sharing-operator"), clusterExtension("others", "another-operator")
-	for _, extension := range []client.Object{ours, others} {
+	ours, second, others := clusterExtension("ours", "gpu-sharing-operator"), clusterExtension("second", "gpu-sharing-operator"), clusterExtension("others", "another-operator")
+	for extension, installed := range map[*unstructured.Unstructured]string{ours: "Unknown", second: "False"} { // Unknown: OLM could not find out
+		extension.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Installed", "status": installed}}}
+	}
+	for _, extension := range []client.Object{ours, second, others} {
 		g.Eventually(func() error { return cluster.Client.Create(ctx, extension) }).WithTimeout(20 * time.Second).Should(Succeed())
 	}
 	foreign := definitionOfClusterExtensions()
@@ -50,6 +53,7 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 			"an admission policy takes effect a moment after it was applied")
 	}
 	g.Expect(deleted(ctx, others)).To(Succeed(), "another operator")
+	g.Expect(deleted(ctx, second)).To(Succeed(), "nothing goes with it")
 	g.Expect(deleted(ctx, foreign)).To(Succeed(), "another definition")
 	g.Expect(cluster.Client.DeleteAllOf(ctx, ours, client.DryRunAll)).To(MatchError(ContainSubstring("kubectl gpusharing restore")))
 
@@ -63,7 +67,7 @@ func definition(name string) client.Object {
 	return &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-func clusterExtension(name, packageName string) client.Object {
+func clusterExtension(name, packageName string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{Object: map[string]any{
 		"spec": map[string]any{"source": map[string]any{"sourceType": "Catalog", "catalog": map[string]any{"packageName": packageName}}},
 	}}

@@ -10,8 +10,9 @@
 // that OLM made, and the reconciler of its agent with its account's. The commands are those of docs/install.md.
 //
 // What is played: a scheduler, the kubelet and NVIDIA's stack (test/nodesim), GPUs (test/gpu/sim), and of the Job with
-// which OLM v0 unpacks a bundle the pull of the image: `opm` then unpacks the files that were pushed. OLM's programs are
-// cluster administrators, and its catalog v0 is served by `opm serve` and not by a pod. There is no OpenShift.
+// which OLM v0 unpacks a bundle, and of the pod with which it serves a catalog, the pull of the image: `opm` then unpacks
+// or serves the files that were pushed, the latter where a hosts file names the Service. OLM's programs are cluster
+// administrators. There is no OpenShift.
 //
 // catalogd's webhook listens on all addresses, so the tests run in a network namespace of their own.
 package olm

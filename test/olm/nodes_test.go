@@ -49,6 +49,7 @@ func (s *site) startNodes() {
 			},
 			StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second, ProjectionDelay: time.Second,
 		})
+		s.Expect(node.ServePodResources(s.t.Context(), s.podResources(name))).To(Succeed())
 		s.background(func(ctx context.Context) { node.Run(ctx, poll) })
 	}
 	s.background(func(ctx context.Context) { s.each(ctx, poll, func() error { return s.schedule(ctx) }) })
@@ -61,6 +62,9 @@ func (s *site) startNodes() {
 		}, wait, poll).Should(HaveKey("nvidia.com/gpu.product"), "what is compared in the end begins with its features")
 	}
 }
+
+// podResources is the socket on which the kubelet of a node tells which pods hold its GPUs.
+func (s *site) podResources(node string) string { return filepath.Join(s.dir, node+".sock") }
 
 // tell logs what happens on the nodes, in a file.
 func (s *site) tell(format string, args ...any) {
@@ -92,6 +96,7 @@ func (s *site) schedule(ctx context.Context) error {
 	if err := s.client.List(ctx, pods, client.MatchingFields{"spec.nodeName": ""}); err != nil {
 		return err
 	}
+	s.stopServing(pods.Items)
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		owner := metav1.GetControllerOf(pod)
@@ -111,9 +116,43 @@ func (s *site) schedule(ctx context.Context) error {
 			if err := s.unpack(ctx, pod); err != nil {
 				return fmt.Errorf("running pod %s: %w", pod.Name, err)
 			}
+		case owner.Kind == "CatalogSource" && pod.Status.Phase == corev1.PodPending:
+			if err := s.serve(ctx, pod); err != nil {
+				return fmt.Errorf("running pod %s: %w", pod.Name, err)
+			}
 		}
 	}
 	return nil
+}
+
+// stopServing stops the catalogs whose pods are gone.
+func (s *site) stopServing(pods []corev1.Pod) {
+	for uid, catalog := range s.serving {
+		if !slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return pod.UID == uid }) {
+			catalog.Stop()
+			delete(s.serving, uid)
+		}
+	}
+}
+
+// serve runs the pod with which OLM v0 serves a catalog: of the image that it names, the folder that it extracts.
+func (s *site) serve(ctx context.Context, pod *corev1.Pod) error {
+	extract := pod.Spec.InitContainers[1]
+	root, known := s.catalogs[extract.Image]
+	if !known {
+		return fmt.Errorf("there is no image %s", extract.Image)
+	}
+	args := slices.Clone(pod.Spec.Containers[0].Args) // serve FOLDER
+	args[1] = filepath.Join(root, strings.TrimPrefix(extract.Args[0], "--catalog.from="))
+	p, err := s.run("opm", filepath.Join(s.bin, "opm"), nil, append(args, "--termination-log="+filepath.Join(s.dir, "termination"))...)
+	if err != nil {
+		return err
+	}
+	s.serving[pod.UID] = p
+	s.t.Cleanup(p.Stop)
+	before := pod.DeepCopy()
+	pod.Status.Phase = corev1.PodRunning
+	return s.client.Status().Patch(ctx, pod, client.MergeFrom(before))
 }
 
 // unpack runs the pod with which OLM v0 unpacks a bundle: what is in the image that it names, and opm with the account
@@ -125,7 +164,7 @@ func (s *site) unpack(ctx context.Context, pod *corev1.Pod) error {
 		return err
 	}
 	folder, known := s.bundles[pod.Spec.InitContainers[1].Image]
-	if !known {
+	if _, err := os.Stat(folder); !known || err != nil {
 		return fmt.Errorf("there is no image %s", pod.Spec.InitContainers[1].Image)
 	}
 	args := slices.Clone(container.Command[1:])
@@ -312,15 +351,20 @@ func (s *site) startAgent(ctx context.Context, pod *corev1.Pod, hardware gpu.Har
 		return nil, err
 	}
 	node := pod.Spec.NodeName
+	allocations, err := agent.DialPodResources(s.podResources(node))
+	if err != nil {
+		return nil, err
+	}
 	a := agent.New(agent.Config{
 		Node: node, BootID: "boot", Client: c, Hardware: hardware, Clock: clock.RealClock{},
 		MPS:       mps.NewView(mps.NewControl(hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program), s.root, mpsfake.NewClock(time.Now()))),
-		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,
+		Processes: hostfake.NewProcesses("boot"), Allocations: allocations, Resync: time.Minute,
 	})
 	until, cancel := context.WithCancel(s.t.Context())
 	r := running{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
+		defer allocations.Close() //nolint:errcheck // of a socket
 		s.each(until, poll, func() error {
 			gpuNode := &v1alpha1.GPUNode{}
 			if err := c.Get(until, types.NamespacedName{Name: node}, gpuNode); err == nil {

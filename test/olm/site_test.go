@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -42,7 +43,7 @@ const (
 
 	programsVariable = "GPUSHARING_OLM" // the folder of hack/olm/build.sh
 
-	wait   = 3 * time.Minute
+	wait   = 5 * time.Minute // most is there in seconds, but not on a machine that is busy
 	poll   = 500 * time.Millisecond
 	rarely = 3 * time.Second // for what costs more
 )
@@ -51,7 +52,7 @@ const (
 func TestMain(m *testing.M) {
 	log.SetLogger(logr.Discard())
 	if os.Getenv(programsVariable) != "" {
-		code, done, err := env.InNetworkOfItsOwn()
+		code, done, err := env.InNetworkOfItsOwn("gpu-sharing.olm.svc") // the Service of the CatalogSource
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "making a network of its own:", err)
 			os.Exit(1)
@@ -71,11 +72,13 @@ type site struct {
 	client     client.WithWatch // an administrator's
 	bin        string           // programs
 	dir        string
-	kubeconfig string            // an administrator's
-	registry   string            // with its folder
-	version    string            // that was published last
-	released   string            // what release wrote last: the bundle and the catalog
-	bundles    map[string]string // the files of each bundle that was pushed, by its image
+	kubeconfig string                         // an administrator's
+	registry   string                         // with its folder
+	version    string                         // that was published last
+	released   string                         // what release wrote last: the bundle and the catalog
+	bundles    map[string]string              // the files of each bundle that was pushed, by its image
+	catalogs   map[string]string              // and those of each catalog
+	serving    map[types.UID]*nodesim.Process // a catalog, by its pod
 	root       *os.Root
 }
 
@@ -87,7 +90,7 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	if bin == "" {
 		t.Skip("run by make olm-test")
 	}
-	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}}
+	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{}}
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.showLogs()
@@ -206,13 +209,24 @@ func (s *site) publish(version string) {
 			s.bundles[entry.Image] = filepath.Join(s.released, "bundle")
 		}
 	}
+	s.layCatalog()
+}
+
+// layCatalog lays the files of the last catalog as they are in its image, and checks them as those do who make catalogues.
+func (s *site) layCatalog() {
+	s.t.Helper()
+	root := s.folder(filepath.Base(s.released) + "-catalog")
+	folder := s.folder(filepath.Join(filepath.Base(root), "configs", own))
+	s.Expect(os.Link(filepath.Join(s.released, "catalog.yaml"), filepath.Join(folder, "catalog.yaml"))).To(Succeed())
+	s.do("opm validate " + folder)
+	s.catalogs[s.registry+"/gpu-sharing-catalog:"+s.version] = root
 }
 
 // publishPrevious makes a catalog of the previous version's bundle, whose version is 0.1.0.
 func (s *site) publishPrevious() {
 	s.t.Helper()
 	const image = "example.com/bundle-of-the-previous-release:0.1.0"
-	s.released = s.folder("released-previous")
+	s.version, s.released = "0.1.0", s.folder("released-previous")
 	s.bundles[image] = filepath.Join(s.released, "bundle")
 	s.Expect(previous.ProgramsFolder(s.t.Context(), "config/bundle", s.bundles[image])).To(Succeed())
 	s.Expect(os.WriteFile(filepath.Join(s.released, "catalog.yaml"), []byte(`
@@ -229,6 +243,7 @@ properties:
 - {type: olm.gvk, value: {group: gpusharing.io, version: v1alpha1, kind: GPUSharingPolicy}}
 - {type: olm.gvk, value: {group: gpusharing.io, version: v1alpha1, kind: GPUNode}}
 `), 0o600)).To(Succeed())
+	s.layCatalog()
 }
 
 // start starts a program, which ends with the test or when the returned function is called. Its log is shown if the

@@ -4,12 +4,12 @@
 package olm_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -20,34 +20,19 @@ import (
 
 const catalogs = "olm" // the namespace of OLM v0 and of its CatalogSources
 
-// startV0 starts OLM v0. What was published is served for a CatalogSource when a function is called, and another one makes
-// the CatalogSource.
-func (s *site) startV0() (serve, catalogSource func()) {
+// startV0 starts OLM v0.
+func (s *site) startV0() {
 	s.t.Helper()
 	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: catalogs}})).To(Succeed())
 	s.start("olm", filepath.Join(s.bin, "olm"), s.cluster.Config, "--namespace="+catalogs)
 	s.start("catalog", filepath.Join(s.bin, "catalog"), s.cluster.Config, "--namespace="+catalogs,
 		"--opmImage=example.com/opm:1", "--util-image=example.com/olm:1")
-	address := s.freeAddress()
-	_, port, _ := strings.Cut(address, ":")
-	stop := func() {}
-	serve = func() {
-		s.t.Helper()
-		stop()
-		folder := s.folder("catalog-" + filepath.Base(s.released))
-		s.Expect(os.Link(filepath.Join(s.released, "catalog.yaml"), filepath.Join(folder, "catalog.yaml"))).To(Succeed())
-		stop = s.start("opm", filepath.Join(s.bin, "opm"), s.cluster.Config, "serve", folder, "--port="+port,
-			"--cache-dir="+s.folder("cache-"+filepath.Base(s.released)), "--cache-enforce-integrity=false", "--termination-log="+filepath.Join(s.dir, "termination"))
-	}
-	return serve, func() {
-		s.t.Helper()
-		s.do(fmt.Sprintf(`kubectl apply -f - <<EOF
-apiVersion: operators.coreos.com/v1alpha1
-kind: CatalogSource
-metadata: {name: gpu-sharing, namespace: %s}
-spec: {sourceType: grpc, address: "%s"}
-EOF`, catalogs, address))
-	}
+}
+
+// catalogSource makes the CatalogSource of what was published last.
+func (s *site) catalogSource() {
+	s.t.Helper()
+	s.do(strings.ReplaceAll(s.documentedV0("With OLM v0", 1), "0.1.0", s.version))
 }
 
 // installV0 installs as docs/install.md says.
@@ -55,6 +40,20 @@ func (s *site) installV0() {
 	s.t.Helper()
 	s.do(s.subscription())
 	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"))
+}
+
+// upgradeV0 upgrades as docs/install.md says to what was published last.
+func (s *site) upgradeV0() {
+	s.t.Helper()
+	s.do(strings.ReplaceAll(s.documentedV0("With OLM v0", 3), "0.1.0", s.version))
+}
+
+// notInstalled waits until OLM's users are told why the operator is not installed in a namespace.
+func (s *site) notInstalled(namespace, why string) {
+	s.t.Helper()
+	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n " + namespace + " get events --field-selector reason=OperandsNotInstalled -o jsonpath='{.items[*].message}'").
+		Should(ContainSubstring(why))
+	s.Expect(s.phase(namespace)).NotTo(Equal("Succeeded"))
 }
 
 // documentedV0 is documented, with the namespace of catalogs that OLM has elsewhere than on OpenShift.
@@ -89,14 +88,12 @@ func (s *site) refusedElsewhere() {
 	const why = "the operator is installed in namespace gpu-sharing-operator already, or was: daemonset gpu-sharing-operator/gpu-sharing-mps is there."
 	before := s.logged("controller", why)
 	s.do(strings.NewReplacer("namespace: "+own, "namespace: second", "\n  name: "+own, "\n  name: second").Replace(s.subscription()))
-	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n second get events --field-selector reason=OperandsNotInstalled -o yaml").
-		Should(ContainSubstring(why[:60]))
+	s.notInstalled("second", why)
 	s.Eventually(s.logged, wait, poll).WithArguments("controller", why).Should(BeNumerically(">", before))
-	s.Expect(s.phase("second")).NotTo(Equal("Succeeded"))
 	s.Expect(s.do("kubectl -n second get daemonsets")).To(ContainSubstring("No resources found"))
 	s.kept()
-	s.do("kubectl -n second delete subscription,csv,operatorgroup --all; kubectl delete namespace second")
-	s.do("kubectl delete clusterrole,clusterrolebinding --selector=olm.owner.namespace=second; kubectl delete operators.operators.coreos.com gpu-sharing-operator.second")
+	s.do("SECOND=second\n" + s.documented("With the Operator Lifecycle Manager", 1))
+	s.Consistently(s.exists, 5*time.Second, poll).WithArguments(object("operators.coreos.com/v1", "Operator", "", own+".second")).Should(BeFalse())
 }
 
 // logged counts how often a program has logged a text.
@@ -111,16 +108,15 @@ func (s *site) logged(program, text string) int {
 // goes on to OLM v1.
 func TestOLMv0(t *testing.T) {
 	s := newSite(t, previous.Version, "v0", "extensions", "catalogs")
-	serve, catalogSource := s.startV0()
+	s.startV0()
 	before := s.snapshot()
-	serve()
-	catalogSource()
+	s.catalogSource()
 	s.installV0()
 	s.share()
 	uids := s.uids()
 
 	s.publish("0.2.0")
-	serve()
+	s.upgradeV0()
 	s.Eventually(s.versionOf, wait, poll).WithArguments(controller).Should(Equal("0.2.0"))
 	s.Eventually(s.phase, wait, poll).WithArguments(own).Should(Equal("Succeeded"), "of one, the previous one is gone")
 	s.shared()
@@ -146,11 +142,11 @@ func TestOLMv0(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
-	s.uninstalls(s.documentedV0("With OLM v0", 3), before)
+	s.uninstalls(s.documentedV0("With OLM v0", 4), before)
 
 	s.startV1()
 	before = s.snapshot()
-	catalogSource()
+	s.catalogSource()
 	s.installV0()
 	s.share()
 	uids = s.uids()

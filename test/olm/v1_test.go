@@ -156,6 +156,21 @@ func TestOLMv1(t *testing.T) {
 	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
 	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
 
+	// A second one takes nothing over, and goes although GPUs are shared.
+	s.do(`kubectl apply -f - <<EOF
+apiVersion: olm.operatorframework.io/v1
+kind: ClusterExtension
+metadata: {name: second}
+spec:
+  namespace: gpu-sharing-operator
+  serviceAccount: {name: gpu-sharing-installer}
+  source: {sourceType: Catalog, catalog: {packageName: gpu-sharing-operator}}
+EOF`)
+	s.Eventually(s.try, wait, poll).WithArguments(`kubectl get clusterextension second -o jsonpath='{.status.conditions[?(@.type=="Progressing")].message}'`).
+		Should(ContainSubstring("cannot be managed by operator-controller"))
+	s.do("kubectl delete clusterextension second")
+	s.shared()
+
 	uids := s.uids()
 	s.publish("0.2.0")
 	s.do(strings.ReplaceAll(s.documented("With OLM v1", 2), "0.1.0", s.version))

@@ -165,6 +165,52 @@ func TestNoSecondOperatorBeginsInAnotherNamespace(t *testing.T) {
 	}
 }
 
+// Helm's next upgrade, or kubectl apply -k, would undo what OLM does, and helm uninstall would take it along.
+func TestWhatHelmOrKustomizeInstalledIsTakenOverByNobody(t *testing.T) {
+	agents := func(annotations map[string]string, manager string) *appsv1.DaemonSet {
+		return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ours", Name: "agent", Annotations: annotations, ManagedFields: []metav1.ManagedFieldsEntry{{
+				Manager: manager, Operation: metav1.ManagedFieldsOperationApply, APIVersion: "apps/v1", FieldsType: "FieldsV1",
+				FieldsV1: metav1.NewFieldsV1(`{"f:metadata": {"f:labels": {}}}`),
+			}},
+		}}
+	}
+	tests := map[string]struct {
+		there *appsv1.DaemonSet
+		says  string
+	}{
+		"Helm": {
+			agents(map[string]string{"meta.helm.sh/release-name": "sharing"}, "helm"),
+			"DaemonSet ours/agent was installed by Helm, and not by OLM: one would undo the work of the other. Run helm uninstall -n ours sharing,",
+		},
+		"kustomize": {
+			agents(nil, "kubectl"),
+			"DaemonSet ours/agent was installed by kubectl or kustomize, and not by OLM: one would undo the work of the other. Run kubectl delete daemonset -n ours agent,",
+		},
+		"this program, before OLM made the Deployment anew": {there: agents(nil, agentinstall.FieldManager)},
+	}
+	for title, tc := range tests {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			applied := 0
+			c := interceptor.NewClient(fake.NewClientBuilder().WithReturnManagedFields().WithObjects(tc.there).Build(), interceptor.Funcs{
+				Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+					applied++
+					return nil
+				},
+			})
+			_, err := newController(c, manifests(daemonSet, "")).Reconcile(t.Context(), newOwner())
+			if tc.says == "" {
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(applied).To(Equal(1))
+				return
+			}
+			g.Expect(err).To(MatchError(ContainSubstring(tc.says)))
+			g.Expect(applied).To(BeZero())
+		})
+	}
+}
+
 func TestNothingIsInstalledForAnOwnerThatGoes(t *testing.T) {
 	g := NewWithT(t)
 	owner := newOwner()

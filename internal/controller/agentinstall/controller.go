@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -116,15 +117,16 @@ func (c *Controller) Reconcile(ctx context.Context, owner *appsv1.Deployment) (r
 		return reconcile.Result{}, nil
 	}
 	objects, err := c.objects(owner)
-	if only := Only(ctx, c.reader, c.owner.Namespace); only != nil {
-		objects, err = nil, only
+	action := "Install"
+	if another := errors.Join(Only(ctx, c.reader, c.owner.Namespace), c.beside(ctx, objects)); another != nil {
+		objects, err, action = nil, another, "Wait"
 	}
 	errs := []error{err}
 	for _, o := range objects {
 		errs = append(errs, c.apply(ctx, o))
 	}
 	err = errors.Join(errs...)
-	c.tell(owner, err)
+	c.tell(owner, action, err)
 	return reconcile.Result{RequeueAfter: again}, err
 }
 
@@ -154,6 +156,32 @@ func Only(ctx context.Context, r client.Reader, namespace string) error {
 		"uninstall it there, and run kubectl delete daemonset -n %s %s", other, at, other, at.Name)
 }
 
+// beside returns an error if an object that goes with the operator is there and was never applied by this program: Helm,
+// kubectl or kustomize installed it, and their next run would undo what OLM does.
+func (c *Controller) beside(ctx context.Context, objects []*unstructured.Unstructured) error {
+	for _, o := range objects {
+		if len(o.GetOwnerReferences()) == 0 {
+			continue
+		}
+		at, there := client.ObjectKeyFromObject(o), &metav1.PartialObjectMetadata{}
+		there.SetGroupVersionKind(o.GroupVersionKind())
+		err := c.reader.Get(ctx, at, there)
+		if apierrors.IsNotFound(err) || slices.ContainsFunc(there.ManagedFields, func(f metav1.ManagedFieldsEntry) bool { return f.Manager == FieldManager }) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("looking for an operator that OLM has not installed: %w", err)
+		}
+		how, remove := "kubectl or kustomize", fmt.Sprintf("kubectl delete daemonset -n %s %s, which changes no GPU", at.Namespace, at.Name)
+		if release := there.Annotations["meta.helm.sh/release-name"]; release != "" {
+			how, remove = "Helm", fmt.Sprintf("helm uninstall -n %s %s, which changes no GPU; under OLM v0 delete the Subscription and the "+
+				"ClusterServiceVersion before, and create the Subscription again", at.Namespace, release)
+		}
+		return fmt.Errorf("%s %s was installed by %s, and not by OLM: one would undo the work of the other. Run %s", o.GetKind(), at, how, remove)
+	}
+	return nil
+}
+
 // Installed is a readiness check: an error until everything is installed, and while the last reconcile failed. So the
 // ClusterServiceVersion does not succeed before the agents can run, and OLM deletes the one before only then.
 func (c *Controller) Installed(*http.Request) error {
@@ -162,14 +190,15 @@ func (c *Controller) Installed(*http.Request) error {
 	return c.lacking
 }
 
-// tell keeps what could not be installed, and reports it if that is news.
-func (c *Controller) tell(owner *appsv1.Deployment, err error) {
+// tell keeps what could not be installed, and reports it if that is news. Kubernetes takes an Event of the same action for
+// the one before, whatever it says, for some minutes.
+func (c *Controller) tell(owner *appsv1.Deployment, action string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	news := err != nil && (c.lacking == nil || c.lacking.Error() != err.Error())
 	c.lacking = err
 	if news {
-		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, "Install", "%s", format.CutBytes(err.Error(), maxNote))
+		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, action, "%s", format.CutBytes(err.Error(), maxNote))
 	}
 }
 
