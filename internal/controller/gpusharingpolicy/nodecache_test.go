@@ -487,7 +487,7 @@ func TestAPodOfATenantThatLooksLikeAnAgentIsNone(t *testing.T) {
 	r.Namespace = "own"
 	for _, namespace := range []string{"tenant", "own"} {
 		r.Expect(r.client.Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "agent", Labels: map[string]string{labelName: "gpu-sharing-agent"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "agent", Labels: map[string]string{cluster.LabelName: cluster.AgentName}},
 			Spec:       corev1.PodSpec{NodeName: "a"},
 			Status:     corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 		})).To(Succeed())

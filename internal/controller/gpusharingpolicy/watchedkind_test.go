@@ -86,7 +86,7 @@ func TestAKindIsWatchedInTheVersionThatIsServed(t *testing.T) {
 // What was written in a version that is gone no cache will ever show.
 func TestAWriteInAVersionThatIsGoneIsNotWaitedFor(t *testing.T) {
 	g := NewWithT(t)
-	former, now := ruleKind.WithVersion("v1alpha3"), time.Unix(1_800_000_000, 0)
+	former, now := taintRuleKind.WithVersion("v1alpha3"), time.Unix(1_800_000_000, 0)
 	b := &cacheBarrier{
 		expected: map[object]expectation{{former, "gpusharing-a"}: {version: "5", since: now}},
 		begun:    map[schema.GroupVersionKind]bool{nodeKind: true, gpuNodeKind: true, former: true},

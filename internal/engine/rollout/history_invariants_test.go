@@ -272,7 +272,7 @@ func (c *run) harmless() {
 	}
 }
 
-// clientsOfMPS looks whether the operator has ended NVIDIA's MPS daemon under a client: by its pause, or by the label
+// clientsOfMPS looks whether the operator has ended NVIDIA's MPS daemon under a client: by stopping it, or by the label
 // that it keeps that daemon off by. A pod that ignores the operator's taint may come at any moment.
 func (c *run) clientsOfMPS() {
 	for _, name := range c.killed {
@@ -280,8 +280,8 @@ func (c *run) clientsOfMPS() {
 		if h == nil || slices.Contains([]string{"tolerant", "static", "daemon"}, c.kinds[name]) {
 			continue
 		}
-		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-		if paused && h.Labels[pluginLabel] == cluster.PausedValue || !h.features.ours.IsZero() {
+		_, stopped := h.Annotations[v1alpha1.AnnotationStopped]
+		if stopped && h.Labels[pluginLabel] == cluster.StoppedValue || !h.features.ours.IsZero() {
 			c.breaks("harmless", "%s of %s ended with NVIDIA's MPS daemon, of which it was a client", name, h.Name)
 		}
 	}

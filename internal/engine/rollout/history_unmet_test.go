@@ -37,7 +37,7 @@ func (c *run) unmetEvent(random *rand.Rand) {
 	began := c.Now
 	stage := []func() bool{
 		h.isTainted,
-		func() bool { return h.Annotations[v1alpha1.AnnotationPaused] != "" },
+		func() bool { return h.Annotations[v1alpha1.AnnotationStopped] != "" },
 		func() bool { return h.GPU.Spec.ChangeTime.After(began) },
 	}[random.IntN(3)]
 	for n := 0; n < 40 && !stage() && c.broken == ""; n++ {
