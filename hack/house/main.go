@@ -27,8 +27,8 @@ import (
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 1894},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2229},
-	{"KB of tests and of test", 3888},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2236},
+	{"KB of tests and of test", 3916},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
@@ -37,8 +37,8 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 14180},
-	{"words of other docs that are written by hand", 14940},
+	{"words of docs/dev", 15440},
+	{"words of other docs that are written by hand", 15002},
 	{"words of README.md", 905},
 }
 
