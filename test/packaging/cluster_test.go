@@ -202,6 +202,14 @@ func previousChart(t *testing.T) string {
 	return chart
 }
 
+// formerChart is the chart of a version with another schema and fewer values.
+func formerChart(t *testing.T) string {
+	t.Helper()
+	chart := filepath.Join(t.TempDir(), "chart")
+	NewWithT(t).Expect(previous.FormerFolder(t.Context(), "config/helm", chart)).To(Succeed())
+	return chart
+}
+
 func TestInstallUpgradeUninstall(t *testing.T) { withEachHelm(t, installUpgradeUninstall) }
 
 func installUpgradeUninstall(t *testing.T, i installation) {

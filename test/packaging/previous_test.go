@@ -113,9 +113,7 @@ func TestAnUpgradeWithPoliciesOfTheFormerSchemaIsRefused(t *testing.T) {
 	withEachHelm(t, func(t *testing.T, i installation) {
 		t.Helper()
 		g := NewWithT(t)
-		chart := filepath.Join(t.TempDir(), "chart")
-		g.Expect(previous.FormerSchemaFolder(t.Context(), "config/helm", chart)).To(Succeed())
-		i.do(t, "install", release, chart, "--create-namespace")
+		i.do(t, "install", release, formerChart(t), "--create-namespace")
 		policy := object("gpusharing.io/v1alpha1", "GPUSharingPolicy", "", "shared")
 		policy.Object["spec"] = map[string]any{"sharing": map[string]any{
 			"strategy": "TimeSlicing", "timeSlicing": map[string]any{"replicas": int64(4), "renameByDefault": true},

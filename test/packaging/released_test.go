@@ -127,13 +127,13 @@ func TestAnUpgradeThatReusesValuesRunsTheNewImages(t *testing.T) {
 	})
 }
 
-// TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo: the defaults of the previous version lack a value, and a
+// TestAnUpgradeThatReusesFormerValuesSaysWhatToDo: the defaults of a former version lack a value, and a
 // release of it had digests there.
-func TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo(t *testing.T) {
+func TestAnUpgradeThatReusesFormerValuesSaysWhatToDo(t *testing.T) {
 	withEachHelm(t, func(t *testing.T, i installation) {
 		t.Helper()
 		g := NewWithT(t)
-		i.do(t, "install", release, previousChart(t), "--create-namespace", "--set", "logLevel=debug")
+		i.do(t, "install", release, formerChart(t), "--create-namespace", "--set", "logLevel=debug")
 		_, err := i.try(t, "upgrade", release, i.chart, "--reuse-values")
 		g.Expect(err).To(MatchError(ContainSubstring("Upgrade with --reset-then-reuse-values instead of --reuse-values")))
 		g.Expect(err).NotTo(MatchError(ContainSubstring("/metrics/enabled")), "the user gave no value of it")

@@ -16,17 +16,18 @@ import (
 	"strings"
 )
 
-// Commit is the commit of the previous version. It is the first one with today's names: under OLM, which deletes no object that is renamed,
-// an admission policy of before would deny what the controller writes today. No version is tagged before it.
-const Commit = "ddb2c916222a7b9be749f2e442a1e0cdad3908bd"
+// Commit is the commit of the previous version. It is the first one with today's names and schema: nothing converts the policies of an earlier one,
+// and under OLM, which deletes no object that is renamed, an admission policy of before would deny what the controller writes today. No version is
+// tagged before it.
+const Commit = "76bb5a2d1030c6c6141eb2cc0cb740ea1ab479f9"
 
 // objects is the commit of chart and CRDs that tests install and upgrade without its programs. It is the first one whose objects today's
-// API stores without any loss: since then, the CRDs have only gained fields. Its parent's policies have fields in their status that are
-// gone today.
-const objects = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
+// API stores without any loss: since then, the CRDs have only gained fields. Its parent's policies may have more labels in nodeSelector.
+const objects = "963394315bdc0638c7f66ada07b5cfea5eedc200"
 
-// former is the last commit whose policies have the schema before docs/dev/api.md: policies of it lose fields under today's.
-const former = "ddb2c916222a7b9be749f2e442a1e0cdad3908bd"
+// former is a commit whose policies have the schema before docs/dev/api.md, so that they would lose fields today, and whose chart lacks a value
+// that today's has.
+const former = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
 
 // Version is the number that tests give the previous version.
 const Version = "0.0.9"
@@ -43,8 +44,8 @@ func FileBefore(ctx context.Context, path string) ([]byte, error) {
 // Folder writes the files below a folder of that commit to another folder, which need not exist.
 func Folder(ctx context.Context, path, to string) error { return folder(ctx, objects, path, to) }
 
-// FormerSchemaFolder is Folder for the last commit of the schema of which nothing is converted.
-func FormerSchemaFolder(ctx context.Context, path, to string) error {
+// FormerFolder is Folder for a commit with the schema of which nothing is converted.
+func FormerFolder(ctx context.Context, path, to string) error {
 	return folder(ctx, former, path, to)
 }
 
