@@ -83,7 +83,7 @@ func TestCommandsOfDocs(t *testing.T) {
 }
 
 // foretold lets plan exit with what it finds.
-const foretold = `kubectl() { command kubectl "$@" || { rc=$?; [[ "$*" == "gpusharing plan "* ]] && [ $rc -ge 2 ]; }; }
+const foretold = `kubectl() { command kubectl "$@" || { rc=$?; [[ "$*" == "gpusharing plan "* ]] && [ $rc -ge 2 ] || return $rc; }; }
 `
 
 // shell runs commands as an administrator of the fleet does, in a folder with the policies of README and quickstart.
