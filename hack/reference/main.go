@@ -51,7 +51,7 @@ func run(args []string) error {
 	if err := os.WriteFile(args[0], []byte(text), 0o644); err != nil { //nolint:gosec // a document, written where the developer says
 		return err
 	}
-	page, err := os.ReadFile(args[1])
+	page, err := os.ReadFile(args[1]) //nolint:gosec // the same
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func withReasons(page string) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", word, cell(meaning), linked(cell(node.WhatToDo(word)))))
+			rows = append(rows, fmt.Sprintf("| %#q | %s | %s |\n", word, cell(meaning), linked(cell(node.WhatToDo(word)))))
 		}
 	}
 	slices.Sort(rows)

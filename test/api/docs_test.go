@@ -31,7 +31,7 @@ func TestYAMLOfDocsIsAccepted(t *testing.T) {
 	for _, page := range append(pages, filepath.Join(root, "README.md")) {
 		text, err := os.ReadFile(page)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
-		for _, block := range regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllStringSubmatch(string(text), -1) {
+		for _, block := range regexp.MustCompile("(?s)\n```yaml\n(.*?\n)```").FindAllStringSubmatch(string(text), -1) {
 			for document := range strings.SplitSeq(block[1], "\n---\n") {
 				object := &unstructured.Unstructured{}
 				NewWithT(t).Expect(yaml.Unmarshal([]byte(document), &object.Object)).To(Succeed(), "%s:\n%s", page, document)

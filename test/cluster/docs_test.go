@@ -50,7 +50,7 @@ func TestCommandsOfDocs(t *testing.T) {
 		text, err := os.ReadFile(page)
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 		name := strings.TrimPrefix(page, root+"/")
-		for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```").FindAllStringSubmatch(string(text), -1) {
+		for _, block := range regexp.MustCompile("(?s)\n```sh\n(.*?\n)```").FindAllStringSubmatch(string(text), -1) {
 			first := name + ": " + strings.Join(strings.Fields(block[1])[:2], " ")
 			if found[first] = true; elsewhere[first] == "" {
 				blocks[name] = append(blocks[name], block[1])
@@ -93,7 +93,7 @@ func (f *fleet) shell(root string) func(commands string) {
 	for file, page := range map[string]string{"policy.yaml": "README.md", "notebooks.yaml": "docs/quickstart.md"} {
 		text, err := os.ReadFile(filepath.Join(root, page))
 		f.Expect(err).NotTo(HaveOccurred())
-		policy := regexp.MustCompile("(?ms)^```yaml\n(apiVersion: gpusharing.*?)^```").FindSubmatch(text)
+		policy := regexp.MustCompile("(?s)\n```yaml\n(apiVersion: gpusharing.*?\n)```").FindSubmatch(text)
 		f.Expect(policy).NotTo(BeNil(), page)
 		f.Expect(os.WriteFile(filepath.Join(dir, file), policy[1], 0o600)).To(Succeed())
 	}
