@@ -46,12 +46,13 @@ func (s *run) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.count)
+	clear(s.others)
 }
 
 func (s *run) counted() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return fmt.Sprint(s.count)
+	return fmt.Sprintf("%v; others: %v", s.count, s.others)
 }
 
 // bounded looks whether anything was done too often.

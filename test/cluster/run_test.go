@@ -61,8 +61,9 @@ type run struct {
 	kinds    map[string]string                      // of the pods of users, by name
 	homes    map[string]string                      // their nodes
 
-	mu     sync.Mutex // guards what follows
-	count  map[string]int
+	mu     sync.Mutex     // guards what follows
+	count  map[string]int // what the controller did, and the others
+	others map[string]int
 	broken string
 	gone   map[string]string // pods of users that the controller has evicted since the last round, with their nodes
 	ends   map[string]bool   // and all of them
@@ -102,7 +103,7 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	f.t, f.WithT, f.clock, f.dir = t, NewWithT(t), &skewed{}, t.TempDir()
 	s := &run{
 		fleet: &f, random: rand.New(rand.NewPCG(seed, 0)), places: map[string]*place{}, policies: map[string][]v1alpha1.GPUSharingPolicy{},
-		kinds: map[string]string{}, homes: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
+		kinds: map[string]string{}, homes: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, others: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
 	}
 	t.Cleanup(s.empty)
 	watched := func(c *rest.Config, note func(*http.Request, int, string)) *rest.Config {
@@ -185,10 +186,15 @@ func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-func (s *run) wrote(_ *http.Request, status int, _ string) {
-	if status < http.StatusMultipleChoices {
-		s.written.Add(1)
+// wrote counts what everybody else does.
+func (s *run) wrote(r *http.Request, status int, _ string) {
+	if status >= http.StatusMultipleChoices {
+		return
 	}
+	s.written.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.others[r.Method+" "+strings.Join(strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")[2:], "/")]++
 }
 
 // note counts what the controller does.

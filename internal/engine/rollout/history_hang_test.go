@@ -22,6 +22,7 @@ type onego struct {
 	whole        time.Time // since when there was no break at all
 	maintained   time.Time // since when the driver is being upgraded
 	vain         time.Time // since when nothing is to be changed on it
+	says         string    // and why not
 }
 
 // mostInOneGo is how long that may last: the drain, the stop, the agent's time with one reboot, the verification, and

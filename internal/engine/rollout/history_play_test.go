@@ -185,6 +185,9 @@ func (c *run) step(faithful bool) rollout.Decision {
 		}
 	}
 	c.fought()
+	if faithful {
+		c.givesBack()
+	}
 	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
 	s := c.known()
 	c.seesOthers(s)

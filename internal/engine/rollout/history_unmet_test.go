@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -66,12 +67,15 @@ func (c *run) unmetEvent(random *rand.Rand) {
 }
 
 // heldInVain looks whether a node is kept from its users though nothing is to be changed there, and its agent can be at
-// work on nothing that was asked of it before.
+// work on nothing that was asked of it before; or though an upgrade of the driver waits for NVIDIA's programs.
 func (c *run) heldInVain(d rollout.Decision) {
 	for _, n := range d.Nodes {
 		h := c.hosts[n.Node]
 		if h == nil {
 			continue
+		}
+		if waits := c.Now.Sub(h.upgrade.began); h.upgrade.state == "validation-required" && h.isKept() && !h.off && len(c.fights) == 0 && waits > timing.PauseTimeout+2*time.Minute {
+			c.breaks("bounded", "node %s is kept from its users for %s, and an upgrade of the driver waits for that: %s", n.Node, waits, n.Message)
 		}
 		rests := slices.Contains([]node.State{node.Unsupported, node.UpToDate, node.Degraded}, n.State) ||
 			n.State == node.Failed && !strings.Contains(n.Message, "goes back to its last good state")
@@ -85,9 +89,16 @@ func (c *run) heldInVain(d rollout.Decision) {
 		case !rests || works || hindered || h.off || !h.AgentReady || !h.isKept():
 			t.vain = time.Time{}
 		case t.vain.IsZero():
-			t.vain = c.Now
-		case c.Now.Sub(t.vain) > 2*time.Minute:
-			c.breaks("bounded", "node %s is kept from its users for %s, and nothing is to be changed there: %s (%s): %s", n.Node, c.Now.Sub(t.vain), n.State, n.Reason, n.Message)
+			t.vain, t.says = c.Now, fmt.Sprintf("%s (%s): %s", n.State, n.Reason, n.Message)
+		}
+	}
+}
+
+// givesBack looks whether such a node was given back in time.
+func (c *run) givesBack() {
+	for _, h := range c.all() {
+		if lasts := c.Now.Sub(h.taken.vain); !h.taken.vain.IsZero() && h.isKept() && lasts > 2*time.Minute {
+			c.breaks("bounded", "node %s is kept from its users for %s, and nothing is to be changed there: %s", h.Name, lasts, h.taken.says)
 		}
 	}
 }
