@@ -169,7 +169,7 @@ func failure(err error) error {
 
 // TestPlanIsAGate: by its outcome a pipeline decides whether to go on.
 func TestPlanIsAGate(t *testing.T) {
-	const renamed = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}`
+	const renamed = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}, advertise: {renameByDefault: true}}}`
 	toMIG := fmt.Sprintf(toMIG, "WaitForIdle")
 	for title, tc := range map[string]struct {
 		present, applied string
