@@ -62,7 +62,7 @@ var lineEnd = regexp.MustCompile(`[ \t]*\n[ \t]*(//|#)?[ \t]*`)
 func excepted() map[string]string {
 	return map[string]string{
 		"docs/dev/language.md": "names the words",
-		"hack/words":       "names the words",
+		"hack/words":           "names the words",
 	}
 }
 

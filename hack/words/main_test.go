@@ -12,13 +12,13 @@ import (
 
 func TestWordsAreFoundInCommentsStringsNamesAndDocs(t *testing.T) {
 	files := map[string]string{
-		"a.go":              "package a\n\n// a wish\nvar wish = \"it shall\" // fine\n\n// who is in\n// the way\n",
-		"docs/b.md":         "Fine.\n\nSomebody\nreads it, wishfully, of the daemonset.\n",
-		"config/c.yaml":     "a: b\n# The daemon\n# set.\n",
-		"docs/dev/language.md":  "A wish.\n",
-		"config/crd/e.yaml": "# a wish\n",
-		"f.json":            "\"wish\"",
-		"g.go":              "package g\n\nfunc wishfulDaemonSets() { daemonSet, twoWishes := 0, 1 }\n\nfunc blockerInTheWay() {}\n",
+		"a.go":                 "package a\n\n// a wish\nvar wish = \"it shall\" // fine\n\n// who is in\n// the way\n",
+		"docs/b.md":            "Fine.\n\nSomebody\nreads it, wishfully, of the daemonset.\n",
+		"config/c.yaml":        "a: b\n# The daemon\n# set.\n",
+		"docs/dev/language.md": "A wish.\n",
+		"config/crd/e.yaml":    "# a wish\n",
+		"f.json":               "\"wish\"",
+		"g.go":                 "package g\n\nfunc wishfulDaemonSets() { daemonSet, twoWishes := 0, 1 }\n\nfunc blockerInTheWay() {}\n",
 	}
 	g := NewWithT(t)
 	var names []string
