@@ -75,8 +75,9 @@ const (
 	// ConfigMapName is the name of the operator's ConfigMap, which NVIDIA's device plugin reads. The GPU Operator makes it
 	// the name of a volume, so it has to be a DNS label and differ from the volumes of NVIDIA's DaemonSets.
 	ConfigMapName = "gpu-sharing-device-plugin"
-	// LabelName tells programs from one another; AgentName is its value of the agents' pods.
+	// LabelName tells programs from one another.
 	LabelName = "app.kubernetes.io/name"
+	// AgentName is the LabelName of the agents' pods.
 	AgentName = "gpu-sharing-agent"
 	daemonSet = "DaemonSet"
 	// NvidiaDomain is the domain of NVIDIA's resources, labels and annotations.
