@@ -26,20 +26,20 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1894},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2229},
-	{"KB of tests and of test", 3893},
+	{"KB of Go in internal, without tests", 1966},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2309},
+	{"KB of tests and of test", 3979},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
-	{"arrows between packages of internal", 137},
+	{"arrows between packages of internal", 138},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 13990},
-	{"words of other docs that are written by hand", 14840},
-	{"words of README.md", 905},
+	{"words of docs/dev", 15400},
+	{"words of other docs that are written by hand", 15150},
+	{"words of README.md", 915},
 }
 
 type bound struct {

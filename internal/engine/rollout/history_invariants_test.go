@@ -273,11 +273,12 @@ func (c *run) harmless() {
 }
 
 // clientsOfMPS looks whether the operator has ended NVIDIA's MPS daemon under a client: by stopping it, or by the label
-// that it keeps that daemon off by. A pod that ignores the operator's taint may come at any moment.
+// that it keeps that daemon off by. A pod that ignores the operator's taint may come at any moment, and nobody knows of a
+// process that asks for no GPU before the agent reports it.
 func (c *run) clientsOfMPS() {
 	for _, name := range c.killed {
 		h := c.hosts[c.heldGPUs[name].node]
-		if h == nil || slices.Contains([]string{"tolerant", "static", "daemon"}, c.kinds[name]) {
+		if h == nil || c.heldGPUs[name].unseen || slices.Contains([]string{"tolerant", "static", "daemon"}, c.kinds[name]) {
 			continue
 		}
 		_, stopped := h.Annotations[v1alpha1.AnnotationStopped]

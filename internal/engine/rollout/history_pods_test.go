@@ -91,7 +91,7 @@ func (c *run) start(h *host, kind string, random *rand.Rand) {
 		h.Pods[len(h.Pods)-1] = pod
 	}
 	if kind != "outside" {
-		c.heldGPUs[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID()}
+		c.heldGPUs[name] = heldGPU{node: h.Name, uuid: d.UUID, instance: uuid, mig: d.State.MIG, boot: h.bootID(), unseen: h.lags}
 	}
 	c.kinds[name] = kind
 	c.protected[name], c.hangs[name] = kind == "protected", kind == "hanging"

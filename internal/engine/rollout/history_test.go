@@ -98,6 +98,7 @@ type heldGPU struct {
 	node, uuid, instance string
 	mig                  bool
 	boot                 string
+	unseen               bool // it came while the agent reported nothing, though it had just reported that all is well
 }
 
 // newRun makes the cluster of a seed.
