@@ -200,6 +200,7 @@ house: ## Count what the product weighs and how its packages hang together, with
 lint: ## Find the words that docs/dev/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
 	git ls-files --cached --others --exclude-standard | go run ./hack/words
 	$(TOOL) golangci-lint run --allow-serial-runners
+	$(TOOL) golangci-lint-kube-api-linter run --config .golangci-api.yml --allow-serial-runners ./api/v1alpha1
 	go vet -tags hardware ./...
 
 .PHONY: verify

@@ -37,7 +37,7 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 15400},
+	{"words of docs/dev", 15420},
 	{"words of other docs that are written by hand", 15150},
 	{"words of README.md", 915},
 }
