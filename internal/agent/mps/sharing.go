@@ -65,7 +65,10 @@ func (h *Host) relieve(ctx context.Context) error {
 	if used, err := h.used(); used || err != nil {
 		return err
 	}
-	if err := h.endAll(ctx); err != nil && !errors.Is(err, errInUse) {
+	if err := h.endAll(ctx); err != nil {
+		if errors.Is(err, errInUse) {
+			return nil // by a client that nobody gave a pipe directory, such as a program on the node itself
+		}
 		return err
 	}
 	if used, err := h.used(); used || err != nil { // a pod has started meanwhile
@@ -75,8 +78,8 @@ func (h *Host) relieve(ctx context.Context) error {
 	return host.Clear(shared) //nolint:wrapcheck // names what it did
 }
 
-// used reports whether a process may use the shared memory: one that was given a pipe directory, a client of a daemon of
-// ours, or NVIDIA's own daemon.
+// used reports whether a process may use the shared memory: one that was given a pipe directory, or NVIDIA's own daemon.
+// Whether a client is connected to a daemon of ours endAll asks.
 func (h *Host) used() (bool, error) {
 	given, err := h.given()
 	if err != nil || len(given) > 0 {

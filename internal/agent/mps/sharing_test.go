@@ -68,6 +68,26 @@ func TestWhatEndedPodsLeaveInTheSharedMemoryGoes(t *testing.T) {
 	g.Expect(n.starts()).To(gomega.Equal(2))
 }
 
+// A program on the node itself, or a pod with a folder above the pipe directory, is connected though nobody gave it the pipe
+// directory.
+func TestTheSharedMemoryOfAConnectedClientIsLeft(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	n.sharesTmpfs(t, g)
+	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(gomega.Succeed())
+	client := n.daemons.Name(n.pipe(), "", 1000)
+	_, served, err := n.daemons.Connect(client)
+	g.Expect(served, err).To(gomega.BeTrue())
+	its := n.path("shm", "cuda.shm.client")
+	g.Expect(os.WriteFile(its, make([]byte, 300<<10), 0o600)).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(its).To(gomega.BeAnExistingFile())
+	g.Expect(n.starts()).To(gomega.Equal(1))
+
+	n.daemons.End(client)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(its).NotTo(gomega.BeAnExistingFile())
+}
+
 func TestTheSharedMemoryOfNVIDIAsDaemonIsLeft(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	n.sharesTmpfs(t, g)
