@@ -347,6 +347,14 @@ func TestFilesThatHoldNoPolicy(t *testing.T) {
 	}
 }
 
+// A pipeline takes exit code 0 of plan for no change.
+func TestAFileWithoutAPolicyIsNoPlan(t *testing.T) {
+	g, empty := NewWithT(t), filepath.Join(t.TempDir(), "empty.yaml")
+	g.Expect(os.WriteFile(empty, []byte("# nothing yet\n---\n"), 0o600)).To(Succeed())
+	_, err := (&Program{}).policies([]string{empty}, false)
+	g.Expect(err).To(MatchError(And(ContainSubstring(empty), ContainSubstring("it holds no GPUSharingPolicy"))))
+}
+
 func TestCommands(t *testing.T) {
 	for name, test := range map[string]struct {
 		args       []string

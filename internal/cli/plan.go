@@ -117,6 +117,9 @@ func (p *Program) policies(files []string, recursive bool) ([]*unstructured.Unst
 	if err != nil {
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
+	if len(found) == 0 { // a pipeline would take it for no change
+		return nil, fmt.Errorf("reading %s: %w", strings.Join(named, ", "), errNoPolicy)
+	}
 	for _, info := range found {
 		u, is := info.Object.(*unstructured.Unstructured)
 		if !is {
@@ -130,6 +133,8 @@ func (p *Program) policies(files []string, recursive bool) ([]*unstructured.Unst
 	return all, nil
 }
 
+var errNoPolicy = errors.New("it holds no GPUSharingPolicy")
+
 // parse finds the policies in YAML or JSON.
 func parse(data []byte) ([]*unstructured.Unstructured, error) {
 	const lookAhead = 4096 // characters that tell YAML from JSON
@@ -140,7 +145,7 @@ func parse(data []byte) ([]*unstructured.Unstructured, error) {
 		err := decoder.Decode(&u.Object)
 		switch {
 		case errors.Is(err, io.EOF) && len(found) == 0:
-			return nil, errors.New("it holds no GPUSharingPolicy")
+			return nil, errNoPolicy
 		case errors.Is(err, io.EOF):
 			return found, nil
 		case err != nil:

@@ -198,6 +198,11 @@ func (q *inquiry) workloadNamed(ctx context.Context, c client.Client, kind strin
 	err := c.Get(ctx, key, j)
 	q.wanted = orOne(j.Spec.Parallelism)
 	q.suspended, q.done = j.Spec.Suspend != nil && *j.Spec.Suspend, j.Status.CompletionTime != nil
+	for _, condition := range j.Status.Conditions {
+		if condition.Type == batchv1.JobFailed && condition.Status == corev1.ConditionTrue {
+			q.failed = cmp.Or(condition.Message, condition.Reason)
+		}
+	}
 	return workload{j, j.Spec.Selector, j.Spec.Template}, err
 }
 

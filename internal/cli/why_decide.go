@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresource "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
@@ -40,6 +41,7 @@ type inquiry struct {
 	wanted    int
 	suspended bool   // a Job that is not to run
 	done      bool   // a Job that has completed
+	failed    string // why a Job has failed; empty: it has not
 	refused   string // why no pod could be created, as the controller of the workload says
 	quotas    []corev1.ResourceQuota
 	nodes     []candidate // by name
@@ -177,6 +179,8 @@ func (q *inquiry) stopped(a *answer) bool {
 	switch phase := q.pod.Status.Phase; {
 	case q.done:
 		a.Cause, a.Answer = causeEnded, "The Job has completed."
+	case q.missing && q.failed != "":
+		a.Cause, a.Answer = causeEnded, fmt.Sprintf("The Job has failed, and makes no more pods: %s", q.failed)
 	case q.suspended:
 		a.Cause, a.Answer = causeSuspended, "The Job is suspended (spec.suspend), by you or by a queue such as Kueue, so it has no pods."
 	case q.missing && q.wanted == 0:
@@ -248,7 +252,7 @@ func (q *inquiry) pending(a *answer) {
 		a.Cause, a.Answer = causeClaim, "It asks for devices by ResourceClaims. The scheduler says: "+cmp.Or(a.Scheduler, "nothing yet")
 		return
 	}
-	if len(q.nodes) == 0 && len(q.lacks) > 0 {
+	if len(q.nodes) == 0 && len(q.lacks) > 0 || q.unreported(a) {
 		q.bySchedulerAlone(a)
 		return
 	}
@@ -292,6 +296,15 @@ func (q *inquiry) bySchedulerAlone(a *answer) {
 	default:
 		a.Cause, a.Answer = causeUnknown, "The scheduler found no node: "+a.Scheduler
 	}
+}
+
+// unreported reports whether a node that the user may not read may offer what no other does: GPUNodes report what nodes
+// offer that a policy governs.
+func (q *inquiry) unreported(a *answer) bool {
+	return q.blindNodes && slices.ContainsFunc(q.nodes, func(n candidate) bool { return n.GPU.Status.Rollout.PolicyName == "" }) &&
+		slices.ContainsFunc(slices.Collect(maps.Keys(a.Requests)), func(name string) bool {
+			return !slices.ContainsFunc(a.Offers, func(o offer) bool { return o.Resource == name && o.most >= a.Requests[name] })
+		})
 }
 
 // offers sums up what nodes offer, and how much of that is free.
@@ -378,24 +391,40 @@ func instead(offers []offer) string {
 	return fmt.Sprintf("Ask for %s, or ask an administrator for another policy.", format.List(names))
 }
 
-// broughtBy answers for a resource that a change which is under way brings.
+// broughtBy answers for a resource that a change brings which is under way, or which does not go on by itself.
 func (q *inquiry) broughtBy(a *answer, name string) bool {
-	var nodes []string
+	var nodes, stuck []string
+	says := ""
 	for i := range q.nodes {
 		n := &q.nodes[i]
-		if expectedOn(n.Node)[name] == 0 || condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+		ready, _ := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
+		if expectedOn(n.Node)[name] == 0 || ready.Status == metav1.ConditionTrue {
 			continue
 		}
 		message, until := q.changeOn(n)
-		nodes = append(nodes, n.Name)
 		a.Nodes = append(a.Nodes, verdict{Node: n.Name, Cause: causeNotYet, Message: message, Until: until})
+		if stands(node.State(n.GPU.Status.Rollout.State), ready.Reason) {
+			stuck, says = append(stuck, n.Name), message
+			continue
+		}
+		nodes = append(nodes, n.Name)
 	}
-	if len(nodes) == 0 {
+	switch {
+	case len(nodes) > 0:
+		a.Answer = fmt.Sprintf("No node offers %s yet: a change that is under way brings it to %s (%s). The pod starts by itself then.", name, count(len(nodes), "node"), format.List(nodes))
+	case len(stuck) > 0:
+		a.Answer = fmt.Sprintf("No node offers %s yet: a change is to bring it to %s (%s) and does not go on by itself: %s %s. Ask an administrator.", name, count(len(stuck), "node"),
+			format.List(stuck), stuck[len(stuck)-1], says)
+	default:
 		return false
 	}
 	a.Cause = causeNotYet
-	a.Answer = fmt.Sprintf("No node offers %s yet: a change that is under way brings it to %s (%s). The pod starts by itself then.", name, count(len(nodes), "node"), format.List(nodes))
 	return true
+}
+
+// stands reports whether the change of a node does not go on before somebody does something, or not for an hour.
+func stands(state node.State, reason string) bool {
+	return state == node.Failed || state == node.Unsupported || reason == v1alpha1.ReasonPaused || reason == v1alpha1.ReasonRolloutHalted
 }
 
 // unhealthy answers for a resource of which NVIDIA's device plugin offers nothing any more, though nodes have it.
@@ -641,7 +670,7 @@ func (q *inquiry) sum(a *answer) {
 	case is(causeUnschedulable):
 		a.Answer = fmt.Sprintf("%s would take it, but %s %s. Ask an administrator.", nodes, last.Node, last.Message)
 	case is(causeChange):
-		a.Answer = fmt.Sprintf("Node %s would take it, but %s. The pod starts by itself after that, if a share is free.", last.Node, last.Message)
+		a.Answer = fmt.Sprintf("Node %s would take it, but %s. %s", last.Node, last.Message, q.afterwards(names, a.Requests))
 	case is(causeInUse):
 		a.Answer = fmt.Sprintf("All that the %s offer that would take it (%s) is in use%s. It starts by itself once that is free.", nodes, asked, byWhom(a.Holders))
 		if len(names) == 1 {
@@ -652,6 +681,25 @@ func (q *inquiry) sum(a *answer) {
 	default:
 		a.Answer = fmt.Sprintf("Node %s would take it, as far as GPUs go. The scheduler says: %s", format.List(names), cmp.Or(a.Scheduler, "nothing yet"))
 	}
+}
+
+// afterwards says what becomes of a pod once the nodes have changed that would take it now.
+func (q *inquiry) afterwards(nodes []string, requests map[string]int64) string {
+	then, keeps := map[string]int64{}, false
+	for i := range q.nodes {
+		if !slices.Contains(nodes, q.nodes[i].Name) {
+			continue
+		}
+		expected := expectedOn(q.nodes[i].Node)
+		keeps = keeps || !slices.ContainsFunc(slices.Collect(maps.Keys(requests)), func(name string) bool { return expected[name] < requests[name] })
+		for name, count := range expected {
+			put(then, name, max(then[name], count))
+		}
+	}
+	if keeps || len(then) == 0 { // or it is not known
+		return "The pod starts by itself after that, if a share is free."
+	}
+	return fmt.Sprintf("After that it does not: it will offer %s instead.", resources(then))
 }
 
 // byWhom says which namespaces have shares, those that have most first.

@@ -359,3 +359,65 @@ func TestWhyWorksWithTheRightsOfAUserOfANamespace(t *testing.T) {
 		Not(ContainSubstring("You may not list GPUNodes")), ContainSubstring("You may not list Nodes"),
 	))
 }
+
+// inquiryFor is what is known of a pod that asks for one of a resource, on nodes that offer the plain GPU.
+func inquiryFor(name string, nodes ...candidate) inquiry {
+	for i := range nodes {
+		nodes[i].object = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodes[i].Name}}
+	}
+	return inquiry{now: now, namespace: "team", pod: requesting("team", "train", name, 1), nodes: nodes}
+}
+
+// reporting is a node that offers some resources and waits to offer others.
+func reporting(t *testing.T, state node.State, reason string, offers, expected map[string]int64) candidate {
+	t.Helper()
+	n := newNode(t, "a", sim.A100)
+	n.GPU.Status.Rollout.PolicyName, n.GPU.Status.Rollout.State = "research", string(state)
+	n.GPU.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: "see there"}}
+	for name, count := range expected {
+		n.GPU.Status.Rollout.Resources = append(n.GPU.Status.Rollout.Resources, v1alpha1.ResourceCount{Name: name, Expected: count})
+	}
+	return candidate{Node: &n, offers: offers}
+}
+
+const instance = "nvidia.com/mig-3g.20gb"
+
+// TestWhyPromisesNothingThatDoesNotComeByItself: a change that failed, or that is halted or paused, brings nothing, and after one a node may
+// not offer any more what it offers now.
+func TestWhyPromisesNothingThatDoesNotComeByItself(t *testing.T) {
+	g := NewWithT(t)
+	plain, instances := map[string]int64{plainGPU: 1}, map[string]int64{instance: 2}
+	for state, reason := range map[node.State]string{
+		node.Failed: v1alpha1.ReasonDrainTimedOut, node.PendingDisruptive: v1alpha1.ReasonRolloutHalted, node.PendingNonDisruptive: v1alpha1.ReasonPaused,
+	} {
+		said := whyOf(inquiryFor(instance, reporting(t, state, reason, plain, instances)))
+		g.Expect(said).To(And(HaveField("Cause", causeNotYet), HaveField("Answer", And(
+			ContainSubstring("does not go on by itself: a is changed by policy research (%s: see there). Ask an administrator.", reason), Not(ContainSubstring("starts by itself")),
+		))))
+	}
+	said := whyOf(inquiryFor(instance, reporting(t, node.Draining, v1alpha1.ReasonGPUInUse, plain, instances)))
+	g.Expect(said.Answer).To(HaveSuffix("The pod starts by itself then."))
+
+	drained := inquiryFor(plainGPU, reporting(t, node.Draining, v1alpha1.ReasonGPUInUse, plain, instances))
+	drained.nodes[0].object.Spec.Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
+	said = whyOf(drained)
+	g.Expect(said).To(And(HaveField("Cause", causeChange), HaveField("Answer", HaveSuffix("After that it does not: it will offer nvidia.com/mig-3g.20gb: 2 instead."))))
+}
+
+// TestWhySaysNothingOfNodesThatItCannotRead: what a node offers that no policy governs no GPUNode reports.
+func TestWhySaysNothingOfNodesThatItCannotRead(t *testing.T) {
+	g := NewWithT(t)
+	free := newNode(t, "free", sim.T4)
+	q := inquiryFor(plainGPU, reporting(t, node.UpToDate, v1alpha1.ReasonReady, map[string]int64{sharedGPU: 8}, nil), candidate{Node: &free})
+	q.pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."}}
+	g.Expect(whyOf(q).Cause).To(Equal(causeRenamed), "who reads the nodes knows that")
+	q.blindNodes, q.lacks = true, []string{"You may not list Nodes"}
+	g.Expect(whyOf(q)).To(And(HaveField("Cause", causeUnknown), HaveField("Answer", HavePrefix("No node has nvidia.com/gpu: 1 free: all are in use, or no node offers that."))))
+	q.nodes = q.nodes[:1]
+	g.Expect(whyOf(q).Cause).To(Equal(causeRenamed), "a policy governs all nodes")
+}
+
+func TestWhySaysThatAJobHasFailed(t *testing.T) {
+	q := inquiry{now: now, namespace: "team", workload: "Job team/train", wanted: 1, missing: true, pod: requesting("team", "", plainGPU, 1), failed: "Job has reached the specified backoff limit"}
+	NewWithT(t).Expect(whyOf(q)).To(And(HaveField("Cause", causeEnded), HaveField("Answer", "The Job has failed, and makes no more pods: Job has reached the specified backoff limit")))
+}

@@ -38,9 +38,12 @@ var (
 	taintRuleKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
 )
 
-// gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the
-// driver and it is not known yet what the API server serves.
-func (c *Controller) gatherDRA(ctx context.Context) (*cluster.DRARead, error) {
+// gatherDRA reads what is not read of each node by itself. awaited reports that it may be incomplete, since it was
+// not known what the API server serves.
+func (c *Controller) gatherDRA(ctx context.Context) (read *cluster.DRARead, awaited bool, err error) {
+	for _, kind := range c.kindsOfDRA() {
+		awaited = awaited || kind.awaited.Load() // before they are read: they may get known meanwhile
+	}
 	pools := make(map[string]knownPool, len(c.pools))
 	o := cluster.DRAObjects{Deleted: c.deletedTaintRules, ServesTaintRules: c.rules.served.Load() != nil, PoolOf: func(node string, its []*unstructured.Unstructured) *dra.Pool {
 		pools[node] = c.pools[node].again(node, its)
@@ -52,20 +55,19 @@ func (c *Controller) gatherDRA(ctx context.Context) (*cluster.DRARead, error) {
 		kind *watchedKind
 		into *[]unstructured.Unstructured
 	}{{&c.slices, &o.Slices}, {&c.claims, &o.Claims}, {&c.classes, &o.Classes}, {&c.rules, &o.TaintRules}} {
-		listed, err := of.kind.list(ctx, c.client)
-		if err != nil {
-			return nil, err
+		if *of.into, err = of.kind.list(ctx, c.client); err != nil {
+			return nil, awaited, err
 		}
-		*of.into = listed
+		awaited = awaited || of.kind.awaited.Load()
 	}
-	read := o.Read()
+	read = o.Read()
 	c.pools = pools
 	shown := map[types.UID]bool{}
 	for i := range o.TaintRules {
 		shown[o.TaintRules[i].GetUID()] = true
 	}
 	maps.DeleteFunc(c.deletedTaintRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
-	return read, nil
+	return read, awaited, nil
 }
 
 // knownPool is a pool as it was read from slices of that version.
@@ -104,13 +106,9 @@ func deploy(to map[string]cluster.DRANode, drivers []appsv1.DaemonSet, nodes map
 	}
 }
 
-// awaitsDRA reports whether a node shows the driver though it is not known yet what the API server serves of its kinds.
-func (c *Controller) awaitsDRA(nodes []cluster.Node) bool {
-	unknown := false
-	for _, kind := range c.kindsOfDRA() {
-		unknown = unknown || kind.awaited.Load()
-	}
-	return unknown && slices.ContainsFunc(nodes, func(n cluster.Node) bool {
+// showDRA reports whether a node shows the driver.
+func showDRA(nodes []cluster.Node) bool {
+	return slices.ContainsFunc(nodes, func(n cluster.Node) bool {
 		reason, _ := cluster.ShownBy(&n)
 		return reason == v1alpha1.ReasonDRADriverActive
 	})

@@ -84,7 +84,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 		return err
 	}
 	k.programs = programs
-	dra, err := c.gatherDRA(ctx)
+	dra, awaited, err := c.gatherDRA(ctx)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	}
 	deploy(dra.Nodes, drivers, k.nodes)
 	k.mergeFeatures(s.features.Of, dra.Nodes)
-	if c.awaitsDRA(k.listed) {
+	if awaited && showDRA(k.listed) {
 		return fmt.Errorf("the kinds of resource.k8s.io: %w", pluginconfig.ErrNotSynced)
 	}
 	k.complete = true

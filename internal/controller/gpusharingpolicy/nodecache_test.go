@@ -43,7 +43,8 @@ type reading struct {
 	t *testing.T
 
 	lists, gets int
-	fail        error // of the next list of pods
+	fail        error  // of the next list of pods
+	meanwhile   func() // pods are listed
 
 	publisher  string // the account that may publish ResourceSlices
 	asked      int    // how often the API server was asked whether one may
@@ -78,6 +79,9 @@ func newReading(t *testing.T) *reading {
 			case *corev1.NodeList, *v1alpha1.GPUNodeList:
 				r.lists++
 			case *corev1.PodList:
+				if r.meanwhile != nil {
+					r.meanwhile()
+				}
 				if err := r.fail; err != nil {
 					r.fail = nil
 					return err
@@ -348,6 +352,27 @@ func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 	r.Expect(r.served()).To(Equal(none))
 	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
 	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
+}
+
+// A kind may get known in the middle of a reading, after its objects were not read: a decision on it would take claims that are there for
+// none.
+func TestAReadingWithoutAKindThatGetsKnownMeanwhileIsNotDecidedOn(t *testing.T) {
+	r := newReading(t)
+	r.publisher = "system:serviceaccount:nvidia:default"
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "plugin"}}
+	set.Spec.Template.Labels = map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}
+	set.Spec.Template.Spec.Containers = []corev1.Container{{Name: "compute-domains", Image: "image"}, {Name: "gpus", Image: "image"}}
+	r.Expect(r.client.Create(t.Context(), set)).To(Succeed())
+	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+	r.claims.awaited.Store(true)
+	r.meanwhile = func() { r.claims.served.Store(&kind); r.claims.awaited.Store(false) }
+	r.report(r.change("b", label))
+	gather := func() error {
+		return r.gatherNodes(t.Context(), &seen{plugin: &pluginconfig.Observed{}, snapshot: cluster.Snapshot{Now: r.Clock.Now()}})
+	}
+	r.Expect(gather()).To(MatchError(pluginconfig.ErrNotSynced))
+	r.Expect(r.claims.awaited.Load()).To(BeFalse())
+	r.Expect(gather()).To(Succeed())
 }
 
 // The cache keeps of a NodePool of Karpenter which startup taints it lists.
