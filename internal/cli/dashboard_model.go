@@ -42,7 +42,7 @@ func (s sight) page() dashboard.Page {
 		p.Policies = append(p.Policies, policyCard(&s.snapshot.Policies[i]))
 	}
 	slices.SortFunc(p.Policies, func(a, b dashboard.Policy) int { return cmp.Compare(a.Name, b.Name) })
-	all := reports(s.snapshot, query{})
+	all := reports(s.snapshot)
 	for i := range all {
 		p.Nodes = append(p.Nodes, s.card(&all[i]))
 	}

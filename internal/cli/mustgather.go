@@ -149,7 +149,7 @@ func versionsOf(is installation, kubernetes string) map[string]any {
 // those that are not ready.
 func (g *gathering) chooseNodes(ctx context.Context, s cluster.Snapshot, named []string) error {
 	ready := map[string]bool{} // of the nodes with GPUs
-	for _, r := range reports(s, query{}) {
+	for _, r := range reports(s) {
 		ready[r.Name] = r.Ready
 	}
 	g.nodes = g.list(ctx, kindOf("", "v1", "Node"), "")

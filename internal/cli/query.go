@@ -167,8 +167,8 @@ func gpuReports(n *cluster.Node, stack dra.Stack) []gpuReport {
 	return all
 }
 
-// reports are those of the nodes that are asked for, by name.
-func reports(s cluster.Snapshot, q query) []report {
+// reports are those of all nodes, by name.
+func reports(s cluster.Snapshot) []report {
 	pending := unready(s)
 	left := stepsLeft(s, pending)
 	var all []report
@@ -177,15 +177,18 @@ func reports(s cluster.Snapshot, q query) []report {
 		if !r.Ready && len(r.Plan) == 0 {
 			r.Plan = left[r.Name]
 		}
-		switch {
-		case len(q.names) > 0 && !slices.Contains(q.names, r.Name), q.policy != "" && r.Policy != q.policy, q.notReady && r.Ready,
-			q.product != "" && !has(r.node, q.product), q.labels != nil && !q.labels.Matches(labels.Set(r.node.Labels)):
-		default:
-			all = append(all, r)
-		}
+		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b report) int { return strings.Compare(a.Name, b.Name) })
 	return all
+}
+
+// of are the reports that are asked for.
+func (q query) of(all []report) []report {
+	return slices.DeleteFunc(slices.Clone(all), func(r report) bool {
+		return len(q.names) > 0 && !slices.Contains(q.names, r.Name) || q.policy != "" && r.Policy != q.policy || q.notReady && r.Ready ||
+			q.product != "" && !has(r.node, q.product) || q.labels != nil && !q.labels.Matches(labels.Set(r.node.Labels))
+	})
 }
 
 func reportOf(n *cluster.Node, stack dra.Stack, pending pendingNode) report {
@@ -242,6 +245,7 @@ func encoded(s cluster.Snapshot, q query, about doubts, output string) (string, 
 		Nodes    v1alpha1.NodeCounts `json:"nodeCounts"`
 		Shares   shares              `json:"shares"`
 	}
+	all := reports(s)
 	shown := struct {
 		doubts
 
@@ -249,7 +253,7 @@ func encoded(s cluster.Snapshot, q query, about doubts, output string) (string, 
 		Namespaces []namespaceUse `json:"namespaces"`
 		Policies   []policyReport `json:"policies"`
 		Nodes      []report       `json:"nodes"`
-	}{doubts: about, Namespaces: []namespaceUse{}, Policies: []policyReport{}, Nodes: reports(s, q)}
+	}{doubts: about, Namespaces: []namespaceUse{}, Policies: []policyReport{}, Nodes: q.of(all)}
 	if shown.Nodes == nil {
 		shown.Nodes = []report{}
 	}
@@ -259,7 +263,7 @@ func encoded(s cluster.Snapshot, q query, about doubts, output string) (string, 
 		p := &policies[i]
 		reason, why := policyState(p)
 		shown.Policies = append(shown.Policies, policyReport{
-			p.Name, p.Spec.Sharing.Strategy, reason == v1alpha1.ReasonReady, reason, why, p.Status.Nodes, sumOf(shown.Nodes, p.Name),
+			p.Name, p.Spec.Sharing.Strategy, reason == v1alpha1.ReasonReady, reason, why, p.Status.Nodes, sumOf(all, p.Name),
 		})
 	}
 	return marshal(shown, output)

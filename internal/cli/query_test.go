@@ -75,7 +75,7 @@ func TestStatusShowsNoStepThatIsDone(t *testing.T) {
 	n.GPU.Status.Conditions[0] = metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonProgressing}
 	s := snapshotOf(n)
 	s.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 1}, {profile: 1g.5gb, count: 1}]}]}}}`)}
-	all := reports(s, query{})
+	all := reports(s)
 	g.Expect(all).To(HaveLen(1))
 	g.Expect(all[0]).To(And(HaveField("Ready", false), HaveField("Plan", BeEmpty())), "its instances are there")
 }
@@ -85,7 +85,7 @@ func TestStatusFilters(t *testing.T) {
 	g := NewWithT(t)
 	s := many(t, 35)
 	names := func(q query) (all []string) {
-		for _, r := range reports(s, q) {
+		for _, r := range q.of(reports(s)) {
 			all = append(all, strings.TrimPrefix(r.Name, "node-00"))
 		}
 		return all
@@ -123,6 +123,24 @@ func TestStatusForPrograms(t *testing.T) {
 	empty, err := encoded(cluster.Snapshot{}, query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(empty).To(MatchJSON(`{"shares": {"offered": 0, "inUse": 0}, "namespaces": [], "policies": [], "nodes": []}`), "lists, not null")
+}
+
+// TestAPolicyHasItsSharesAlsoWhereItsNodesAreNotShown: a flag that leaves nodes out takes no shares off their policy.
+func TestAPolicyHasItsSharesAlsoWhereItsNodesAreNotShown(t *testing.T) {
+	g, s := NewWithT(t), many(t, 12)
+	var read struct {
+		Shares   shares
+		Policies []struct{ Shares shares }
+	}
+	inJSON, err := encoded(s, query{notReady: true}, doubts{}, outputJSON)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(json.Unmarshal([]byte(inJSON), &read)).To(Succeed())
+	governed := sumOf(reports(s), "cheap")
+	g.Expect(governed.Offered).To(BeNumerically(">", read.Shares.Offered))
+	g.Expect(read.Policies).To(ConsistOf(HaveField("Shares", governed)))
+	shown := text{}
+	shown.status(s, query{notReady: true})
+	g.Expect(shown.String()).To(MatchRegexp(`(?m)^cheap .* %d of %d +`, governed.InUse, governed.Offered))
 }
 
 // TestProgramsReadHowGPUsAreShared: by status -o json, with who has which share.

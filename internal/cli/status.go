@@ -117,7 +117,8 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 // status writes what is so: all policies and nodes, or those that are asked for. Where not all GPUs fit on a screen it
 // writes equal nodes together, and why others are not ready.
 func (t *text) status(s cluster.Snapshot, q query) {
-	all := reports(s, q)
+	every := reports(s)
+	all := q.of(every)
 	if len(q.names) == 0 {
 		ages := q.ages
 		if ages.IsZero() {
@@ -126,7 +127,7 @@ func (t *text) status(s cluster.Snapshot, q query) {
 		if len(s.Nodes) > 0 {
 			t.cluster(all)
 		}
-		t.policies(q.policies(s.Policies), all, ages)
+		t.policies(q.policies(s.Policies), every, ages)
 	}
 	if len(s.Nodes) == 0 {
 		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
@@ -159,7 +160,7 @@ func (t *text) status(s cluster.Snapshot, q query) {
 	}
 }
 
-// policies writes a table of the policies, and why one is not ready.
+// policies writes a table of the policies, of which these are all nodes, and why one is not ready.
 func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, now time.Time) {
 	if len(policies) == 0 {
 		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are in their former state.")

@@ -422,7 +422,7 @@ func (q *inquiry) broughtBy(a *answer, name string) bool {
 	return true
 }
 
-// stands reports whether the change of a node does not go on before somebody does something, or not for an hour.
+// stands reports whether the change of a node does not go on by itself, or not for an hour.
 func stands(state node.State, reason string) bool {
 	return state == node.Failed || state == node.Unsupported || reason == v1alpha1.ReasonPaused || reason == v1alpha1.ReasonRolloutHalted
 }
