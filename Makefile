@@ -184,7 +184,8 @@ release: ## Make everything that a release is from the commit that is checked ou
 	cd hack/release && go run . -registry='$(REGISTRY)' -tag='$(TAG)' -key='$(abspath $(KEY))' $(if $(KEYLESS),-keyless) $(if $(UNSIGNED),-unsigned)
 
 .PHONY: release-test
-release-test: ## Test make release against a real registry on this machine, with small programs instead of ours. FULL=1: with ours, built twice.
+release-test: ## Test make release against a real registry on this machine, with small programs instead of ours. FULL=1: with ours, built twice. As root it installs the C compiler for arm64 if that is missing.
+	@command -v aarch64-linux-gnu-gcc >/dev/null || hack/apt.sh gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	hack/helm/build.sh >/dev/null
 	cd hack/release && FULL='$(FULL)' go test -timeout 60m $(TESTFLAGS) ./...
 

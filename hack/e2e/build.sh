@@ -22,14 +22,7 @@ packages=()
 [ -x /usr/sbin/runc ] || command -v runc >/dev/null || packages+=(runc)
 [ -x /usr/lib/cni/bridge ] || packages+=(containernetworking-plugins)
 command -v cc >/dev/null || packages+=(gcc libc6-dev)
-if [ ${#packages[@]} -gt 0 ]; then
-	echo ">> installing ${packages[*]} with apt-get" >&2
-	# Two builds may run side by side, also of two checkouts, and others install packages too. Only the lock of dpkg has a timeout.
-	mkdir -p "$cache"
-	flock "$cache/.apt.lock" apt-get update -qq >&2
-	DEBIAN_FRONTEND=noninteractive flock "$cache/.apt.lock" \
-		apt-get install -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends "${packages[@]}" >&2
-fi
+[ ${#packages[@]} -eq 0 ] || "$top/hack/apt.sh" "${packages[@]}"
 
 # build_all FOLDER-OF-GO.MOD NAME MODULE LDFLAGS PACKAGE… builds into $cache/NAME-<version of MODULE>, what is not there yet.
 build_all() {

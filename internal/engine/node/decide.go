@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -28,17 +29,31 @@ import (
 // Decide derives the state of a node and what to do about it.
 func Decide(v *View) Result {
 	if v.Node.NoGPUNode {
-		return Result{
-			State: Unknown, Reason: v1alpha1.ReasonGPUNodeMissing,
-			Message: fmt.Sprintf("the operator has changed the node, and its GPUNode is gone and could not be made again, so nothing is changed or restored. "+
-				"The log of the controller has the error (writing GPUNode %s): look for an admission webhook or policy that refuses it", v.Node.Name),
-		}
+		return withoutGPUNode(v)
 	}
 	r := decideNode(v)
 	if m, is := UnderMaintenance(v); is {
 		return underMaintenanceResult(v, m, r)
 	}
 	return continueInterrupted(v, r)
+}
+
+// withoutGPUNode is the result of a node that the operator has changed, and whose GPUNode is gone. What was taken of the
+// node is given back once the agent, which has no spec any more, can no longer be at work on the last one.
+func withoutGPUNode(v *View) Result {
+	r := Result{
+		State: Unknown, Reason: v1alpha1.ReasonGPUNodeMissing,
+		Message: fmt.Sprintf("the operator has changed the node, and its GPUNode is gone and could not be made again, so nothing is changed or restored. "+
+			"The log of the controller has the error (writing GPUNode %s): look for an admission webhook or policy that refuses it", v.Node.Name),
+	}
+	since := unavailableSince(v)
+	if since.IsZero() {
+		return r
+	}
+	if r.After = max(since.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now), 0); r.After == 0 {
+		r.Next = atOnce(RestoreScheduling(v, "its GPUNode is gone")...)
+	}
+	return r
 }
 
 // decideNode decides on a node by itself: first what rules out a change, then the change (progress), then what became
