@@ -26,9 +26,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1966},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2309},
-	{"KB of tests and of test", 3979},
+	{"KB of Go in internal, without tests", 1969},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2312},
+	{"KB of tests and of test", 3986},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 38},
