@@ -12,4 +12,5 @@ prometheus/build.sh promtool >/dev/null
 karpenter/build.sh >/dev/null
 chromium/build.sh >/dev/null
 e2e/build.sh previous >/dev/null
+cosign/build.sh >/dev/null
 olm/build.sh others >/dev/null

@@ -39,7 +39,7 @@ var bounds = []bound{
 	{"words of docs/architecture.md", 3000},
 	{"words of docs/dev", 15420},
 	{"words of other docs that are written by hand", 15150},
-	{"words of README.md", 915},
+	{"words of README.md", 924},
 }
 
 type bound struct {

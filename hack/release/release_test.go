@@ -210,7 +210,7 @@ func TestTheDocsSayWhereTheCatalogIs(t *testing.T) {
 	g := NewWithT(t)
 	docs, err := os.ReadFile("../../docs/install.md")
 	g.Expect(err).NotTo(HaveOccurred())
-	line := regexp.MustCompile("`grpcPodConfig: (.*)`").FindSubmatch(docs)
+	line := regexp.MustCompile(`(?m)^  grpcPodConfig: (.*)$`).FindSubmatch(docs)
 	g.Expect(line).To(HaveLen(2))
 	var documented v1alpha1.GrpcPodConfig
 	g.Expect(yaml.UnmarshalStrict(line[1], &documented)).To(Succeed())

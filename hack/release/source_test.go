@@ -97,13 +97,20 @@ func TestReleaseNotesAreTheSectionOfTheVersion(t *testing.T) {
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring(`CHANGELOG.md has no section "## [0.3.0]"`)))
 }
 
-// TestTheLineOfTheREADMEThatReleasesWorksAsWritten: it tags the commit that is checked out, whose changelog is this
-// one, and releases that.
-func TestTheLineOfTheREADMEThatReleasesWorksAsWritten(t *testing.T) {
+// TestTheLinesOfTheDocsThatPublishWorkAsWritten: one tags the commit that is checked out, whose changelog is this one,
+// and releases that; the other publishes it without a tag.
+func TestTheLinesOfTheDocsThatPublishWorkAsWritten(t *testing.T) {
 	g := NewWithT(t)
 	readme, err := os.ReadFile("../../README.md")
 	g.Expect(err).NotTo(HaveOccurred())
-	line := regexp.MustCompile(`(?m)^git tag (v\S+) && (make release .*)$`).FindSubmatch(readme)
+	publish := regexp.MustCompile(`(?m)^make publish .*$`).Find(readme)
+	g.Expect(publish).NotTo(BeEmpty())
+	published, err := output(t.Context(), "../..", []string{"MAKEFLAGS=--just-print", "REGISTRY=registry.example.com/x"}, "sh", "-e", "-c", string(publish))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(published).To(ContainSubstring("go run . -local -registry='registry.example.com/x'"))
+	contributing, err := os.ReadFile("../../CONTRIBUTING.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	line := regexp.MustCompile(`(?m)^git tag (v\S+) && (make release .*)$`).FindSubmatch(contributing)
 	g.Expect(line).To(HaveLen(3))
 	command, err := output(t.Context(), "../..", []string{"MAKEFLAGS=--just-print", "REGISTRY=registry.example.com/x"}, "sh", "-e", "-c", string(line[2]))
 	g.Expect(err).NotTo(HaveOccurred())
