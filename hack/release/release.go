@@ -57,16 +57,24 @@ func (r *release) assemble(ctx context.Context, work string) error {
 // images makes the images of the programs, and names them in the chart.
 func (r *release) images() error {
 	r.sboms = map[string]string{}
-	digests := map[string]v1.Hash{}
 	for _, name := range []string{controllerName, agentName} {
 		p, err := r.image(name)
 		if err != nil {
 			return err
 		}
-		if digests[name], err = p.digest(); err != nil {
+		r.published = append(r.published, p)
+	}
+	return r.pin()
+}
+
+// pin names the images that are to be published in the chart, by their digests.
+func (r *release) pin() error {
+	digests := map[string]v1.Hash{}
+	for _, p := range r.published {
+		var err error
+		if digests[strings.TrimPrefix(p.Name, r.registry+"/")], err = p.digest(); err != nil {
 			return err
 		}
-		r.published = append(r.published, p)
 	}
 	return pin(r.source, r.tree, r.registry, digests)
 }

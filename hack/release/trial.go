@@ -56,7 +56,6 @@ func trial(ctx context.Context, set settings) error {
 	if err := os.CopyFS(filepath.Join(r.tree, copied), os.DirFS(filepath.Join(set.root, copied))); err != nil {
 		return fmt.Errorf("copying the chart: %w", err)
 	}
-	digests := map[string]v1.Hash{}
 	for one := range strings.SplitSeq(set.trial.images, ",") {
 		name, archive, _ := strings.Cut(one, "=")
 		img, arch, err := archived(archive)
@@ -67,13 +66,9 @@ func trial(ctx context.Context, set settings) error {
 		if err != nil {
 			return err
 		}
-		p := r.publish(name, all, nil)
-		if digests[name], err = p.digest(); err != nil {
-			return err
-		}
-		r.published = append(r.published, p)
+		r.published = append(r.published, r.publish(name, all, nil))
 	}
-	if err := pin(s, r.tree, r.registry, digests); err != nil {
+	if err := r.pin(); err != nil {
 		return err
 	}
 	if err := r.chart(ctx, work); err != nil {

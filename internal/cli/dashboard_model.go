@@ -322,10 +322,7 @@ func holdersOf(d gpu.Device) []string {
 // previewsOf draws the GPUs that a change of policies changes, before and after.
 func previewsOf(s cluster.Snapshot, c change) []dashboard.NodePreview {
 	previews := []dashboard.NodePreview{}
-	of := map[string]*cluster.Node{}
-	for i := range s.Nodes {
-		of[s.Nodes[i].Name] = &s.Nodes[i]
-	}
+	of := s.NodesByName()
 	asked := func(policy string) bool {
 		return slices.Contains(c.deleted, policy) || slices.ContainsFunc(c.applied, named(policy))
 	}

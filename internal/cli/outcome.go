@@ -35,28 +35,29 @@ const (
 	Unsatisfiable OutcomeError = 4
 )
 
-func (o OutcomeError) name() string {
+// words are the name of the outcome, and what it means.
+func (o OutcomeError) words() (name, means string) {
 	switch o {
 	case NoChange:
-		return "NoChange"
+		return "NoChange", "the policies are in the cluster as they are"
 	case NonDisruptive:
-		return "NonDisruptive"
+		return "NonDisruptive", "no GPU has to be idle for it"
 	case Disruptive:
-		return "Disruptive"
+		return "Disruptive", "GPUs have to be idle for it, or workloads find nothing to run on"
 	case Unsatisfiable:
 	}
-	return "Unsatisfiable"
+	return "Unsatisfiable", "a policy is not accepted, or nodes that it selects cannot satisfy it"
+}
+
+func (o OutcomeError) name() string {
+	name, _ := o.words()
+	return name
 }
 
 // Error is the outcome as the last line of a plan says it.
 func (o OutcomeError) Error() string {
-	says := map[OutcomeError]string{
-		NoChange:      "the policies are in the cluster as they are",
-		NonDisruptive: "no GPU has to be idle for it",
-		Disruptive:    "GPUs have to be idle for it, or workloads find nothing to run on",
-		Unsatisfiable: "a policy is not accepted, or nodes that it selects cannot satisfy it",
-	}
-	return fmt.Sprintf("%s: %s (exit code %d)", o.name(), says[o], int(o))
+	name, means := o.words()
+	return fmt.Sprintf("%s: %s (exit code %d)", name, means, int(o))
 }
 
 // changeOf is what applying a policy is for it.

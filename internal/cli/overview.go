@@ -24,6 +24,8 @@ type shares struct {
 	InUse   int64 `json:"inUse"`
 }
 
+func (s *shares) add(o shares) { s.Offered, s.InUse = s.Offered+o.Offered, s.InUse+o.InUse }
+
 // String is "8 of 58". While a node changes, more can be held than are offered.
 func (s shares) String() string {
 	if s.InUse > s.Offered {
@@ -41,10 +43,8 @@ func (s shares) sentence() string {
 
 // sharesOn are those of a node.
 func sharesOn(n *cluster.Node, stack dra.Stack) (s shares) {
-	for name, count := range n.Offered(stack) {
-		if cluster.IsGPUResource(name) {
-			s.Offered += count
-		}
+	for _, count := range n.OfferedGPUs(stack) {
+		s.Offered += count
 	}
 	for _, d := range devicesOf(n) {
 		s.InUse += int64(len(d.Holders))
@@ -59,8 +59,7 @@ const anyPolicy = "*"
 func sumOf(nodes []report, policy string) (sum shares) {
 	for i := range nodes {
 		if policy == anyPolicy || nodes[i].Policy == policy {
-			sum.Offered += nodes[i].Shares.Offered
-			sum.InUse += nodes[i].Shares.InUse
+			sum.add(nodes[i].Shares)
 		}
 	}
 	return sum
@@ -167,7 +166,7 @@ func groupsOf(nodes []report) []*group {
 			groups = append(groups, g)
 		}
 		g.nodes = append(g.nodes, r.Name)
-		g.shares.Offered, g.shares.InUse = g.shares.Offered+r.Shares.Offered, g.shares.InUse+r.Shares.InUse
+		g.shares.add(r.Shares)
 	}
 	slices.SortStableFunc(groups, func(a, b *group) int {
 		unready := func(g *group) int {
@@ -204,30 +203,27 @@ const mostReasons = 8
 
 // notReady writes why nodes are not ready, the same reason of several nodes once, and what blocks them.
 func (t *text) notReady(nodes []report) {
-	var reasons, blocked []string
-	with := map[string][]string{}
+	var blocked []string
+	var with alike[string]
 	for i := range nodes {
 		r := &nodes[i]
 		if r.Ready {
 			continue
 		}
-		why := strings.TrimSuffix(r.stands()+": "+r.Message, ": ")
-		if with[why] == nil {
-			reasons = append(reasons, why)
-		}
-		with[why] = append(with[why], r.Name)
+		with.add(strings.TrimSuffix(r.stands()+": "+r.Message, ": "), r.Name)
 		for _, b := range r.BlockedBy {
 			blocked = append(blocked, r.Name+": "+b)
 		}
 	}
+	reasons := with.order
 	if len(reasons) == 0 {
 		return
 	}
-	slices.SortStableFunc(reasons, func(a, b string) int { return len(with[b]) - len(with[a]) })
+	slices.SortStableFunc(reasons, func(a, b string) int { return len(with.names[b]) - len(with.names[a]) })
 	t.WriteString("\n")
 	t.row(0, "", "NOT READY")
 	for _, why := range reasons[:min(len(reasons), mostReasons)] {
-		t.row(2, count(len(with[why]), "node"), fmt.Sprintf("%s: %s", format.List(with[why]), why))
+		t.row(2, count(len(with.names[why]), "node"), fmt.Sprintf("%s: %s", format.List(with.names[why]), why))
 	}
 	if more := len(reasons) - mostReasons; more > 0 {
 		t.row(2, "", fmt.Sprintf("and %s: status --not-ready -o wide prints all", count(more, "other reason")))

@@ -176,8 +176,8 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, after roll
 	for i := range objects {
 		of[objects[i].Name] = &objects[i]
 	}
-	var same, order []string
-	equal := map[string][]string{} // nodes, by what is written of them
+	var same []string
+	var equal alike[string] // by what is written of them
 	for _, n := range after.Nodes {
 		switch before := was[n.Node].Policy; {
 		case n.Policy != policy && before != policy:
@@ -186,17 +186,13 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, after roll
 		default:
 			body := text{width: t.width}
 			body.node(n, of[n.Node])
-			says := handover(n.Policy, before, policy) + "\n" + body.String()
-			if equal[says] == nil {
-				order = append(order, says)
-			}
-			equal[says] = append(equal[says], n.Node)
+			equal.add(handover(n.Policy, before, policy)+"\n"+body.String(), n.Node)
 		}
 	}
-	for _, says := range order {
+	for _, says := range equal.order {
 		head, body, _ := strings.Cut(says, "\n")
 		t.WriteString("\n")
-		if names := equal[says]; len(names) == 1 {
+		if names := equal.names[says]; len(names) == 1 {
 			t.row(0, "", "NODE "+names[0]+head)
 		} else {
 			t.row(0, "", fmt.Sprintf("%d NODES alike, %s%s", len(names), format.List(names), head))

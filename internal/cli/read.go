@@ -195,7 +195,8 @@ func readNodes(ctx context.Context, c client.Client, s *cluster.Snapshot, of map
 
 // readPods puts the pods on their nodes.
 func readPods(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *cluster.Programs) error {
-	err := eachPage(ctx, c, func(pods *corev1.PodList) { s.AddPods(pods.Items, programs) })
+	at := s.NodesByName()
+	err := eachPage(ctx, c, func(pods *corev1.PodList) { s.AddPods(pods.Items, at, programs) })
 	if err != nil {
 		return fmt.Errorf("reading pods: %w", err)
 	}

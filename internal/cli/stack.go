@@ -55,8 +55,7 @@ func (t *text) stacks(policy string, s *cluster.Snapshot, now, moved []rollout.N
 		stack dra.Stack
 		moved string
 	}
-	var order []line
-	nodes := map[line][]string{}
+	var nodes alike[line]
 	for _, n := range now {
 		at := slices.IndexFunc(s.Nodes, func(o cluster.Node) bool { return o.Name == n.Node })
 		if n.Policy != policy || at < 0 || n.State == node.Unknown {
@@ -66,14 +65,12 @@ func (t *text) stacks(policy string, s *cluster.Snapshot, now, moved []rollout.N
 		if then := slices.IndexFunc(moved, func(m rollout.NodeState) bool { return m.Node == n.Node }); then >= 0 && l.stack != dra.Both {
 			l.moved = afterMove(l.stack, &n, &moved[then], sharesOf(policy, s))
 		}
-		if nodes[l] == nil {
-			order = append(order, l)
-		}
-		nodes[l] = append(nodes[l], n.Node)
+		nodes.add(l, n.Node)
 	}
-	for _, l := range order {
+	for _, l := range nodes.order {
+		its := nodes.names[l]
 		t.WriteString("\n")
-		t.row(0, "", fmt.Sprintf("STACK %s on %s: %s", programOf(l.stack), count(len(nodes[l]), "node"), strings.Join(nodes[l], ", ")))
+		t.row(0, "", fmt.Sprintf("STACK %s on %s: %s", programOf(l.stack), count(len(its), "node"), strings.Join(its, ", ")))
 		if l.moved != "" {
 			t.row(2, "if moved", l.moved)
 		}

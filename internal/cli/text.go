@@ -97,6 +97,22 @@ func resources(counts map[string]int64) string {
 	return strings.Join(parts, ", ")
 }
 
+// alike are names of which the same is so, in the order in which that came up first.
+type alike[T comparable] struct {
+	order []T
+	names map[T][]string
+}
+
+func (a *alike[T]) add(what T, name string) {
+	if a.names == nil {
+		a.names = map[T][]string{}
+	}
+	if a.names[what] == nil {
+		a.order = append(a.order, what)
+	}
+	a.names[what] = append(a.names[what], name)
+}
+
 // count is a number with its noun.
 func count(n int, noun string) string {
 	if n == 1 {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -335,25 +336,18 @@ func (t *tolerantReader) keepPods(pods []corev1.Pod) {
 // candidates are the nodes with GPUs, by name: those of the snapshot and, where GPUNodes are missing or may not be read,
 // those that offer GPUs.
 func (t *tolerantReader) candidates(s *cluster.Snapshot) []candidate {
-	found := map[string]*cluster.Node{}
-	for i := range s.Nodes {
-		found[s.Nodes[i].Name] = &s.Nodes[i]
-	}
+	found := s.NodesByName()
 	var all []candidate
 	for name, object := range t.nodes {
 		n := found[name]
 		if n == nil {
 			alone := cluster.NodeAlone(object)
-			offersGPUs := len(alone.Unallocatable) > 0
-			for resource := range alone.Allocatable {
-				offersGPUs = offersGPUs || cluster.IsGPUResource(resource)
-			}
-			if !offersGPUs {
+			if len(alone.Unallocatable) == 0 && !slices.ContainsFunc(slices.Collect(maps.Keys(alone.Allocatable)), cluster.IsGPUResource) {
 				continue
 			}
 			n = &alone
 		}
-		all = append(all, candidate{Node: n, object: object, pods: t.pods[name], offers: n.Offered(s.StackOf(n))})
+		all = append(all, candidate{Node: n, object: object, pods: t.pods[name], offers: n.OfferedGPUs(s.StackOf(n))})
 	}
 	slices.SortFunc(all, func(a, b candidate) int { return strings.Compare(a.Name, b.Name) })
 	return all

@@ -58,7 +58,7 @@ type candidate struct {
 
 	object *corev1.Node
 	pods   []*corev1.Pod    // that have not ended
-	offers map[string]int64 // by resource
+	offers map[string]int64 // of GPUs and instances, by resource
 }
 
 // cause is why a pod does not run, or that it does.
@@ -313,9 +313,6 @@ func (q *inquiry) offers() []offer {
 	for i := range q.nodes {
 		n := &q.nodes[i]
 		for name, total := range n.offers {
-			if total == 0 || !cluster.IsGPUResource(name) {
-				continue
-			}
 			o := of[name]
 			if o == nil {
 				o = &offer{Resource: name, Free: new(int64(0))}
@@ -480,13 +477,7 @@ func (q *inquiry) judge(n *candidate, a *answer) verdict {
 func offersLess(n *candidate, requests map[string]int64) string {
 	for name, asked := range requests {
 		if n.offers[name] < asked {
-			gpus := map[string]int64{}
-			for name, count := range n.offers {
-				if cluster.IsGPUResource(name) {
-					put(gpus, name, count)
-				}
-			}
-			return "offers " + resources(gpus)
+			return "offers " + resources(n.offers)
 		}
 	}
 	return ""
@@ -578,11 +569,10 @@ func (q *inquiry) changeOn(n *candidate) (message string, until *time.Time) {
 
 // drainTimeout is how long a node may be drained.
 func (q *inquiry) drainTimeout(n *candidate) time.Duration {
-	const usual = 10 * time.Minute // the default of the API
-	if p := q.policyOn(n.Name); p != nil && p.Spec.Rollout.Drain.TimeoutSeconds > 0 {
-		return time.Duration(p.Spec.Rollout.Drain.TimeoutSeconds) * time.Second
+	if p := q.policyOn(n.Name); p != nil {
+		return node.DrainTimeout(p.Spec.Rollout.Drain)
 	}
-	return usual
+	return node.DrainTimeout(v1alpha1.Drain{})
 }
 
 // policyOn is the policy that governs a node; nil if none does, or it is not known.
@@ -702,13 +692,17 @@ func (q *inquiry) afterwards(nodes []string, requests map[string]int64) string {
 	return fmt.Sprintf("After that it does not: it will offer %s instead.", resources(then))
 }
 
-// byWhom says which namespaces have shares, those that have most first.
-func byWhom(all []holding) string {
-	sorted := slices.SortedFunc(slices.Values(all), func(a, b holding) int {
+// mostFirst sorts who has shares: those that have most first.
+func mostFirst(all []holding) []holding {
+	return slices.SortedFunc(slices.Values(all), func(a, b holding) int {
 		return cmp.Or(cmp.Compare(b.Shares, a.Shares), cmp.Compare(a.Namespace, b.Namespace))
 	})
+}
+
+// byWhom says which namespaces have shares, those that have most first.
+func byWhom(all []holding) string {
 	var by []string
-	for _, h := range sorted {
+	for _, h := range mostFirst(all) {
 		by = append(by, fmt.Sprintf("%s %d", h.Namespace, h.Shares))
 	}
 	if len(by) == 0 {

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -70,31 +69,24 @@ func verdictLines(all []verdict) (lines []string) {
 	const most = 12
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b verdict) int { return slices.Index(funnel, b.Cause) - slices.Index(funnel, a.Cause) })
-	var messages []string
-	nodes := map[string][]string{}
+	var nodes alike[string]
 	for _, v := range sorted {
-		if nodes[v.Message] == nil {
-			messages = append(messages, v.Message)
-		}
-		nodes[v.Message] = append(nodes[v.Message], v.Node)
+		nodes.add(v.Message, v.Node)
 	}
-	for _, message := range messages {
+	for _, message := range nodes.order {
 		if len(lines) == most {
-			return append(lines, fmt.Sprintf("and %d other reasons", len(messages)-most))
+			return append(lines, fmt.Sprintf("and %d other reasons", len(nodes.order)-most))
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s", format.List(nodes[message]), message))
+		lines = append(lines, fmt.Sprintf("%s: %s", format.List(nodes.names[message]), message))
 	}
 	return lines
 }
 
 func holdingLines(all []holding) (lines []string) {
 	const most = 12
-	sorted := slices.SortedFunc(slices.Values(all), func(a, b holding) int {
-		return cmp.Or(cmp.Compare(b.Shares, a.Shares), strings.Compare(a.Namespace, b.Namespace))
-	})
-	for i, h := range sorted {
+	for i, h := range mostFirst(all) {
 		if i == most {
-			return append(lines, fmt.Sprintf("and %s", count(len(sorted)-most, "other namespace")))
+			return append(lines, fmt.Sprintf("and %s", count(len(all)-most, "other namespace")))
 		}
 		lines = append(lines, fmt.Sprintf("%s %d: %s", h.Namespace, h.Shares, format.List(h.Pods)))
 	}

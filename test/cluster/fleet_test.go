@@ -287,7 +287,7 @@ func (f *fleet) world() cluster.Snapshot {
 		Now: f.clock.Now(), Policies: policies.Items, Configs: configMap.Data, Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
 	s.AddNodes(nodes.Items, cluster.ByName(gpuNodes.Items))
-	s.AddPods(pods.Items, &cluster.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
+	s.AddPods(pods.Items, s.NodesByName(), &cluster.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
 	return s
 }
 

@@ -74,14 +74,17 @@ func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.Ty
 
 // follow ends the watch on a version that is no longer served, and begins one on a version that is.
 func (k *watchedKind) follow(ctx context.Context, server discovery.DiscoveryInterface, c cache.Cache, wake func()) error {
+	was := k.served.Load()
+	if was != nil {
+		if still, err := k.isServed(server, was.GroupVersion().String()); still || err != nil {
+			return err
+		}
+	}
 	versions, err := k.versions(ctx, server)
 	if err != nil {
 		return err
 	}
-	if was := k.served.Load(); was != nil {
-		if slices.Contains(versions, was.Version) {
-			return nil
-		}
+	if was != nil {
 		k.awaited.Store(len(versions) > 0)
 		k.served.Store(nil)
 		log.FromContext(ctx).Info("A version of a kind is no longer served", "kind", was.String(), "served", versions)
@@ -106,18 +109,27 @@ func (k *watchedKind) versions(ctx context.Context, server discovery.DiscoveryIn
 	}
 	var served []string
 	for _, v := range group.Versions {
-		resources, err := server.ServerResourcesForGroupVersion(v.GroupVersion)
-		if apierrors.IsNotFound(err) {
-			continue
-		}
+		is, err := k.isServed(server, v.GroupVersion)
 		if err != nil {
-			return nil, fmt.Errorf("asking which kinds of %s are served: %w", v.GroupVersion, err)
+			return nil, err
 		}
-		if slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Kind == k.Kind }) {
+		if is {
 			served = append(served, v.Version)
 		}
 	}
 	return served, nil
+}
+
+// isServed reports whether the API server serves the kind in a version of its group now.
+func (k *watchedKind) isServed(server discovery.DiscoveryInterface, version string) (bool, error) {
+	resources, err := server.ServerResourcesForGroupVersion(version)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("asking which kinds of %s are served: %w", version, err)
+	}
+	return slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Kind == k.Kind }), nil
 }
 
 // watch begins to watch a version. The objects count from when the cache has all of them.

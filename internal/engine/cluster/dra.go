@@ -70,6 +70,17 @@ func (n *Node) Offered(stack dra.Stack) map[string]int64 {
 	return n.Allocatable
 }
 
+// OfferedGPUs are those of Offered that are of GPUs and instances, and not 0.
+func (n *Node) OfferedGPUs(stack dra.Stack) map[string]int64 {
+	gpus := map[string]int64{}
+	for name, count := range n.Offered(stack) {
+		if count != 0 && IsGPUResource(name) {
+			gpus[name] = count
+		}
+	}
+	return gpus
+}
+
 // DRANode is what the objects of NVIDIA's DRA driver, and of Kubernetes around it, tell of one node.
 type DRANode struct {
 	// DRA is an object, besides pods, by which the driver shows that it offers the GPUs of the node, such as

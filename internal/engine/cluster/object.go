@@ -18,10 +18,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// gpuRequestsOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers and sidecars
+// GPURequests sums what a pod asks for of GPUs and instances, as the scheduler does: its containers and sidecars
 // together, or an init container with the sidecars that start before it, where that is more
 // (k8s.io/component-helpers/resource PodRequests).
-func gpuRequestsOf(spec *corev1.PodSpec) map[string]int64 {
+func GPURequests(spec *corev1.PodSpec) map[string]int64 {
 	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
 	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
 		for name, quantity := range r.Limits {
@@ -160,7 +160,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 	p.Serves = p.Serves || p.MountsConfig
 	addDRA(&p, pod)
 	if p.GPU {
-		p.Requests, p.Workload = gpuRequestsOf(&pod.Spec), workloadOf(pod)
+		p.Requests, p.Workload = GPURequests(&pod.Spec), workloadOf(pod)
 		p.InitHolds = HoldsByInit(pod)
 	}
 	p.Tolerates = Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
@@ -285,9 +285,6 @@ func HoldsByInit(pod *corev1.Pod) bool {
 		return c.RestartPolicy == nil && hasGPU(&c.Resources)
 	})
 }
-
-// GPURequests are the resources of GPUs and instances that a pod asks for.
-func GPURequests(spec *corev1.PodSpec) map[string]int64 { return gpuRequestsOf(spec) }
 
 func hasGPU(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {

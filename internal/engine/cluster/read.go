@@ -29,12 +29,17 @@ func (s *Snapshot) AddNodes(nodes []corev1.Node, gpuNodes map[string]*v1alpha1.G
 	}
 }
 
-// AddPods adds pods to their nodes, and those that wait for a node with GPUs to Unscheduled.
-func (s *Snapshot) AddPods(pods []corev1.Pod, programs *Programs) {
+// NodesByName are the nodes of a snapshot by name. They share memory with it.
+func (s *Snapshot) NodesByName() map[string]*Node {
 	at := make(map[string]*Node, len(s.Nodes))
 	for i := range s.Nodes {
 		at[s.Nodes[i].Name] = &s.Nodes[i]
 	}
+	return at
+}
+
+// AddPods adds pods to their nodes, which are NodesByName, and those that wait for a node with GPUs to Unscheduled.
+func (s *Snapshot) AddPods(pods []corev1.Pod, at map[string]*Node, programs *Programs) {
 	for i := range pods {
 		pod := &pods[i]
 		if n, has := at[pod.Spec.NodeName]; has {

@@ -138,10 +138,8 @@ func advertisedDifferences(v *View) []string {
 	for name := range v.Target.Expected {
 		names[name] = true
 	}
-	for name, count := range v.Node.Offered(v.Stack) {
-		if count != 0 && cluster.IsGPUResource(name) {
-			names[name] = true
-		}
+	for name := range v.Node.OfferedGPUs(v.Stack) {
+		names[name] = true
 	}
 	var differences []string
 	for _, name := range slices.Sorted(maps.Keys(names)) {

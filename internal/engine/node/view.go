@@ -4,6 +4,7 @@
 package node
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -231,13 +232,12 @@ func (v *View) RolloutSpec() v1alpha1.Rollout {
 }
 
 // DrainTimeout is how long to wait for the node to become idle.
-func (v *View) DrainTimeout() time.Duration {
+func (v *View) DrainTimeout() time.Duration { return DrainTimeout(v.RolloutSpec().Drain) }
+
+// DrainTimeout is how long a policy lets a node be drained.
+func DrainTimeout(drain v1alpha1.Drain) time.Duration {
 	const usual = 600 // the default of the API
-	seconds := v.RolloutSpec().Drain.TimeoutSeconds
-	if seconds == 0 {
-		seconds = usual
-	}
-	return time.Duration(seconds) * time.Second
+	return time.Duration(cmp.Or(drain.TimeoutSeconds, usual)) * time.Second
 }
 
 // DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none.
@@ -335,12 +335,7 @@ func deletePod(v *View, p cluster.Pod, why string) action.DeletePod {
 // taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody
 // off.
 func AdvertisesNoGPU(v *View) bool {
-	for name, count := range v.Node.Offered(v.Stack) {
-		if count != 0 && cluster.IsGPUResource(name) {
-			return false
-		}
-	}
-	return true
+	return len(v.Node.OfferedGPUs(v.Stack)) == 0
 }
 
 // MustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a

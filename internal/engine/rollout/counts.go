@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
@@ -35,8 +34,8 @@ func countsOf(v *node.View) []v1alpha1.ResourceCount {
 			counts[name] = c
 		}
 	}
-	for name, count := range v.Node.Offered(v.Stack) {
-		if count != 0 && cluster.IsGPUResource(name) && len(name) <= longestResource {
+	for name, count := range v.Node.OfferedGPUs(v.Stack) {
+		if len(name) <= longestResource {
 			c := counts[name]
 			c.Advertised = count
 			counts[name] = c
@@ -70,15 +69,4 @@ func resourceCounts(members []*member, most int) []v1alpha1.ResourceCount {
 		list = append(list, *sums[name])
 	}
 	return list[:min(len(list), most)]
-}
-
-// offeredResources is what a node advertises of GPUs and instances.
-func offeredResources(v *node.View) map[string]int64 {
-	offers := map[string]int64{}
-	for name, count := range v.Node.Offered(v.Stack) {
-		if count != 0 && cluster.IsGPUResource(name) {
-			offers[name] = count
-		}
-	}
-	return offers
 }

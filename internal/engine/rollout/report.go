@@ -16,7 +16,7 @@ func nodeStateOf(m *member) NodeState {
 	}
 	s := NodeState{
 		Node: m.Node.Name, State: m.State, Reason: m.Reason, Message: m.Message, Plan: plannedChanges(m.View),
-		Blockers: node.BlockersOf(m.View), ConfigName: m.Target.Config, Advertised: offeredResources(m.View), Devices: m.Target.Devices,
+		Blockers: node.BlockersOf(m.View), ConfigName: m.Target.Config, Advertised: m.View.Node.OfferedGPUs(m.View.Stack), Devices: m.Target.Devices,
 		Retained: m.Policy == nil && node.Retained(m.Node.GPU.Spec),
 	}
 	if m.Policy != nil {
