@@ -69,7 +69,7 @@ func blockerUse(v *View, b plan.Blocker) string {
 // onlyOnNode reports whether a blocker is a pod that holds no GPU, and blocks the reboot of its node.
 func onlyOnNode(v *View, b plan.Blocker) bool {
 	p := v.PodOf(b)
-	return b.UUID == "" && p != nil && p.Claim == "" && (!p.InitHolds || v.ServedByDRADriver())
+	return b.UUID == "" && p != nil && p.Claim == "" && (!p.InitHolds || v.ByClaims())
 }
 
 // Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the
@@ -193,14 +193,14 @@ func unknownUse(p *cluster.Pod) plan.Blocker {
 // addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody
 // reports.
 func addUnreportedHolders(v *View) {
+	if v.ByClaims() {
+		addClaims(v)
+		return
+	}
 	for i := range v.Node.Pods {
-		p := &v.Node.Pods[i]
-		if p.InitHolds && !podReported(v, *p) && !v.ServedByDRADriver() || p.Claim != "" && !podBlocks(v, p) && !v.ServedByDRADriver() {
+		if p := &v.Node.Pods[i]; p.InitHolds && !podReported(v, *p) || p.Claim != "" && !podBlocks(v, p) {
 			addBlocker(v, unknownUse(p))
 		}
-	}
-	if v.ServedByDRADriver() {
-		addClaims(v)
 	}
 }
 
@@ -292,7 +292,7 @@ func addBlocker(v *View, b plan.Blocker) {
 // monitors reports whether all devices of the node that a pod has are by ResourceClaims with adminAccess, by which
 // nothing is held. The agent reports its containers as users until it has such claims in its spec.
 func monitors(v *View, p *cluster.Pod) bool {
-	if !v.ServedByDRADriver() {
+	if !v.ByClaims() {
 		return false
 	}
 	watches := false

@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // A node is decided on by a chain of gates, in the order of a change. Each gate reports what the node waits for; a node
@@ -138,7 +136,7 @@ func progress(v *View) Result {
 	if v.Applied() {
 		return afterApplying(v)
 	}
-	if r, over := verifyManager(v); over && v.Partitions() {
+	if r, over := verifyManager(v); over {
 		return r
 	}
 	return applying(v)
@@ -152,53 +150,10 @@ func mustDrainAndStop(v *View, targetInSpec bool) bool {
 
 // afterApplying is the state of a node whose GPUs are as its target has them.
 func afterApplying(v *View) Result {
-	gates := []gateFunc{awaitLabelUncontested, awaitSelected, awaitPluginEnumerated, awaitAdvertised, awaitPluginSettled}
-	if v.ServedByDRADriver() {
-		gates = []gateFunc{awaitSelected, awaitPublished}
-	}
-	for _, gate := range gates {
+	for _, gate := range v.gates() {
 		if r, pending := gate(v); pending {
 			return r
 		}
 	}
 	return changeDone(v)
-}
-
-// byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
-func byManager(v *View, targetInSpec bool) (Result, bool) {
-	switch {
-	case v.Partitions() && targetInSpec && v.Node.GPU.Spec.MIGConfigName != "":
-		return managerReturns(v, driveManager(v)), true
-	case v.Partitions() && !targetInSpec && v.Taint() == nil:
-		return awaitMIGManagerPrepared(v)
-	}
-	return Result{}, false
-}
-
-// managerReturns lets a pod of mig-manager come to a node on which it must change the GPUs and has none, because it was
-// deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is
-// no pod. NVIDIA's device plugin is stopped before that, as mig-manager does it, so the node advertises no GPU to users'
-// pods that come meanwhile. The new pod applies what the label names.
-func managerReturns(v *View, r Result) Result {
-	if act, paced := SplitAct(r.Next); len(act)+len(paced.Start) > 0 || r.State == Failed {
-		return r
-	}
-	switch gone := len(managerPods(v)) == 0; {
-	case !gone && !v.Tainted() && !MustStayUntainted(v):
-		r.Next = withSlot(v, taintNode(v)...)
-	case gone && v.Tainted():
-		r.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
-			v.Node.GPU.Spec.MIGConfigName
-		patch, stops := stopPatch(v)
-		plugins := operandPods(v, cluster.DeployLabels()[0])
-		switch {
-		case stops:
-			r.Next = atOnce(patch)
-		case len(plugins) > 0:
-			r.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)
-		default:
-			r.Next = atOnce(removeTaints(v)...)
-		}
-	}
-	return r
 }

@@ -10,10 +10,14 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -24,6 +28,24 @@ import (
 //	instances changed → awaitPluginEnumerated → deleted → seen
 //	not advertised → recordPluginRestart
 
+// devicePlugin is that plugin as offering.
+type devicePlugin struct{}
+
+func (devicePlugin) ReadsConfigs() bool        { return true }
+func (devicePlugin) ByClaims() bool            { return false }
+func (devicePlugin) lacks(*View) *plan.Problem { return nil }
+func (devicePlugin) findings() []findingFunc   { return []findingFunc{pluginFailing, pluginOutdated} }
+func (devicePlugin) gates() []gateFunc {
+	return []gateFunc{awaitLabelUncontested, awaitSelected, awaitPluginEnumerated, awaitAdvertised, awaitPluginSettled}
+}
+
+func (devicePlugin) taint(v *View) []action.Action {
+	return []action.Action{action.Taint{
+		Node: v.Node.Name, Policy: v.Ref(), Baseline: baselineCopy(v),
+		Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: new(metav1.NewTime(v.Snapshot.Now))},
+	}}
+}
+
 // configManagerContainer begins the names of the containers that follow the label of the node.
 const configManagerContainer = "config-manager"
 
@@ -32,9 +54,6 @@ const pluginStarts = time.Minute
 
 // pluginFailing finds pods of NVIDIA's that serve the configuration and do not run as they should.
 func pluginFailing(v *View, s State) Finding {
-	if v.ServedByDRADriver() {
-		return Finding{} // NVIDIA's DRA driver serves the node
-	}
 	if !slices.Contains([]State{Selecting, Verifying, Degraded, UpToDate, Failed}, s) {
 		return Finding{} // nobody waits for them
 	}
@@ -206,8 +225,8 @@ func awaitPluginEnumerated(v *View) (Result, bool) {
 	return r, waits
 }
 
-// stampInstances notes in a patch that makes the device plugin look which instances it will see.
-func stampInstances(v *View, patch action.PatchNode) {
+// stampSeen notes in a patch that makes the device plugin look which instances it will see.
+func (devicePlugin) stampSeen(v *View, patch action.PatchNode) {
 	_, has := v.Node.Annotations[v1alpha1.AnnotationInstances]
 	seen, leaving := enumeratedInstances(v)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]

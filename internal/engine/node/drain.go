@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
@@ -72,7 +69,7 @@ func tainting(v *View, r Result) Result {
 	if r, pending := prepareForMPS(v, r.State); pending {
 		return r
 	}
-	if problem := noTaintRule(v); problem != nil && v.ServedByDRADriver() {
+	if problem := noTaintRule(v); problem != nil && v.ByClaims() {
 		r.Reason, r.Message = problem.Reason, problem.Message // the node holds no slot meanwhile
 		return r
 	}
@@ -80,14 +77,14 @@ func tainting(v *View, r Result) Result {
 	if len(v.Blockers) > 0 {
 		r.Message += "; in use now: " + describeBlockers(v)
 	}
-	r.Next = withSlot(v, taintNode(v)...)
+	r.Next = withSlot(v, v.taint(v)...)
 	return r
 }
 
 // awaitClaimsSettled waits a moment after the devices of the node were tainted: the scheduler may have allocated one
 // just before, and the claim that tells so follows.
 func awaitClaimsSettled(v *View, r Result) (Result, bool) {
-	if !v.ServedByDRADriver() || v.Node.DevicesTaintedAt.IsZero() {
+	if !v.ByClaims() || v.Node.DevicesTaintedAt.IsZero() {
 		return Result{}, false
 	}
 	remaining := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
@@ -137,24 +134,6 @@ func draining(v *View, r Result) Result {
 	r.Next, r.After = withSlot(v, evictions...), max(remaining, 0)
 	r.Message = "waiting for what must be freed: " + describeBlockers(v) + why
 	return r
-}
-
-// taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still
-// come.
-func taintNode(v *View) []action.Action {
-	now := metav1.NewTime(v.Snapshot.Now)
-	if !v.ServedByDRADriver() {
-		return []action.Action{action.Taint{
-			Node: v.Node.Name, Policy: v.Ref(), Baseline: baselineCopy(v),
-			Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
-		}}
-	}
-	var actions []action.Action
-	patch := v.Patch("recording the baseline")
-	if saveBaselineCopy(v, patch); len(patch.Annotations) > 0 {
-		actions = append(actions, patch)
-	}
-	return append(actions, action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: now.Time})
 }
 
 // DrainRemaining is how much of the time for draining is left.

@@ -44,9 +44,42 @@ import (
 //
 // Its own label says true all the while. It stops NVIDIA's operands itself.
 
+// actuatorOf is who partitions the GPUs under a policy; empty for the agent.
+func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
+	if p.Spec.Sharing.MIG != nil && p.Spec.Sharing.MIG.Actuator == v1alpha1.MIGActuatorMIGManager {
+		return v1alpha1.MIGActuatorMIGManager
+	}
+	return ""
+}
+
+// byMIGManager reports whether NVIDIA's mig-manager, and not the agent, makes the MIG instances of the target. Only
+// this file asks it.
+func byMIGManager(v *View) bool { return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager }
+
+// partitions reports whether mig-manager has something to do.
+func partitions(v *View) bool {
+	return byMIGManager(v) && slices.ContainsFunc(v.Steps, plan.ChangesMIG)
+}
+
+// managerRequest names the configuration that mig-manager is to apply; empty: the agent does all.
+func managerRequest(v *View) string {
+	if !partitions(v) {
+		return ""
+	}
+	return migConfig(v).Name
+}
+
+// migConfig is the configuration that brings the GPUs to the target.
+func migConfig(v *View) migmanager.Config { return migmanager.Render(v.Target.Devices, v.Devices) }
+
+// ManagerRequestedSince says since when mig-manager is asked for a configuration; ok is false if it is not.
+func ManagerRequestedSince(v *View, name string) (since time.Time, ok bool) {
+	return timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationMIGConfig], name)
+}
+
 // managerUnavailable says why mig-manager cannot be asked on the node; nil if it can, or need not.
 func managerUnavailable(v *View) *plan.Problem {
-	if !v.PartitionedByMIGManager() {
+	if !byMIGManager(v) {
 		return nil
 	}
 	why := v.Snapshot.Plugin.NoMIGManager
@@ -68,7 +101,7 @@ func managerUnavailable(v *View) *plan.Problem {
 
 // AgentSteps are the steps that the agent carries out: all but those of mig-manager where that partitions the GPUs.
 func (v *View) AgentSteps() []plan.Step {
-	if v.PartitionedByMIGManager() {
+	if byMIGManager(v) {
 		return plan.WithoutMIG(v.Steps)
 	}
 	return v.Steps
@@ -76,7 +109,7 @@ func (v *View) AgentSteps() []plan.Step {
 
 // canRequestAgain reports whether who partitions the GPUs can be asked for the same once more. NVIDIA's mig-manager is
 // not.
-func canRequestAgain(v *View) bool { return !v.PartitionedByMIGManager() }
+func canRequestAgain(v *View) bool { return !byMIGManager(v) }
 
 // migManagerDisabledByUs reports whether it was us who keep mig-manager off the node.
 func migManagerDisabledByUs(v *View) bool {
@@ -88,7 +121,7 @@ func migManagerDisabledByUs(v *View) bool {
 // it is kept off the node one of what is there, which it finds when it comes back.
 func MIGConfigs(v *View) map[string]string {
 	configs := map[string]string{}
-	if v.Partitions() {
+	if partitions(v) {
 		c, is := migConfig(v), migmanager.Render(nil, v.Devices)
 		configs[c.Name], configs[is.Name] = c.Entries, is.Entries
 	}
@@ -97,7 +130,7 @@ func MIGConfigs(v *View) map[string]string {
 
 // UsesMIGConfigs reports whether mig-manager has to read our file for the node's sake.
 func UsesMIGConfigs(v *View) bool {
-	return managerMayFinish(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
+	return managerMayFinish(v) || partitions(v) || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
 // awaitMIGManagerPrepared is the gate before a node is tainted for mig-manager: it runs there and reads our file, in
@@ -163,7 +196,7 @@ func managerBusy(v *View) bool {
 // startManagersOperands starts NVIDIA's operands that mig-manager has stopped and left so, as it does where it gives up
 // waiting for one.
 func startManagersOperands(v *View, labels map[string]*string) {
-	if !v.PartitionedByMIGManager() || managerBusy(v) {
+	if !byMIGManager(v) || managerBusy(v) {
 		return
 	}
 	for _, name := range cluster.DeployLabels() {
@@ -171,6 +204,45 @@ func startManagersOperands(v *View, labels map[string]*string) {
 			labels[name] = new("true")
 		}
 	}
+}
+
+// byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
+func byManager(v *View, targetInSpec bool) (Result, bool) {
+	switch {
+	case partitions(v) && targetInSpec && v.Node.GPU.Spec.MIGConfigName != "":
+		return managerReturns(v, driveManager(v)), true
+	case partitions(v) && !targetInSpec && v.Taint() == nil:
+		return awaitMIGManagerPrepared(v)
+	}
+	return Result{}, false
+}
+
+// managerReturns lets a pod of mig-manager come to a node on which it must change the GPUs and has none, because it was
+// deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is
+// no pod. NVIDIA's device plugin is stopped before that, as mig-manager does it, so the node advertises no GPU to users'
+// pods that come meanwhile. The new pod applies what the label names.
+func managerReturns(v *View, r Result) Result {
+	if act, paced := SplitAct(r.Next); len(act)+len(paced.Start) > 0 || r.State == Failed {
+		return r
+	}
+	switch gone := len(managerPods(v)) == 0; {
+	case !gone && !v.Tainted() && !MustStayUntainted(v):
+		r.Next = withSlot(v, v.taint(v)...)
+	case gone && v.Tainted():
+		r.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
+			v.Node.GPU.Spec.MIGConfigName
+		patch, stops := stopPatch(v)
+		plugins := operandPods(v, cluster.DeployLabels()[0])
+		switch {
+		case stops:
+			r.Next = atOnce(patch)
+		case len(plugins) > 0:
+			r.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)
+		default:
+			r.Next = atOnce(removeTaints(v)...)
+		}
+	}
+	return r
 }
 
 // driveManager lets mig-manager do what the spec says, and waits for it.
@@ -276,7 +348,8 @@ func failManager(v *View, r Result, reason, message string) Result {
 // verifyManager decides on what mig-manager has left, once the agent has looked: its own word does not count.
 func verifyManager(v *View) (Result, bool) {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	if _, requested := ManagerRequestedSince(v, migConfig(v).Name); !requested || !found || c.ObservedGeneration != v.Node.GPU.Generation {
+	name := managerRequest(v)
+	if _, requested := ManagerRequestedSince(v, name); name == "" || !requested || !found || c.ObservedGeneration != v.Node.GPU.Generation {
 		return Result{}, false
 	}
 	message := "NVIDIA's mig-manager has not brought the GPUs to what was asked for (" + managerState(v) + ")"
@@ -284,8 +357,11 @@ func verifyManager(v *View) (Result, bool) {
 	return failChange(v, r, v1alpha1.ReasonMIGManagerFailed, r.Message), true
 }
 
-// ManagerClearing says in one line what mig-manager is going to do.
+// ManagerClearing says in one line what mig-manager is going to do; empty: nothing.
 func ManagerClearing(v *View) string {
+	if !partitions(v) {
+		return ""
+	}
 	var cleared []string
 	for _, d := range managerClears(v) {
 		cleared = append(cleared, fmt.Sprintf("GPU %d", d.Index))
@@ -395,7 +471,7 @@ func migConfigIgnored(v *View, _ State) Finding {
 // restoreManagerLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied
 // there. Its state is removed with that, so that the next one is its answer.
 func restoreManagerLabels(v *View, labels map[string]*string) {
-	if v.PartitionedByMIGManager() && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
+	if byMIGManager(v) && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
 		return
 	}
 	labels[v1alpha1.LabelMIGConfig] = nil
@@ -405,7 +481,7 @@ func restoreManagerLabels(v *View, labels map[string]*string) {
 	}
 	if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
 		labels[v1alpha1.LabelMIGConfig] = &before
-		if v.PartitionedByMIGManager() {
+		if byMIGManager(v) {
 			labels[v1alpha1.LabelMIGConfigState] = nil
 		}
 	}
@@ -436,7 +512,7 @@ func labelRestored(v *View, patch action.PatchNode) string {
 	_, manager := patch.Labels[v1alpha1.LabelMIGManager]
 	_, config := patch.Labels[v1alpha1.LabelMIGConfig]
 	name := labelPatched(v, patch, v1alpha1.LabelMIGConfig)
-	reads := v.PartitionedByMIGManager() || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
+	reads := byMIGManager(v) || labelPatched(v, patch, v1alpha1.LabelMIGManager) == cluster.LabelTrue
 	if !v.Target.ReleasesNode || !reads || !manager && !config || migmanager.Ours(name) || name == migConfigPlaceholder {
 		return ""
 	}
@@ -462,7 +538,7 @@ func managerLabelRestored(v *View) bool {
 // they ask for. The operator changes them no more, so it needs no report of the agent.
 func leftToManager(v *View) Result {
 	gates := []gateFunc{awaitSelected, awaitMIGManagerDone, awaitAgentReadmitted}
-	if !v.PartitionedByMIGManager() {
+	if !byMIGManager(v) {
 		gates = []gateFunc{awaitSelected, awaitPublishedInTime, awaitUntainted, awaitMIGManagerDone} // the pod of mig-manager does not tolerate the taint, and has yet to come
 	}
 	for _, gate := range gates {
@@ -487,7 +563,7 @@ func awaitAgentReadmitted(v *View) (Result, bool) {
 
 // readmitAgent lets the agent return where NVIDIA's mig-manager, which we asked, has stopped it and given up.
 func readmitAgent(v *View) []action.Action {
-	if !v.PartitionedByMIGManager() || managerBusy(v) {
+	if !byMIGManager(v) || managerBusy(v) {
 		return nil
 	}
 	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left stopped")
@@ -613,7 +689,7 @@ func partitionedByManager(v *View) bool {
 
 // managerClears are the GPUs that mig-manager clears on its way to the target.
 func managerClears(v *View) []gpu.Device {
-	if !v.Partitions() {
+	if !partitions(v) {
 		return nil
 	}
 	return migmanager.Clears(v.Target.Devices, v.Devices)
@@ -621,7 +697,7 @@ func managerClears(v *View) []gpu.Device {
 
 // mustDisableMIGManager reports whether NVIDIA's mig-manager has to stay off the node.
 func mustDisableMIGManager(v *View) bool {
-	return v.ByGPUOperator() && !v.PartitionedByMIGManager() && touchesMIG(v)
+	return v.ByGPUOperator() && !byMIGManager(v) && touchesMIG(v)
 }
 
 // touchesMIG reports whether MIG mode is on somewhere on the node or will be.

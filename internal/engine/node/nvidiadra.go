@@ -26,8 +26,28 @@ import (
 // Of NVIDIA's DRA driver, on a node that it alone serves, a change needs this: what it lacks for a policy, the
 // restart by which it looks at the GPUs again, and the proof that it publishes them.
 //
-//	draLacks → … GPUs changed → awaitPublished: not as the agent reports → pod deleted, once → published | late → failed
+//	lacks → … GPUs changed → awaitPublished: not as the agent reports → pod deleted, once → published | late → failed
 //	duplicatedClasses, hangingClaims, draPluginFailing: what is left half-done
+
+// draDriver is that driver as offering.
+type draDriver struct{}
+
+func (draDriver) ReadsConfigs() bool { return false }
+func (draDriver) ByClaims() bool     { return true }
+func (draDriver) gates() []gateFunc  { return []gateFunc{awaitSelected, awaitPublished} }
+func (draDriver) findings() []findingFunc {
+	return []findingFunc{duplicatedClasses, hangingClaims, draPluginFailing}
+}
+
+// taint keeps new pods off the GPUs; those that use none still come to the node.
+func (draDriver) taint(v *View) []action.Action {
+	var actions []action.Action
+	patch := v.Patch("recording the baseline")
+	if saveBaselineCopy(v, patch); len(patch.Annotations) > 0 {
+		actions = append(actions, patch)
+	}
+	return append(actions, action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: v.Snapshot.Now})
+}
 
 // The DRA driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the
 // node is deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too,
@@ -74,7 +94,7 @@ func awaitPublished(v *View) (Result, bool) {
 // awaitPublishedInTime is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is
 // not waited for longer than after a change: the desired state of the agent may be reached no more.
 func awaitPublishedInTime(v *View) (Result, bool) {
-	if !v.ServedByDRADriver() {
+	if !v.ByClaims() {
 		return Result{}, false
 	}
 	r, pending := awaitPublished(v)
@@ -185,9 +205,9 @@ func recordDRARestart(v *View, now string, pods []cluster.Pod) action.PatchNode 
 	return patch
 }
 
-// dropRestartStamps removes what was recorded of restarts from a node that is released, once the DRA driver publishes
-// its baseline.
-func dropRestartStamps(v *View, patch action.PatchNode) {
+// stampSeen removes what was recorded of restarts from a node that is released, once the DRA driver publishes its
+// baseline.
+func (draDriver) stampSeen(v *View, patch action.PatchNode) {
 	if v.Target.ReleasesNode && dynamicMIG(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
 	}
@@ -227,8 +247,8 @@ func publishOccasion(v *View) string {
 	return hex.EncodeToString(sum[:hashed])
 }
 
-// draLacks says what Kubernetes or NVIDIA's DRA driver lacks for the target of the node; nil if nothing is lacking.
-func draLacks(v *View) *plan.Problem {
+// lacks says what Kubernetes or NVIDIA's DRA driver lacks.
+func (draDriver) lacks(v *View) *plan.Problem {
 	for _, find := range []func(*View) *plan.Problem{draDriverLacks, kubernetesLacks, classesLack, sharesDiffer, intervalDiffers} {
 		if problem := find(v); problem != nil {
 			return problem
@@ -368,7 +388,7 @@ func profilesOf(devices []v1alpha1.DeviceSpec) []string {
 // hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another
 // one. Until the DRA driver publishes what is there, nothing tells which devices are gone.
 func hangingClaims(v *View, s State) Finding {
-	if !v.ServedByDRADriver() || s != UpToDate {
+	if s != UpToDate {
 		return Finding{}
 	}
 	var hanging []string
@@ -397,7 +417,7 @@ func hangingClaims(v *View, s State) Finding {
 // duplicatedClasses finds that several DeviceClasses serve a resource of the node: another one was made after the
 // operator had looked for an owner.
 func duplicatedClasses(v *View, s State) Finding {
-	if !v.ServedByDRADriver() || v.Policy == nil || s != UpToDate {
+	if v.Policy == nil || s != UpToDate {
 		return Finding{}
 	}
 	var says []string
@@ -435,7 +455,7 @@ const draPluginStartsWithin = time.Minute
 // draPluginFailing finds that the pod of the DRA driver does not run as it should, or is missing, where that is waited
 // for.
 func draPluginFailing(v *View, s State) Finding {
-	if !v.ServedByDRADriver() || !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
+	if !slices.Contains([]State{Verifying, Degraded, UpToDate, Failed}, s) {
 		return Finding{}
 	}
 	f := Finding{}

@@ -119,7 +119,7 @@ func stoppedUnderneath(v *View) []string {
 // plugin is off runs the others by them all the same. Beside NVIDIA's DRA driver the labels themselves are its sign,
 // because nothing of the ClusterPolicy is configured.
 func (v *View) ByGPUOperator() bool {
-	return v.Snapshot.Plugin.ClusterPolicy || v.ServedByDRADriver() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
+	return v.Snapshot.Plugin.ClusterPolicy || !v.ReadsConfigs() && slices.ContainsFunc(cluster.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
 }
 
 // operandPods are the pods on the node that one of the deploy labels keeps there.
@@ -182,7 +182,7 @@ func isMonitorPod(v *View, p cluster.Pod) bool {
 // stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note
 // is there. Pods that the stop has not ended yet have seen others, and stay now.
 func stampResumed(v *View, patch action.PatchNode) {
-	if v.ServedByDRADriver() {
+	if !v.ReadsConfigs() {
 		return // there the note is about NVIDIA's DRA driver, which goes on running
 	}
 	seen, _ := enumeratedInstances(v)

@@ -18,7 +18,8 @@ import (
 
 // Observe derives the view of a node.
 func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
-	v := &View{Snapshot: s, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: s.StackOf(n), Policy: g.By, Losers: g.Over}
+	v := NewView(s, n)
+	v.Devices, v.Policy, v.Losers = plan.Devices(n.GPU.Status.Devices), g.By, g.Over
 	switch {
 	case g.By != nil:
 		findDesired(v)
@@ -53,13 +54,8 @@ func findDesired(v *View) {
 	}
 	v.Desired, v.Target = &w, targetOf(w)
 	v.Target.Strategy, v.Target.Actuator = v.Policy.Spec.Sharing.Strategy, actuatorOf(v.Policy)
-	if v.ServedByDRADriver() {
-		v.Target.Shares = dra.Shares(v.Policy.Spec.Sharing)
-		if v.Unsupported = draLacks(v); v.Unsupported != nil {
-			return
-		}
-	}
-	for _, lacks := range []func(*View) *plan.Problem{managerUnavailable, noNodeFeatures} {
+	v.Target.Shares = dra.Shares(v.Policy.Spec.Sharing)
+	for _, lacks := range []func(*View) *plan.Problem{v.lacks, managerUnavailable, noNodeFeatures} {
 		if v.Unsupported = lacks(v); v.Unsupported != nil {
 			return
 		}

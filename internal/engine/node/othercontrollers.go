@@ -79,7 +79,7 @@ func rememberedOthers(v *View) (reason string, since time.Time) {
 // cannot be honoured there.
 func offeredByOthers(v *View) *plan.Problem {
 	if reason, message := signOfOthers(v.Node); reason != "" {
-		if reason == v1alpha1.ReasonDRADriverActive && v.ServedByDRADriver() {
+		if reason == v1alpha1.ReasonDRADriverActive && v.ByClaims() {
 			return nil // alone
 		}
 		return &plan.Problem{Reason: reason, Message: message}
@@ -108,7 +108,7 @@ func NoteOfOthers(v *View) (value, why string, remaining time.Duration) {
 	reason, _ := signOfOthers(v.Node)
 	was, since := rememberedOthers(v)
 	switch {
-	case reason != "" && v.ServedByDRADriver():
+	case reason != "" && v.ByClaims():
 		return reason, "recording that NVIDIA's DRA driver serves the GPUs", 0
 	case reason != "":
 		return reason, "recording that another controller offers the GPUs", 0

@@ -32,9 +32,9 @@ func AddFindings(v *View, r Result) (Result, []action.Action) {
 	actions, _ := SplitAct(r.Next)
 	checks := []findingFunc{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
-		duplicatedClasses, hangingClaims, draPluginFailing, mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost, pluginFailing, pluginOutdated, notEnding,
-		migManagerEnabledByOthers, managerStuck, leftStopped,
+		mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost,
 	}
+	checks = append(append(checks, v.findings()...), notEnding, migManagerEnabledByOthers, managerStuck, leftStopped)
 	if _, is := UnderMaintenance(v); is {
 		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftStopped} // all else follows from the maintenance
 	}
@@ -148,7 +148,7 @@ func notEnding(v *View, s State) Finding {
 // ClusterPolicy names our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
 func pluginOutdated(v *View, s State) Finding {
 	since, names := v.Node.GPU.Spec.ChangeTime, pluginsReadingOthers(v)
-	if v.ServedByDRADriver() || s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
+	if s != Selecting || len(names) == 0 || since.IsZero() || !v.Snapshot.Plugin.Ready {
 		return Finding{}
 	}
 	if remaining := since.Add(timing.OutdatedTimeout).Sub(v.Snapshot.Now); remaining > 0 {

@@ -20,7 +20,7 @@ import (
 // configReset reports whether another controller set the label that selects a configuration after the operator had.
 func configReset(v *View) bool {
 	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
-	return selected && v.Target.Config != "" && !v.Target.ReleasesNode && !v.ServedByDRADriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
+	return selected && v.Target.Config != "" && !v.Target.ReleasesNode && v.ReadsConfigs() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
 }
 
 // awaitLabelUncontested leaves a label alone for an hour that another controller sets again and again. A change that is
@@ -85,7 +85,7 @@ func awaitSelected(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	r := Result{State: Selecting, Reason: v1alpha1.ReasonSelecting}
-	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && !v.ServedByDRADriver() {
+	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && v.ReadsConfigs() {
 		if message, wait := hidden(v); wait {
 			r.Message = message
 			return r, true
@@ -107,7 +107,7 @@ func awaitSelected(v *View) (Result, bool) {
 	}
 	r.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
 	switch {
-	case v.ServedByDRADriver():
+	case !v.ReadsConfigs():
 		r.Message = "recording what NVIDIA's DRA driver must publish"
 	case v.Target.Config == "":
 		r.Message = "taking back the label " + v1alpha1.LabelConfig
@@ -154,7 +154,7 @@ func selectPatch(v *View) (patch action.PatchNode, starts, complete bool) {
 	if _, isTimedOut := v.Node.Annotations[v1alpha1.AnnotationTimedOut]; isTimedOut {
 		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
 	}
-	stampSeen(v, patch)
+	v.stampSeen(v, patch)
 	if !v.Target.ReleasesNode && !v.UnavailableForOther() {
 		saveBaselineCopy(v, patch)
 	}
@@ -166,20 +166,11 @@ func selectPatch(v *View) (patch action.PatchNode, starts, complete bool) {
 func selectConfig(v *View, labels map[string]*string) {
 	labels[v1alpha1.LabelConfig] = nil
 	switch {
-	case v.ServedByDRADriver():
+	case !v.ReadsConfigs():
 		restoreConfigLabel(v, labels)
 	case v.Target.Config != "":
 		labels[v1alpha1.LabelConfig] = new(v.Target.Config)
 	}
-}
-
-// stampSeen notes in a patch which instances NVIDIA's program will see that offers them.
-func stampSeen(v *View, patch action.PatchNode) {
-	if v.ServedByDRADriver() {
-		dropRestartStamps(v, patch)
-		return
-	}
-	stampInstances(v, patch)
 }
 
 // stampSelected notes when the config was selected, as far as anybody needs to know: until the node has advertised it.
@@ -236,7 +227,7 @@ func pluginUnseen(v *View) time.Duration {
 
 // syncAhead triggers syncs while the agent is at work, so that the config is visible when it is done.
 func syncAhead(v *View) []action.Action {
-	if _, wait := hidden(v); wait || v.ServedByDRADriver() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
+	if _, wait := hidden(v); wait || !v.ReadsConfigs() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
 		return nil
 	}
 	syncs, _, _ := triggerSyncs(v)

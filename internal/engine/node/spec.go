@@ -49,10 +49,7 @@ func requestTarget(v *View) action.SetSpec {
 	spec := keptSpec(v)
 	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
 	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.Snapshot.Now), nil
-	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, ""
-	if v.Partitions() {
-		spec.MIGConfigName = migConfig(v).Name
-	}
+	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, managerRequest(v)
 	why := "applying policy " + v.Target.Policy
 	switch {
 	case v.FallsBack:

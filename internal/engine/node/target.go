@@ -14,7 +14,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
 // Target is where a node is on its way to: the desired state of its policy, its last good state, or its baseline.
@@ -36,33 +35,6 @@ type Target struct {
 	IsBaseline bool
 	// ReleasesNode reports whether nothing of the operator stays behind: the GPUNode's spec is emptied.
 	ReleasesNode bool
-}
-
-// actuatorOf is who partitions the GPUs under a policy; empty for the agent.
-func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
-	if p.Spec.Sharing.MIG != nil && p.Spec.Sharing.MIG.Actuator == v1alpha1.MIGActuatorMIGManager {
-		return v1alpha1.MIGActuatorMIGManager
-	}
-	return ""
-}
-
-// PartitionedByMIGManager reports whether NVIDIA's mig-manager, and not the agent, makes the MIG instances of the
-// target.
-func (v *View) PartitionedByMIGManager() bool {
-	return v.Target.Actuator == v1alpha1.MIGActuatorMIGManager
-}
-
-// Partitions reports whether mig-manager has something to do.
-func (v *View) Partitions() bool {
-	return v.PartitionedByMIGManager() && slices.ContainsFunc(v.Steps, plan.ChangesMIG)
-}
-
-// migConfig is the configuration that brings the GPUs to the target.
-func migConfig(v *View) migmanager.Config { return migmanager.Render(v.Target.Devices, v.Devices) }
-
-// ManagerRequestedSince says since when mig-manager is asked for a configuration; ok is false if it is not.
-func ManagerRequestedSince(v *View, name string) (since time.Time, ok bool) {
-	return timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationMIGConfig], name)
 }
 
 // GPUs come and go one by one: one is replaced and has another UUID, another is no longer selected. So the baseline has
@@ -121,12 +93,9 @@ func (v *View) SpecMatchesTarget() bool {
 	if _, isTimedOut := recordedTimeout(v); again || isTimedOut || releasesAgain(v) || !specMatches(v.Node.GPU.Spec, v.Target) {
 		return false
 	}
-	if !v.Partitions() {
-		return true
-	}
-	name := migConfig(v).Name
+	name := managerRequest(v)
 	_, requested := ManagerRequestedSince(v, name)
-	return requested || v.Node.GPU.Spec.MIGConfigName == name
+	return requested || name == "" || v.Node.GPU.Spec.MIGConfigName == name
 }
 
 // InFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.
@@ -165,10 +134,10 @@ func targetOf(w policy.Desired) Target {
 // OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver
 // sets time slices itself; in its baseline the node has the former ones.
 func (v *View) OnStack(t Target) Target {
-	if v.ServedByDRADriver() && !t.ReleasesNode {
+	if !v.ReadsConfigs() && !t.ReleasesNode {
 		t.Devices = plan.WithoutIntervals(t.Devices)
 	}
-	if v.ServedByDRADriver() && !dra.IsConfig(t.Config) {
+	if !v.ReadsConfigs() && !dra.IsConfig(t.Config) {
 		t.Config, t.Data = "", ""
 	}
 	return t
@@ -178,7 +147,7 @@ func (v *View) OnStack(t Target) Target {
 // nothing there reads its configuration.
 func (v *View) LastOnStack() *v1alpha1.GPUNode {
 	n := v.Node.GPU
-	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) != v.ServedByDRADriver() {
+	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) == v.ReadsConfigs() {
 		n.Status.Rollout.LastGood = nil
 	}
 	return &n

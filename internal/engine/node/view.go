@@ -23,12 +23,19 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
+// NewView is the view of a node of which nothing is derived yet but what offers its GPUs.
+func NewView(s *cluster.Snapshot, n *cluster.Node) *View {
+	stack := s.StackOf(n)
+	return &View{Snapshot: s, Node: n, Stack: stack, offering: offeringOf(stack)}
+}
+
 // View is a node with everything that is derived from it before Decide.
 type View struct {
 	Snapshot *cluster.Snapshot
 	Node     *cluster.Node
 	Devices  []gpu.Device
-	Stack    dra.Stack // which of NVIDIA's programs offers the GPUs of the node
+	Stack    dra.Stack // which of NVIDIA's programs offers the GPUs of the node; only reported and compared, what differs by it is in offering
+	offering
 
 	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	Losers      []*v1alpha1.GPUSharingPolicy
@@ -90,12 +97,9 @@ func (v *View) RequestedNode() policy.Node {
 	return n
 }
 
-// ServedByDRADriver reports whether NVIDIA's DRA driver alone offers the GPUs of the node.
-func (v *View) ServedByDRADriver() bool { return v.Stack == dra.DRADriver }
-
 // NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can
 // configure.
-func (v *View) NoPlugin() bool { return v.Snapshot.Plugin.Reason != "" && !v.ServedByDRADriver() }
+func (v *View) NoPlugin() bool { return v.Snapshot.Plugin.Reason != "" && v.ReadsConfigs() }
 
 // DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
 func (v *View) DesiredHash() string {
@@ -134,10 +138,11 @@ func (v *View) OnlyComputeMode() bool {
 	return plan.OnlyComputeMode(v.Steps) && specMatches(spec, v.Target) && v.TargetIsLastGood()
 }
 
-// Closes reports whether a step is left for which NVIDIA's operands must have closed their handles.
+// Closes reports whether a step is left for which NVIDIA's operands must have closed their handles. mig-manager sees to
+// that itself.
 func (v *View) Closes() bool {
-	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
-		return (s.Closes() || destroysInstance(s)) && !v.PartitionedByMIGManager() // mig-manager sees to that itself
+	return v.Snapshot.Plugin.ClusterPolicy && len(v.EndingNVIDIAMPS()) > 0 || slices.ContainsFunc(v.AgentSteps(), func(s plan.Step) bool {
+		return s.Closes() || destroysInstance(s)
 	})
 }
 
@@ -206,7 +211,7 @@ func (v *View) Taint() *corev1.Taint {
 
 // Tainted reports whether our taint keeps new pods off the GPUs, in the form that the stack of the node heeds.
 func (v *View) Tainted() bool {
-	if v.ServedByDRADriver() {
+	if v.ByClaims() {
 		return !v.Node.DevicesTaintedAt.IsZero()
 	}
 	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
@@ -343,5 +348,5 @@ func AdvertisesNoGPU(v *View) bool {
 // that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
 // turn. Its time counts from when NVIDIA's operands were stopped (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
-	return !v.ServedByDRADriver() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
+	return !v.ByClaims() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
 }

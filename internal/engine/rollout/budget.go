@@ -282,14 +282,15 @@ func deferredBy(g *Group, s *cluster.Snapshot, m *member) (reason, message strin
 // deferredByConfig says why what NVIDIA's device plugin must read cannot be there yet.
 func deferredByConfig(s *cluster.Snapshot, m *member) (reason, message string) {
 	switch {
+	case !m.ReadsConfigs():
 	case m.Desired != nil && s.FullConfigs[m.Desired.Config.Key] && !m.HoldsSlot:
 		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
 			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
-	case s.ConfigsRefused != "" && !m.ServedByDRADriver() && !m.HoldsSlot && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
+	case s.ConfigsRefused != "" && !m.HoldsSlot && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
 		return v1alpha1.ReasonWriteFailed, "Waiting: the API server refuses the operator's ConfigMap for NVIDIA's device plugin, and the operator tries again: " + format.Cut(s.ConfigsRefused, 512)
-	case !s.Plugin.Ready && !m.ServedByDRADriver() && pluginConfigHeld(s) != "":
+	case !s.Plugin.Ready && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
-	case !s.Plugin.Ready && !m.ServedByDRADriver():
+	case !s.Plugin.Ready:
 		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(s.Plugin.Message, "NVIDIA's device plugin is being configured to use the operator's ConfigMap")
 	}
 	return "", ""

@@ -23,7 +23,7 @@ func (d *Decision) configureDRA(s *cluster.Snapshot, all []*member) {
 		if len(s.DRA.DevicesTaintedOn) > 0 {
 			nodes[m.Node.Name] = true
 		}
-		if m.ServedByDRADriver() && !m.Paused() {
+		if m.ByClaims() && !m.Paused() {
 			classes = append(classes, classesOn(s, m)...)
 		}
 	}

@@ -47,7 +47,7 @@ func configsOf(s *cluster.Snapshot, all []*member, configureMIG bool) configs {
 	for _, begun := range []bool{true, false} {
 		last := "" // of thousands of nodes, most name the same
 		for _, m := range all {
-			if m.Desired != nil && !m.ServedByDRADriver() && m.HoldsSlot == begun && (m.Desired.Config.Key != last || c.want[last] != m.Desired.Config.Data) {
+			if m.Desired != nil && m.ReadsConfigs() && m.HoldsSlot == begun && (m.Desired.Config.Key != last || c.want[last] != m.Desired.Config.Data) {
 				room, last = c.add(m, entries, room), m.Desired.Config.Key
 			}
 		}

@@ -27,7 +27,7 @@ func summaryOf(m *member) summary {
 // DRA driver serves the node nothing reads its label, but while that names a config of ours the node may move back.
 func needsPlugin(m *member) bool {
 	changed := m.Node.GPU.Spec.Baseline != nil
-	if m.ServedByDRADriver() {
+	if !m.ReadsConfigs() {
 		return changed && node.SelectsOwnConfig(m.View)
 	}
 	return changed || m.Policy != nil && !m.Policy.Spec.Rollout.Paused
@@ -45,6 +45,6 @@ func pluginStaysConfigured(s *cluster.Snapshot) bool {
 // byDefault reports whether the node gets the default config and has instances.
 func byDefault(m *member) bool {
 	_, labelled := m.Node.Labels[v1alpha1.LabelConfig]
-	return !m.ServedByDRADriver() && (m.Policy == nil || m.Paused()) && node.Retained(m.Node.GPU.Spec) && !labelled &&
+	return m.ReadsConfigs() && (m.Policy == nil || m.Paused()) && node.Retained(m.Node.GPU.Spec) && !labelled &&
 		slices.ContainsFunc(m.Node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }

@@ -160,7 +160,7 @@ func nodeStatus(m *member, have v1alpha1.GPUNodeStatus, record v1alpha1.RolloutS
 	}
 	s.Conditions = condition.SetProgress(s.Conditions, problem, now)
 	sortConditions(s.Conditions)
-	if m.ServedByDRADriver() {
+	if m.ByClaims() {
 		s.Rollout.Shares, _ = m.Node.Published.Shares()
 	}
 	if !m.HasStatus() {

@@ -39,8 +39,8 @@ func plannedChanges(v *node.View) []string {
 func describeSteps(v *node.View) []string {
 	const most, length = 64, 256 // of the schema
 	var steps []string
-	if v.Partitions() {
-		steps = append(steps, format.Cut(node.ManagerClearing(v), length))
+	if clears := node.ManagerClearing(v); clears != "" {
+		steps = append(steps, format.Cut(clears, length))
 	}
 	if node.ExcludesNVIDIAMPS(v) && !node.MPSLabelOverridden(v) && node.OverriddenByNodeFeature(v) {
 		steps = append(steps, format.Cut("keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+action.OverrideName(v.Node.Name), length))

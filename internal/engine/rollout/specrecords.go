@@ -30,7 +30,7 @@ func recordRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*
 func recordAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
 	governed := m.Policy != nil || spec.Baseline != nil
-	if !governed || !m.ServedByDRADriver() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+	if !governed || !m.ByClaims() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
 		return
 	}
 	spec = *spec.DeepCopy()

@@ -177,7 +177,7 @@ func pluginConfigChange(s *cluster.Snapshot) string {
 // byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator
 // runs no device plugin, and the driver alone serves the node.
 func (t tolerance) byDriver(v *node.View) bool {
-	return v.ServedByDRADriver() && t.snapshot.Plugin.Operands == nil && !t.snapshot.Plugin.ClusterPolicy
+	return !v.ReadsConfigs() && t.snapshot.Plugin.Operands == nil && !t.snapshot.Plugin.ClusterPolicy
 }
 
 // programsOf are the values of byDriver of the nodes of a group; that of a node of the device plugin if it has none.

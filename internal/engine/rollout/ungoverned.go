@@ -23,7 +23,7 @@ func ungoverned(
 	if governed.By != nil {
 		return m, false, false
 	}
-	v := &node.View{Snapshot: s, Node: n, Stack: s.StackOf(n)}
+	v := node.NewView(s, n)
 	if unserved || node.Retained(n.GPU.Spec) {
 		return staying(v, selected), node.ReleaseRecorded(n, selected.By), true
 	}

@@ -102,7 +102,7 @@ func offerOf(m *member) offer {
 // singleResources returns the resources of which a container gets no more than one once the node matches its policy;
 // nil: none.
 func singleResources(v *node.View) map[string]bool {
-	if v.Desired == nil || v.ServedByDRADriver() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
+	if v.Desired == nil || !v.ReadsConfigs() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
 		return nil
 	}
 	single := map[string]bool{}
