@@ -22,7 +22,7 @@ type Group struct {
 	By         *v1alpha1.GPUSharingPolicy // nil: it is deleted
 	Members    []*member                  // that it governs, by name
 	Leaving    []*member                  // that it releases and that go back to their baselines, by name
-	Lost       []lostNode                 // by name
+	Lost       []lostNodes                // that another policy governs
 	Unaffected []*member                  // that no policy governs, and that stay as they are
 	// Counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still
 	// tainted on behalf of this one; or it is not known on whose behalf they are.
@@ -83,8 +83,19 @@ type taintStatus struct {
 	Reason, Message string // why the node lacks a taint of its policy; empty: it does not
 }
 
-// lostNode is a node that a policy selects and another one governs.
-type lostNode struct{ Node, To string }
+// lostNodes are nodes that a policy selects and another one governs.
+type lostNodes struct {
+	To    string
+	Nodes []string // by name
+}
+
+// lost is how many nodes that the policy selects another one governs.
+func (g *Group) lost() (count int) {
+	for _, l := range g.Lost {
+		count += len(l.Nodes)
+	}
+	return count
+}
 
 // demandTally is what unmetFinder and status count on a node.
 type demandTally struct {

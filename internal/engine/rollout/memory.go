@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"cmp"
+	"encoding/binary"
 	"maps"
 	"reflect"
 	"slices"
@@ -33,6 +34,15 @@ type Memory struct {
 	ranked string               // the signature of the policies
 	keys   map[string]string
 	round  int
+	// selections are the nodes of that round by the policies that select them: of thousands of nodes, most have the same.
+	selections map[string]*selection
+}
+
+// selection is the nodes that the same policies select.
+type selection struct {
+	positions []int // of the policies in the ranking
+	governed  policy.Governed
+	nodes     []string // that one of them governs, by name; of this reconcile
 }
 
 // nodeEntry is what memory keeps of a node, at one version of it.
@@ -47,8 +57,8 @@ type nodeEntry struct {
 
 	// What follows from the node and from what concerns all nodes.
 	stack     dra.Stack
-	round     int      // in which that was found out
-	positions []int    // of the policies that select the node, in the ranking
+	round     int // in which that was found out
+	selection *selection
 	derived   *derived // nil for a node that no policy governs and that stays as it is
 	member    member   // of the last reconcile
 }
@@ -96,12 +106,30 @@ func basisOf(s *cluster.Snapshot, n *cluster.Node, by *v1alpha1.GPUSharingPolicy
 func (memory *Memory) begin(s *cluster.Snapshot, ranking policy.Ranking) {
 	memory.reconciles++
 	if memory.nodes == nil || !reflect.DeepEqual(s.Plugin, memory.plugin) {
-		memory.nodes, memory.plugin = map[string]*nodeEntry{}, s.Plugin
+		memory.nodes, memory.selections, memory.plugin = map[string]*nodeEntry{}, map[string]*selection{}, s.Plugin
 	}
 	if signature := ranking.Signature(); signature != memory.ranked || !maps.Equal(s.Configs, memory.keys) {
 		memory.ranked, memory.keys = signature, maps.Clone(s.Configs)
 		memory.round++
+		memory.selections = map[string]*selection{}
 	}
+	for _, same := range memory.selections {
+		same.governed, same.nodes = ranking.Governed(same.positions), same.nodes[:0]
+	}
+}
+
+// selectionOf is the selection of the policies at these positions of the ranking.
+func (memory *Memory) selectionOf(ranking policy.Ranking, positions []int) *selection {
+	key := make([]byte, 0, 2*len(positions))
+	for _, p := range positions {
+		key = binary.AppendUvarint(key, uint64(p))
+	}
+	same := memory.selections[string(key)]
+	if same == nil {
+		same = &selection{positions: positions, governed: ranking.Governed(positions)}
+		memory.selections[string(key)] = same
+	}
+	return same
 }
 
 // rank finds which policies select each node, and how many shares they ask of NVIDIA's DRA driver, of which all its
@@ -110,12 +138,13 @@ func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking po
 	s.DRA.RequestedShares = dra.RequestedShares{}
 	for _, r := range entries {
 		if r.round != memory.round {
-			r.round, r.positions, r.stack, r.member.Unchanged = memory.round, ranking.Selecting(node.PolicyNode(r.node)), s.StackOf(r.node), false
+			r.round, r.stack, r.member.Unchanged = memory.round, s.StackOf(r.node), false
+			r.selection = memory.selectionOf(ranking, ranking.Selecting(node.PolicyNode(r.node)))
 		}
 		if r.stack != dra.DRADriver {
 			continue
 		}
-		if by := ranking.Governed(r.positions).By; by != nil && dra.Shares(by.Spec.Sharing) != 0 {
+		if by := r.selection.governed.By; by != nil && dra.Shares(by.Spec.Sharing) != 0 {
 			s.DRA.RequestedShares.Add(dra.Shares(by.Spec.Sharing), by.Name)
 		}
 	}
@@ -184,7 +213,7 @@ func (in assignment) group(name string) *Group {
 // assign puts a node into the group that paces it, and computes of it what the last reconcile has not left.
 func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *member {
 	n, m := r.node, &r.member
-	selected := in.ranking.Governed(r.positions)
+	selected := r.selection.governed
 	governed, unserved := selected, s.Plugin.Reason != "" && r.stack != dra.DRADriver
 	if unserved {
 		governed = policy.Governed{}
@@ -194,8 +223,8 @@ func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *
 	} else {
 		r.consider(s, selected, governed, in)
 	}
-	for _, loser := range governed.Over {
-		in.groups[loser.Name].Lost = append(in.groups[loser.Name].Lost, lostNode{Node: n.Name, To: governed.By.Name})
+	if len(governed.Over) > 0 {
+		r.selection.nodes = append(r.selection.nodes, n.Name)
 	}
 	if !unserved && governed.By == nil && policy.OptedOut(n.Labels, s.Plugin.Workload()) == nil {
 		if p := in.ranking.Awaits(node.PolicyNode(n)); p != nil && p.Spec.GPUSelector != nil {
@@ -219,6 +248,18 @@ func (memory *Memory) assign(s *cluster.Snapshot, r *nodeEntry, in assignment) *
 	}
 	g.Members = append(g.Members, m)
 	return m
+}
+
+// noteLost tells the groups of the policies that select nodes which another one governs.
+func (memory *Memory) noteLost(groups map[string]*Group) {
+	for _, same := range memory.selections {
+		for _, loser := range same.governed.Over {
+			if len(same.nodes) > 0 {
+				g := groups[loser.Name]
+				g.Lost = append(g.Lost, lostNodes{To: same.governed.By.Name, Nodes: same.nodes})
+			}
+		}
+	}
 }
 
 // consider finds out about a node all that a decision asks.

@@ -76,6 +76,7 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 	for i, r := range entries {
 		all[i] = memory.assign(&s, r, assignment{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
+	memory.noteLost(groups)
 
 	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, PluginConfigHeld: pluginConfigHeld(&s)}
 	d.require(&s, all)
@@ -86,8 +87,12 @@ func (memory *Memory) Decide(s cluster.Snapshot) Decision {
 		s.ConfigsRefused = s.Repeats.Refusal(write)
 	}
 	d.Unmet = unmetWorkloads(&s, groups, all, memory.queue.Of(&s))
+	unowned := slices.DeleteFunc(slices.Clone(groups[""].Unaffected), func(m *member) bool { return !m.MadeUnavailable() })
 	for name, g := range groups {
-		pace(&s, g, name, groups)
+		if name != "" {
+			g.Counted = append(g.Counted, unowned...) // for whom they are taken is not known
+		}
+		pace(&s, g)
 		if g.By != nil {
 			d.Policies[g.By.Name] = computeStatus(g, &s, tolerated, d.Unmet[g.By.Name])
 		}
@@ -118,10 +123,7 @@ func groupsOf(s *cluster.Snapshot) map[string]*Group {
 }
 
 // pace holds up the nodes of a group that must not change now.
-func pace(s *cluster.Snapshot, g *Group, name string, groups map[string]*Group) {
-	if name != "" {
-		g.Counted = append(g.Counted, groups[""].Unaffected...)
-	}
+func pace(s *cluster.Snapshot, g *Group) {
 	paceGroup(g, s)
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {

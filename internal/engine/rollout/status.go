@@ -74,7 +74,7 @@ func computeStatus(g *Group, snapshot *cluster.Snapshot, tolerated tolerance, un
 }
 
 func nodeCounts(g *Group) v1alpha1.NodeCounts {
-	c := v1alpha1.NodeCounts{Matched: int32(len(g.Members) + len(g.Lost)), Conflicted: int32(len(g.Lost))}
+	c := v1alpha1.NodeCounts{Matched: int32(len(g.Members) + g.lost()), Conflicted: int32(g.lost())}
 	for _, m := range g.Members {
 		stands := standingOf(m)
 		switch {
@@ -124,13 +124,22 @@ func pendingNodes(g *Group) []v1alpha1.PendingNode {
 			NodeName: m.Node.Name, State: string(m.State), Reason: m.Reason, Message: format.Cut(m.Message, length),
 		})
 	}
-	for _, l := range g.Lost[:min(len(g.Lost), most-len(pending))] {
-		pending = append(pending, v1alpha1.PendingNode{
-			NodeName: l.Node, Reason: v1alpha1.ReasonConflicted,
-			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.To),
-		})
+	return append(pending, lostPending(g, most-len(pending))...)
+}
+
+// lostPending lists the nodes that other policies govern, at most so many.
+func lostPending(g *Group, most int) []v1alpha1.PendingNode {
+	var pending []v1alpha1.PendingNode
+	for _, l := range g.Lost {
+		for _, name := range l.Nodes[:min(len(l.Nodes), most)] {
+			pending = append(pending, v1alpha1.PendingNode{
+				NodeName: name, Reason: v1alpha1.ReasonConflicted,
+				Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.To),
+			})
+		}
 	}
-	return pending
+	slices.SortFunc(pending, func(a, b v1alpha1.PendingNode) int { return cmp.Compare(a.NodeName, b.NodeName) })
+	return pending[:min(len(pending), most)]
 }
 
 // acceptedCondition reports whether the policy governs what it selects.
@@ -169,7 +178,10 @@ func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 func conflictMessage(g *Group) string {
 	by := map[string][]string{}
 	for _, l := range g.Lost {
-		by[l.To] = append(by[l.To], l.Node)
+		if other := by[l.To]; other != nil { // the nodes of each are by name already
+			l.Nodes = slices.Sorted(slices.Values(slices.Concat(other, l.Nodes)))
+		}
+		by[l.To] = l.Nodes
 	}
 	const most = 8 // policies that the message names
 	var parts []string
