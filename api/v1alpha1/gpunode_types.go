@@ -83,6 +83,11 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	MIGConfigName string `json:"migConfigName,omitempty"`
 
+	// former is the last desired state that the node reached before this one: the node is rolled back to it if this one fails. Its
+	// devices are left out where they are those of spec.devices. Absent: there is none, or status.rollout.reached is this one.
+	// +optional
+	Former *NodeSharing `json:"former,omitempty"`
+
 	// changeTime is when the controller asked the agent for this desired state, which makes two requests for the same state
 	// different. The deadline for reaching it counts from it, and status.config names it.
 	// +optional
@@ -598,10 +603,12 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:Minimum=1
 	Shares int64 `json:"shares,omitempty"`
 
-	// lastGood is the last desired state that the node reached and the controller verified: the node is rolled back to it if
-	// another one fails. Absent: the node is rolled back to its baseline.
+	// reached names the last desired state that the node reached and the controller verified, by a hash of its device-plugin config and
+	// its devices: that of the spec, or spec.former, to which the node is rolled back if the spec fails. Absent: the node is rolled back to its
+	// baseline.
 	// +optional
-	LastGood *NodeSharing `json:"lastGood,omitempty"`
+	// +kubebuilder:validation:MaxLength=63
+	Reached string `json:"reached,omitempty"`
 
 	// failed is the desired state that the node could not reach. The operator tries it again when it changes, or the policy, or the
 	// annotation gpusharing.io/retry.
@@ -695,7 +702,8 @@ type DeviceStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=96
 	Product string `json:"product,omitempty"`
-	// memoryMiB is the memory of the GPU in MiB.
+	// memoryMiB is the memory of the GPU in MiB. It, computeCapability and migCapable are left out where all three are those of the first
+	// GPU of this product in the list.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MemoryMiB int64 `json:"memoryMiB,omitempty"`
@@ -727,7 +735,7 @@ type DeviceStatus struct {
 	// could end a process on the GPU.
 	// +optional
 	ProcessesUnknown bool `json:"processesUnknown,omitempty"`
-	// computeMode of the GPU.
+	// computeMode of the GPU. Absent: Default.
 	// +optional
 	ComputeMode ComputeMode `json:"computeMode,omitempty"`
 	// sharing is how the GPU is shared, in the shape of the spec.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
@@ -170,8 +171,7 @@ func underway(n *v1alpha1.GPUNode) bool {
 	if spec.PolicyName == "" || spec.ConfigName == "" {
 		return false
 	}
-	good := n.Status.Rollout.LastGood
-	return good == nil || good.ConfigName != spec.ConfigName || !equality.Semantic.DeepEqual(good.Devices, spec.Devices)
+	return n.Status.Rollout.Reached != policy.Hash(spec.ConfigName, spec.Devices)
 }
 
 // settled waits until nothing has happened to a node for a while.

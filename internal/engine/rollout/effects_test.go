@@ -103,7 +103,9 @@ func (c *run) written() map[string]string {
 		for _, t := range h.Taints {
 			w["Node "+name+" taint "+t.Key+":"+string(t.Effect)] = t.Value
 		}
-		w["GPUNode "+name+" spec"] = canonical(h.GPU.Spec)
+		spec := h.GPU.Spec
+		spec.Former = nil // a record, as was its status, of which the file tells nothing
+		w["GPUNode "+name+" spec"] = canonical(spec)
 		if !h.features.ours.IsZero() {
 			w["NodeFeature "+name] = "ours"
 		}

@@ -50,7 +50,7 @@ func reportAction(m *member) (action.Report, bool) {
 		return is
 	})
 	if !records {
-		report.Status.Rollout.LastGood, report.Status.Rollout.Failed = lasting(m)
+		report.Status.Rollout.Reached, report.Status.Rollout.Failed = lasting(m)
 	}
 	have := ReportedStatus(m.Node.GPU.Status)
 	if !records && (goesOn(m, have) || reportUnseen(m, have)) {
@@ -90,17 +90,17 @@ func reportUnseen(m *member, have v1alpha1.GPUNodeStatus) bool {
 	return have.ObservedGeneration == 0 && nodeReadyCondition(m).Reason == v1alpha1.ReasonAwaitingReport
 }
 
-// lasting returns the part of the status that outlasts a report: the last good state, and the desired state that failed
-// as long as it counts.
-func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
+// lasting returns the part of the status that outlasts a report: what was reached, and the desired state that failed as
+// long as it counts.
+func lasting(m *member) (reached string, failed *v1alpha1.FailedChange) {
 	last := m.Node.GPU.Status.Rollout
 	if m.Node.GPU.Spec.Baseline == nil {
-		return nil, nil
+		return "", nil
 	}
 	if f := last.Failed; f != nil && (node.FailureSuperseded(m.View, *f) || (m.Policy == nil || m.Desired != nil) && !m.FallsBack && m.SpecMatchesTarget()) {
-		return last.LastGood, nil
+		return last.Reached, nil
 	}
-	return last.LastGood, last.Failed
+	return last.Reached, last.Failed
 }
 
 // goesOn reports whether the node is at work and was reported well enough: it begins its next stage now, or its last

@@ -99,7 +99,7 @@ func TestAReportLeavesOutKnownProfiles(t *testing.T) {
 		for i, d := range plan.Devices(reported) {
 			g.Expect(slices.EqualFunc(d.Profiles, devices[i].Profiles, same)).To(BeTrue(), "GPU %d of %+v", i, reported)
 		}
-		full := plan.WithProfiles(reported)
+		full := plan.WithModel(reported)
 		for i := range full {
 			g.Expect(full[i].Profiles).To(HaveLen(len(devices[i].Profiles)))
 		}
@@ -152,7 +152,7 @@ func TestAGPUNodeStaysBelow256KiB(t *testing.T) {
 			MIGMode: v1alpha1.MIGModeEnabled, Instances: counts,
 		}})
 	}
-	n.Spec.Baseline, n.Status.Rollout.LastGood = &v1alpha1.Baseline{Devices: n.Spec.Devices}, &v1alpha1.NodeSharing{Devices: n.Spec.Devices}
+	n.Spec.Baseline, n.Spec.Former = &v1alpha1.Baseline{Devices: n.Spec.Devices}, &v1alpha1.NodeSharing{Devices: n.Spec.Devices}
 	for i := range 32 {
 		n.Status.Rollout.Steps = append(n.Status.Rollout.Steps, long(256, i), long(256, i))
 		n.Status.Rollout.Blockers = append(n.Status.Rollout.Blockers, v1alpha1.BlockerStatus{
