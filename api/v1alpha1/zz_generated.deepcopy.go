@@ -348,6 +348,11 @@ func (in *GPUNodeSpec) DeepCopyInto(out *GPUNodeSpec) {
 		*out = new(Numbering)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Former != nil {
+		in, out := &in.Former, &out.Former
+		*out = new(NodeSharing)
+		(*in).DeepCopyInto(*out)
+	}
 	in.ChangeTime.DeepCopyInto(&out.ChangeTime)
 	if in.Baseline != nil {
 		in, out := &in.Baseline, &out.Baseline
@@ -1244,11 +1249,6 @@ func (in *RolloutStatus) DeepCopyInto(out *RolloutStatus) {
 		in, out := &in.Resources, &out.Resources
 		*out = make([]ResourceCount, len(*in))
 		copy(*out, *in)
-	}
-	if in.LastGood != nil {
-		in, out := &in.LastGood, &out.LastGood
-		*out = new(NodeSharing)
-		(*in).DeepCopyInto(*out)
 	}
 	if in.Failed != nil {
 		in, out := &in.Failed, &out.Failed

@@ -38,11 +38,35 @@ func Pack(d gpu.Device, want map[string]int) (Packing, error) {
 	if why := exceeds(d, requests); why != "" {
 		return Packing{}, unfit(d, want, requests, why)
 	}
+	if isPacked(d, requests) {
+		return Packing{Keep: slices.SortedFunc(slices.Values(d.State.Instances), byPlacement)}, nil
+	}
 	s := newSearch(d, requests)
 	if !s.run() {
 		return Packing{}, unfit(d, want, requests, "the places where they may lie overlap")
 	}
 	return s.packing(d), nil
+}
+
+// isPacked reports whether the GPU has just what is requested, which most GPUs do: to keep all of it destroys nothing, and
+// nothing else does.
+func isPacked(d gpu.Device, requests []request) bool {
+	total, taken := 0, slots(0)
+	for _, w := range requests {
+		for _, i := range d.State.Instances {
+			if i.Profile == w.profile.Name && !i.Partial {
+				at := slotsOf(i.Placement)
+				if w.count--; at == 0 || taken&at != 0 {
+					return false
+				}
+				total, taken = total+1, taken|at
+			}
+		}
+		if w.count != 0 {
+			return false
+		}
+	}
+	return total == len(d.State.Instances)
 }
 
 // request is a number of instances of one profile.

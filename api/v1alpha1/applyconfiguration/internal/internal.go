@@ -333,6 +333,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
+    - name: former
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: memory
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
@@ -1164,10 +1167,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: failed
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
-    - name: lastGood
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: policyName
+      type:
+        scalar: string
+    - name: reached
       type:
         scalar: string
     - name: resources

@@ -20,7 +20,8 @@ type DeviceStatusApplyConfiguration struct {
 	Index *int32 `json:"index,omitempty"`
 	// product is the name of the GPU with dashes for spaces, such as NVIDIA-A100-SXM4-40GB.
 	Product *string `json:"product,omitempty"`
-	// memoryMiB is the memory of the GPU in MiB.
+	// memoryMiB is the memory of the GPU in MiB. It, computeCapability and migCapable are left out where all three are those of the first
+	// GPU of this product in the list.
 	MemoryMiB *int64 `json:"memoryMiB,omitempty"`
 	// computeCapability of the GPU, such as 8.0.
 	ComputeCapability *string `json:"computeCapability,omitempty"`
@@ -39,7 +40,7 @@ type DeviceStatusApplyConfiguration struct {
 	// processesUnknown is true if the driver's lists of processes cannot be used, so that the operator changes nothing that
 	// could end a process on the GPU.
 	ProcessesUnknown *bool `json:"processesUnknown,omitempty"`
-	// computeMode of the GPU.
+	// computeMode of the GPU. Absent: Default.
 	ComputeMode *apiv1alpha1.ComputeMode `json:"computeMode,omitempty"`
 	// sharing is how the GPU is shared, in the shape of the spec.
 	Sharing *DeviceSharingApplyConfiguration `json:"sharing,omitempty"`
