@@ -610,6 +610,10 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	Reached string `json:"reached,omitempty"`
 
+	// lastGood is what versions before wrote in place of reached, and is read where that is absent.
+	// +optional
+	LastGood *NodeSharing `json:"lastGood,omitempty"`
+
 	// failed is the desired state that the node could not reach. The operator tries it again when it changes, or the policy, or the
 	// annotation gpusharing.io/retry.
 	// +optional
@@ -702,8 +706,7 @@ type DeviceStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=96
 	Product string `json:"product,omitempty"`
-	// memoryMiB is the memory of the GPU in MiB. It, computeCapability and migCapable are left out where all three are those of the first
-	// GPU of this product in the list.
+	// memoryMiB is the memory of the GPU in MiB.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MemoryMiB int64 `json:"memoryMiB,omitempty"`

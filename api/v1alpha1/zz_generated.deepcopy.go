@@ -1250,6 +1250,11 @@ func (in *RolloutStatus) DeepCopyInto(out *RolloutStatus) {
 		*out = make([]ResourceCount, len(*in))
 		copy(*out, *in)
 	}
+	if in.LastGood != nil {
+		in, out := &in.LastGood, &out.LastGood
+		*out = new(NodeSharing)
+		(*in).DeepCopyInto(*out)
+	}
 	if in.Failed != nil {
 		in, out := &in.Failed, &out.Failed
 		*out = new(FailedChange)

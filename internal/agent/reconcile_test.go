@@ -108,7 +108,7 @@ func reportsWithoutPolicy(s scenario) {
 	n.Expect(a100.MIGCapable).To(gomega.BeTrue())
 	n.Expect(a100.ComputeCapability).To(gomega.Equal("8.0"))
 	n.Expect(a100.Profiles).To(gomega.BeEmpty(), "they are those of the catalogue")
-	n.Expect(plan.WithModel(status.Devices)[0].Profiles).To(gomega.ContainElement(gomega.And(
+	n.Expect(plan.WithProfiles(status.Devices)[0].Profiles).To(gomega.ContainElement(gomega.And(
 		gomega.HaveField("Name", "1g.5gb"), gomega.HaveField("Max", int32(7)), gomega.HaveField("Starts", gomega.HaveLen(7)))))
 	n.Expect(t4.Index).To(gomega.Equal(int32(1)))
 	n.Expect(t4.MIGCapable).To(gomega.BeFalse())

@@ -39,7 +39,7 @@ type reportedGPUs struct {
 func reportedGPUsOf(nodes []*cluster.Node) []*reportedGPUs {
 	var all []*reportedGPUs
 	for _, n := range nodes {
-		reported := plan.WithModel(n.GPU.Status.Devices)
+		reported := plan.WithProfiles(n.GPU.Status.Devices)
 		at := slices.IndexFunc(all, func(c *reportedGPUs) bool { return slices.EqualFunc(c.reported, reported, alike) })
 		if at < 0 {
 			c := &reportedGPUs{product: productOf(n), count: len(reported), reported: reported}
@@ -220,7 +220,7 @@ func hardwareOf(nodes []cluster.Node) hardware {
 	for i := range nodes {
 		n := &nodes[i]
 		seen := map[string]bool{}
-		for _, d := range plan.WithModel(n.GPU.Status.Devices) {
+		for _, d := range plan.WithProfiles(n.GPU.Status.Devices) {
 			if seen[d.Product] {
 				continue
 			}

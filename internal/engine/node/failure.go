@@ -73,7 +73,8 @@ func recordFailure(v *View, reason, message string) []action.Action {
 	failed := &v1alpha1.FailedChange{
 		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
 	}
-	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Reached: v.Node.GPU.Status.Rollout.Reached, Failed: failed}}
+	last := v.Node.GPU.Status.Rollout
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Reached: last.Reached, LastGood: last.LastGood, Failed: failed}}
 	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
 	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
 		actions = append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "withdrawing the permission to reboot the node"})

@@ -145,7 +145,7 @@ func (v *View) OnStack(t Target) Target {
 func (v *View) LastOnStack() *v1alpha1.GPUNode {
 	n := v.Node.GPU
 	if v.LastGood != nil && dra.IsConfig(v.LastGood.ConfigName) == v.ReadsConfigs() {
-		n.Status.Rollout.Reached = ""
+		n.Status.Rollout.Reached, n.Status.Rollout.LastGood = "", nil
 	}
 	return &n
 }
@@ -207,7 +207,7 @@ func specMatches(spec v1alpha1.GPUNodeSpec, t Target) bool {
 func LastGood(n *v1alpha1.GPUNode) *v1alpha1.NodeSharing {
 	spec, reached := &n.Spec, n.Status.Rollout.Reached
 	if reached == "" {
-		return nil
+		return n.Status.Rollout.LastGood
 	}
 	if policy.Hash(spec.ConfigName, spec.Devices) == reached {
 		return &v1alpha1.NodeSharing{PolicyName: spec.PolicyName, Strategy: spec.Strategy, ConfigName: spec.ConfigName, Devices: spec.Devices}

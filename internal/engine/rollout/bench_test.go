@@ -72,39 +72,47 @@ func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) cluster.Snapsho
 	return s
 }
 
-// BenchmarkFleet decides on 5,000 nodes of 8 GPUs that are up to date, while 10,000 pods wait for another pool and 20
-// policies select GPUs of another product: when nothing has changed since the last reconcile, and when one node has. Of
-// one hundred nodes too, since what one node's change costs must not grow with the others.
+// BenchmarkFleet decides on 5,000 nodes of 8 GPUs that are up to date, while 10,000 pods wait for another pool: when
+// nothing has changed since the last reconcile, and when one node has. Of one hundred nodes too, since what one node's
+// change costs must not grow with the others. 200 policies stand beside the one that governs all nodes: they select GPUs
+// of another product, or the same nodes.
 func BenchmarkFleet(b *testing.B) {
-	for _, nodes := range []int{100, 5000} {
-		s := upToDate(b, timeSlicing(4), nodes)
-		for i := range s.Nodes {
-			s.Nodes[i].Version = int64(i + 1)
-		}
-		for i := range 20 {
-			s.Policies = append(s.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
-				p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}}
-			}))
-		}
-		for i := range 10_000 {
-			s.Unscheduled = append(s.Unscheduled, cluster.Pod{
-				Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1},
-				Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
+	const policies = 200
+	besides := map[string]func(*v1alpha1.GPUSharingPolicy){
+		"Others": func(p *v1alpha1.GPUSharingPolicy) {
+			p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}}
+		},
+		"Conflicts": func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = -1 },
+	}
+	for name, of := range besides {
+		for _, nodes := range []int{100, 5000} {
+			s := upToDate(b, timeSlicing(4), nodes)
+			for i := range s.Nodes {
+				s.Nodes[i].Version = int64(i + 1)
+			}
+			for i := range policies {
+				s.Policies = append(s.Policies, policyOf(fmt.Sprintf("p%03d", i), timeSlicing(2), of))
+			}
+			for i := range 10_000 {
+				s.Unscheduled = append(s.Unscheduled, cluster.Pod{
+					Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1},
+					Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
+				})
+			}
+			s.UnscheduledVersion = 1
+			var memory rollout.Memory
+			memory.Decide(s)
+			b.Run(fmt.Sprintf("%s/%d/Unchanged", name, nodes), func(b *testing.B) {
+				for b.Loop() {
+					memory.Decide(s)
+				}
+			})
+			b.Run(fmt.Sprintf("%s/%d/One", name, nodes), func(b *testing.B) {
+				for b.Loop() {
+					s.Nodes[nodes/2].Version += 10_000
+					memory.Decide(s)
+				}
 			})
 		}
-		s.UnscheduledVersion = 1
-		var memory rollout.Memory
-		memory.Decide(s)
-		b.Run(fmt.Sprintf("%d/Unchanged", nodes), func(b *testing.B) {
-			for b.Loop() {
-				memory.Decide(s)
-			}
-		})
-		b.Run(fmt.Sprintf("%d/One", nodes), func(b *testing.B) {
-			for b.Loop() {
-				s.Nodes[nodes/2].Version += 10_000
-				memory.Decide(s)
-			}
-		})
 	}
 }

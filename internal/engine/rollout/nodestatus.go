@@ -50,7 +50,7 @@ func reportAction(m *member) (action.Report, bool) {
 		return is
 	})
 	if !records {
-		report.Status.Rollout.Reached, report.Status.Rollout.Failed = lasting(m)
+		report.Status.Rollout = lasting(m)
 	}
 	have := ReportedStatus(m.Node.GPU.Status)
 	if !records && (goesOn(m, have) || reportUnseen(m, have)) {
@@ -92,15 +92,15 @@ func reportUnseen(m *member, have v1alpha1.GPUNodeStatus) bool {
 
 // lasting returns the part of the status that outlasts a report: what was reached, and the desired state that failed as
 // long as it counts.
-func lasting(m *member) (reached string, failed *v1alpha1.FailedChange) {
+func lasting(m *member) v1alpha1.RolloutStatus {
 	last := m.Node.GPU.Status.Rollout
 	if m.Node.GPU.Spec.Baseline == nil {
-		return "", nil
+		return v1alpha1.RolloutStatus{}
 	}
 	if f := last.Failed; f != nil && (node.FailureSuperseded(m.View, *f) || (m.Policy == nil || m.Desired != nil) && !m.FallsBack && m.SpecMatchesTarget()) {
-		return last.Reached, nil
+		last.Failed = nil
 	}
-	return last.Reached, last.Failed
+	return v1alpha1.RolloutStatus{Reached: last.Reached, LastGood: last.LastGood, Failed: last.Failed}
 }
 
 // goesOn reports whether the node is at work and was reported well enough: it begins its next stage now, or its last

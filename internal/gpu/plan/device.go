@@ -50,7 +50,7 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 // plans from the hardware. What a report does not tell (the PCI address) stays empty. The agent reports the name of NVIDIA's MPS server of
 // no other process. Neighbours with equal profiles, which most are, share them.
 func Devices(status []v1alpha1.DeviceStatus) []gpu.Device {
-	status = WithModel(status)
+	status = WithProfiles(status)
 	devices := make([]gpu.Device, 0, len(status))
 	for i := range status {
 		d := deviceOf(&status[i])

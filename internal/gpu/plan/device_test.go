@@ -71,16 +71,16 @@ func TestAReportedDaemonAndComputeMode(t *testing.T) {
 	}
 }
 
-// TestAReportLeavesOutWhatIsKnownOfAModel: what Reported leaves out, Devices finds again, whatever GPUs stand beside one another. What GPUs of a
-// product have in common is reported once, and MIG profiles not at all if the catalogue has them.
-func TestAReportLeavesOutWhatIsKnownOfAModel(t *testing.T) {
+// TestAReportLeavesOutKnownProfiles: what Reported leaves out, Devices finds again, whatever GPUs stand beside one another. A list of profiles is
+// reported once at most for each product, and not at all if the catalogue has it.
+func TestAReportLeavesOutKnownProfiles(t *testing.T) {
 	g := NewWithT(t)
-	known := gpu.Device{Product: "NVIDIA-A100-SXM4-40GB", MIGCapable: true, MemoryMiB: 40960, ComputeCapability: gpu.ComputeCapability{Major: 8}}
+	known := gpu.Device{Product: "NVIDIA-A100-SXM4-40GB", MIGCapable: true}
 	listed, found := catalogue.Find(known.Product)
 	g.Expect(found).To(BeTrue())
 	known.Profiles = listed.Profiles
 	older := known // a driver that has fewer of them
-	older.Profiles, older.MemoryMiB = known.Profiles[:2], 40536
+	older.Profiles = known.Profiles[:2]
 	silent := known // a driver that tells them in MIG mode only
 	silent.Profiles = nil
 	unknown := gpu.Device{Product: "NVIDIA-Z999", MIGCapable: true, Profiles: known.Profiles[1:]}
@@ -98,14 +98,13 @@ func TestAReportLeavesOutWhatIsKnownOfAModel(t *testing.T) {
 		reported := plan.Reported(devices)
 		for i, d := range plan.Devices(reported) {
 			g.Expect(slices.EqualFunc(d.Profiles, devices[i].Profiles, same)).To(BeTrue(), "GPU %d of %+v", i, reported)
-			g.Expect([]any{d.MemoryMiB, d.ComputeCapability, d.MIGCapable}).To(Equal([]any{devices[i].MemoryMiB, devices[i].ComputeCapability, devices[i].MIGCapable}))
 		}
-		full := plan.WithModel(reported)
+		full := plan.WithProfiles(reported)
 		for i := range full {
 			g.Expect(full[i].Profiles).To(HaveLen(len(devices[i].Profiles)))
 		}
 	}
-	g.Expect(plan.Reported([]gpu.Device{known, known})[1]).To(Equal(v1alpha1.DeviceStatus{Product: known.Product, Sharing: plan.Observed(known)}))
+	g.Expect(plan.Reported([]gpu.Device{known, known})[1].Profiles).To(BeEmpty())
 	g.Expect(plan.Reported([]gpu.Device{known, known})[0].Profiles).To(BeEmpty())
 	twice := plan.Reported([]gpu.Device{unknown, unknown})
 	g.Expect(twice[0].Profiles).To(HaveLen(len(unknown.Profiles)))

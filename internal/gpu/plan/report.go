@@ -37,12 +37,8 @@ func Reported(devices []gpu.Device) []v1alpha1.DeviceStatus {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
 	for i := len(statuses) - 1; i >= 0; i-- {
-		d := &statuses[i]
-		if slices.EqualFunc(d.Profiles, knownProfiles(statuses[:i], d), sameProfile) {
+		if d := &statuses[i]; slices.EqualFunc(d.Profiles, knownProfiles(statuses[:i], d), sameProfile) {
 			d.Profiles = nil
-		}
-		if first := firstOf(statuses[:i], d.Product); first != nil && modelOf(first) == modelOf(d) {
-			setModel(d, model{})
 		}
 	}
 	for most := maxHolders; listsSize(statuses) > maxLists; most /= 2 {
@@ -68,43 +64,15 @@ func listsSize(devices []v1alpha1.DeviceStatus) (bytes int) {
 	return bytes
 }
 
-// WithModel returns the GPUs of a node as reported, each with what a report leaves out where it is known of its model.
-func WithModel(devices []v1alpha1.DeviceStatus) []v1alpha1.DeviceStatus {
+// WithProfiles returns the GPUs of a node as reported, each with its MIG profiles, which a report leaves out where they are known.
+func WithProfiles(devices []v1alpha1.DeviceStatus) []v1alpha1.DeviceStatus {
 	all := slices.Clone(devices)
 	for i := range all {
-		d := &all[i]
-		if first := firstOf(all[:i], d.Product); first != nil && modelOf(d) == (model{}) {
-			setModel(d, modelOf(first))
-		}
-		if len(d.Profiles) == 0 {
+		if d := &all[i]; len(d.Profiles) == 0 {
 			d.Profiles = knownProfiles(all[:i], d)
 		}
 	}
 	return all
-}
-
-// model is what GPUs of one product have in common, beside MIG profiles.
-type model struct {
-	memoryMiB         int64
-	computeCapability string
-	migCapable        bool
-}
-
-func modelOf(d *v1alpha1.DeviceStatus) model {
-	return model{d.MemoryMiB, d.ComputeCapability, d.MIGCapable}
-}
-
-func setModel(d *v1alpha1.DeviceStatus, m model) {
-	d.MemoryMiB, d.ComputeCapability, d.MIGCapable = m.memoryMiB, m.computeCapability, m.migCapable
-}
-
-// firstOf is the first GPU of a product; nil: there is none.
-func firstOf(devices []v1alpha1.DeviceStatus, product string) *v1alpha1.DeviceStatus {
-	i := slices.IndexFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.Product == product })
-	if i < 0 {
-		return nil
-	}
-	return &devices[i]
 }
 
 // knownProfiles are the MIG profiles of a GPU that a report may leave out: those of the first GPU of its product that the report lists

@@ -1167,6 +1167,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: failed
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
+    - name: lastGood
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: policyName
       type:
         scalar: string

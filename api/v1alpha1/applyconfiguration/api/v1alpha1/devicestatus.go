@@ -20,8 +20,7 @@ type DeviceStatusApplyConfiguration struct {
 	Index *int32 `json:"index,omitempty"`
 	// product is the name of the GPU with dashes for spaces, such as NVIDIA-A100-SXM4-40GB.
 	Product *string `json:"product,omitempty"`
-	// memoryMiB is the memory of the GPU in MiB. It, computeCapability and migCapable are left out where all three are those of the first
-	// GPU of this product in the list.
+	// memoryMiB is the memory of the GPU in MiB.
 	MemoryMiB *int64 `json:"memoryMiB,omitempty"`
 	// computeCapability of the GPU, such as 8.0.
 	ComputeCapability *string `json:"computeCapability,omitempty"`

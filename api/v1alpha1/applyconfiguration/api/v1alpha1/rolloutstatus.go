@@ -28,6 +28,8 @@ type RolloutStatusApplyConfiguration struct {
 	// its devices: that of the spec, or spec.former, to which the node is rolled back if the spec fails. Absent: the node is rolled back to its
 	// baseline.
 	Reached *string `json:"reached,omitempty"`
+	// lastGood is what versions before wrote in place of reached, and is read where that is absent.
+	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
 	// failed is the desired state that the node could not reach. The operator tries it again when it changes, or the policy, or the
 	// annotation gpusharing.io/retry.
 	Failed *FailedChangeApplyConfiguration `json:"failed,omitempty"`
@@ -104,6 +106,14 @@ func (b *RolloutStatusApplyConfiguration) WithShares(value int64) *RolloutStatus
 // If called multiple times, the Reached field is set to the value of the last call.
 func (b *RolloutStatusApplyConfiguration) WithReached(value string) *RolloutStatusApplyConfiguration {
 	b.Reached = &value
+	return b
+}
+
+// WithLastGood sets the LastGood field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LastGood field is set to the value of the last call.
+func (b *RolloutStatusApplyConfiguration) WithLastGood(value *NodeSharingApplyConfiguration) *RolloutStatusApplyConfiguration {
+	b.LastGood = value
 	return b
 }
 
