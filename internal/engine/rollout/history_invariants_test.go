@@ -139,7 +139,8 @@ func (c *run) bystander(h *host, a action.Evict) {
 // it is not as it came any more.
 func (c *run) mayChange(h *host, uuid string) bool {
 	for _, d := range h.devices() {
-		if d.UUID == uuid && !bornAs(d).equal(h.born[uuid]) {
+		ours := d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil // set for MPS, and left
+		if d.UUID == uuid && (ours || !bornAs(d).equal(h.born[uuid])) {
 			return true
 		}
 	}
