@@ -300,6 +300,16 @@ func fromFuture(v *View, at time.Time) bool {
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 
+// latestOf is the latest of moments, some of which the clock of the node told, without those in the future.
+func latestOf(v *View, moments ...time.Time) (latest time.Time) {
+	for _, at := range moments {
+		if !fromFuture(v, at) {
+			latest = timing.Latest(latest, at)
+		}
+	}
+	return latest
+}
+
 // remainingOf is how much remains of a time since a moment that the clock of a node told. Of a moment in the future
 // nothing is: it tells only that the clock is wrong.
 func remainingOf(v *View, since time.Time, lasts time.Duration) time.Duration {
