@@ -266,7 +266,9 @@ func (c *run) harmless() {
 			if s.instance != "" {
 				lost = !slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == s.instance })
 			}
-			if lost {
+			if lost && h.driver.dynamic && !h.driver.prepared[name] { // NVIDIA's driver destroys such instances when it starts
+				delete(c.heldGPUs, name)
+			} else if lost {
 				c.breaks("harmless", "what %s uses (GPU %s of %s) was taken from it", name, s.uuid, s.node)
 			}
 		}
