@@ -477,9 +477,13 @@ func (c *run) driverFaultsEnd(h *host) {
 	}
 }
 
-// driverSettles ends the PodGroups and the gate DynamicMIG, and has the driver look again.
-func (c *run) driverSettles(h *host) {
+// podGroupsEnd ends those that have devices of a host, also where the driver is gone.
+func (h *host) podGroupsEnd() {
 	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool { return len(claim.Others) > 0 })
+}
+
+// driverSettles ends the gate DynamicMIG, and has the driver look again.
+func (c *run) driverSettles(h *host) {
 	if h.driver.dynamic {
 		c.setDynamic(h, false)
 	}
