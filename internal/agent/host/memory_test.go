@@ -30,7 +30,7 @@ func init() {
 
 // lockMemory lets nobody read the memory of this process any more: one thread reads a page of a file that does not come,
 // through /proc/self/mem, which holds the lock of the memory meanwhile; another one waits for the lock to write, and
-// whoever asks after it waits for that one.
+// all that ask after it wait for that one.
 func lockMemory(file string) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -54,7 +54,7 @@ func lockMemory(file string) {
 	}
 }
 
-// silentFile is a file of a file system that answers to all but to read it. Asked tells when somebody has.
+// silentFile is a file of a file system that answers to all but to read it. Asked tells when it was read.
 func silentFile(t *testing.T) (file string, asked <-chan bool) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -69,7 +69,7 @@ func silentFile(t *testing.T) (file string, asked <-chan bool) {
 	reads := make(chan bool, 1)
 	go answerFuse(fd, reads)
 	t.Cleanup(func() {
-		_ = unix.Unmount(dir, unix.MNT_FORCE) // whoever waits goes on
+		_ = unix.Unmount(dir, unix.MNT_FORCE) // all that wait go on
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		_ = unix.Close(fd)
 	})

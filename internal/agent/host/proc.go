@@ -56,7 +56,7 @@ const memoryTimeout, maxWaiting = time.Second, 16
 var errMemory = errors.New("its memory does not come")
 
 // readMemory reads a file of a process that the kernel takes from the memory of that process. Any process can keep the lock
-// of its memory: by a page of a file, on a file system that answers to nobody, that is on its way to it. Whoever waits
+// of its memory: by a page of a file, on a file system that answers to nobody, that is on its way to it. The goroutine that waits
 // there is left behind, and such a process is not read again meanwhile. Tenants have no process outside of containers,
 // so those that are outside are waited for.
 func (p *Proc) readMemory(dir, name string, most int64) ([]byte, error) {
