@@ -23,6 +23,8 @@ CONTROLLER_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-controller:$(VERSION)
 AGENT_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-agent:$(VERSION)
 # What --version of the programs in the images prints.
 BUILD_ARGS = --build-arg VERSION=$$(git describe --tags --match 'v*' --always --dirty) --build-arg COMMIT=$$(git rev-parse HEAD)
+# What is empty leaves out of make e2e the specs of OLM.
+OLM ?= 1
 # Where make e2e leaves its report, and the logs if they are asked for.
 E2E_LAST := $(abspath $(or $(GPUSHARING_E2E_LOGS),$(BIN)/e2e/last))
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
@@ -59,9 +61,9 @@ effects: ## Compare what the controller writes in 5,350 recorded histories with 
 	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/engine/rollout
 
 .PHONY: e2e
-e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short; TURN=7: others.
-	hack/e2e/build.sh previous >/dev/null
-	@exec $(BIN)/e2e/machines -test=$(abspath $(BIN))/e2e/e2e.test -last=$(E2E_LAST) -focus="$${FOCUS:-}" $(if $(FAILED),-failed) \
+e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short; TURN=7: others. OLM=: without those of OLM, whose programs take longest to build.
+	hack/e2e/build.sh previous $(if $(OLM),olm) >/dev/null
+	@exec $(BIN)/e2e/machines -test=$(abspath $(BIN))/e2e/e2e.test -last=$(E2E_LAST) -focus="$${FOCUS:-}" $(if $(OLM),,-labels='!olm') $(if $(FAILED),-failed) \
 		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(TURN),-turn=$(TURN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
 
 .PHONY: e2e-upgrade

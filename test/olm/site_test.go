@@ -34,6 +34,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/olm"
 	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
 
@@ -79,6 +80,7 @@ type site struct {
 	bundles    map[string]string              // the files of each bundle that was pushed, by its image
 	catalogs   map[string]string              // and those of each catalog
 	serving    map[types.UID]*nodesim.Process // a catalog, by its pod
+	programs   map[string]*program            // OLM's
 	root       *os.Root
 }
 
@@ -90,7 +92,8 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	if bin == "" {
 		t.Skip("run by make olm-test")
 	}
-	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{}}
+	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{},
+		programs: map[string]*program{}}
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.showLogs()
@@ -104,9 +107,9 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 		env.WithNVIDIA(), env.WithFlag("advertise-address", "192.0.2.1"),
 		env.WithFlag("enable-admission-plugins", "OwnerReferencesPermissionEnforcement"),
 	}
-	for _, folder := range crds {
-		folder, err := filepath.EvalSymlinks(filepath.Join(bin, "crds", folder))
-		s.Expect(err).NotTo(HaveOccurred())
+	folders, err := olm.CRDs(bin, crds...)
+	s.Expect(err).NotTo(HaveOccurred())
+	for _, folder := range folders {
 		options = append(options, env.WithCRDs(folder))
 	}
 	s.cluster = env.Start(t, options...)
@@ -147,7 +150,7 @@ func (s *site) startControllerManager() {
 	s.start("kube-controller-manager", filepath.Join(assets, "kube-controller-manager"), s.cluster.Config,
 		"--kubeconfig="+s.kubeconfig, "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=true",
 		"--controllers=garbage-collector-controller,namespace-controller,serviceaccount-controller,clusterrole-aggregation-controller,"+
-			"deployment-controller,replicaset-controller,job-controller")
+			"deployment-controller,replicaset-controller,job-controller,resourcequota-controller")
 }
 
 func (s *site) startNVIDIA() {
