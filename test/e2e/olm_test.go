@@ -430,7 +430,8 @@ func passOn(from net.Conn) error {
 				_ = to.Close()
 			}()
 			_, _ = io.Copy(from, to)
-			return to.Close()
+			_ = to.Close()
+			return nil
 		}
 	}
 	return nil // as where nobody listens

@@ -78,11 +78,12 @@ func (s *site) accounts() {
 	s.t.Helper()
 	rows := tableOfSecurity(s.t, "| Right | For |")
 	s.Expect(slices.Sorted(maps.Keys(documentedWrites()))).To(Equal(rows))
-	here := map[string][]string{
-		"gpu-sharing-agent": {"patch gpunodes/status"}, // "read GPUNodes and to patch their status"
-		mpsPods:             nil,                       // "none"
+	// "Read GPUNodes and patch their status", "none", and on OpenShift the constraints of their own.
+	there := map[string][]string{"gpu-sharing-agent": {"patch gpunodes/status"}, mpsPods: nil}
+	here := map[string][]string{}
+	for account, writes := range there {
+		here[account] = append(slices.Clone(writes), "use securitycontextconstraints gpu-sharing-node")
 	}
-	there := maps.Clone(here)
 	for _, writes := range documentedWrites() {
 		for _, write := range writes {
 			name, namespaced := strings.CutSuffix(write, "!")

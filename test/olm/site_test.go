@@ -179,7 +179,7 @@ func (s *site) startRegistry() {
 }
 
 // publish publishes the operator of this checkout as a version, as make release does, with images that hold next to
-// nothing: no kubelet pulls them.
+// nothing: no kubelet pulls them. A description in its CRDs names the version, since those of two releases differ.
 func (s *site) publish(version string) {
 	s.t.Helper()
 	root, err := env.Root()
@@ -192,8 +192,18 @@ func (s *site) publish(version string) {
 			Name: "example.com/" + name + ":built", Files: map[string]string{"/license": filepath.Join(root, "LICENSE")}, Entrypoint: []string{"/" + name},
 		}, archive)).To(Succeed())
 	}
+	sources := s.folder("sources-" + version)
+	s.Expect(os.CopyFS(filepath.Join(sources, "config"), os.DirFS(filepath.Join(root, "config")))).To(Succeed())
+	for _, folder := range []string{"crd", "helm/files/crd"} {
+		file := filepath.Join(sources, "config", folder, "gpusharing.io_gpunodes.yaml")
+		data, err := os.ReadFile(file)
+		s.Expect(err).NotTo(HaveOccurred())
+		changed := strings.Replace(string(data), "description: devices are the GPUs of the node.", "description: devices are the GPUs of the node, since "+version, 1)
+		s.Expect(changed).NotTo(Equal(string(data)))
+		s.Expect(os.WriteFile(file, []byte(changed), 0o600)).To(Succeed())
+	}
 	s.version, s.released = version, filepath.Join(s.dir, "released-"+version)
-	push := exec.CommandContext(s.t.Context(), filepath.Join(s.bin, "release"), "-root="+root, "-registry="+s.registry, "-as="+version,
+	push := exec.CommandContext(s.t.Context(), filepath.Join(s.bin, "release"), "-root="+sources, "-registry="+s.registry, "-as="+version,
 		"-helm="+filepath.Join(s.bin, "helm"), "-bundler="+filepath.Join(s.bin, "bundle"), "-out="+s.released, "-trial="+strings.Join(archives, ","))
 	push.Env = append(os.Environ(), "HELM_CACHE_HOME="+s.dir, "HELM_CONFIG_HOME="+s.dir, "HELM_DATA_HOME="+s.dir)
 	out, err := push.CombinedOutput()

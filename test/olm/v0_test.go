@@ -22,8 +22,15 @@ import (
 // startV0 starts OLM v0.
 func (s *site) startV0() {
 	s.t.Helper()
-	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: olm.NamespaceV0}})).To(Succeed())
+	s.namespace(olm.NamespaceV0)
 	s.startAll(olm.V0("example.com/opm:1", "example.com/olm:1"))
+}
+
+// namespace makes a namespace, which has its account before anybody takes a snapshot.
+func (s *site) namespace(name string) {
+	s.t.Helper()
+	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
+	s.Eventually(s.exists, wait, poll).WithArguments(object("v1", "ServiceAccount", name, "default")).Should(BeTrue())
 }
 
 // startAll starts OLM's programs, each of which without can end for a while.

@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,7 +20,7 @@ import (
 // startV1 starts OLM v1.
 func (s *site) startV1() {
 	s.t.Helper()
-	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: olm.NamespaceV1}})).To(Succeed())
+	s.namespace(olm.NamespaceV1)
 	host, _, _ := strings.Cut(s.registry, "/")
 	programs, err := olm.V1(s.t.Context(), s.dir, host, host)
 	s.Expect(err).NotTo(HaveOccurred())
