@@ -61,9 +61,9 @@ func (s *site) limits() map[string][]attempt {
 	return map[string][]attempt{
 		"Nodes": {
 			patch(node(), `{"metadata": {"labels": {"a": "b"}}}`), patch(node(), `{"spec": {"unschedulable": true}}`),
-			patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`), patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}`),
+			patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`), patch(node(), `{"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}}`),
 		},
-		"Pods":                            {patch(pod, `{"metadata": {"labels": {"a": "b"}}}`), patch(pod, `{"spec": {"containers": [{"name": "a", "image": "b"}]}}`), create(pod), remove(pod)},
+		"Pods":                            {patch(pod, `{"metadata": {"labels": {"a": "b"}}}`), patch(pod, `{"spec": {"containers": [{"name": "of-a-user", "image": "b"}]}}`), create(pod), remove(pod)},
 		"ClusterPolicies":                 {patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`), patch(clusterPolicy(), `{"spec": {"devicePlugin": {"env": []}}}`)},
 		"ConfigMaps":                      {create(settings)},
 		"NodeFeatures":                    {create(other), create(object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", own, "of-another"))},
