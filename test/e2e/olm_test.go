@@ -359,7 +359,7 @@ func startOLMv0(ctx context.Context) []olm.Program {
 		ctr(ctx, "images", "import", "--local", write(i))
 		ctr(ctx, "images", "push", "--local", "--plain-http", i.Name)
 	}
-	passOnToCatalog()
+	passOnToCatalog(ctx)
 	return olm.V0(opmImage, utilImage)
 }
 
@@ -381,7 +381,7 @@ func olmImages(ctx context.Context) []image.Image {
 
 // passOnToCatalog does what a cluster's DNS and kube-proxy do for OLM v0, and which the node lacks: the name of the
 // CatalogSource's Service means this process, which passes each connection on to the pod behind the Service.
-func passOnToCatalog() {
+func passOnToCatalog(ctx context.Context) {
 	GinkgoHelper()
 	hosts, err := os.ReadFile("/etc/hosts")
 	Expect(err).NotTo(HaveOccurred())
@@ -389,7 +389,7 @@ func passOnToCatalog() {
 	if !strings.Contains(string(hosts), name) {
 		Expect(os.WriteFile("/etc/hosts", fmt.Appendf(hosts, "\n127.0.0.1 localhost %s\n", name), 0o644)).To(Succeed())
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:"+catalogPort) //nolint:noctx // it ends with the specs
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:"+catalogPort)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() { _ = listener.Close() })
 	go func() {
@@ -412,11 +412,11 @@ func passOn(from net.Conn) error {
 	defer from.Close() //nolint:errcheck // the other end sees that it is over
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	slices := &discoveryv1.EndpointSliceList{}
-	if err := kube.List(ctx, slices, client.InNamespace(olm.NamespaceV0), client.MatchingLabels{discoveryv1.LabelServiceName: catalogService}); err != nil {
+	behind := &discoveryv1.EndpointSliceList{}
+	if err := kube.List(ctx, behind, client.InNamespace(olm.NamespaceV0), client.MatchingLabels{discoveryv1.LabelServiceName: catalogService}); err != nil {
 		return err
 	}
-	for _, s := range slices.Items {
+	for _, s := range behind.Items {
 		for _, e := range s.Endpoints {
 			if e.Conditions.Ready == nil || !*e.Conditions.Ready {
 				continue

@@ -58,6 +58,8 @@ func (s *site) limits() map[string][]attempt {
 	settings := object("v1", "ConfigMap", nvidia, "other")
 	other := feature(own)
 	other.Object["spec"] = map[string]any{"labels": map[string]any{"node-role.kubernetes.io/control-plane": ""}}
+	strange := feature(own)
+	strange.SetName("of-another")
 	return map[string][]attempt{
 		"Nodes": {
 			patch(node(), `{"metadata": {"labels": {"a": "b"}}}`), patch(node(), `{"spec": {"unschedulable": true}}`),
@@ -66,7 +68,7 @@ func (s *site) limits() map[string][]attempt {
 		"Pods":                            {patch(pod, `{"metadata": {"labels": {"a": "b"}}}`), patch(pod, `{"spec": {"containers": [{"name": "of-a-user", "image": "b"}]}}`), create(pod), remove(pod)},
 		"ClusterPolicies":                 {patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`), patch(clusterPolicy(), `{"spec": {"devicePlugin": {"env": []}}}`)},
 		"ConfigMaps":                      {create(settings)},
-		"NodeFeatures":                    {create(other), create(object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", own, "of-another"))},
+		"NodeFeatures":                    {create(other), create(strange)},
 		"DeviceClasses, DeviceTaintRules": {create(class), create(rule)},
 		"NodeOverlays, MachineSets, MachineDeployments": nil,
 	}
@@ -126,8 +128,11 @@ func (s *site) writes(account, namespace string) []string {
 				if everybody || slices.Contains([]string{"get", "list", "watch"}, verb) {
 					continue
 				}
-				for _, name := range append(rule.ResourceNames, "")[:max(1, len(rule.ResourceNames))] {
-					found[strings.TrimSpace(verb+" "+resource+" "+name)] = true
+				for _, name := range rule.ResourceNames {
+					found[verb+" "+resource+" "+name] = true
+				}
+				if len(rule.ResourceNames) == 0 {
+					found[verb+" "+resource] = true
 				}
 			}
 		}
