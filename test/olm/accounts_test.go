@@ -55,6 +55,9 @@ func (s *site) limits() map[string][]attempt {
 	class := object("resource.k8s.io/v1", "DeviceClass", "", "of-another")
 	class.Object["spec"] = map[string]any{}
 	rule := object("resource.k8s.io/v1", "DeviceTaintRule", "", "of-another")
+	rule.Object["spec"] = map[string]any{
+		"taint": map[string]any{"key": "example.com/a", "effect": "NoExecute"}, "deviceSelector": map[string]any{"driver": "gpu.nvidia.com", "pool": "a"},
+	}
 	settings := object("v1", "ConfigMap", nvidia, "other")
 	other := feature(own)
 	other.Object["spec"] = map[string]any{"labels": map[string]any{"node-role.kubernetes.io/control-plane": ""}}
@@ -66,7 +69,7 @@ func (s *site) limits() map[string][]attempt {
 			patch(node(), `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`), patch(node(), `{"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]}}`),
 		},
 		"Pods":                            {patch(pod, `{"metadata": {"labels": {"a": "b"}}}`), patch(pod, `{"spec": {"containers": [{"name": "of-a-user", "image": "b"}]}}`), create(pod), remove(pod)},
-		"ClusterPolicies":                 {patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`), patch(clusterPolicy(), `{"spec": {"devicePlugin": {"env": []}}}`)},
+		"ClusterPolicies":                 {patch(clusterPolicy(), `{"spec": {"driver": {"image": "a"}}}`), patch(clusterPolicy(), `{"spec": {"devicePlugin": {"env": [{"name": "a", "value": "b"}]}}}`)},
 		"ConfigMaps":                      {create(settings)},
 		"NodeFeatures":                    {create(other), create(strange)},
 		"DeviceClasses, DeviceTaintRules": {create(class), create(rule)},
