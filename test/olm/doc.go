@@ -24,7 +24,7 @@
 //
 //	v1 deletes policies and GPUNodes with the ClusterExtension   TestOLMv1; test/api TestWhatWouldDeleteLivePoliciesIsRefused;
 //	                                                             gpusharingpolicy TestPoliciesThatVanishAreNotReleased
-//	namespaced rights become cluster-wide                        rights and accounts, in TestOLMv0 and TestOLMv1
+//	namespaced rights become cluster-wide                        TestOLMv0 and TestOLMv1 (rights, accounts)
 //	the MPS pods' account goes with the previous version         TestOLMv0; packaging TestWhatStaysBelongsToNoClusterServiceVersion
 //	a binding that is deleted stays deleted                      packaging TestWhatAnotherControllerDeletesIsInstalledAgainWithinAMinute
 //	a CSV is Succeeded without a DaemonSet                       TestBadLuckUnderOLMv0; agentinstall TestReadyOnceAndAsLongAsAllIsInstalled

@@ -155,7 +155,6 @@ func TestOLMv0(t *testing.T) {
 	s.Expect(s.exists(account)).To(BeTrue())
 	s.Expect(account.GetOwnerReferences()).To(BeEmpty(), "it does not go with the previous ClusterServiceVersion")
 	s.rights()
-	s.accounts()
 	s.editors()
 	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
 	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
