@@ -23,6 +23,8 @@ CONTROLLER_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-controller:$(VERSION)
 AGENT_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-agent:$(VERSION)
 # What --version of the programs in the images prints.
 BUILD_ARGS = --build-arg VERSION=$$(git describe --tags --match 'v*' --always --dirty) --build-arg COMMIT=$$(git rev-parse HEAD)
+# What is empty leaves out of make e2e the specs of OLM.
+OLM ?= 1
 # Where make e2e leaves its report, and the logs if they are asked for.
 E2E_LAST := $(abspath $(or $(GPUSHARING_E2E_LOGS),$(BIN)/e2e/last))
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
@@ -59,9 +61,9 @@ effects: ## Compare what the controller writes in 5,350 recorded histories with 
 	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/engine/rollout
 
 .PHONY: e2e
-e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short; TURN=7: others.
-	hack/e2e/build.sh previous >/dev/null
-	@exec $(BIN)/e2e/machines -test=$(abspath $(BIN))/e2e/e2e.test -last=$(E2E_LAST) -focus="$${FOCUS:-}" $(if $(FAILED),-failed) \
+e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short; TURN=7: others. OLM=: without those of OLM, whose programs take longest to build.
+	hack/e2e/build.sh previous $(if $(OLM),olm) >/dev/null
+	@exec $(BIN)/e2e/machines -test=$(abspath $(BIN))/e2e/e2e.test -last=$(E2E_LAST) -focus="$${FOCUS:-}" $(if $(OLM),,-labels='!olm') $(if $(FAILED),-failed) \
 		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(TURN),-turn=$(TURN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
 
 .PHONY: e2e-upgrade
@@ -82,9 +84,12 @@ browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium:
 		CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: olm-test
-olm-test: ## Install, upgrade and uninstall by the real Operator Lifecycle Managers v0 and v1, in every order, as docs/install.md says. Needs no root; the first time longer.
+olm-test: ## Install, upgrade and uninstall by the real Operator Lifecycle Managers v0 and v1, in every order, as docs/install.md says, v1 beside v0. Needs no root; the first time longer.
 	@programs=$$(hack/olm/build.sh) && assets=$$(hack/kube/build.sh etcd kube-apiserver kubectl kube-controller-manager) && \
-		GPUSHARING_OLM="$$programs" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/olm
+		export GPUSHARING_OLM="$$programs" KUBEBUILDER_ASSETS="$$assets" && \
+		{ go test -count=1 -v -timeout 30m -run 'v1$$' $(TESTFLAGS) ./test/olm >"$$programs/v1.log" 2>&1 & beside=$$!; passed=0; \
+		go test -count=1 -v -timeout 30m -skip 'v1$$' $(TESTFLAGS) ./test/olm || passed=1; \
+		wait $$beside || passed=1; cat "$$programs/v1.log"; exit $$passed; }
 
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, what sampling costs, and a real node (as root; half an hour).

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds every program that a real node runs, and lays them side by side in bin/e2e of this checkout: Kubernetes' and
 # containerd's and NVIDIA's from their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this
-# checkout; and if asked those of the previous version. Only the folder goes to stdout; progress goes to stderr.
+# checkout; and if asked those of the previous version, and the Operator Lifecycle Managers. Only the folder goes to stdout; progress goes
+# to stderr.
 #
-#   hack/e2e/build.sh [previous]
+#   hack/e2e/build.sh [previous] [olm]
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -91,9 +92,12 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 	bin=$bin/dra build_all dra nvidia-toolkit $toolkit "-extldflags=-Wl,-z,lazy" $toolkit/cmd/nvidia-cdi-hook
 ln -sfn "$(cd "$top/hack/dra" && go mod download $dra && go list -m -f '{{.Dir}}' $dra)" "$bin/dra/module"
 
-if [ "${1:-}" = previous ]; then
-	ln -sfn "$("$top/hack/previous/build.sh")" "$bin/previous"
-fi
+for more in "$@"; do
+	case $more in
+	previous) ln -sfn "$("$top/hack/previous/build.sh")" "$bin/previous" ;;
+	olm) ln -sfn "$("$top/hack/olm/build.sh" others)" "$bin/olm" ;;
+	esac
+done
 
 cd "$top"
 mkdir -p "$bin/driver"
@@ -109,6 +113,7 @@ CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -ldflags "-s -w" -o "$bin/age
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" ./cmd/kubectl-gpusharing
 # What publishes the operator, and the registry to which it does.
 (cd hack/release && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/release" . && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/registry" ./registry)
+(cd hack/bundle && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/bundle" .)
 # Static: they run in images that hold nothing else.
 for program in $(cd test/e2e/programs && ls); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds every program that make olm-test runs, and lays them side by side in bin/olm of this checkout: both Operator Lifecycle Managers from
-# their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this checkout. Only the folder goes to stdout; progress
-# goes to stderr.
+# Builds every program that make olm-test runs, and those of others for make e2e, and lays them side by side in bin/olm of this checkout: both
+# Operator Lifecycle Managers from their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this checkout. Only the
+# folder goes to stdout; progress goes to stderr.
 #
 #   hack/olm/build.sh [others]     others: those of others alone, without this checkout's
 set -euo pipefail
@@ -29,7 +29,8 @@ GOFLAGS="${GOFLAGS:-} -tags=containers_image_openpgp" build_all v1 "three minute
 	$framework/operator-controller/cmd/catalogd $framework/operator-controller/cmd/operator-controller
 GOFLAGS="${GOFLAGS:-} -tags=containers_image_openpgp" build_all v0 "four minutes" $framework/operator-registry $framework/operator-registry/cmd/opm
 build_all v0 "four minutes" $framework/operator-lifecycle-manager \
-	$framework/operator-lifecycle-manager/cmd/catalog $framework/operator-lifecycle-manager/cmd/olm
+	$framework/operator-lifecycle-manager/cmd/catalog $framework/operator-lifecycle-manager/cmd/olm \
+	$framework/operator-lifecycle-manager/cmd/copy-content $framework/operator-lifecycle-manager/util/cpb
 v1=$(source_of v1 $framework/operator-controller)
 ln -sfn "$v1/config/base/operator-controller/crd/bases" "$bin/crds/extensions"
 ln -sfn "$v1/config/base/catalogd/crd/bases" "$bin/crds/catalogs"

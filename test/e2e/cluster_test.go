@@ -60,7 +60,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	for _, i := range images(ctx) {
 		archives = append(archives, write(i))
 	}
-	startRegistry(ctx)
+	startRegistry(ctx, registryAddress)
 	publish(ctx, root, "", operatorImages(ctx, bin))
 	DeferCleanup(stopNode)
 	build(ctx)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -27,21 +28,22 @@ const (
 	controllerImage, agentImage = "example.com/gpu-sharing-controller:built", "example.com/gpu-sharing-agent:built"
 )
 
-// startRegistry starts the registry, which ends with the suite.
-func startRegistry(ctx context.Context) {
+// startRegistry starts a registry, which ends with the specs, or before.
+func startRegistry(ctx context.Context, address string) (stop func()) {
 	GinkgoHelper()
 	folder, err := os.MkdirTemp("", "registry-")
 	Expect(err).NotTo(HaveOccurred())
-	serve := exec.Command(filepath.Join(bin, "registry"), registryAddress, folder)
+	serve := exec.Command(filepath.Join(bin, "registry"), address, folder)
 	serve.Stdout, serve.Stderr = GinkgoWriter, GinkgoWriter
 	Expect(serve.Start()).To(Succeed())
 	apart = append(apart, serve.Process.Pid)
-	DeferCleanup(func() {
+	stop = sync.OnceFunc(func() {
 		_ = serve.Process.Kill()
 		_ = serve.Wait() // it was killed
 	})
+	DeferCleanup(stop)
 	Eventually(func() error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+registryAddress+"/v2/", http.NoBody)
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/v2/", http.NoBody)
 		if err != nil {
 			return err
 		}
@@ -51,11 +53,12 @@ func startRegistry(ctx context.Context) {
 		}
 		return answer.Body.Close()
 	}).WithContext(ctx).Should(Succeed())
+	return stop
 }
 
-// publish pushes the chart of a folder with the operator's images, by the program of `make release`; an empty version
-// is that of the chart.
-func publish(ctx context.Context, folder, version string, images []image.Image) {
+// publish pushes the chart of a folder with the operator's images, by the program of `make release`, which may get more
+// flags; an empty version is that of the chart.
+func publish(ctx context.Context, folder, version string, images []image.Image, flags ...string) {
 	GinkgoHelper()
 	began := time.Now()
 	var archives []string
@@ -63,8 +66,10 @@ func publish(ctx context.Context, folder, version string, images []image.Image) 
 		name, _, _ := strings.Cut(filepath.Base(i.Name), ":")
 		archives = append(archives, name+"="+write(i))
 	}
-	push := exec.CommandContext(ctx, filepath.Join(bin, "release"), "-root="+folder, "-registry="+registryAddress+registryFolder,
-		"-helm="+filepath.Join(bin, "helm"), "-as="+version, "-trial="+strings.Join(archives, ","))
+	push := exec.CommandContext(ctx, filepath.Join(bin, "release"), append([]string{
+		"-root=" + folder, "-registry=" + registryAddress + registryFolder,
+		"-helm=" + filepath.Join(bin, "helm"), "-as=" + version, "-trial=" + strings.Join(archives, ","),
+	}, flags...)...)
 	out, err := push.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 	GinkgoWriter.Printf("   published in %s:\n%s", time.Since(began).Round(100*time.Millisecond), out)

@@ -65,9 +65,12 @@ func outliving(root string) string {
 func visible(root string) []string {
 	folders := []string{root}
 	links, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", "*")) // the patterns are not malformed
-	others, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", "dra", "*"))
+	for _, of := range []string{"dra", "olm"} {
+		others, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", of, "*"))
+		links = append(links, others...)
+	}
 	seen := map[string]bool{}
-	for _, link := range append(links, others...) {
+	for _, link := range links {
 		target, err := filepath.EvalSymlinks(link)
 		if err == nil && target != link && !seen[filepath.Dir(target)] {
 			seen[filepath.Dir(target)] = true
@@ -97,6 +100,7 @@ var _ = Describe("On a real node", func() {
 	mistakeSpecs()
 	lifecycleSpecs()
 	previousSpecs()
+	olmSpecs()
 	migSpecs()
 	mixtureSpecs()
 	openSpecs()

@@ -15,4 +15,21 @@
 // administrators. There is no OpenShift.
 //
 // catalogd's webhook listens on all addresses, so the tests run in a network namespace of their own.
+//
+// `make e2e` starts the same programs beside a kubelet (test/e2e/olm_test.go), where nothing of that is played: bundles
+// are unpacked and catalogs served in pods, and all images come from a mirror of what the catalog lists. There this
+// package has what both need: the programs and their arguments, the commands of docs/install.md, and what a cluster holds.
+//
+// What the first installation by the real OLM had wrong on 2026-11-24, and the test of each that failed then:
+//
+//	v1 deletes policies and GPUNodes with the ClusterExtension   TestOLMv1; test/api TestWhatWouldDeleteLivePoliciesIsRefused;
+//	                                                             gpusharingpolicy TestPoliciesThatVanishAreNotReleased
+//	namespaced rights become cluster-wide                        TestOLMv0 and TestOLMv1 (rights, accounts)
+//	the MPS pods' account goes with the previous version         TestOLMv0; packaging TestWhatStaysBelongsToNoClusterServiceVersion
+//	a binding that is deleted stays deleted                      packaging TestWhatAnotherControllerDeletesIsInstalledAgainWithinAMinute
+//	a CSV is Succeeded without a DaemonSet                       TestBadLuckUnderOLMv0; agentinstall TestReadyOnceAndAsLongAsAllIsInstalled
+//	v0 to v1 is refused                                          TestOLMv0; cli TestDoctorTellsHowToGoOnFromOLMv0ToV1
+//	settings need the environment, which v1 does not give        TestOLMv1; packaging TestAConfigMapSetsWhatASubscriptionMaySet
+//	a second installation in another namespace                   TestOLMv0; agentinstall TestNoSecondOperatorBeginsInAnotherNamespace
+//	users with edit write GPUNodes                               TestOLMv0 (editors); test/api TestWhoWritesGPUNodes
 package olm

@@ -34,6 +34,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/olm"
 	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
 
@@ -79,6 +80,7 @@ type site struct {
 	bundles    map[string]string              // the files of each bundle that was pushed, by its image
 	catalogs   map[string]string              // and those of each catalog
 	serving    map[types.UID]*nodesim.Process // a catalog, by its pod
+	programs   map[string]*program            // OLM's
 	root       *os.Root
 }
 
@@ -90,7 +92,8 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	if bin == "" {
 		t.Skip("run by make olm-test")
 	}
-	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{}}
+	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{},
+		programs: map[string]*program{}}
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.showLogs()
@@ -104,9 +107,9 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 		env.WithNVIDIA(), env.WithFlag("advertise-address", "192.0.2.1"),
 		env.WithFlag("enable-admission-plugins", "OwnerReferencesPermissionEnforcement"),
 	}
-	for _, folder := range crds {
-		folder, err := filepath.EvalSymlinks(filepath.Join(bin, "crds", folder))
-		s.Expect(err).NotTo(HaveOccurred())
+	folders, err := olm.CRDs(bin, crds...)
+	s.Expect(err).NotTo(HaveOccurred())
+	for _, folder := range folders {
 		options = append(options, env.WithCRDs(folder))
 	}
 	s.cluster = env.Start(t, options...)
@@ -147,7 +150,7 @@ func (s *site) startControllerManager() {
 	s.start("kube-controller-manager", filepath.Join(assets, "kube-controller-manager"), s.cluster.Config,
 		"--kubeconfig="+s.kubeconfig, "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=true",
 		"--controllers=garbage-collector-controller,namespace-controller,serviceaccount-controller,clusterrole-aggregation-controller,"+
-			"deployment-controller,replicaset-controller,job-controller")
+			"deployment-controller,replicaset-controller,job-controller,resourcequota-controller")
 }
 
 func (s *site) startNVIDIA() {
@@ -176,7 +179,7 @@ func (s *site) startRegistry() {
 }
 
 // publish publishes the operator of this checkout as a version, as make release does, with images that hold next to
-// nothing: no kubelet pulls them.
+// nothing: no kubelet pulls them. A description in its CRDs names the version, since those of two releases differ.
 func (s *site) publish(version string) {
 	s.t.Helper()
 	root, err := env.Root()
@@ -189,8 +192,18 @@ func (s *site) publish(version string) {
 			Name: "example.com/" + name + ":built", Files: map[string]string{"/license": filepath.Join(root, "LICENSE")}, Entrypoint: []string{"/" + name},
 		}, archive)).To(Succeed())
 	}
+	sources := s.folder("sources-" + version)
+	s.Expect(os.CopyFS(filepath.Join(sources, "config"), os.DirFS(filepath.Join(root, "config")))).To(Succeed())
+	for _, folder := range []string{"crd", "helm/files/crd"} {
+		file := filepath.Join(sources, "config", folder, "gpusharing.io_gpunodes.yaml")
+		data, err := os.ReadFile(file)
+		s.Expect(err).NotTo(HaveOccurred())
+		changed := strings.Replace(string(data), "description: devices are the GPUs of the node.", "description: devices are the GPUs of the node, since "+version, 1)
+		s.Expect(changed).NotTo(Equal(string(data)))
+		s.Expect(os.WriteFile(file, []byte(changed), 0o600)).To(Succeed())
+	}
 	s.version, s.released = version, filepath.Join(s.dir, "released-"+version)
-	push := exec.CommandContext(s.t.Context(), filepath.Join(s.bin, "release"), "-root="+root, "-registry="+s.registry, "-as="+version,
+	push := exec.CommandContext(s.t.Context(), filepath.Join(s.bin, "release"), "-root="+sources, "-registry="+s.registry, "-as="+version,
 		"-helm="+filepath.Join(s.bin, "helm"), "-bundler="+filepath.Join(s.bin, "bundle"), "-out="+s.released, "-trial="+strings.Join(archives, ","))
 	push.Env = append(os.Environ(), "HELM_CACHE_HOME="+s.dir, "HELM_CONFIG_HOME="+s.dir, "HELM_DATA_HOME="+s.dir)
 	out, err := push.CombinedOutput()

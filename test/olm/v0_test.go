@@ -15,24 +15,54 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpusharing/gpu-sharing-operator/test/olm"
 	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
-
-const catalogs = "olm" // the namespace of OLM v0 and of its CatalogSources
 
 // startV0 starts OLM v0.
 func (s *site) startV0() {
 	s.t.Helper()
-	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: catalogs}})).To(Succeed())
-	s.start("olm", filepath.Join(s.bin, "olm"), s.cluster.Config, "--namespace="+catalogs)
-	s.start("catalog", filepath.Join(s.bin, "catalog"), s.cluster.Config, "--namespace="+catalogs,
-		"--opmImage=example.com/opm:1", "--util-image=example.com/olm:1")
+	s.namespace(olm.NamespaceV0)
+	s.startAll(olm.V0("example.com/opm:1", "example.com/olm:1"))
+}
+
+// namespace makes a namespace, which has its account before anybody takes a snapshot.
+func (s *site) namespace(name string) {
+	s.t.Helper()
+	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
+	s.Eventually(s.exists, wait, poll).WithArguments(object("v1", "ServiceAccount", name, "default")).Should(BeTrue())
+}
+
+// startAll starts OLM's programs, each of which without can end for a while.
+func (s *site) startAll(programs []olm.Program) {
+	s.t.Helper()
+	for _, p := range programs {
+		start := func() (stop func()) {
+			return s.start(p.Name, filepath.Join(s.bin, p.Name), s.cluster.Config, p.Args...)
+		}
+		s.programs[p.Name] = &program{start: start, stop: start()}
+	}
+}
+
+// program is one of OLM.
+type program struct {
+	start func() (stop func())
+	stop  func()
+}
+
+// without does something while a program of OLM does not run.
+func (s *site) without(name string, do func()) {
+	s.t.Helper()
+	p := s.programs[name]
+	p.stop()
+	do()
+	p.stop = p.start()
 }
 
 // catalogSource makes the CatalogSource of what was published last.
 func (s *site) catalogSource() {
 	s.t.Helper()
-	s.do(strings.ReplaceAll(s.documentedV0("With OLM v0", 1), "0.1.0", s.version))
+	s.do(strings.ReplaceAll(s.documented("With OLM v0", 1), "0.1.0", s.version))
 }
 
 // installV0 installs as docs/install.md says.
@@ -45,27 +75,27 @@ func (s *site) installV0() {
 // upgradeV0 upgrades as docs/install.md says to what was published last.
 func (s *site) upgradeV0() {
 	s.t.Helper()
-	s.do(strings.ReplaceAll(s.documentedV0("With OLM v0", 3), "0.1.0", s.version))
+	s.do(strings.ReplaceAll(s.documented("With OLM v0", 3), "0.1.0", s.version))
 }
 
 // notInstalled waits until OLM's users are told why the operator is not installed in a namespace.
 func (s *site) notInstalled(namespace, why string) {
 	s.t.Helper()
-	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n " + namespace + " get events --field-selector reason=OperandsNotInstalled -o jsonpath='{.items[*].message}'").
-		Should(ContainSubstring(why))
+	s.told(namespace, why)
 	s.Expect(s.phase(namespace)).NotTo(Equal("Succeeded"))
 }
 
-// documentedV0 is documented, with the namespace of catalogs that OLM has elsewhere than on OpenShift.
-func (s *site) documentedV0(headline string, n int) string {
+// told waits until Events say why the operands are not installed in a namespace.
+func (s *site) told(namespace, why string) {
 	s.t.Helper()
-	return strings.ReplaceAll(s.documented(headline, n), "openshift-marketplace", catalogs)
+	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n " + namespace + " get events --field-selector reason=OperandsNotInstalled -o jsonpath='{.items[*].message}'").
+		Should(ContainSubstring(why))
 }
 
 // subscription are the commands that install.
 func (s *site) subscription() string {
 	s.t.Helper()
-	return s.documentedV0("With OLM v0", 2)
+	return s.documented("With OLM v0", 2)
 }
 
 // phase is that of the ClusterServiceVersion in a namespace.
@@ -142,7 +172,7 @@ func TestOLMv0(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
-	s.uninstalls(s.documentedV0("With OLM v0", 4), before)
+	s.uninstalls(s.documented("With OLM v0", 4), before)
 
 	s.startV1()
 	before = s.snapshot()
@@ -155,7 +185,7 @@ func TestOLMv0(t *testing.T) {
 	s.toV1()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
-	s.do(s.documentedV0("From OLM v0 to v1", 2))
+	s.do(s.documented("From OLM v0 to v1", 2))
 	s.uninstalls(s.documented("With OLM v1", 3), before)
 }
 

@@ -4,76 +4,33 @@
 package olm_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"fmt"
-	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/olm"
 )
 
 // startV1 starts OLM v1.
 func (s *site) startV1() {
 	s.t.Helper()
-	const namespace = "olmv1-system"
-	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
-	certificates := s.certificates()
+	s.namespace(olm.NamespaceV1)
 	host, _, _ := strings.Cut(s.registry, "/")
-	containers := filepath.Join(s.dir, ".config", "containers")
-	s.Expect(os.MkdirAll(containers, 0o700)).To(Succeed())
-	s.Expect(os.WriteFile(filepath.Join(containers, "registries.conf"), fmt.Appendf(nil, "[[registry]]\nlocation = %q\ninsecure = true\n", host), 0o600)).To(Succeed())
-
-	catalogs := s.freeAddress()
-	_, port, _ := strings.Cut(catalogs, ":")
-	_, webhooks, _ := strings.Cut(s.freeAddress(), ":")
-	s.start("catalogd", filepath.Join(s.bin, "catalogd"), s.cluster.Config,
-		"--system-namespace="+namespace, "--cache-dir="+s.folder("catalogd"), "--health-probe-bind-address="+s.freeAddress(),
-		"--metrics-bind-address="+s.freeAddress(), "--tls-cert="+certificates+"/tls.crt", "--tls-key="+certificates+"/tls.key",
-		"--catalogs-server-addr="+catalogs, "--external-address=localhost:"+port, "--webhook-server-port="+webhooks)
-	s.start("operator-controller", filepath.Join(s.bin, "operator-controller"), s.cluster.Config,
-		"--system-namespace="+namespace, "--cache-path="+s.folder("operator-controller"), "--health-probe-bind-address="+s.freeAddress(),
-		"--catalogd-cas-dir="+certificates)
+	programs, err := olm.V1(s.t.Context(), s.dir, host, host)
+	s.Expect(err).NotTo(HaveOccurred())
+	s.startAll(programs)
 }
 
 func (s *site) folder(name string) string {
 	s.t.Helper()
 	folder := filepath.Join(s.dir, name)
 	s.Expect(os.MkdirAll(folder, 0o700)).To(Succeed())
-	return folder
-}
-
-// certificates is a folder with a certificate for localhost.
-func (s *site) certificates() string {
-	s.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	s.Expect(err).NotTo(HaveOccurred())
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	s.Expect(err).NotTo(HaveOccurred())
-	private, err := x509.MarshalECPrivateKey(key)
-	s.Expect(err).NotTo(HaveOccurred())
-	folder := s.folder("certificates")
-	for file, block := range map[string]*pem.Block{"tls.crt": {Type: "CERTIFICATE", Bytes: certificate}, "tls.key": {Type: "EC PRIVATE KEY", Bytes: private}} {
-		s.Expect(os.WriteFile(filepath.Join(folder, file), pem.EncodeToMemory(block), 0o600)).To(Succeed())
-	}
 	return folder
 }
 
@@ -149,6 +106,8 @@ func TestOLMv1(t *testing.T) {
 	s.installV1()
 	s.share()
 	s.rights()
+	s.accounts()
+	s.mirrored()
 
 	// With live policies nothing is deleted that could not be restored.
 	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
@@ -179,6 +138,8 @@ EOF`)
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
+	s.settings()
+
 	// The namespace takes the operator with it, and its installer. Policies and GPUs stay.
 	s.do("kubectl delete namespace gpu-sharing-operator --timeout=2m")
 	s.kept()
@@ -187,6 +148,22 @@ EOF`)
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
 	s.uninstalls(s.documented("With OLM v1", 3), before)
+}
+
+// settings turns metrics on as docs/monitoring.md says: OLM v1 gives no environment.
+func (s *site) settings() {
+	s.t.Helper()
+	root, err := env.Root()
+	s.Expect(err).NotTo(HaveOccurred())
+	page, err := os.ReadFile(filepath.Join(root, "docs", "monitoring.md"))
+	s.Expect(err).NotTo(HaveOccurred())
+	const begins = "kubectl -n gpu-sharing-operator create configmap"
+	_, commands, found := strings.Cut(string(page), "```sh\n"+begins)
+	s.Expect(found).To(BeTrue())
+	commands, _, _ = strings.Cut(commands, "```")
+	s.do(begins + commands)
+	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n gpu-sharing-operator get daemonset gpu-sharing-agent -o jsonpath='{.spec.template.spec.containers[0].args}'").
+		Should(And(ContainSubstring("--metrics-bind-address=:8443"), ContainSubstring("--sampling-interval=60s")))
 }
 
 // uninstalls runs the commands that uninstall, after which the cluster is as it was before, and its nodes offer whole GPUs.

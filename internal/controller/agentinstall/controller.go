@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -79,6 +80,7 @@ type Controller struct {
 
 	mu      sync.Mutex
 	lacking error // what the last reconcile could not install
+	told    int   // how often that was news
 }
 
 // New returns a controller.
@@ -117,16 +119,15 @@ func (c *Controller) Reconcile(ctx context.Context, owner *appsv1.Deployment) (r
 		return reconcile.Result{}, nil
 	}
 	objects, err := c.objects(owner)
-	action := "Install"
 	if another := errors.Join(Only(ctx, c.reader, c.owner.Namespace), c.beside(ctx, objects)); another != nil {
-		objects, err, action = nil, another, "Wait"
+		objects, err = nil, another
 	}
 	errs := []error{err}
 	for _, o := range objects {
 		errs = append(errs, c.apply(ctx, o))
 	}
 	err = errors.Join(errs...)
-	c.tell(owner, action, err)
+	c.tell(owner, err)
 	return reconcile.Result{RequeueAfter: again}, err
 }
 
@@ -191,14 +192,15 @@ func (c *Controller) Installed(*http.Request) error {
 }
 
 // tell keeps what could not be installed, and reports it if that is news. Kubernetes takes an Event of the same action for
-// the one before, whatever it says, for some minutes.
-func (c *Controller) tell(owner *appsv1.Deployment, action string, err error) {
+// the one before, whatever it says, for some minutes: so the action of each has a number.
+func (c *Controller) tell(owner *appsv1.Deployment, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	news := err != nil && (c.lacking == nil || c.lacking.Error() != err.Error())
 	c.lacking = err
 	if news {
-		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, action, "%s", format.CutBytes(err.Error(), maxNote))
+		c.told++
+		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, "Install"+strconv.Itoa(c.told), "%s", format.CutBytes(err.Error(), maxNote))
 	}
 }
 

@@ -53,6 +53,9 @@ disabled_plugins = ["io.containerd.tracing.processor.v1.otlp", "io.containerd.in
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = %q
 
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "/etc/containerd/certs.d"
+
 [plugins."io.containerd.cri.v1.runtime"]
   enable_cdi = true
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
