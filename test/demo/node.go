@@ -36,8 +36,6 @@ type machine struct {
 	cluster *env.Cluster
 	driver  *simdriver.Driver
 	sim     *nodesim.Node
-
-	callsRead int // bytes of the log of calls that were told
 }
 
 // newMachine makes a node with a simulated driver.
@@ -54,7 +52,7 @@ func newMachine(d *demo, spec simdriver.Spec, agent string) (*machine, error) {
 	m.sim = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: draLabels(m.name), Client: d.cluster.Client, Clock: clock.RealClock{},
 		Inventory: m.inventory, OpenNVML: m.openNVML, MPSAnswers: m.mpsAnswers, Start: m.start,
-		Tell:         func(format string, args ...any) { d.narration.say(m.name, format, args...) },
+		Tell:         func(format string, args ...any) { d.narration.note(m.name, format, args...) },
 		StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second,
 	})
 	return m, nil

@@ -304,7 +304,7 @@ func testRestoreInUse(s *scenario) {
 	s.settle()
 	const who = "pod default/train (GPU 0, instance 3g.20gb"
 	ready, _ := condition.Find(s.gpuNode("a100").Status.Conditions, v1alpha1.ConditionReady)
-	s.Expect(ready).To(And(HaveField("Reason", "GPUInUse"), HaveField("Message", And(HavePrefix("waiting for what must be freed"), ContainSubstring(who)))))
+	s.Expect(ready).To(And(HaveField("Reason", "GPUInUse"), HaveField("Message", And(HavePrefix("Waiting until "), ContainSubstring("for what must be freed"), ContainSubstring(who)))))
 	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning GPUInUse Node a100 is not in its baseline yet"), ContainSubstring(who))))
 	s.Expect(m.hardware.SetHolders(d.UUID)).To(Succeed())
 	s.settle()

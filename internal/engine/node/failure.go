@@ -118,12 +118,11 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 		return r // it did not become idle in time, but now it is
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		r.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
+		r.Message = f.Message + "; now " + describeBlockers(v) + "; tried again once the node is idle, or by " + retryAdvice(v)
 	case r.State == UpToDate:
-		r.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
-			"GPUNode: " + retryAdvice(v)
+		r.Message = f.Message + "; rolled back: edit the policy, or " + retryAdvice(v)
 	default:
-		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, r.Message)
+		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, strings.ReplaceAll(r.Message, "; ", ", "))
 	}
 	r.State, r.Reason = Failed, f.Reason
 	return r

@@ -82,7 +82,7 @@ func TestPoliciesBeyondTheirNumberChangeNothing(t *testing.T) {
 		is := accepted(d, beyond)
 		g.Expect(is.Status).To(Equal(metav1.ConditionFalse), beyond)
 		g.Expect(is.Reason).To(Equal(v1alpha1.ReasonTooManyPolicies))
-		g.Expect(is.Message).To(ContainSubstring("the cluster has 503 policies, and the operator follows 500"))
+		g.Expect(is.Message).To(ContainSubstring("The cluster has 503 policies, and the operator follows 500"))
 		g.Expect(condition.IsTrue(d.Policies[beyond].Conditions, v1alpha1.ConditionStalled)).To(BeTrue())
 	}
 	g.Expect(accepted(d, "more-497").Reason).To(Equal(v1alpha1.ReasonNoMatchingNodes), "the last that is followed")

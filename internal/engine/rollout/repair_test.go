@@ -131,7 +131,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				return c
 			},
 			state: node.Verifying, reason: v1alpha1.ReasonDevicePluginFailing,
-			message: "no pod of NVIDIA's device plugin is on the node; look at its DaemonSet", after: time.Minute,
+			message: "pod of NVIDIA's device plugin is on the node; look at its DaemonSet", after: time.Minute,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

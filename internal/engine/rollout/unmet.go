@@ -238,15 +238,11 @@ func requestsText(requests map[string]int64) string {
 
 // affectedCondition says which workloads the policy leaves without what they ask for.
 func affectedCondition(lines []string) metav1.Condition {
-	const most, length = 8, 4096
 	c := metav1.Condition{Type: v1alpha1.ConditionWorkloadsAffected, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRequestNotOffered}
 	if len(lines) == 0 {
 		return c
 	}
 	c.Status = metav1.ConditionTrue
-	c.Message = format.Cut(strings.Join(lines[:min(len(lines), most)], "; "), length)
-	if more := len(lines) - most; more > 0 {
-		c.Message += fmt.Sprintf("; and %d more", more)
-	}
+	c.Message = format.Fit(lines, format.MostMessage, func(i int) string { return fmt.Sprintf("and %d more", len(lines)-i) })
 	return c
 }

@@ -12,7 +12,6 @@ package condition
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,13 +20,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// MaxMessage is the longest message of a condition in characters, from the schema of metav1.Condition.
-const MaxMessage = 32768
-
 // Set returns the conditions with c in place of the one of its type. The time of the transition is now if the status
-// changed or the condition is new, and is kept otherwise. A message that the API would refuse is cut.
+// changed or the condition is new, and is kept otherwise. Of its message what a reader needs is kept (format.Message).
 func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
-	c.Message = format.Cut(strings.ToValidUTF8(c.Message, "�"), MaxMessage)
+	c.Message = format.Message(c.Message)
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && old.LastTransitionTime.Unix() > 0 { // 0: the API's default
 		c.LastTransitionTime = old.LastTransitionTime
@@ -53,14 +49,14 @@ func SetProgress(conditions []metav1.Condition, problem metav1.Condition, now ti
 	reconciling.Type, stalled.Type = v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled
 	switch {
 	case ready.Status == metav1.ConditionTrue:
-		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "nothing is left to do"
-		stalled.Status, stalled.Message = metav1.ConditionFalse, "nothing is left to do"
+		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "Nothing is left to do"
+		stalled.Status, stalled.Message = metav1.ConditionFalse, "Nothing is left to do"
 	case problem.Status == metav1.ConditionTrue:
-		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "nothing more happens until something is changed, see Stalled"
+		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "Nothing more happens until something is changed, see Stalled"
 		stalled.Status, stalled.Reason, stalled.Message = metav1.ConditionTrue, problem.Reason, problem.Message
 	case ready.Status == metav1.ConditionFalse:
 		reconciling.Status = metav1.ConditionTrue
-		stalled.Status, stalled.Message = metav1.ConditionFalse, "the work goes on, see Reconciling"
+		stalled.Status, stalled.Message = metav1.ConditionFalse, "The work goes on, see Reconciling"
 	}
 	return Set(Set(conditions, reconciling, now), stalled, now)
 }
@@ -121,7 +117,7 @@ func awaiting(conditionType string, generation int64) metav1.Condition {
 		Status:             metav1.ConditionUnknown,
 		ObservedGeneration: generation,
 		Reason:             v1alpha1.ReasonAwaitingReport,
-		Message:            "not known yet for this generation of the object",
+		Message:            "Not known yet for this generation of the object",
 	}
 }
 
