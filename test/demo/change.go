@@ -34,6 +34,7 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
+	d.narration.say("The pod holds %s.", held)
 	if err := d.showKubectl(ctx, ends, "gpusharing", "plan", "-f", layout); err != nil {
 		return err
 	}
@@ -55,6 +56,6 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	d.narration.say("Done: %s offers %s. The pod has held %s all the time.", changedNode, now, held)
+	d.narration.say("%s offers %s, and the pod holds the same instance as before.", changedNode, now)
 	return d.sayCost(ctx, began)
 }

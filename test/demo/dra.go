@@ -94,14 +94,15 @@ func (s *site) snapshotDRA(ctx context.Context, into snapshot) error {
 // askForShares lets two pods ask for shares: one gets it, on the node of NVIDIA's DRA driver as on any other, and one
 // asks for what no node offers.
 func (d *demo) askForShares(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("Teams ask for shares in resources.limits of their pods, and why they have none")
+	d.narration.chapter("Teams ask for shares in resources.limits of their pods, and which they have or why none")
 	if err := d.startOnDRA(ctx); err != nil {
 		return err
 	}
-	if err := d.showKubectl(ctx, answer, "gpusharing", "why", draPod); err != nil {
+	if _, err := d.askKubectl(ctx, "apply", "-f", unoffered); err != nil {
 		return err
 	}
-	if _, err := d.askKubectl(ctx, "apply", "-f", unoffered); err != nil {
+	d.narration.say("Two pods: %s asks for %s: 1, unoffered for nvidia.com/mig-4g.20gb: 1.", draPod, draResource)
+	if err := d.showKubectl(ctx, answer, "gpusharing", "why", draPod); err != nil {
 		return err
 	}
 	return d.showKubectl(ctx, answer, "gpusharing", "why", "unoffered")

@@ -28,6 +28,9 @@ const (
 	podResources = "var/lib/kubelet/pod-resources/kubelet.sock"
 )
 
+// pace is how long the kubelet and NVIDIA's programs take for what takes the real ones up to half a minute.
+const pace = 300 * time.Millisecond
+
 // machine is one simulated node. Its file system is a folder of the demo's.
 type machine struct {
 	name    string
@@ -53,7 +56,7 @@ func newMachine(d *demo, spec simdriver.Spec, agent string) (*machine, error) {
 		Name: m.name, Labels: draLabels(m.name), Client: d.cluster.Client, Clock: clock.RealClock{},
 		Inventory: m.inventory, OpenNVML: m.openNVML, MPSAnswers: m.mpsAnswers, Start: m.start,
 		Tell:         func(format string, args ...any) { d.narration.note(m.name, format, args...) },
-		StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second,
+		StatusPeriod: pace, RestartDelay: pace, RetryDelay: pace,
 	})
 	return m, nil
 }

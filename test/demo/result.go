@@ -23,7 +23,7 @@ func (d *demo) sayCost(ctx context.Context, began time.Time) error {
 	if err != nil {
 		return err
 	}
-	d.narration.say("It took %.1f s; %s; pods evicted: %d.", time.Since(began).Seconds(), d.cost.sum(), evicted)
+	d.narration.say("It took %.1f s; %s; pods evicted so far: %d.", time.Since(began).Seconds(), d.cost.sum(), evicted)
 	return nil
 }
 

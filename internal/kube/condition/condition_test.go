@@ -81,7 +81,7 @@ func TestSetWritesMessages(t *testing.T) {
 	c.Message = "stderr: " + strings.Repeat("ü", 2*format.MostMessage)
 	got := condition.Set(nil, c, now)[0].Message
 	g.Expect(got).To(gomega.HavePrefix("Stderr: ü"))
-	g.Expect(utf8.RuneCountInString(got)).To(gomega.Equal(format.MostMessage))
+	g.Expect(utf8.RuneCountInString(got)).To(gomega.BeNumerically("<=", format.MostMessage))
 }
 
 func TestSetWhenTrue(t *testing.T) {

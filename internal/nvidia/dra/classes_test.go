@@ -162,7 +162,7 @@ func TestWhatToSetForShares(t *testing.T) {
 		"nothing is known":    {pool: &dra.Pool{}, want: 4},
 		"no slices":           {want: 4},
 		"to be switched on":   {pool: pool(1), want: 4, says: []string{"publishes no shares", "featureGates.ConsumableShares=true and consumableShares=4"}},
-		"to be raised":        {pool: pool(2), want: 4, says: []string{"publishes 2 shares", "consumableShares=4", "no running pod"}},
+		"to be raised":        {pool: pool(2), want: 4, says: []string{"publishes 2 shares", "consumableShares=4", "No running pod"}},
 		"to be lowered":       {pool: pool(8), want: 4, says: []string{"consumableShares=4", "Running pods keep their shares"}},
 		"to be switched off":  {pool: pool(4), want: 1, says: []string{"needs whole GPUs", "First drain", "consumableShares=disabled"}},
 		"by memory":           {pool: pool(0), want: 4, says: []string{"unlimited or memory", "consumableShares=4"}},
