@@ -54,7 +54,7 @@ func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNod
 	conditions, now := status.Conditions, c.clock.Now()
 	set := func(s metav1.Condition) {
 		s.ObservedGeneration = node.Generation
-		conditions = condition.Set(conditions, s, now)
+		conditions = condition.SetInFull(conditions, s, now)
 	}
 	set(discovered(r, len(status.Devices)))
 	set(applied(node, r, able))

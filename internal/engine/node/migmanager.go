@@ -599,8 +599,8 @@ func managerStuck(v *View, _ State) Finding {
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerStuck,
-		Message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
-			ManagerChanging(v), format.Clock(v.Node.MarkedAtWorkSince)),
+		Message: fmt.Sprintf("not ended since %s: %s; look at its log, and delete its pod",
+			format.Clock(v.Node.MarkedAtWorkSince), ManagerChanging(v)),
 	}
 }
 

@@ -173,8 +173,8 @@ func awaitNFD(v *View, r Result) (Result, bool) {
 
 // nodeFeatureIgnored is the message that NFD does not do what the operator's NodeFeature says.
 func nodeFeatureIgnored(v *View) string {
-	return fmt.Sprintf("Node Feature Discovery did not set %s=false within %s, as NodeFeature %s asks: NodeFeature %s says %s. "+
-		"Look at the options of nfd-master (docs/install.md)",
+	return fmt.Sprintf("Node Feature Discovery did not set %s=false within %s, as NodeFeature %s asks: NodeFeature %s says %s; "+
+		"look at restrictions.denyNodeFeatureLabels, denyLabelNs and labelWhiteList of nfd-master",
 		cluster.LabelMPSCapable, timing.NodeFeatureTimeout, action.OverrideName(v.Node.Name), v.Node.Features.Author, v.Node.Features.Others)
 }
 

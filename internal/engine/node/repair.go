@@ -157,7 +157,7 @@ func pluginOutdated(v *View, s State) Finding {
 	restarts, after := restartPlugin(v, "it still reads another ConfigMap than the operator's", readsOthersConfig)
 	return Finding{
 		Reason: v1alpha1.ReasonDevicePluginOutdated, Repair: restarts, After: after,
-		Message: fmt.Sprintf("these pods read another ConfigMap than the operator's, though the ClusterPolicy names that: %s; "+
+		Message: fmt.Sprintf("pods read another ConfigMap than the ClusterPolicy names: %s; "+
 			"they are being started anew; look at daemonsets.updateStrategy of the ClusterPolicy", format.List(names)),
 	}
 }

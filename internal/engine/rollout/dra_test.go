@@ -614,7 +614,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 	d = c.during(time.Minute, time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("the device plugin offers them too"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("and the device plugin too"))
 
 	c.switchOver(plugin, false)
 	d = c.during(10*time.Minute, time.Second)

@@ -66,7 +66,7 @@ func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
 	condition := c.condition("research")
 	g.Expect(condition.Status).To(Equal(metav1.ConditionFalse), "also once all nodes are ready")
 	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintMissing))
-	g.Expect(condition.Message).To(And(HavePrefix("NodePool gpu of Karpenter"), ContainSubstring("startupTaints: [{key: gpusharing.io/startup, effect: NoSchedule}]"),
+	g.Expect(condition.Message).To(And(HavePrefix("NodePool gpu of Karpenter"), ContainSubstring("startup taint gpusharing.io/startup"),
 		ContainSubstring("which replaces its nodes"), Not(ContainSubstring("; NodePool")), Not(ContainSubstring("idle"))))
 	g.Expect(rollout.Decide(c.world()).Policies["research"].Nodes.Ready).To(BeEquivalentTo(3), "the nodes are as desired")
 

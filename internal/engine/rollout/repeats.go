@@ -107,7 +107,7 @@ func reportTaintFight(m *member, startup bool) {
 	if machine, has := m.Node.Annotations[cluster.AnnotationMachine], startupTaintOn(m.View); machine != "" && has != nil && startup {
 		m.TaintStatus.Reason = v1alpha1.ReasonStartupTaintInMachineSet
 		m.TaintStatus.Message = fmt.Sprintf("OpenShift sets the taint %s again and again, so no pod starts there. Remove it from "+
-			"spec.template.spec.taints of the MachineSet of Machine %s, and from spec.taints of that Machine",
+			"spec.template.spec.taints of the MachineSet of Machine %s, and from that Machine",
 			action.NameOf(*has), machine)
 		m.Message = m.TaintStatus.Message
 	}

@@ -165,13 +165,13 @@ func pluginConfigHeld(s *cluster.Snapshot) string {
 	if s.Plugin.Operands == nil || len(s.MpsUsers) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(s), format.List(s.MpsUsers))
+	return fmt.Sprintf("%s: %s; it is changed once these have ended", pluginConfigChange(s), format.List(s.MpsUsers))
 }
 
 // pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names:
 // nodes report it, and no node has news when a pod elsewhere begins or ends.
 func pluginConfigChange(s *cluster.Snapshot) string {
-	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
+	return fmt.Sprintf("a change of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
 }
 
 // byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator
@@ -266,7 +266,7 @@ func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string)
 	pods := t.pods(byDriver)
 	for _, p := range pods {
 		if !clusterpolicy.Tolerates(p.Tolerations, taint) {
-			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to %s)",
+			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (Helm: %s)",
 				missing, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
 		}
 	}

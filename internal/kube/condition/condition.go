@@ -12,6 +12,7 @@ package condition
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +25,15 @@ import (
 // changed or the condition is new, and is kept otherwise. Of its message what a reader needs is kept (format.Message).
 func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
 	c.Message = format.Message(c.Message)
+	return SetInFull(conditions, c, now)
+}
+
+// MaxMessage is the longest message of a condition in characters, from the schema of metav1.Condition.
+const MaxMessage = 32768
+
+// SetInFull is Set for a message that is kept nowhere else, such as what a driver answered.
+func SetInFull(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
+	c.Message = format.Cut(format.Sentence(strings.ToValidUTF8(c.Message, "�")), MaxMessage)
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && old.LastTransitionTime.Unix() > 0 { // 0: the API's default
 		c.LastTransitionTime = old.LastTransitionTime
@@ -31,13 +41,13 @@ func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []met
 	return sorted(append(Remove(conditions, c.Type), c))
 }
 
-// SetWhenTrue is Set for a condition that is present only while it is true, such as Stalled: one that is not true is
+// SetWhenTrue is SetInFull for a condition that is present only while it is true, such as Stalled: one that is not true is
 // removed.
 func SetWhenTrue(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
 	if c.Status != metav1.ConditionTrue {
 		return sorted(Remove(conditions, c.Type))
 	}
-	return Set(conditions, c, now)
+	return SetInFull(conditions, c, now)
 }
 
 // SetProgress returns the conditions with Reconciling and Stalled, which tell tools that know the convention of kstatus

@@ -82,6 +82,10 @@ func TestSetWritesMessages(t *testing.T) {
 	got := condition.Set(nil, c, now)[0].Message
 	g.Expect(got).To(gomega.HavePrefix("Stderr: ü"))
 	g.Expect(utf8.RuneCountInString(got)).To(gomega.BeNumerically("<=", format.MostMessage))
+	c.Message = "stderr: \xff" + strings.Repeat("ü", condition.MaxMessage)
+	got = condition.SetInFull(nil, c, now)[0].Message
+	g.Expect(got).To(gomega.And(gomega.HavePrefix("Stderr: �ü"), gomega.HaveSuffix("ü…")))
+	g.Expect(utf8.RuneCountInString(got)).To(gomega.Equal(condition.MaxMessage), "what the API refuses is cut")
 }
 
 func TestSetWhenTrue(t *testing.T) {

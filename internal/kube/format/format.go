@@ -30,12 +30,12 @@ func Message(s string) string {
 
 // shorten leaves out the middle of a text that is longer than so many characters.
 func shorten(s string, most int) string {
-	const mark, least = " … ", 40
-	if utf8.RuneCountInString(s) <= most || most < least {
+	const mark, leastBegin = " … ", 60
+	if utf8.RuneCountInString(s) <= most || most < leastBegin {
 		return Cut(s, most)
 	}
 	end := ""
-	if at := lastClause(s); at > 0 && utf8.RuneCountInString(s[at:]) <= most*2/3 {
+	if at := lastClause(s); at > 0 && utf8.RuneCountInString(s[at:]) <= most-leastBegin {
 		s, end = s[:at], s[at:]
 	}
 	room := min(most-utf8.RuneCountInString(mark+end), utf8.RuneCountInString(s))
