@@ -70,9 +70,9 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 
 // refusedMessage tells of a write that the API server refuses. It is the same each time.
 func refusedMessage(m *member, s *cluster.Snapshot, refused action.Action) string {
-	const most = 512 // characters of a write, and of the answer to it
-	return strings.TrimSuffix(fmt.Sprintf("The API server refuses what the operator writes (%s), and the operator tries again every minute: %s. Look for "+
-		"an admission webhook or policy that refuses it; %s", format.Cut(action.Unstamped(refused).String(), most), format.Cut(s.Repeats.Refusal(restamped(m.Node, refused)), most),
+	const most = 60 // characters of a write, and of the answer to it
+	return strings.TrimSuffix(fmt.Sprintf("The API server refuses what the operator writes (%s): %s. It is tried again every minute. Look for "+
+		"an admission webhook or policy that refuses it; %s", format.Cut(action.Unstamped(refused).String(), most), format.End(s.Repeats.Refusal(restamped(m.Node, refused)), most),
 		m.Message), "; ")
 }
 

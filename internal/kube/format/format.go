@@ -94,6 +94,14 @@ func Fit(clauses []string, most int, rest func(i int) string) (said string) {
 	return said
 }
 
+// End is the end of an error that another program gives, at most so many characters: what came of it, and not where.
+func End(s string, most int) string {
+	if runes := []rune(s); len(runes) > most {
+		return "…" + string(runes[len(runes)-most+1:])
+	}
+	return s
+}
+
 // First returns the first characters of a name that is no text for people, without a sign that it was cut.
 func First(s string, most int) string {
 	if runes := []rune(s); len(runes) > most {
