@@ -78,8 +78,8 @@ autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few mi
 
 .PHONY: browser-test
 browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium: one that is installed, or Debian's, which apt-get downloads into the cache.
-	@chromium=$$(hack/chromium/build.sh) && axe=$${AXE:-$$(hack/axe/build.sh)} && assets=$$(hack/kube/build.sh) && cd test/browser && \
-		CHROMIUM="$$chromium" AXE="$$axe" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
+	@chromium=$$(hack/chromium/build.sh) && assets=$$(hack/kube/build.sh) && cd test/browser && \
+		CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: olm-test
 olm-test: ## Install, upgrade and uninstall by the real Operator Lifecycle Managers v0 and v1, in every order, as docs/install.md says. Needs no root; the first time longer.

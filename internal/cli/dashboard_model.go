@@ -103,7 +103,6 @@ func (s sight) card(r *report) dashboard.Node {
 	card := dashboard.Node{
 		Name: r.Name, Policy: r.Policy, State: r.stands(), Tone: toneOf(r.standing), Message: r.Message, Products: r.Products,
 		Resources: s.resources(r), Steps: r.Plan, Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
-		Shares: dashboard.Shares(r.Shares),
 	}
 	if r.Stack != dra.DevicePlugin {
 		card.Notes = append(card.Notes, "Offered by "+programOf(r.Stack))

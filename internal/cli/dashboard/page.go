@@ -63,15 +63,8 @@ type Node struct {
 	Steps      []string   `json:"steps,omitempty"`
 	Blockers   []string   `json:"blockers,omitempty"`
 	GPUs       []GPU      `json:"gpus"`
-	Shares     Shares     `json:"shares"`
 	// Notes are what is not known of the node, such as why it was not measured.
 	Notes []string `json:"notes,omitempty"`
-}
-
-// Shares are how many GPUs, instances and replicas a node offers, and how many pods have.
-type Shares struct {
-	Offered int64 `json:"offered"`
-	InUse   int64 `json:"inUse"`
 }
 
 // Resource is an extended resource that a node advertises.

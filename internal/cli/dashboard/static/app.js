@@ -62,7 +62,6 @@ function later() {
   summing = setTimeout(() => {
     summing = 0;
     drawTotals();
-    drawGroups();
     drawFilters();
   }, 200);
 }
@@ -126,7 +125,6 @@ function newCard(name) {
 function drawCard(node) {
   const card = cards.get(node.name) ?? newCard(node.name);
   card.data = node;
-  card.group = JSON.stringify([productsOf(node), node.policy ?? "", node.state, node.tone, node.resources.map(resource)]);
   card.text = [node.name, node.policy, ...node.gpus.flatMap((g) => [
     ...g.drawing.blocks.flatMap((b) => b.holders ?? []), ...(g.containers ?? []).map((c) => c.name),
   ]), ...(node.blockers ?? [])].join("\n").toLowerCase();
@@ -271,12 +269,10 @@ function policy(p) {
 }
 
 function drawTotals() {
-  let ready = 0, gpus = 0, used = 0, total = 0, measured = 0, over = 0, changing = 0, count = 0, offered = 0, held = 0;
+  let ready = 0, gpus = 0, used = 0, total = 0, measured = 0, over = 0, changing = 0, count = 0;
   for (const card of cards.values()) {
     if (card.element.hidden) continue;
     count++;
-    offered += card.data.shares.offered;
-    held += card.data.shares.inUse;
     if (card.data.tone === "ready") ready++;
     else changing++;
     for (const g of card.data.gpus) {
@@ -290,64 +286,13 @@ function drawTotals() {
     }
   }
   const rows = [
-    ["Nodes ready", `${ready} of ${count}`], ["Nodes not ready", changing], ["GPUs", gpus], ["Shares in use", `${held} of ${offered}`],
+    ["Nodes ready", `${ready} of ${count}`], ["Nodes not ready", changing], ["GPUs", gpus],
     ["Memory used", measured ? `${gib(used)} of ${gib(total)}` : "not measured"],
     ["Containers over their share", measured ? over : "not measured"],
   ];
   by("totals").replaceChildren(...rows.map(([title, value]) => make("div", "", undefined, make("dt", "", title), make("dd", "", value))));
   const text = count === cards.size ? `${count} nodes` : `${count} of ${cards.size} nodes`;
   if (by("count").textContent !== text) by("count").textContent = text;
-}
-
-// --- Equal nodes, as kubectl gpusharing status groups them ---
-
-const mostAlone = 12; // so few nodes need no groups
-let chosen = ""; // group of which the nodes are shown; empty: of all
-
-function productsOf(node) {
-  const counts = new Map();
-  for (const g of node.gpus) counts.set(g.product, (counts.get(g.product) ?? 0) + 1);
-  return [...counts].map(([product, n]) => (n > 1 ? `${n} × ${product}` : product)).join(", ") || "unknown GPUs";
-}
-
-function drawGroups() {
-  const groups = new Map();
-  for (const { group, data } of cards.values()) {
-    const g = groups.get(group) ?? { key: group, nodes: 0, offered: 0, held: 0 };
-    g.nodes++;
-    g.offered += data.shares.offered;
-    g.held += data.shares.inUse;
-    groups.set(group, g);
-  }
-  if (chosen && !groups.has(chosen)) {
-    chosen = "";
-    filter();
-  }
-  const list = by("groups");
-  list.hidden = cards.size <= mostAlone;
-  const sorted = list.hidden ? [] : [...groups.values()].sort((a, b) => b.nodes - a.nodes);
-  const text = JSON.stringify([sorted, chosen]);
-  if (list.dataset.shown === text) return;
-  list.dataset.shown = text;
-  const focused = document.activeElement?.dataset?.group;
-  list.replaceChildren(...sorted.map(groupButton));
-  if (focused) [...list.querySelectorAll("button")].find((b) => b.dataset.group === focused)?.focus();
-}
-
-function groupButton(g) {
-  const [products, policy, named, tone, resources] = JSON.parse(g.key);
-  const button = make("button", "", undefined, make("span", "what", `${g.nodes} × ${products.includes("×") ? `(${products})` : products}`),
-    make("span", "", policy ? `policy ${policy}` : "no policy"), state({ state: named, tone }), make("span", "", resources.join(" · ") || "nothing"),
-    make("span", "shares", `${g.held} of ${g.offered} shares in use`));
-  button.type = "button";
-  button.dataset.group = g.key;
-  button.setAttribute("aria-pressed", g.key === chosen);
-  button.addEventListener("click", () => {
-    chosen = chosen === g.key ? "" : g.key;
-    filter();
-    drawGroups();
-  });
-  return make("li", "", undefined, button);
 }
 
 // --- Filters ---
@@ -358,7 +303,7 @@ const noPolicy = " "; // no name of an object
 function matches(card) {
   const [byPolicy, product, namespace, tone, text] = filters.map((f) => f.value);
   const n = card.data;
-  return (!chosen || card.group === chosen) && (!byPolicy || (n.policy ?? noPolicy) === byPolicy) && (!product || n.products.includes(product)) &&
+  return (!byPolicy || (n.policy ?? noPolicy) === byPolicy) && (!product || n.products.includes(product)) &&
     (!namespace || n.namespaces.includes(namespace)) && (!tone || n.tone === tone) && (!text || card.text.includes(text.toLowerCase()));
 }
 
