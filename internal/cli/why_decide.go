@@ -133,7 +133,7 @@ type verdict struct {
 	Node    string     `json:"node"`
 	Cause   cause      `json:"cause"`
 	Message string     `json:"message"`
-	Until   *time.Time `json:"until,omitempty"` // when a change must be over
+	Until   *time.Time `json:"until,omitempty"` // when the stage of a change must be over
 }
 
 // holding is how many shares the pods of a namespace have.
@@ -527,7 +527,8 @@ func (q *inquiry) unschedulable(n *candidate) string {
 			return "is not ready (" + t.Key + ")"
 		}
 	}
-	if n.object.Spec.Unschedulable {
+	cordon := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+	if n.object.Spec.Unschedulable && !clusterpolicy.Tolerates(q.pod.Spec.Tolerations, cordon) {
 		return "is cordoned"
 	}
 	return ""
@@ -540,9 +541,10 @@ func (q *inquiry) changing(n *candidate) bool {
 		q.blindNodes && slices.Contains([]node.State{node.Draining, node.StoppingOperands, node.Idle, node.Applying}, state)
 }
 
-// changeOn says which change of a node is under way, and until when it must be over if that is known.
+// changeOn says which change of a node is under way, and until when its stage must be over if that is known.
 func (q *inquiry) changeOn(n *candidate) (message string, until *time.Time) {
 	by := "is restored"
+	ready, reported := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	if name := cmp.Or(n.GPU.Status.Rollout.PolicyName, n.GPU.Spec.PolicyName); name != "" {
 		by = fmt.Sprintf("is changed by policy %s", name)
 	}
@@ -552,16 +554,21 @@ func (q *inquiry) changeOn(n *candidate) (message string, until *time.Time) {
 			since = t.TimeAdded.Time
 		}
 	}
+	stage, asked := "", n.GPU.Spec.ChangeTime
 	switch state := node.State(n.GPU.Status.Rollout.State); {
 	case state == node.Draining && !since.IsZero():
-		until = new(since.Add(q.drainTimeout(n)))
-	case state == node.Applying && !n.GPU.Spec.ChangeTime.IsZero():
-		until = new(n.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout))
+		stage, until = "drained", new(since.Add(q.drainTimeout(n)))
+	case !asked.IsZero() && ready.Reason == v1alpha1.ReasonRebooting:
+		stage, until = "rebooted", new(asked.Add(timing.RebootTimeout))
+	case !asked.IsZero() && state == node.Applying && n.GPU.Spec.Reboot != nil:
+		stage, until = "at work, or rebooted,", new(asked.Add(timing.RebootTimeout))
+	case !asked.IsZero() && state == node.Applying:
+		stage, until = "at work", new(asked.Add(timing.ApplyTimeout))
 	}
 	if until != nil {
-		by += ", until " + format.Clock(*until) + " at the latest"
+		by += fmt.Sprintf(", and is %s until %s at the latest", stage, format.Clock(*until))
 	}
-	if ready, reported := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady); reported && ready.Message != "" {
+	if reported && ready.Message != "" {
 		by += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
 	}
 	return by, until

@@ -530,7 +530,7 @@ func olderAgent(s *site) {
 	s.Expect(s.condition()).To(BeEmpty())
 	s.advance(2 * time.Minute)
 	s.reconcile()
-	s.Expect(s.condition()).To(SatisfyAll(ContainSubstring("The agents of 1 nodes (n1) have not reported"), ContainSubstring("wait for the update of their DaemonSet")))
+	s.Expect(s.condition()).To(SatisfyAll(ContainSubstring("The agents of 1 nodes (n1) have not reported"), ContainSubstring("Wait for an update of their DaemonSet")))
 	writes := s.writes
 	s.advance(time.Hour)
 	s.reconcile()

@@ -19,12 +19,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-const (
-	// maxNote is the longest note of an Event in bytes, from the API server's validation.
-	maxNote = 1024
-	// maxNamed is how many findings the condition of a policy names.
-	maxNamed = 3
-)
+// maxNamed is how many findings the condition of a policy names.
+const maxNamed = 3
 
 // report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not
 // measured, and nothing else of its status.
@@ -65,8 +61,8 @@ func unmeasuredMessage(nodes []string) string {
 	if more := len(nodes) - maxNamed; more > 0 {
 		named = fmt.Sprintf("%s and %d more", named, more)
 	}
-	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. If they are older than the "+
-		"controller, wait for the update of their DaemonSet; otherwise look at their pods", len(nodes), named)
+	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. Wait for an update of their "+
+		"DaemonSet, or look at their pods", len(nodes), named)
 }
 
 func messageOf(findings []finding) string {
@@ -81,15 +77,13 @@ func messageOf(findings []finding) string {
 	if more := len(findings) - maxNamed; more > 0 {
 		lines = append(lines, fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", more))
 	}
-	const length = 2048
-	return format.Cut(strings.Join(lines, ". "), length)
+	return strings.Join(lines, ". ")
 }
 
 // announce tells of an incident on the pod and on the policy.
 func (r *reconciliation) announce(of incident, kind, reason, action, note string) {
-	note = format.CutBytes(note, maxNote)
 	if of.pod != nil {
-		r.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", note)
+		r.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", format.Message(note))
 	}
-	r.events.Eventf(of.policy, of.node, kind, reason, action, "%s", note)
+	r.events.Eventf(of.policy, of.node, kind, reason, action, "%s", format.Message(note))
 }

@@ -61,14 +61,11 @@ func pointerAt(o *unstructured.Unstructured, path ...string) *string {
 // (controllers/gpucluster_controller.go: validatePrerequisites; clusterpolicy_controller.go: "cannot co-exist").
 func draStackActive(clusters []unstructured.Unstructured, policy *unstructured.Unstructured) (message string) {
 	if policy != nil {
-		return fmt.Sprintf("GPUCluster %[1]s and ClusterPolicy %[2]s exist, and NVIDIA's GPU Operator serves only "+
-			"one of them: it refuses the GPUCluster, runs no DRA driver, and follows no change of the ClusterPolicy any more, whose device plugin goes on "+
-			"as it is. Delete the one that is not meant: GPUCluster %[1]s to keep NVIDIA's device plugin, or ClusterPolicy %[2]s to move to its "+
-			"DRA driver (docs/dra.md)", clusters[0].GetName(), policy.GetName())
+		return fmt.Sprintf("GPUCluster %[1]s and ClusterPolicy %[2]s exist, and the GPU Operator serves only one. Delete GPUCluster %[1]s to keep "+
+			"the device plugin, or ClusterPolicy %[2]s to move to DRA (docs/dra.md)", clusters[0].GetName(), policy.GetName())
 	}
-	return fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is "+
-		"no device plugin to configure. Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, "+
-		"or replace the GPUCluster by a ClusterPolicy", clusters[0].GetName())
+	return fmt.Sprintf("GPUCluster %s exists, so there is no device plugin to configure, and NVIDIA's DRA driver does not serve the node. Look at the driver's "+
+		"pod there, or replace the GPUCluster by a ClusterPolicy", clusters[0].GetName())
 }
 
 func noDevicePlugin(policy *unstructured.Unstructured) string {

@@ -87,8 +87,7 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 		return nil
 	}
 	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy %s: field manager %q set %s again "+
-		"at %s, so nodes may not offer what their policy asks for; make it leave that alone (Helm: empty the values; Argo CD: "+
-		"ignoreDifferences); the operator reverts it at %s", o.clusterPolicy.GetName(), manager,
+		"at %s; the operator reverts that at %s. Make it leave that alone (Helm: empty the values; Argo CD: ignoreDifferences)", o.clusterPolicy.GetName(), manager,
 		format.List(differs(o.clusterPolicy, o.defaultKey)), at.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
 }
 

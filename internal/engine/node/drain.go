@@ -132,8 +132,16 @@ func draining(v *View, r Result) Result {
 		return r
 	}
 	r.Next, r.After = withSlot(v, evictions...), max(remaining, 0)
-	r.Message = "waiting for what must be freed: " + describeBlockers(v) + why
+	r.Message = "waiting " + untilDrained(v) + "for what must be freed: " + describeBlockers(v) + why
 	return r
+}
+
+// untilDrained says until when a node is drained; empty if that is not recorded.
+func untilDrained(v *View) string {
+	if DrainingSince(v).IsZero() {
+		return ""
+	}
+	return "until " + format.Clock(v.Snapshot.Now.Add(DrainRemaining(v))) + " "
 }
 
 // DrainRemaining is how much of the time for draining is left.

@@ -119,12 +119,13 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 		return r // it did not become idle in time, but now it is
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		r.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
+		first, others, _ := strings.Cut(f.Message, "; ")
+		what, _, _ := strings.Cut(first, ": ") // who was there then may be gone
+		r.Message = strings.TrimSuffix(what+", now "+describeBlockers(v)+"; "+others, "; ") + "; tried again once the node is idle, or by " + retryAdvice(v)
 	case r.State == UpToDate:
-		r.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
-			"GPUNode: " + retryAdvice(v)
+		r.Message = f.Message + "; rolled back: edit the policy, or " + retryAdvice(v)
 	default:
-		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, r.Message)
+		r.Message = fmt.Sprintf("the node goes back to its last good state (%s: %s); it failed: %s", r.State, r.Message, f.Message)
 	}
 	r.State, r.Reason = Failed, f.Reason
 	return r
@@ -261,25 +262,24 @@ func restsAfterTimeout(v *View) (t Timeout, is bool) {
 func resting(v *View, t Timeout) Result {
 	r := Result{State: Failed, Reason: t.Reason}
 	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
-	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and started NVIDIA's programs again",
-		format.Clock(t.At))
+	r.Message = "The change did not end in time"
 	if pods := podsNotEnding(v); len(pods) > 0 {
-		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
+		r.Message += "; pods of NVIDIA's do not end: " + format.List(pods)
 	}
-	r.Message = agentMessage(v, r.Message)
 	if _, reboot := whyNotRebooted(v); reboot {
-		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
+		r.Message = agentMessage(v, r.Message) + ". A GPU takes its MIG mode only at a reboot. Reboot the node"
 		return r
 	}
 	remaining := t.Until().Sub(v.Snapshot.Now)
 	if r.After = max(remaining, 0); remaining <= 0 {
-		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
+		r.Message = agentMessage(v, r.Message+"; the operator tries again when nobody uses what must be changed: "+describeBlockers(v))
 		return r
 	}
 	r.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
 	if v.Policy == nil {
 		r.Message += " if nobody uses the GPUs then"
 	}
+	r.Message = agentMessage(v, r.Message)
 	return r
 }
 

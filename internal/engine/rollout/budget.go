@@ -287,7 +287,7 @@ func deferredByConfig(s *cluster.Snapshot, m *member) (reason, message string) {
 		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
 			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
 	case s.ConfigsRefused != "" && !m.HoldsSlot && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
-		return v1alpha1.ReasonWriteFailed, "Waiting: the API server refuses the operator's ConfigMap for NVIDIA's device plugin, and the operator tries again: " + format.Cut(s.ConfigsRefused, 512)
+		return v1alpha1.ReasonWriteFailed, fmt.Sprintf("Waiting: the API server refuses the ConfigMap for NVIDIA's device plugin (%s), which is tried again", format.End(s.ConfigsRefused, 60))
 	case !s.Plugin.Ready && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
 	case !s.Plugin.Ready:

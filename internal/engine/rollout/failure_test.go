@@ -68,7 +68,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
-				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was rolled back to its last good state")))
+				ContainSubstring("not advertised within 5m0s"), ContainSubstring("rolled back: edit the policy")))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
 			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
@@ -172,7 +172,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
-		ContainSubstring("not idle within 10m0s: pod user/train (GPU 1)"), ContainSubstring("tried again when the node is idle")))
+		ContainSubstring("not idle within 10m0s, now pod user/train (GPU 1)"), ContainSubstring("tried again once the node is idle")))
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 
 	c.end(h, "train")
@@ -446,9 +446,9 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(d.ConfigurePlugin).To(BeTrue())
 	const who = "pod user/train (GPU 0, instance 2g.10gb at 0:2)"
 	told := slices.Compact(slices.Clone(c.told))
-	g.Expect(told).To(HaveExactElements(BeEmpty(), HavePrefix("GPUInUse: waiting for"), HavePrefix("DrainTimedOut: not idle"),
-		HavePrefix("DrainTimedOut: not idle")), "ready, while it drains, when its time is over, and what to do then")
-	g.Expect(h.waits()).To(And(HavePrefix("DrainTimedOut: not idle within 10m0s"), ContainSubstring(who)))
+	g.Expect(told).To(HaveExactElements(BeEmpty(), HavePrefix("GPUInUse: Waiting until"), HavePrefix("DrainTimedOut: Not idle"),
+		HavePrefix("DrainTimedOut: Not idle")), "ready, while it drains, when its time is over, and what to do then")
+	g.Expect(h.waits()).To(And(HavePrefix("DrainTimedOut: Not idle within 10m0s"), ContainSubstring(who)))
 	c.end(h, "train")
 	d, _ = c.run(60)
 	g.Expect(h.waits()).To(BeEmpty())

@@ -83,7 +83,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 		"a mig-manager that does not end": {
 			situation: func() *site { c, h := sliced(); c.migManager(h, "pending"); return c },
 			state:     node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
-			message: "(nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending) since", after: 15 * time.Minute,
+			message: "(nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending)", after: 15 * time.Minute,
 		},
 		"a mig-manager that waits for operands": {
 			situation: func() *site {
@@ -92,7 +92,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				c.migManager(h, "pending")
 				return c
 			},
-			state: node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "has not ended", after: 15 * time.Minute,
+			state: node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "ended since", after: 15 * time.Minute,
 		},
 		"a pod of NVIDIA's that does not end": {
 			situation: func() *site {
@@ -115,7 +115,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				}
 				return c
 			},
-			state: node.Selecting, reason: v1alpha1.ReasonDevicePluginOutdated, message: "though the ClusterPolicy names that",
+			state: node.Selecting, reason: v1alpha1.ReasonDevicePluginOutdated, message: "another ConfigMap than the ClusterPolicy names",
 			after: 10*time.Minute - time.Second,
 			actions: []string{
 				"delete pod gpu-operator/nvidia-1: it still reads another ConfigMap than the operator's",
@@ -131,7 +131,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				return c
 			},
 			state: node.Verifying, reason: v1alpha1.ReasonDevicePluginFailing,
-			message: "no pod of NVIDIA's device plugin is on the node; look at its DaemonSet", after: time.Minute,
+			message: "pod of NVIDIA's device plugin is on the node; look at its DaemonSet", after: time.Minute,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,7 @@ func TestAFailedNodeIsTriedAgain(t *testing.T) {
 			d := c.during(2*time.Hour, time.Minute)
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "not by itself")
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(
-				"is tried again when the policy changes or you annotate the GPUNode: kubectl annotate gpunode a --overwrite gpusharing.io/retry="))
+				"rolled back: edit the policy, or kubectl annotate gpunode a --overwrite gpusharing.io/retry="))
 			again(c, h)
 			d, _ = c.run(60)
 			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)

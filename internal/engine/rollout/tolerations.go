@@ -165,13 +165,13 @@ func pluginConfigHeld(s *cluster.Snapshot) string {
 	if s.Plugin.Operands == nil || len(s.MpsUsers) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(s), format.List(s.MpsUsers))
+	return fmt.Sprintf("%s: %s; it is changed once these have ended", pluginConfigChange(s), format.List(s.MpsUsers))
 }
 
 // pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names:
 // nodes report it, and no node has news when a pod elsewhere begins or ends.
 func pluginConfigChange(s *cluster.Snapshot) string {
-	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
+	return fmt.Sprintf("a change of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
 }
 
 // byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator
@@ -229,7 +229,7 @@ func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 
 func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
 	o, s := t.snapshot.Plugin.Operands, t.snapshot
-	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", action.NameOf(taint))
+	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s", action.NameOf(taint))
 	switch {
 	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
 		return "", ""
@@ -240,8 +240,8 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
 	case t.full && !hasToleration(t.Ours, tolerationOf(taint)):
-		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; the policies ask for more than %d tolerations, which is as many as the operator adds to ClusterPolicy %s. "+
-			"Use one taint for several policies, or add %s to spec.daemonsets.tolerations there (with Helm: to daemonsets.tolerations)",
+		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; the operator adds %d tolerations at most to ClusterPolicy %s. "+
+			"Use one taint for several policies, or add %s to spec.daemonsets.tolerations there",
 			missing, mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
 	case t.coming:
 		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
@@ -252,9 +252,8 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
 	}
-	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to spec.daemonsets.tolerations of ClusterPolicy %s "+
-		"(with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by itself, since %s",
-		missing, writtenToleration(tolerationOf(taint)), o.Name, unsafe)
+	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("The operator adds no toleration, since %s; add %s to spec.daemonsets.tolerations "+
+		"of ClusterPolicy %s", unsafe, writtenToleration(tolerationOf(taint)), o.Name)
 }
 
 // podsRefuse reports whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint:
@@ -267,7 +266,7 @@ func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string)
 	pods := t.pods(byDriver)
 	for _, p := range pods {
 		if !clusterpolicy.Tolerates(p.Tolerations, taint) {
-			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to %s)",
+			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (Helm: %s)",
 				missing, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
 		}
 	}
@@ -295,9 +294,8 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 		return "", ""
 	}
 	slices.Sort(pods)
-	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
-		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their DaemonSet "+
-		"(Helm: node-feature-discovery.worker.tolerations)", action.NameOf(taint), format.List(pods), writtenToleration(tolerationOf(taint)))
+	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting until these pods tolerate the taint %s: %s. NVIDIA's operator replaces its own; give the "+
+		"DaemonSets of others %s", action.NameOf(taint), format.List(pods), writtenToleration(tolerationOf(taint)))
 }
 
 func hasToleration(all []corev1.Toleration, t corev1.Toleration) bool {
