@@ -23,7 +23,7 @@ const benchEnv = "DEMAND_BENCH"
 // What is compared: a pool of 2 nodes with 8 GPUs.
 const (
 	podsOfTrace = 2500
-	seeds       = 1
+	seeds       = 2
 )
 
 var loads = []float64{0.5, 0.7, 0.9, 1.1}
