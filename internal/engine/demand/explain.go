@@ -1,0 +1,221 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
+)
+
+// maxInTheWay bounds the pods that an outcome names.
+const maxInTheWay = 3
+
+// explain says of each class with pods that wait on why they do: the first thing that would have to be left out of
+// account so that one more of them could be served.
+func (c *chooser) explain(chosen []placed, d *Decision) {
+	levels := []struct {
+		relaxed relaxed
+		reason  Reason
+		chooser *chooser
+	}{
+		{relaxed: relaxed{budget: true}, reason: Budget},
+		{relaxed: relaxed{budget: true, held: true}, reason: Held},
+		{relaxed: relaxed{budget: true, held: true, reserve: true}, reason: Reserve},
+		{relaxed: relaxed{budget: true, held: true, reserve: true, frozen: true}, reason: Changing},
+	}
+	for n, class := range c.classes {
+		o := &d.Outcomes[n]
+		if o.Unmet == 0 {
+			continue
+		}
+		one := item{class: n, asks: c.numbers(class.Asks)}
+		if o.Reason = c.never(class); o.Reason != "" {
+			continue
+		}
+		if class.BackOff.After(c.now) {
+			o.Reason, o.Until = BackOff, class.BackOff
+			d.look(o.Until)
+			continue
+		}
+		for at := range levels {
+			l := &levels[at]
+			if l.chooser == nil {
+				l.chooser = c.again(chosen, l.relaxed)
+			}
+			if l.chooser.possible(one) {
+				o.Reason = l.reason
+				break
+			}
+		}
+		switch o.Reason {
+		case Held:
+			o.Until = levels[1].chooser.until(one)
+			d.look(o.Until)
+		case "":
+			o.Reason, o.InTheWay = NoIdleRoom, c.inTheWay(class)
+		}
+	}
+}
+
+// look asks for a decision at a time.
+func (d *Decision) look(at time.Time) {
+	if !at.IsZero() && (d.Next.IsZero() || at.Before(d.Next)) {
+		d.Next = at
+	}
+}
+
+// never says why no change can ever serve a class; empty if one could.
+func (c *chooser) never(class Class) Reason {
+	admitted := false
+	for _, node := range c.nodes {
+		admitted = admitted || admits(class.Nodes, node.name)
+	}
+	if !admitted {
+		return NoNode
+	}
+	for _, p := range c.places {
+		can := admits(class.Nodes, p.gpu.Node)
+		for name := range class.Asks {
+			can = can && p.table.number(name) >= 0
+		}
+		if can {
+			return ""
+		}
+	}
+	return NotAllowed
+}
+
+// again is the same pool with what was chosen, but for what is left out of account.
+func (c *chooser) again(chosen []placed, r relaxed) *chooser {
+	o := newChooser(c.now, c.pool, c.classes, r)
+	for _, p := range chosen {
+		for n, g := range p.gpus {
+			if p.class != none || !r.reserve {
+				o.give(g, p.asks[n], false)
+			}
+		}
+	}
+	return o
+}
+
+// until is the earliest time at which what would have to go for a pod may go.
+func (c *chooser) until(i item) (earliest time.Time) {
+	for _, p := range c.places {
+		if !admits(c.nodesOf(i), p.gpu.Node) {
+			continue
+		}
+		g := p.bucket.gains[i.asks[0]]
+		if g.option == nil || len(g.option.destroy) == 0 {
+			continue
+		}
+		var at time.Time
+		for _, of := range g.option.destroy {
+			if t := goes(c.pool, p.gpu, p.at(of)); t.After(at) {
+				at = t
+			}
+		}
+		if at.After(c.now) && (earliest.IsZero() || at.Before(earliest)) {
+			earliest = at
+		}
+	}
+	return earliest
+}
+
+// inTheWay are the pods that hold what lies where an instance could lie for a pod, at the place where they are fewest.
+func (c *chooser) inTheWay(class Class) (pods []string) {
+	found := false
+	for _, p := range c.places {
+		if !admits(class.Nodes, p.gpu.Node) {
+			continue
+		}
+		for name := range class.Asks {
+			profile, _ := p.gpu.Model.Profile(name)
+			for _, start := range profile.Starts {
+				there := holders(p.instances, gpu.Placement{Start: start, Size: profile.Size})
+				if !found || len(there) < len(pods) {
+					pods, found = there, true
+				}
+			}
+		}
+	}
+	return pods[:min(len(pods), maxInTheWay)]
+}
+
+func holders(instances []Instance, at gpu.Placement) (pods []string) {
+	for _, i := range instances {
+		if i.Holder != "" && i.Placement.Overlaps(at) && !slices.Contains(pods, i.Holder) {
+			pods = append(pods, i.Holder)
+		}
+	}
+	return pods
+}
+
+// rest returns GPUs that were not used for a long time to their resting layout, once no pod waits for a change.
+func (c *chooser) rest(d *Decision) {
+	for _, o := range d.Outcomes {
+		if o.Unmet > 0 || o.Planned > 0 {
+			return
+		}
+	}
+	for _, p := range c.places {
+		if p.gpu.Resting == nil || p.gpu.Frozen || p.needs != (tally{}) || p.option.changes() {
+			continue
+		}
+		at, unused := p.unused()
+		switch {
+		case !unused || maps.Equal(numbersOf(p.instances), p.gpu.Resting):
+		case at.After(c.now):
+			d.look(at)
+		default:
+			c.restore(p, d)
+		}
+	}
+}
+
+// unused reports whether no pod has an instance of a GPU and all may be destroyed, and when it has been so for Rest.
+func (p *place) unused() (at time.Time, is bool) {
+	for n, i := range p.instances {
+		if p.states[n] != mayGo {
+			return at, false
+		}
+		if t := i.IdleSince.Add(Rest); t.After(at) {
+			at = t
+		}
+	}
+	return at, len(p.instances) > 0
+}
+
+func numbersOf(instances []Instance) map[string]int {
+	numbers := map[string]int{}
+	for _, i := range instances {
+		numbers[i.Profile]++
+	}
+	return numbers
+}
+
+// restore returns a GPU to its resting layout, if the budget allows it.
+func (c *chooser) restore(p *place, d *Decision) {
+	device := *p.gpu.Model
+	device.State.Instances = nil
+	for _, i := range p.instances {
+		device.State.Instances = append(device.State.Instances, i.Instance)
+	}
+	packing, err := mig.Pack(device, p.gpu.Resting)
+	if err != nil {
+		return
+	}
+	change := Change{Node: p.gpu.Node, UUID: p.gpu.UUID, Destroy: packing.Destroy, Create: packing.Create}
+	if node := c.nodes[p.node]; change.Disruptive() && node.tainted == 0 {
+		if !c.mayTaint() {
+			return
+		}
+		node.tainted++
+		c.tainted++
+	}
+	d.Changes = append(d.Changes, change)
+}
