@@ -65,6 +65,7 @@ type nodeState struct {
 type relaxed struct{ budget, held, reserve, frozen bool }
 
 type chooser struct {
+	memory   *Memory
 	now      time.Time
 	pool     Pool
 	classes  []Class
@@ -79,8 +80,8 @@ type chooser struct {
 	cost     cost
 }
 
-func newChooser(now time.Time, pool Pool, classes []Class, r relaxed) *chooser {
-	c := &chooser{now: now, pool: pool, classes: classes, relaxed: r, byKey: map[bucketKey]*bucket{}}
+func newChooser(m *Memory, now time.Time, pool Pool, classes []Class, r relaxed) *chooser {
+	c := &chooser{memory: m, now: now, pool: pool, classes: classes, relaxed: r, byKey: map[bucketKey]*bucket{}}
 	order := make([]*GPU, 0, len(pool.GPUs))
 	for n := range pool.GPUs {
 		order = append(order, &pool.GPUs[n])
@@ -90,16 +91,22 @@ func newChooser(now time.Time, pool Pool, classes []Class, r relaxed) *chooser {
 		slices.SortFunc(order, byName)
 	}
 	names := map[*gpu.Device][]string{}
-	for _, g := range order {
+	for n, g := range order {
+		if n > 0 && order[n-1].Model == g.Model {
+			continue
+		}
 		if _, known := names[g.Model]; !known {
 			names[g.Model] = allowed(g.Model, pool.Profiles)
 		}
 	}
 	c.ask(names, classes)
 	reserve := c.reserved()
-	tables := map[string]*table{}
+	model, number := (*gpu.Device)(nil), byte(0)
 	for _, g := range order {
-		c.add(g, names[g.Model], reserve, tables)
+		if g.Model != model {
+			model, number = g.Model, m.number(g.Model, names[g.Model])
+		}
+		c.add(g, number, m.kinds[number].names, reserve)
 	}
 	for n := range c.places {
 		c.file(n)
@@ -193,16 +200,14 @@ func (c *chooser) reserved() map[string]int {
 }
 
 // add takes in a GPU, whose table it shares with those that have the same.
-func (c *chooser) add(g *GPU, names []string, reserve map[string]int, tables map[string]*table) {
+func (c *chooser) add(g *GPU, number byte, names []string, reserve map[string]int) {
 	p := &place{gpu: g, instances: byPlacement(g.Instances), states: make([]state, len(g.Instances))}
-	key := make([]byte, 0, 64)
+	key := make([]byte, 0, 128)
 	frozen := g.Frozen && !c.relaxed.frozen
 	for n, i := range p.instances {
 		s := c.state(g, i)
-		if s == mayGo && reserve[i.Profile] > 0 {
+		if s != stays && reserve[i.Profile] > 0 {
 			s = idle
-		}
-		if s != stays {
 			reserve[i.Profile]--
 		}
 		p.states[n] = s
@@ -216,11 +221,11 @@ func (c *chooser) add(g *GPU, names []string, reserve map[string]int, tables map
 	if frozen {
 		key = append(key, '!')
 	}
-	key = append(key, byte(c.modelNumber(g.Model)))
-	found := tables[string(key)]
+	key = append(key, number)
+	found := c.memory.tables[string(key)]
 	if found == nil {
 		found = newTable(g.Model, names, p.instances, p.states, frozen)
-		tables[string(key)] = found
+		c.memory.tables[string(key)] = found
 	}
 	p.table, p.option = found, found.with(tally{})
 	if n := len(c.nodes); n == 0 || c.nodes[n-1].name != g.Node {
@@ -249,22 +254,13 @@ func (*chooser) profile(d *gpu.Device, name string) (gpu.Profile, bool) {
 	return gpu.Profile{}, false
 }
 
-// modelNumber tells apart GPUs of different products, in the order in which they come.
-func (c *chooser) modelNumber(d *gpu.Device) int {
-	at := slices.IndexFunc(c.places, func(p *place) bool { return p.gpu.Model == d })
-	if at < 0 {
-		return len(c.places)
-	}
-	return at
-}
-
 func (c *chooser) state(g *GPU, i Instance) state {
 	switch {
 	case i.Holder != "":
 		return stays
-	case i.Partial || i.IdleSince.IsZero():
+	case i.Partial:
 		return idle
-	case !c.relaxed.held && goes(c.pool, g, i).After(c.now):
+	case !c.relaxed.held && (i.IdleSince.IsZero() || goes(c.pool, g, i).After(c.now)):
 		return idle
 	}
 	return mayGo

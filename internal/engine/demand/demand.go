@@ -111,7 +111,13 @@ type Outcome struct {
 // fewest, and leaves the least fragmentation. Up to 128 GPUs it compares all ways, of which it looks at no more than
 // maxVisits; beyond, each pod takes the best that the pods before it leave.
 func Decide(now time.Time, pool Pool, classes []Class) Decision {
-	c := newChooser(now, pool, classes, relaxed{})
+	return new(Memory).Decide(now, pool, classes)
+}
+
+// Decide is the function Decide, which does not do again what the memory has kept from the last decisions.
+func (m *Memory) Decide(now time.Time, pool Pool, classes []Class) Decision {
+	m.begin()
+	c := newChooser(m, now, pool, classes, relaxed{})
 	d := Decision{Outcomes: make([]Outcome, len(classes))}
 	chosen := c.choose(c.items(d.Outcomes))
 	c.assign(chosen, &d)

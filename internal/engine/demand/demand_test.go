@@ -89,6 +89,8 @@ func TestWhyPodsWait(t *testing.T) {
 	changed.Changed = now.Add(-time.Minute)
 	frozen := full("", time.Hour)
 	frozen.Frozen = true
+	unknown := full("", time.Hour)
+	unknown.Instances[0].IdleSince = time.Time{}
 	noBudget := pool(full("", time.Hour))
 	noBudget.Budget = 0
 	reserve := pool(full("", time.Hour))
@@ -105,6 +107,7 @@ func TestWhyPodsWait(t *testing.T) {
 		"no slot":               {noBudget, one(nil), demand.Outcome{Unmet: 1, Reason: demand.Budget}, time.Time{}},
 		"idle for a short time": {pool(full("", time.Minute)), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Held, Until: now.Add(4 * time.Minute)}, now.Add(4 * time.Minute)},
 		"changed just now":      {pool(changed), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Held, Until: now.Add(4 * time.Minute)}, now.Add(4 * time.Minute)},
+		"idle since unknown":    {pool(unknown), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Held}, time.Time{}},
 		"the reserve":           {reserve, one(nil), demand.Outcome{Unmet: 1, Reason: demand.Reserve}, time.Time{}},
 		"a change":              {pool(frozen), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Changing}, time.Time{}},
 		"a pod":                 {pool(full("x/y", 0)), one(nil), demand.Outcome{Unmet: 1, Reason: demand.NoIdleRoom, InTheWay: []string{"x/y"}}, time.Time{}},
@@ -223,10 +226,11 @@ func TestTheDecisionIsTheBest(t *testing.T) {
 }
 
 // TestADecisionKeepsItsPromises: what is held, too young, frozen or the reserve stays, layouts are valid, the budget is
-// kept, every pod is accounted for and has a reason, and the order of what is given does not matter.
+// kept, every pod is accounted for and has a reason, and neither the order of what is given nor the memory matters.
 func TestADecisionKeepsItsPromises(t *testing.T) {
 	g := NewWithT(t)
 	r := rand.New(rand.NewPCG(2, 44))
+	memory := &demand.Memory{}
 	for range 1500 {
 		p, classes := world(t, r)
 		got := demand.Decide(now, p, classes)
@@ -263,7 +267,7 @@ func TestADecisionKeepsItsPromises(t *testing.T) {
 		other := p
 		other.GPUs = slices.Clone(p.GPUs)
 		r.Shuffle(len(other.GPUs), func(i, j int) { other.GPUs[i], other.GPUs[j] = other.GPUs[j], other.GPUs[i] })
-		g.Expect(demand.Decide(now, other, classes)).To(Equal(got))
+		g.Expect(memory.Decide(now, other, classes)).To(Equal(got))
 	}
 }
 

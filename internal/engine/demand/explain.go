@@ -18,16 +18,7 @@ const maxInTheWay = 3
 // explain says of each class with pods that wait on why they do: the first thing that would have to be left out of
 // account so that one more of them could be served.
 func (c *chooser) explain(chosen []placed, d *Decision) {
-	levels := []struct {
-		relaxed relaxed
-		reason  Reason
-		chooser *chooser
-	}{
-		{relaxed: relaxed{budget: true}, reason: Budget},
-		{relaxed: relaxed{budget: true, held: true}, reason: Held},
-		{relaxed: relaxed{budget: true, held: true, reserve: true}, reason: Reserve},
-		{relaxed: relaxed{budget: true, held: true, reserve: true, frozen: true}, reason: Changing},
-	}
+	levels := c.levels()
 	for n, class := range c.classes {
 		o := &d.Outcomes[n]
 		if o.Unmet == 0 {
@@ -42,24 +33,52 @@ func (c *chooser) explain(chosen []placed, d *Decision) {
 			d.look(o.Until)
 			continue
 		}
-		for at := range levels {
-			l := &levels[at]
+		for _, l := range levels {
 			if l.chooser == nil {
 				l.chooser = c.again(chosen, l.relaxed)
 			}
-			if l.chooser.possible(one) {
-				o.Reason = l.reason
-				break
+			if !l.chooser.possible(one) {
+				continue
 			}
+			if o.Reason = l.reason; o.Reason == Held {
+				o.Until = l.chooser.until(one)
+			}
+			break
 		}
-		switch o.Reason {
-		case Held:
-			o.Until = levels[1].chooser.until(one)
-			d.look(o.Until)
-		case "":
+		if o.Reason == "" {
 			o.Reason, o.InTheWay = NoIdleRoom, c.inTheWay(class)
 		}
+		d.look(o.Until)
 	}
+}
+
+// level is a reason, and what must be left out of account for it not to hold.
+type level struct {
+	relaxed relaxed
+	reason  Reason
+	chooser *chooser
+}
+
+// levels are those that can hold in the pool, each beside the ones before it.
+func (c *chooser) levels() (levels []*level) {
+	young, frozen := false, false
+	for _, p := range c.places {
+		frozen = frozen || p.gpu.Frozen
+		for n, i := range p.instances {
+			young = young || p.states[n] == idle && (i.IdleSince.IsZero() || goes(c.pool, p.gpu, i).After(c.now))
+		}
+	}
+	r := relaxed{}
+	add := func(holds bool, reason Reason, relax *bool) {
+		if *relax = true; holds {
+			levels = append(levels, &level{relaxed: r, reason: reason})
+		}
+	}
+	add(c.pool.Budget >= 0, Budget, &r.budget)
+	add(young, Held, &r.held)
+	add(len(c.pool.Reserve) > 0, Reserve, &r.reserve)
+	add(frozen, Changing, &r.frozen)
+	return levels
 }
 
 // look asks for a decision at a time.
@@ -92,7 +111,7 @@ func (c *chooser) never(class Class) Reason {
 
 // again is the same pool with what was chosen, but for what is left out of account.
 func (c *chooser) again(chosen []placed, r relaxed) *chooser {
-	o := newChooser(c.now, c.pool, c.classes, r)
+	o := newChooser(c.memory, c.now, c.pool, c.classes, r)
 	for _, p := range chosen {
 		for n, g := range p.gpus {
 			if p.class != none || !r.reserve {

@@ -153,7 +153,7 @@ func (s *search) serve(at int, gpus []int, from int) {
 
 // candidates are the GPUs that can serve an instance, cheapest first, one of those that are the same.
 func (s *search) candidates(asked, node, from int, nodes map[string]bool) []int {
-	type kind struct {
+	type like struct {
 		bucket *bucket
 		node   int
 	}
@@ -162,11 +162,11 @@ func (s *search) candidates(asked, node, from int, nodes map[string]bool) []int 
 		cost  cost
 	}
 	var list []candidate
-	seen := map[kind]bool{}
+	seen := map[like]bool{}
 	for n := from; n < len(s.places); n++ {
 		p := s.places[n]
 		on := s.nodes[p.node]
-		k := kind{p.bucket, -1 - p.node}
+		k := like{p.bucket, -1 - p.node}
 		if on.given == 0 {
 			k.node = on.kind
 		}

@@ -68,6 +68,37 @@ type table struct {
 	fragmentation int // of what the GPU has
 }
 
+// Memory keeps the layouts that GPUs can have, by what they have, from one decision to the next. It changes no decision.
+type Memory struct {
+	kinds  []kind
+	tables map[string]*table
+}
+
+// kind is GPUs that can hold the same, of which a policy lets the same be made.
+type kind struct {
+	model *gpu.Device
+	names []string
+}
+
+// maxTables and maxKinds bound what is kept.
+const maxTables, maxKinds = 1 << 12, 1 << 6
+
+func (m *Memory) begin() {
+	if len(m.tables) > maxTables || len(m.kinds) > maxKinds || m.tables == nil {
+		*m = Memory{tables: map[string]*table{}}
+	}
+}
+
+// number is that of a kind.
+func (m *Memory) number(d *gpu.Device, names []string) byte {
+	at := slices.IndexFunc(m.kinds, func(k kind) bool { return k.model == d && slices.Equal(k.names, names) })
+	if at < 0 {
+		at = len(m.kinds)
+		m.kinds = append(m.kinds, kind{d, names})
+	}
+	return byte(at)
+}
+
 func (t *table) number(name string) int { return slices.Index(t.names, name) }
 
 // with is the least costly option that offers at least so many instances; nil if there is none.
