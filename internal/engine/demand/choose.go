@@ -70,6 +70,7 @@ type chooser struct {
 	pool     Pool
 	classes  []Class
 	relaxed  relaxed
+	models   []*gpu.Device
 	asked    []string // profiles, exact
 	capacity int      // instances that the pool can have at most
 	places   []*place // by node and UUID
@@ -90,21 +91,17 @@ func newChooser(m *Memory, now time.Time, pool Pool, classes []Class, r relaxed)
 	if !slices.IsSortedFunc(order, byName) {
 		slices.SortFunc(order, byName)
 	}
-	names := map[*gpu.Device][]string{}
 	for n, g := range order {
-		if n > 0 && order[n-1].Model == g.Model {
-			continue
-		}
-		if _, known := names[g.Model]; !known {
-			names[g.Model] = allowed(g.Model, pool.Profiles)
+		if (n == 0 || order[n-1].Model != g.Model) && !slices.Contains(c.models, g.Model) {
+			c.models = append(c.models, g.Model)
 		}
 	}
-	c.ask(names, classes)
+	c.ask()
 	reserve := c.reserved()
 	model, number := (*gpu.Device)(nil), byte(0)
 	for _, g := range order {
 		if g.Model != model {
-			model, number = g.Model, m.number(g.Model, names[g.Model])
+			model, number = g.Model, m.number(g.Model, allowed(g.Model, pool.Profiles))
 		}
 		c.add(g, number, m.kinds[number].names, reserve)
 	}
@@ -126,14 +123,14 @@ func allowed(d *gpu.Device, profiles []string) (names []string) {
 }
 
 // ask numbers the profiles that pods ask for or that may be made.
-func (c *chooser) ask(names map[*gpu.Device][]string, classes []Class) {
+func (c *chooser) ask() {
 	all := map[string]bool{}
-	for _, list := range names {
-		for _, name := range list {
+	for _, d := range c.models {
+		for _, name := range allowed(d, c.pool.Profiles) {
 			all[name] = true
 		}
 	}
-	for _, class := range classes {
+	for _, class := range c.classes {
 		for name := range class.Asks {
 			all[name] = true
 		}
@@ -145,7 +142,8 @@ func (c *chooser) ask(names map[*gpu.Device][]string, classes []Class) {
 // numbers are the profiles of asks, largest first, one for each instance.
 func (c *chooser) numbers(asks map[string]int) (list []int) {
 	one := func(name string) int { return c.sizeOf(map[string]int{name: 1}) }
-	for _, name := range slices.SortedFunc(maps.Keys(asks), func(a, b string) int { return cmp.Or(cmp.Compare(one(b), one(a)), cmp.Compare(a, b)) }) {
+	larger := func(a, b string) int { return cmp.Or(cmp.Compare(one(b), one(a)), cmp.Compare(a, b)) }
+	for _, name := range slices.SortedFunc(maps.Keys(asks), larger) {
 		at, _ := slices.BinarySearch(c.asked, name)
 		list = append(list, slices.Repeat([]int{at}, asks[name])...)
 	}
@@ -155,10 +153,9 @@ func (c *chooser) numbers(asks map[string]int) (list []int) {
 func (c *chooser) sizeOf(asks map[string]int) (sum int) {
 	for name, n := range asks {
 		size := 0
-		for _, p := range c.places {
-			if found, ok := p.gpu.Model.Profile(name); ok {
-				size = found.Size
-				break
+		for _, d := range c.models {
+			if p, has := d.Profile(name); has {
+				size = max(size, p.Size)
 			}
 		}
 		sum += n * size
@@ -168,13 +165,8 @@ func (c *chooser) sizeOf(asks map[string]int) (sum int) {
 
 // exactly are the exact profiles of GPUs of the pool that a name of the policy means.
 func (c *chooser) exactly(name string) (list []int) {
-	seen := map[*gpu.Device]bool{}
-	for _, p := range c.places {
-		if seen[p.gpu.Model] {
-			continue
-		}
-		seen[p.gpu.Model] = true
-		if found, err := mig.Resolve(*p.gpu.Model, name); err == nil {
+	for _, d := range c.models {
+		if found, err := mig.Resolve(*d, name); err == nil {
 			if at, known := slices.BinarySearch(c.asked, found.Name); known && !slices.Contains(list, at) {
 				list = append(list, at)
 			}
@@ -189,9 +181,9 @@ func (c *chooser) reserved() map[string]int {
 	if c.relaxed.reserve {
 		return left
 	}
-	for n := range c.pool.GPUs {
+	for _, d := range c.models {
 		for name, count := range c.pool.Reserve {
-			if p, err := mig.Resolve(*c.pool.GPUs[n].Model, name); err == nil {
+			if p, err := mig.Resolve(*d, name); err == nil {
 				left[p.Name] = count
 			}
 		}
@@ -212,7 +204,7 @@ func (c *chooser) add(g *GPU, number byte, names []string, reserve map[string]in
 		}
 		p.states[n] = s
 		key = append(key, byte(i.Placement.Start), byte(s))
-		if of, found := c.profile(g.Model, i.Profile); s == stays && found && !strings.ContainsAny(i.Profile, "+-") {
+		if of, found := g.Model.Profile(i.Profile); s == stays && found && !strings.ContainsAny(i.Profile, "+-") {
 			key = append(key, byte(of.Size), byte(of.Slices)) // whatever its memory
 		} else {
 			key = append(key, i.Profile...)
@@ -243,15 +235,6 @@ func byPlacement(instances []Instance) []Instance {
 		return instances
 	}
 	return slices.SortedFunc(slices.Values(instances), lower)
-}
-
-func (*chooser) profile(d *gpu.Device, name string) (gpu.Profile, bool) {
-	for n := range d.Profiles {
-		if d.Profiles[n].Name == name {
-			return d.Profiles[n], true
-		}
-	}
-	return gpu.Profile{}, false
 }
 
 func (c *chooser) state(g *GPU, i Instance) state {

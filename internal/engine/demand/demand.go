@@ -103,7 +103,7 @@ type Outcome struct {
 	Unmet    int
 	Reason   Reason    // of those unmet
 	Until    time.Time // Held, BackOff: nothing is done before
-	InTheWay []string  // NoIdleRoom: pods of the GPU where the fewest hold what would have to go
+	Blockers []string  // NoIdleRoom: pods of the GPU where the fewest hold what would have to go
 }
 
 // Decide returns what to change so that most pods can start: of the highest priority first, then those that have waited
@@ -163,10 +163,9 @@ func (c *chooser) items(outcomes []Outcome) (items []item) {
 		items = append(items, slices.Repeat([]item{one}, min(class.Pods, c.capacity))...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.pool.Reserve)) {
-		for _, exact := range c.exactly(name) {
-			one := item{class: none, tier: tier + 1, asks: []int{exact}}
+		if exact := c.exactly(name); len(exact) > 0 { // of GPUs of several products, the first
+			one := item{class: none, tier: tier + 1, asks: exact[:1]}
 			items = append(items, slices.Repeat([]item{one}, min(c.pool.Reserve[name], c.capacity))...)
-			break // of GPUs of several products, the first
 		}
 	}
 	return items

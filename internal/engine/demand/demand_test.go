@@ -72,7 +72,7 @@ func TestAnInstanceInTheMakingIsPromisedOnce(t *testing.T) {
 	g.Expect(got.Outcomes).To(Equal([]demand.Outcome{{Ready: 1, Unmet: 1, Reason: demand.Changing}}))
 }
 
-// TestWhyPodsWait: each reason, where nothing else is in the way.
+// TestWhyPodsWait: each reason, where nothing else blocks the pod.
 func TestWhyPodsWait(t *testing.T) {
 	d := a100(t)
 	full := func(holder string, idle time.Duration) demand.GPU {
@@ -110,7 +110,7 @@ func TestWhyPodsWait(t *testing.T) {
 		"idle since unknown":    {pool(unknown), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Held}, time.Time{}},
 		"the reserve":           {reserve, one(nil), demand.Outcome{Unmet: 1, Reason: demand.Reserve}, time.Time{}},
 		"a change":              {pool(frozen), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Changing}, time.Time{}},
-		"a pod":                 {pool(full("x/y", 0)), one(nil), demand.Outcome{Unmet: 1, Reason: demand.NoIdleRoom, InTheWay: []string{"x/y"}}, time.Time{}},
+		"a pod":                 {pool(full("x/y", 0)), one(nil), demand.Outcome{Unmet: 1, Reason: demand.NoIdleRoom, Blockers: []string{"x/y"}}, time.Time{}},
 		"nothing":               {pool(full("", time.Hour)), one(nil), demand.Outcome{Planned: 1}, time.Time{}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 )
 
-// maxInTheWay bounds the pods that an outcome names.
-const maxInTheWay = 3
+// maxBlockers bounds the pods that an outcome names.
+const maxBlockers = 3
 
 // explain says of each class with pods that wait on why they do: the first thing that would have to be left out of
 // account so that one more of them could be served.
@@ -46,7 +46,7 @@ func (c *chooser) explain(chosen []placed, d *Decision) {
 			break
 		}
 		if o.Reason == "" {
-			o.Reason, o.InTheWay = NoIdleRoom, c.inTheWay(class)
+			o.Reason, o.Blockers = NoIdleRoom, c.blockers(class)
 		}
 		d.look(o.Until)
 	}
@@ -145,8 +145,8 @@ func (c *chooser) until(i item) (earliest time.Time) {
 	return earliest
 }
 
-// inTheWay are the pods that hold what lies where an instance could lie for a pod, at the place where they are fewest.
-func (c *chooser) inTheWay(class Class) (pods []string) {
+// blockers are the pods that hold what lies where an instance could lie for a pod, at the place where they are fewest.
+func (c *chooser) blockers(class Class) (pods []string) {
 	found := false
 	for _, p := range c.places {
 		if !admits(class.Nodes, p.gpu.Node) {
@@ -162,7 +162,7 @@ func (c *chooser) inTheWay(class Class) (pods []string) {
 			}
 		}
 	}
-	return pods[:min(len(pods), maxInTheWay)]
+	return pods[:min(len(pods), maxBlockers)]
 }
 
 func holders(instances []Instance, at gpu.Placement) (pods []string) {

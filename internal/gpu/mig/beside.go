@@ -100,7 +100,8 @@ func (b *beside) count(k, n int) bool {
 	of.number += n
 	b.media[of.media] += n
 	b.total += n
-	return of.number <= of.profile.Max && b.media[someMedia]+b.media[allMedia] <= 1 && (b.media[allMedia] == 0 || b.media[noMedia] == b.total-1)
+	media := b.media[someMedia]+b.media[allMedia] <= 1 && (b.media[allMedia] == 0 || b.media[noMedia] == b.total-1) // as exceedsMedia
+	return media && of.number <= of.profile.Max
 }
 
 // next adds each of the places from one on in turn.
