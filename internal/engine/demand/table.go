@@ -4,7 +4,6 @@
 package demand
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -30,13 +29,24 @@ func (t tally) covers(o tally) bool {
 type cost struct{ tainted, changed, destroyed, created, growth int }
 
 func (c cost) compare(o cost) int {
-	return cmp.Or(c.compareBounded(o), cmp.Compare(c.growth, o.growth))
+	if d := c.compareBounded(o); d != 0 {
+		return d
+	}
+	return c.growth - o.growth
 }
 
-// compareBounded leaves out the growth of fragmentation, which may fall again when more is served.
+// compareBounded leaves out the growth of fragmentation, which may fall again when more is served. It is called most, and
+// cmp.Or would compare all.
 func (c cost) compareBounded(o cost) int {
-	return cmp.Or(cmp.Compare(c.tainted, o.tainted), cmp.Compare(c.changed, o.changed),
-		cmp.Compare(c.destroyed, o.destroyed), cmp.Compare(c.created, o.created))
+	switch {
+	case c.tainted != o.tainted:
+		return c.tainted - o.tainted
+	case c.changed != o.changed:
+		return c.changed - o.changed
+	case c.destroyed != o.destroyed:
+		return c.destroyed - o.destroyed
+	}
+	return c.created - o.created
 }
 
 func (c cost) plus(o cost) cost {

@@ -17,6 +17,7 @@ const (
 	pictureWidth, pictureHeight = 860, 420
 	plotLeft, plotRight         = 60, 520
 	plotTop, plotBottom         = 40, 370
+	lowest                      = 0.8 // what serves less lies on the lower edge
 )
 
 // picture draws what each system serves, as a part of the optimum, over the load.
@@ -28,23 +29,25 @@ func picture(rows []row, best row) string {
 	}
 	fmt.Fprintf(b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#444\">\n", pictureWidth, pictureHeight)
 	fmt.Fprintf(b, "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", pictureWidth, pictureHeight)
-	text(plotLeft, 22, "start", "Served slice-time, as a part of the optimum with free migration (simulated)")
+	text(plotLeft, 22, "start", "Served slice-time, as a part of the optimum with free migration (simulated; less than %.1f: lower edge)", lowest)
 	x := func(i int) int { return plotLeft + i*(plotRight-plotLeft)/(len(loads)-1) }
-	y := func(v float64) int { return plotBottom - int(v*(plotBottom-plotTop)+0.5) }
-	for v := range 6 {
-		at := float64(v) / 5
+	y := func(v float64) int {
+		return plotBottom - int(min(1, max(0, (v-lowest)/(1-lowest)))*(plotBottom-plotTop)+0.5)
+	}
+	for v := range 5 {
+		at := lowest + float64(v)*(1-lowest)/4
 		fmt.Fprintf(b, "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>\n", plotLeft, y(at), plotRight)
-		text(plotLeft-8, y(at)+4, "end", "%.1f", at)
+		text(plotLeft-8, y(at)+4, "end", "%.2f", at)
 	}
 	for i, load := range loads {
 		text(x(i), plotBottom+20, "middle", "%.1f", load)
 	}
 	text((plotLeft+plotRight)/2, plotBottom+40, "middle", "load: memory slices asked for / memory slices")
-	colors := []string{"#888", "#b58900", "#cb4b16", "#268bd2", "#6c71c4", "#d33682", "#859900", "#dc322f", "#2aa198", "#073642", "#b08", "#08b"}
+	colors := []string{"#888", "#b58900", "#cb4b16", "#268bd2", "#6c71c4", "#d33682", "#859900", "#dc322f", "#2aa198", "#073642", "#b08", "#08b", "#7a4", "#c80", "#448"}
 	for n, r := range rows {
 		var points []string
 		for i := range loads {
-			points = append(points, fmt.Sprintf("%d,%d", x(i), y(min(1, float64(r.loads[i].served)/float64(best.loads[i].served)))))
+			points = append(points, fmt.Sprintf("%d,%d", x(i), y(float64(r.loads[i].served)/float64(best.loads[i].served))))
 		}
 		color := colors[n%len(colors)]
 		fmt.Fprintf(b, "<polyline points=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"2\"/>\n", strings.Join(points, " "), color)
