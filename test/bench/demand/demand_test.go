@@ -174,7 +174,11 @@ func (r result) quantile(share float64) string {
 }
 
 func printed(rows []row, best row) {
-	fmt.Printf("\n%d pods × %d seeds for each mix and load, 16 × A100 40 GB, kubelet 10 s, NVML 0.5 s\n\n", podsOfTrace, seeds)
+	what := fmt.Sprintf("%d pods × %d seeds for each mix and load", podsOfTrace, seeds)
+	if name := os.Getenv("TRACE"); name != "" {
+		what = fmt.Sprintf("%s: %d pods", name, best.loads[0].pods)
+	}
+	fmt.Printf("\n%s, 16 × A100 40 GB, kubelet 10 s, NVML 0.5 s\n\n", what)
 	fmt.Println("| System | 0.5 | 0.7 | 0.9 | 1.1 | wait p50, p95 at 0.7 | at 0.9 | idle destroyed, changes for each pod | tainted s/node/day at 0.9 |")
 	fmt.Println("|---|---|---|---|---|---|---|---|---|")
 	for _, r := range rows {

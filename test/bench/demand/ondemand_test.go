@@ -68,9 +68,7 @@ func (f *follower) decide(w *world) time.Duration {
 	for _, c := range w.cards {
 		pool.GPUs = append(pool.GPUs, f.seen(c))
 	}
-	begun := time.Now()
 	d := f.memory.Decide(now, pool, f.classes(w))
-	w.result.decisions = append(w.result.decisions, time.Since(begun))
 	cuts := make([][]cut, len(w.nodes))
 	for _, change := range d.Changes {
 		var number int

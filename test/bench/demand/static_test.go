@@ -21,7 +21,6 @@ type result struct {
 	changes   int             // of one GPU's layout
 	destroyed int             // idle instances that others were made of
 	tainted   time.Duration   // of nodes that took no GPU pod because of a change
-	decisions []time.Duration // what deciding took, of the machine that runs this
 }
 
 // start counts a pod that runs from then on.
@@ -38,7 +37,6 @@ func (r *result) add(o result) {
 	r.changes += o.changes
 	r.destroyed += o.destroyed
 	r.tainted += o.tainted
-	r.decisions = append(r.decisions, o.decisions...)
 }
 
 // times are a heap of points in time.
