@@ -55,13 +55,15 @@ type ConfigReporter struct {
 	programs  host.Programs
 	volumes   host.ConfigVolumes
 	clock     clock.PassiveClock
-	first     firstSeen
+	looking   looking
 }
 
-// firstSeen is when a program was first found to see a desired configuration.
-type firstSeen struct {
-	key       string
-	since, at time.Time
+// looking is for which desired configuration one looks, since when, and when a program was first found to see it, by the
+// clock of this node: that by which the controller has stamped it may be another.
+type looking struct {
+	key            string
+	stamp          time.Time
+	began, firstAt time.Time
 }
 
 // NewConfigReporter makes a reporter for a node.
@@ -106,22 +108,20 @@ func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) 
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	age := r.clock.Since(node.Spec.ChangeTime.Time)
-	if !hidden || len(seeing) > 0 && r.clock.Since(r.firstSeen(node)) >= forOthers {
+	now := r.clock.Now()
+	if stamp := node.Spec.ChangeTime.Time; r.looking.key != key || !r.looking.stamp.Equal(stamp) {
+		r.looking = looking{key: key, stamp: stamp, began: now}
+	}
+	if len(seeing) > 0 && r.looking.firstAt.IsZero() {
+		r.looking.firstAt = now
+	}
+	if !hidden || len(seeing) > 0 && now.Sub(r.looking.firstAt) >= forOthers {
 		err = r.report(ctx, node, seeing)
 	}
-	return reconcile.Result{RequeueAfter: nextLook(hidden, age)}, err
+	return reconcile.Result{RequeueAfter: nextLook(hidden, now.Sub(r.looking.began))}, err
 }
 
-// firstSeen is when a program was first found to see the desired configuration of a node. One sees it now.
-func (r *ConfigReporter) firstSeen(node *v1alpha1.GPUNode) time.Time {
-	if since := node.Spec.ChangeTime.Time; r.first.key != node.Spec.ConfigName || !r.first.since.Equal(since) {
-		r.first = firstSeen{key: node.Spec.ConfigName, since: since, at: r.clock.Now()}
-	}
-	return r.first.at
-}
-
-// nextLook is when to look again, by the age of the spec; 0: no need.
+// nextLook is when to look again, by how long one has looked; 0: no need.
 func nextLook(hidden bool, age time.Duration) time.Duration {
 	switch {
 	case hidden && age < lateAfter:

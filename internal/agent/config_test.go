@@ -49,7 +49,7 @@ func (p programs) write(file, content string) {
 func (p programs) start(pid int, pod, command, environ string, keys ...string) {
 	p.Helper()
 	dir := strconv.Itoa(pid)
-	p.write(dir+"/cmdline", command+"\x00")
+	p.write(dir+"/comm", command+"\n")
 	p.write(dir+"/environ", environ)
 	p.write(dir+"/cgroup", "4:memory:/kubepods/pod"+pod+"/"+pod+"\n")
 	for _, key := range keys {
@@ -92,7 +92,7 @@ func TestConfigReporter(t *testing.T) {
 		return v1alpha1.ConfigStatus{Name: key, ChangeTime: since, PodUIDs: pods}
 	}
 
-	proc.start(10, pluginPod, "/usr/bin/config-manager", environ, "first")
+	proc.start(10, pluginPod, "config-manager", environ, "first")
 	proc.start(11, featuresPod, "config-manager", environ)
 	proc.start(12, "3a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "config-manager", "CONFIG_FILE_SRCDIR=/available-configs\x00ONESHOT=true\x00")
 	proc.start(13, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "python3", environ)
@@ -124,6 +124,8 @@ func TestConfigReporter(t *testing.T) {
 
 	desired("second")
 	version := get().ResourceVersion
+	g.Expect(again()).To(gomega.Equal(50*time.Millisecond), "the clock of the controller that stamped it may be an hour behind")
+	clock.SetTime(since.Add(time.Hour + 2*time.Minute))
 	g.Expect(again()).To(gomega.Equal(30 * time.Second))
 	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "what was reported stays until one sees the other")
 	g.Expect(get().ResourceVersion).To(gomega.Equal(version), "nothing was written")

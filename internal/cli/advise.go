@@ -48,7 +48,7 @@ func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) er
 	if err := scopeExists(s, scope); err != nil {
 		return err
 	}
-	cluster := advice.Cluster{Nodes: s.Nodes, Policies: s.Policies, MinAge: f.minAge, Scope: scope}
+	cluster := advice.Cluster{Nodes: s.Nodes, Policies: s.Policies, Plugin: s.Plugin, MinAge: f.minAge, Scope: scope}
 	if cluster.Seen, err = p.seen(ctx, f, agents, scope.Namespace); err != nil {
 		return advise(err)
 	}

@@ -241,7 +241,7 @@ func waitsForMPSClients(t *testing.T, c client.Client, run func(string, ...strin
 	}
 	configMap := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "by-hand"},
-		Data:       map[string]string{"any": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"},
+		Data:       map[string]string{"any": "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"},
 	}
 	g.Expect(c.Create(t.Context(), configMap)).To(Succeed())
 	configured(`{"name":"by-hand","default":"any"}`)
@@ -286,6 +286,8 @@ func importsKnown(t *testing.T, c client.Client, run func(string, ...string) (st
 	}
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	patch(n, `{"metadata":{"labels":{"nvidia.com/device-plugin.config":"slice-4"}}}`)
+	offers := client.RawPatch(types.MergePatchType, []byte(`{"status":{"capacity":{"nvidia.com/gpu":"8"},"allocatable":{"nvidia.com/gpu":"8"}}}`))
+	g.Expect(c.Status().Patch(t.Context(), n, offers)).To(Succeed()) // as the plugin does
 	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"},
 		Data:       map[string]string{"slice-4": "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"},

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -371,4 +372,28 @@ func TestRestoreSaysThatAClassStaysBesideAnother(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(left).To(ConsistOf(ContainSubstring("it stays beside gpu.nvidia.com, which serves the same resource, because the scheduler would forget that. Delete it, then have the " +
 		"scheduler read the other one again: kubectl delete deviceclass gpusharing-gpu && kubectl annotate deviceclass gpu.nvidia.com --overwrite read-again=")))
+}
+
+// On a node of NVIDIA's DRA driver the operator refuses MPS, and instances that are named nvidia.com/gpu (NotOnDRA): neither is advised there.
+func TestAdviceForANodeOfTheDRADriverIsNotRefusedThere(t *testing.T) {
+	for name, models := range map[string][]sim.Model{"A100": {sim.A100, sim.A100}, "T4": {sim.T4, sim.T4}} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			d := driven(t, newNode(t, "d", models...))
+			s := snapshotOf(d)
+			o := inCluster(published(&d, 1), ofChart())
+			g.Expect(o.tell(&s)).To(BeEmpty())
+			c := advice.Cluster{
+				Nodes: s.Nodes, Plugin: s.Plugin, MinAge: 24 * time.Hour, Seen: advice.FromPrometheus(seenOn("d", "infer-0", "infer-1", "infer-2", "infer-3")),
+			}
+			all, err := advice.Of(c)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(all[0].Policy).NotTo(BeNil(), "%s %+v", all[0].NoPolicy, all[0].Options)
+			admitted := policy(t, all[0].Policy.Name, slicing)
+			admitted.Spec.Sharing, admitted.Spec.GPUSelector = all[0].Policy.Spec.Sharing, all[0].Policy.Spec.GPUSelector
+			preview := text{width: 110}
+			preview.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{admitted}})
+			g.Expect(preview.String()).NotTo(ContainSubstring(v1alpha1.ReasonNotOnDRA))
+		})
+	}
 }

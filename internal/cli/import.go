@@ -4,11 +4,14 @@
 package cli
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -139,8 +142,20 @@ func readConfigs(ctx context.Context, c client.Client, shared *importer.Cluster,
 		return fmt.Errorf("reading ConfigMap %s, which the device plugin reads: %w", configMap, err)
 	}
 	shared.ConfigMap, shared.Configs = "ConfigMap "+configMap.String(), found.Data
-	shared.Default = cmp.Or(shared.Default, fallback(!byOperator, found.Data))
-	return nil
+	if byOperator {
+		return nil
+	}
+	shared.Default, err = fallback(ctx, c, found)
+	switch {
+	case apierrors.IsForbidden(err):
+		shared.DefaultUnread = fmt.Sprintf("you may not list DaemonSets in namespace %s, so it is not known which key of %s nodes without the label %s have",
+			configMap.Namespace, shared.ConfigMap, v1alpha1.LabelConfig)
+		return nil
+	case errors.Is(err, errDefaultsDiffer):
+		shared.DefaultUnread = err.Error()
+		return nil
+	}
+	return err
 }
 
 // policyNames are the names of the policies that exist.
@@ -156,19 +171,61 @@ func policyNames(ctx context.Context, c client.Client) ([]string, error) {
 	return names, nil
 }
 
-// fallback is the key that nodes without a label use in the chart of the stand-alone plugin: the one called default or,
-// if there is only one, that.
-func fallback(standAlone bool, keys map[string]string) string {
-	if !standAlone {
-		return ""
+// errDefaultsDiffer says that nobody knows which key nodes without a label use.
+var errDefaultsDiffer = errors.New("the DaemonSets that read the ConfigMap have different values of DEFAULT_CONFIG; correct config.default of NVIDIA's chart")
+
+// fallback is the key that nodes without a label use with a stand-alone plugin: config.default of NVIDIA's chart or, by
+// config.fallbackStrategies, the one called default, the only one, or none (NVIDIA/k8s-device-plugin, cmd/config-manager).
+func fallback(ctx context.Context, c client.Client, configMap *corev1.ConfigMap) (string, error) {
+	all := &appsv1.DaemonSetList{}
+	if err := c.List(ctx, all, client.InNamespace(configMap.Namespace)); err != nil {
+		return "", fmt.Errorf("listing DaemonSets in namespace %s: %w", configMap.Namespace, err)
 	}
-	if _, has := keys["default"]; has || len(keys) != 1 {
-		return "default"
+	var keys []string
+	for i := range all.Items {
+		if spec := &all.Items[i].Spec.Template.Spec; mountsConfigMap(spec, configMap.Name) {
+			keys = append(keys, fallbackOf(spec, configMap.Data))
+		}
 	}
-	for key := range keys {
-		return key
+	if len(keys) == 0 {
+		return fallbackOf(&corev1.PodSpec{}, configMap.Data), nil
 	}
-	return ""
+	if slices.ContainsFunc(keys, func(key string) bool { return key != keys[0] }) {
+		return "", errDefaultsDiffer
+	}
+	return keys[0], nil
+}
+
+func mountsConfigMap(spec *corev1.PodSpec, name string) bool {
+	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name })
+}
+
+// fallbackOf is the key for nodes without a label by the environment of NVIDIA's config-manager.
+func fallbackOf(spec *corev1.PodSpec, keys map[string]string) string {
+	strategies := "named,single"
+	for _, container := range spec.Containers {
+		for _, variable := range container.Env {
+			switch {
+			case variable.Name == "DEFAULT_CONFIG" && variable.Value != "":
+				return variable.Value
+			case variable.Name == "FALLBACK_STRATEGIES":
+				strategies = variable.Value
+			}
+		}
+	}
+	const named = "default"
+	for strategy := range strings.SplitSeq(strategies, ",") {
+		_, has := keys[named]
+		switch {
+		case strategy == "named" && has:
+			return named
+		case strategy == "single" && len(keys) == 1:
+			return slices.Collect(maps.Keys(keys))[0]
+		case strategy == "empty":
+			return ""
+		}
+	}
+	return named
 }
 
 // at is the string at a path; empty if there is none.

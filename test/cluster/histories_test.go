@@ -212,8 +212,22 @@ func (s *run) released() {
 func (s *run) comesToRest() {
 	s.forget()
 	if !s.rest(8*time.Hour, 400) {
-		s.breaks("bounded", "400 rounds in 8h do not come to rest: %s", s.counted())
+		s.breaks("bounded", "400 rounds in 8h do not come to rest: %s; containers wait: %v", s.counted(), s.containersWaiting())
 	}
 	s.bounded("in 8h in which nobody else does anything", mostAtRest)
 	s.tell("everything rests: %s", s.counted())
+}
+
+// containersWaiting are the containers of all nodes that do not run, and why not.
+func (s *run) containersWaiting() (why []string) {
+	for _, p := range s.all() {
+		for _, pod := range s.podsOn(p.name) {
+			for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+				if w := c.State.Waiting; w != nil {
+					why = append(why, fmt.Sprintf("%s of %s on %s: %s", c.Name, pod.Name, p.name, w.Message))
+				}
+			}
+		}
+	}
+	return why
 }

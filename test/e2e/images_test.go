@@ -19,8 +19,8 @@ import (
 // workloadImage is that of users' pods.
 const workloadImage = "example.com/workload:e2e"
 
-// mpsServerProgram and mpsControlProgram are users' programs in that image, with the names of NVIDIA's.
-const mpsServerProgram, mpsControlProgram = "/" + simdriver.MPSServerName, "/nvidia-cuda-mps-control"
+// These are users' programs in that image, with the names of NVIDIA's.
+const mpsServerProgram, mpsControlProgram, configManagerProgram = "/" + simdriver.MPSServerName, "/nvidia-cuda-mps-control", "/config-manager"
 
 func pauseImage() image.Image {
 	return image.Image{
@@ -35,7 +35,7 @@ func images(ctx context.Context) []image.Image {
 		Name: workloadImage, Entrypoint: []string{"/workload"}, User: "65532:65532",
 		Files: map[string]string{"/workload": filepath.Join(bin, "workload")},
 		// The names by which NVIDIA's programs are known: a user's image may have them too.
-		Links: map[string]string{mpsServerProgram: "/workload", mpsControlProgram: "/workload"},
+		Links: map[string]string{mpsServerProgram: "/workload", mpsControlProgram: "/workload", configManagerProgram: "/workload"},
 	}
 	operand := image.Image{
 		Name: gpuoperator.ClientImage, Files: map[string]string{"/nvidia-operand": filepath.Join(bin, "nvidia-operand")},

@@ -5,10 +5,12 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -60,6 +63,7 @@ func tenantSpecs() {
 		})
 		AfterAll(func(ctx SpecContext) { unshare(ctx, map[string]int64{"nvidia.com/gpu": 2}) })
 		tenantOnSlicedGPUs()
+		tenantThatHangs(&mallory)
 		tenantBesideMPS(&mallory)
 		tenantOfMPS(&mallory)
 
@@ -116,6 +120,59 @@ func tenantOnSlicedGPUs() {
 		}
 		stay()
 	})
+}
+
+// tenantThatHangs is about what answers to nobody in a container of the tenant.
+func tenantThatHangs(mallory *client.Client) {
+	It("keeps the agent from no report and no change by a file system in its container that answers to nobody", func(ctx SpecContext) {
+		pod := tenantPod("hangs", "stay", withoutGPU())
+		pod.Spec.Containers[0].Command = []string{configManagerProgram}
+		pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, corev1.EnvVar{Name: "CONFIG_FILE_SRCDIR", Value: hangsAt})
+		Expect((*mallory).Create(ctx, pod)).To(Succeed())
+		givenTo(ctx, client.ObjectKeyFromObject(pod))
+		hang(processOf(ctx, client.ObjectKeyFromObject(pod)))
+		stay := expectSpared(ctx)
+		apply(ctx, "shared", `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 3}}}`)
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 6})
+		expectReady(ctx, "shared")
+		stay()
+	})
+}
+
+// hangsAt is where a file system that answers to nobody is mounted in a container.
+const hangsAt = "/dev/shm"
+
+// hang mounts a FUSE without a server in the container of a process. A tenant has a volume of NFS for it, which Pod
+// Security baseline allows, and stops the server; the machines of these specs have no NFS.
+func hang(pid int) {
+	GinkgoHelper()
+	device := filepath.Join("/dev", "fuse-"+tenant)
+	Expect(unix.Mknod(device, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229)))).To(Succeed())
+	fuse, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() error { return errors.Join(unix.Close(fuse), os.Remove(device)) }) // who waits goes on
+	mounted := make(chan error)
+	go func() {
+		runtime.LockOSThread() // it ends with this goroutine, since it is in another mount namespace
+		mounted <- mountIn(pid, fuse)
+	}()
+	Expect(<-mounted).To(Succeed())
+}
+
+// mountIn goes into the mount namespace of a process, with the thread that calls it, and mounts a FUSE there.
+func mountIn(pid, fuse int) error {
+	container, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return err
+	}
+	defer container.Close() //nolint:errcheck // only read
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	if err := unix.Setns(int(container.Fd()), unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	return unix.Mount("hangs", hangsAt, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse))
 }
 
 // tenantBesideMPS are about pods that only name the pipe directory of a daemon.

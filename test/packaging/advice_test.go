@@ -23,7 +23,8 @@ func series(metric, address, labels, values string) map[string]string {
 	return map[string]string{"series": fmt.Sprintf(`%s{job="gpu-sharing-agent", instance=%q, node="a", %s}`, metric, address, labels), "values": values}
 }
 
-// TestQueriesOfAdvice plays series to the queries of `kubectl gpusharing advise`, with Prometheus' own promtool.
+// TestQueriesOfAdvice plays series to the queries of `kubectl gpusharing advise`, with Prometheus' own promtool: of a Prometheus that honours the
+// labels of what it scrapes, and of OpenShift's for user workloads, which does not (overrideHonorLabels).
 func TestQueriesOfAdvice(t *testing.T) {
 	const (
 		used, share, sm = "gpusharing_container_gpu_memory_used_bytes", "gpusharing_container_gpu_memory_share_bytes", "gpusharing_container_gpu_sm_utilization_ratio"
@@ -71,9 +72,18 @@ func TestQueriesOfAdvice(t *testing.T) {
 			tests = append(tests, map[string]any{"expr": query, "eval_time": "2h", "exp_samples": want(namespace)[name]})
 		}
 	}
+	var exported []map[string]string
+	for _, s := range input {
+		labels := s["series"]
+		for _, label := range []string{"namespace", "pod", "container"} {
+			labels = strings.ReplaceAll(labels, " "+label+"=", fmt.Sprintf(" %[1]s=\"the-agents\", exported_%[1]s=", label))
+		}
+		exported = append(exported, map[string]string{"series": labels, "values": s["values"]})
+	}
 	file := filepath.Join(t.TempDir(), "advice.yaml")
 	data, err := yaml.Marshal(map[string]any{"evaluation_interval": "1m", "tests": []map[string]any{
 		{"name": "advise", "interval": "1m", "input_series": input, "promql_expr_test": tests},
+		{"name": "labels that are not honoured", "interval": "1m", "input_series": exported, "promql_expr_test": tests},
 	}})
 	g := NewWithT(t)
 	g.Expect(err).NotTo(HaveOccurred())

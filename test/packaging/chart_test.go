@@ -317,3 +317,16 @@ func TestHelm3RendersWhatHelm4Renders(t *testing.T) {
 	}
 	NewWithT(t).Expect(objects(helm3)).To(Equal(objects(helm4)))
 }
+
+// The schema takes an empty list: agents and MPS pods then tolerate nothing.
+func TestNoTolerationsAtAllCanBeInstalled(t *testing.T) {
+	objects, err := newHelm(t).template(t, "--set-json", "gpuNodes.tolerations=[]")
+	g := NewWithT(t)
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, o := range objects {
+		if o.GetKind() == "DaemonSet" {
+			_, has, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "tolerations")
+			g.Expect(has).To(BeFalse(), o.GetName())
+		}
+	}
+}

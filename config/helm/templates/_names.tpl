@@ -90,8 +90,10 @@ nodeSelector:
 
 {{/* What the pods of a node have in common. */}}
 {{- define "gpusharing.ofNodePods" -}}
+{{- with .Values.gpuNodes.tolerations }}
 tolerations:
-{{- toYaml .Values.gpuNodes.tolerations | nindent 0 }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
 {{- with .Values.images.pullSecrets }}
 imagePullSecrets:
 {{- toYaml . | nindent 0 }}

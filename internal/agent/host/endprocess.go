@@ -6,7 +6,6 @@ package host
 import (
 	"errors"
 	"fmt"
-	"path"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,7 +21,7 @@ type Ender interface {
 
 // Arguments implements Ender.
 func (p *Proc) Arguments(pid int) []string {
-	cmdline, err := p.read(path.Join(strconv.Itoa(pid), "cmdline"), maxCommand)
+	cmdline, err := p.readMemory(strconv.Itoa(pid), "cmdline", maxCommand)
 	if err != nil || len(cmdline) == 0 {
 		return nil
 	}

@@ -4,6 +4,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +12,9 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -21,6 +24,8 @@ import (
 type Proc struct {
 	root    *os.Root
 	closing atomic.Int32 // descriptors of other processes that are being closed
+	waiting atomic.Int32 // for the memory of processes
+	waits   sync.Map     // for which: names of files
 }
 
 // NewProc reads the proc file system under root, such as /proc.
@@ -42,6 +47,44 @@ func (p *Proc) read(name string, most int64) ([]byte, error) {
 	}
 	defer f.Close()                            //nolint:errcheck // only read
 	return io.ReadAll(io.LimitReader(f, most)) //nolint:wrapcheck // likewise
+}
+
+// How long the memory of a process in a container is waited for, and of how many at a time.
+const memoryTimeout, maxWaiting = time.Second, 16
+
+// errMemory says that the memory of a process does not come.
+var errMemory = errors.New("its memory does not come")
+
+// readMemory reads a file of a process that the kernel takes from the memory of that process. Any process can keep the lock
+// of its memory: by a page of a file, on a file system that answers to nobody, that is on its way to it. Whoever waits
+// there is left behind, and such a process is not read again meanwhile. Tenants have no process outside of containers,
+// so those that are outside are waited for.
+func (p *Proc) readMemory(dir, name string, most int64) ([]byte, error) {
+	file := path.Join(dir, name)
+	if p.inOwnPIDs(dir) {
+		return p.read(file, most)
+	}
+	if _, waits := p.waits.LoadOrStore(file, true); waits || p.waiting.Load() >= maxWaiting {
+		return nil, errMemory
+	}
+	type answer struct {
+		content []byte
+		err     error
+	}
+	answers := make(chan answer, 1)
+	p.waiting.Add(1)
+	go func() {
+		content, err := p.read(file, most)
+		p.waiting.Add(-1)
+		p.waits.Delete(file)
+		answers <- answer{content, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.content, a.err
+	case <-time.After(memoryTimeout):
+		return nil, errMemory
+	}
 }
 
 // Describe implements Processes.
@@ -71,6 +114,11 @@ func (p *Proc) name(dir string) string {
 	if program := p.program(dir); program != "" {
 		return program
 	}
+	return p.comm(dir)
+}
+
+// comm is what the kernel calls a process: the program that it was started as, unless it has chosen another name.
+func (p *Proc) comm(dir string) string {
 	comm, err := p.read(path.Join(dir, "comm"), maxStatus)
 	if err != nil {
 		return ""

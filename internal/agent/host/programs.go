@@ -13,9 +13,9 @@ import (
 
 // Programs tells about programs that run somewhere on the node, also in containers.
 type Programs interface {
-	// Running are the PIDs of the processes that run a program, by the base name of their first argument.
+	// Running are the PIDs of the processes that run a program, by what the kernel calls them: up to 15 characters.
 	Running(program string) ([]int, error)
-	// Environment is the environment with which a process was started; empty if it is gone.
+	// Environment is the environment with which a process was started; empty if it is gone, or does not let itself be read.
 	Environment(pid int) map[string]string
 	// Privileged reports whether a process may administer the node (CAP_SYS_ADMIN of the host), as those of privileged
 	// containers may. "baseline" of Pod Security denies it to tenants.
@@ -31,7 +31,7 @@ func (p *Proc) Running(program string) ([]int, error) {
 	var pids []int
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err == nil && p.program(entry.Name()) == program {
+		if err == nil && p.comm(entry.Name()) == program {
 			pids = append(pids, pid)
 		}
 	}
@@ -40,7 +40,7 @@ func (p *Proc) Running(program string) ([]int, error) {
 
 // program is the base name of the first argument of a process; empty for a kernel thread and one that is gone.
 func (p *Proc) program(dir string) string {
-	cmdline, err := p.read(path.Join(dir, "cmdline"), maxCommand)
+	cmdline, err := p.readMemory(dir, "cmdline", maxCommand)
 	argument, _, _ := strings.Cut(string(cmdline), "\x00")
 	if err != nil || argument == "" {
 		return ""
@@ -51,7 +51,7 @@ func (p *Proc) program(dir string) string {
 // Environment implements Programs.
 func (p *Proc) Environment(pid int) map[string]string {
 	found := map[string]string{}
-	environ, _ := p.read(path.Join(strconv.Itoa(pid), "environ"), maxEnvironment) // one that is gone has none
+	environ, _ := p.readMemory(strconv.Itoa(pid), "environ", maxEnvironment) // one that is gone has none
 	for pair := range strings.SplitSeq(string(environ), "\x00") {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			found[name] = value

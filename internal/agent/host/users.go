@@ -18,7 +18,8 @@ import (
 type Users interface {
 	// User is the effective user ID of a process. runs is false if the process is gone.
 	User(pid int) (uid int64, runs bool)
-	// WithVariable returns the value of an environment variable by PID, for the processes that were started with it.
+	// WithVariable returns the value of an environment variable by PID, for the processes of the node, outside of
+	// containers but for those with hostPID, that were started with it.
 	WithVariable(name string) (map[int]string, error)
 }
 
@@ -70,7 +71,7 @@ func (p *Proc) WithVariable(name string) (map[int]string, error) {
 	found := map[int]string{}
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
+		if err != nil || !p.inOwnPIDs(entry.Name()) {
 			continue
 		}
 		if value, given := p.variable(entry.Name(), name); given {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -27,6 +28,11 @@ var errExternal = fmt.Errorf("%w: NVIDIA's own MPS DaemonSet serves this resourc
 // errDriverLeaves says why a daemon does not run: it would keep the old driver loaded.
 var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the node is about to change and no pod uses MPS; "+
 	"it starts once the driver is ready", ErrDaemon)
+
+// errRenumbered says why a daemon does not get other limits: it takes the index of a GPU, and nobody knows by which it
+// counts now.
+var errRenumbered = fmt.Errorf("%w: it started when the node had other GPUs, which it may count differently; it starts anew once "+
+	"no client is connected", ErrDaemon)
 
 // daemonManager keeps each daemon as desired:
 //
@@ -127,7 +133,9 @@ func (k *daemonManager) reconcileState(ctx context.Context, desired plan.Daemon,
 	case k.node.DriverLeaves():
 		return k.stopForDriver(ctx, desired, was, is.answers)
 	case is.answers && k.outlived(was):
-		return k.restart(ctx, desired, was)
+		return k.restart(ctx, desired, was, nil)
+	case is.answers && renumbered(was.Daemon, desired):
+		return k.restart(ctx, desired, was, errRenumbered)
 	case is.answers && was.answers(desired) && was.Applied && is.percentage == was.Answered:
 		return k.keep(ctx, was)
 	}
@@ -141,18 +149,30 @@ func (k *daemonManager) outlived(was record) bool {
 	return was.DriverVersion != "" && now != "" && now != was.DriverVersion
 }
 
-// restart starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new
-// one. While a client is connected, the kernel module is still that of the daemon.
-func (k *daemonManager) restart(ctx context.Context, desired plan.Daemon, was record) error {
+// renumbered reports whether a GPU has another index than when a daemon was limited: one has fallen off the bus, and the
+// driver counts those that are left.
+func renumbered(was, desired plan.Daemon) bool {
+	return slices.ContainsFunc(desired.Devices, func(d plan.DaemonDevice) bool {
+		return slices.ContainsFunc(was.Devices, func(o plan.DaemonDevice) bool { return o.UUID == d.UUID && o.Index != d.Index })
+	})
+}
+
+// restart starts a daemon again with the driver and the GPUs that the node has now. Pods that use no GPU at this moment
+// find the new one. While a client is connected, the kernel module is still that of the daemon. It waits then, with a
+// reason if it has to.
+func (k *daemonManager) restart(ctx context.Context, desired plan.Daemon, was record, waits error) error {
 	servers, err := k.control.Servers(ctx, desired.Resource)
 	if err != nil {
 		return err
 	}
 	if len(connected(servers)) > 0 {
-		return nil
+		if waits == nil {
+			return nil
+		}
+		return k.note(was, waits)
 	}
 	if err := k.quit(ctx, was); err != nil {
-		return k.note(was, fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, desired.Resource, was.DriverVersion, err))
+		return k.note(was, fmt.Errorf("stopping %w for %s, which started with driver %s: %w", ErrDaemon, desired.Resource, was.DriverVersion, err))
 	}
 	return k.apply(ctx, desired, was, false)
 }

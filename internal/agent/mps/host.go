@@ -55,6 +55,7 @@ type Host struct {
 	trims   *lost // whose pipe directories are being emptied
 
 	nextHealth time.Time // when all daemons are asked again
+	nextRelief time.Time // when the shared memory may be emptied again
 }
 
 // tools are what all parts of the host work with.

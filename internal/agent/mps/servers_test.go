@@ -101,6 +101,23 @@ func TestALimitThatIsNotTakenIsAnError(t *testing.T) {
 	}
 }
 
+// A daemon takes the index of a GPU. When one falls off the bus (Xid 79) the driver counts the others anew, and the daemon
+// may not.
+func TestLimitsAreSetForNoOtherGPUOnceOneIsGone(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 1510))).To(gomega.Succeed())
+	client, _ := n.client(t, "pod-a", 1000)
+	second := plan.Daemon{Resource: resource, ActiveThreadPercentage: 10, Devices: []plan.DaemonDevice{{UUID: "GPU-b", Index: 0, PinnedMemoryLimitMiB: 700}}}
+	g.Expect(n.view.Start(t.Context(), second)).To(aboutDaemon("it started when the node had other GPUs"))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510, 1: 1510}), "a client is connected")
+	g.Expect(n.starts()).To(gomega.Equal(1))
+
+	n.daemons.End(client)
+	g.Expect(n.view.Start(t.Context(), second)).To(gomega.Succeed())
+	g.Expect(n.starts()).To(gomega.Equal(2))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 700}))
+}
+
 func TestMemoryIsReadBackInTheUnitsOfTheDaemon(t *testing.T) {
 	for answer, holds := range map[string]bool{
 		"1510M": true, "1G": true, "1510MB\n": true, "1546240K": true, "1583349760": true,

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"time"
 
 	"github.com/go-logr/logr"
 
@@ -53,10 +54,21 @@ func (h *Host) endAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+const (
+	// reliefInterval is how often the shared memory is emptied at most. Who has it open without being a client may fill
+	// it again at once, and each time the daemons are started anew.
+	reliefInterval = 10 * time.Minute
+	// vainReliefInterval is the same where that did not help.
+	vainReliefInterval = time.Hour
+)
+
 // relieve empties the shared memory of what pods that have ended have left there, which no container's memory limit
 // counts any more. That is done once it holds a quarter of what it can, and nobody uses MPS. The daemons are started anew
 // after it: nothing tells which of the files are theirs.
 func (h *Host) relieve(ctx context.Context) error {
+	if h.clock.Now().Before(h.nextRelief) {
+		return nil
+	}
 	shared := h.files.path(SharedMemory)
 	filled, err := host.Filled(shared)
 	if err != nil || !filled || !h.node.SharesMemory() || h.node.DriverLeaves() {
@@ -71,11 +83,23 @@ func (h *Host) relieve(ctx context.Context) error {
 		}
 		return err
 	}
+	h.nextRelief = h.clock.Now().Add(reliefInterval)
 	if used, err := h.used(); used || err != nil { // a pod has started meanwhile
 		return err
 	}
 	logr.FromContextOrDiscard(ctx).Info("Emptied the shared memory of MPS, which pods that have ended had filled", "folder", shared)
-	return host.Clear(shared) //nolint:wrapcheck // names what it did
+	return errors.Join(host.Clear(shared), h.checkRelief(shared))
+}
+
+// checkRelief says that the shared memory is still filled though it has no files any more.
+func (h *Host) checkRelief(shared string) error {
+	filled, err := host.Filled(shared)
+	if err != nil || !filled {
+		return err //nolint:wrapcheck // names what it did
+	}
+	h.nextRelief = h.clock.Now().Add(vainReliefInterval)
+	return fmt.Errorf("%s is more than a quarter full though all its files were removed: a process that is no MPS client has removed files "+
+		"open. Find it on the node (lsof +L1) and end it. The next try is in %s", shared, vainReliefInterval)
 }
 
 // used reports whether a process may use the shared memory: one that was given a pipe directory, or NVIDIA's own daemon.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
@@ -66,6 +67,35 @@ func TestWhatEndedPodsLeaveInTheSharedMemoryGoes(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(25.0))
 	converges()
 	g.Expect(n.starts()).To(gomega.Equal(2))
+}
+
+// Who is no client can have removed files of the shared memory open: it was handed them by a pod that was one.
+func TestIdleDaemonsAreNotStartedAnewAgainAndAgain(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	n.sharesTmpfs(t, g)
+	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.starts()).To(gomega.Equal(1))
+	held, err := os.Create(n.path("shm", "held"))
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer held.Close() //nolint:errcheck // removed
+	_, err = held.Write(make([]byte, 300<<10))
+	g.Expect(errors.Join(err, os.Remove(held.Name()))).NotTo(gomega.HaveOccurred())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(gomega.ContainSubstring("lsof +L1")))
+	for range 60 {
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		n.clock.Step(5 * time.Second)
+	}
+	g.Expect(n.starts()).To(gomega.Equal(2))
+
+	g.Expect(held.Truncate(0)).To(gomega.Succeed())
+	n.clock.Step(time.Hour)
+	for range 60 { // it fills it again as soon as it was emptied
+		g.Expect(os.WriteFile(n.path("shm", "again"), make([]byte, 300<<10), 0o600)).To(gomega.Succeed())
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		n.clock.Step(5 * time.Second)
+	}
+	g.Expect(n.starts()).To(gomega.Equal(3))
 }
 
 // A program on the node itself, or a pod with a folder above the pipe directory, is connected though nobody gave it the pipe

@@ -6,20 +6,21 @@
 //
 //	what was observed, nodes, policies → Of → Advice for the nodes of one policy with GPUs of one product → Text
 //
-// The criteria, each with its reason, are in docs/choosing.md. A value that was not observed is nil, and then no
-// criterion counts it as 0.
+// What is advised makes no running pod unschedulable when it is started again, and is never less safe than what it
+// replaces: the criteria, each with its reason, are in docs/choosing.md. A value that was not observed is nil, and then
+// no criterion counts it as 0.
 package advice
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -31,7 +32,9 @@ import (
 type Cluster struct {
 	Nodes    []cluster.Node
 	Policies []v1alpha1.GPUSharingPolicy
-	Seen     Seen
+	// Plugin is how NVIDIA's device plugin is installed.
+	Plugin cluster.DevicePlugin
+	Seen   Seen
 	// MinAge is how long a node must have been observed at the least.
 	MinAge time.Duration
 	Scope  Scope
@@ -81,6 +84,15 @@ type Fleet struct {
 	Containers []Container // of the scope
 	// Others are the namespaces of further containers on the nodes, which the scope leaves out.
 	Others []string
+
+	// present is how the policy shares the GPUs; without a strategy: no policy does, and they are whole.
+	present v1alpha1.Sharing
+	// held is at most how many GPUs, instances and replicas were held at the same time on each node.
+	held map[string]int
+	// requests is what the pods on each node request; 0: pods that have ended may have requested it.
+	requests map[string]map[string]int64
+	// pods are those on the nodes that request GPUs, by namespace/name.
+	pods map[string]*cluster.Pod
 }
 
 // Advice is what fits a fleet.
@@ -115,7 +127,7 @@ func Of(c Cluster) ([]Advice, error) {
 	lacks = append(lacks, c.Seen.Lacks...)
 	advised := make([]Advice, 0, len(groups))
 	for _, f := range groups {
-		a := f.advise()
+		a := c.advise(f)
 		a.Source, a.Lacks = c.Seen.Source, append(lacks, a.Lacks...)
 		lacks = nil // it holds for the cluster, so once is enough
 		if a.Best != nil {
@@ -131,7 +143,7 @@ func Of(c Cluster) ([]Advice, error) {
 
 // groups are the fleets by policy and product, and why nodes are left out.
 func (c Cluster) groups() (groups []Fleet, lacks []string) {
-	var young, several []string
+	var young, several, byHand []string
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range nodes {
 		n := &nodes[i]
@@ -144,13 +156,16 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 		case mixed(n):
 			several = append(several, n.Name)
 			continue
+		case by == "" && c.sharedByHand(n):
+			byHand = append(byHand, n.Name)
+			continue
 		case seen == 0 || seen < c.MinAge:
 			young = append(young, fmt.Sprintf("%s (%s)", n.Name, long(seen)))
 			continue
 		}
 		at := slices.IndexFunc(groups, func(f Fleet) bool { return f.Policy == by && f.Device.Product == devices[0].Product })
 		if at < 0 {
-			groups, at = append(groups, Fleet{Policy: by, Device: empty(devices), Time: seen}), len(groups)
+			groups, at = append(groups, c.fleet(by, devices, seen)), len(groups)
 		}
 		groups[at].add(n, seen, c)
 	}
@@ -160,8 +175,54 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 	if len(several) > 0 {
 		lacks = append(lacks, "nodes with GPUs of several products, for which no advice is given: "+format.List(several))
 	}
+	if len(byHand) > 0 {
+		lacks = append(lacks, "nodes that are shared by hand; apply what `kubectl gpusharing import` prints first: "+format.List(byHand))
+	}
 	slices.SortStableFunc(groups, func(a, b Fleet) int { return cmp.Compare(a.Policy, b.Policy) })
 	return groups, lacks
+}
+
+// fleet is one without nodes.
+func (c Cluster) fleet(by string, devices []v1alpha1.DeviceStatus, seen time.Duration) Fleet {
+	f := Fleet{
+		Policy: by, Device: empty(devices), Time: seen, held: map[string]int{}, requests: map[string]map[string]int64{}, pods: map[string]*cluster.Pod{},
+	}
+	if p := c.policy(by); p != nil {
+		f.present = p.Spec.Sharing
+	}
+	return f
+}
+
+func (c Cluster) policy(name string) *v1alpha1.GPUSharingPolicy {
+	at := slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })
+	if at < 0 || name == "" {
+		return nil
+	}
+	return &c.Policies[at]
+}
+
+// offeredBy are the resources of GPUs that a node offers now.
+func (c Cluster) offeredBy(n *cluster.Node) map[string]int64 {
+	s := cluster.Snapshot{Plugin: c.Plugin}
+	return n.OfferedGPUs(s.StackOf(n))
+}
+
+// sharedByHand reports whether a node that no policy governs offers anything else than its whole GPUs.
+func (c Cluster) sharedByHand(n *cluster.Node) bool {
+	divided := func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }
+	offered := c.offeredBy(n)
+	return slices.ContainsFunc(n.GPU.Status.Devices, divided) || len(offered) > 1 ||
+		len(offered) == 1 && (offered[plan.ResourceGPU] == 0 || offered[plan.ResourceGPU] > int64(len(n.GPU.Status.Devices)))
+}
+
+// wouldBe is a node as a policy sees it.
+func (c Cluster) wouldBe(n *cluster.Node) policy.Node {
+	s := cluster.Snapshot{Plugin: c.Plugin}
+	as := policy.Node{
+		Name: n.Name, Labels: n.Labels, Devices: plan.WithProfiles(n.GPU.Status.Devices), Stack: s.StackOf(n), Workload: c.Plugin.Workload(),
+	}
+	as.Shares, _ = n.Published.Shares()
+	return as
 }
 
 // mixed reports whether the node has GPUs of several products.
@@ -194,28 +255,25 @@ func empty(devices []v1alpha1.DeviceStatus) gpu.Device {
 	}
 }
 
-func (f *Fleet) add(n *cluster.Node, seen time.Duration, c Cluster) {
-	f.Nodes, f.GPUs, f.Time = append(f.Nodes, n), f.GPUs+len(n.GPU.Status.Devices), min(f.Time, seen)
-	f.Concurrent += c.Seen.Concurrent[n.Name]
-	others := map[string]bool{}
-	for _, container := range c.Seen.Containers {
-		switch {
-		case container.Node != n.Name:
-		case c.Scope.Namespace != "" && container.Namespace != c.Scope.Namespace:
-			others[container.Namespace] = true
-		default:
-			f.Containers = append(f.Containers, container)
-		}
+// try finds out what each node would offer under an option.
+func (c Cluster) try(f Fleet, o *Option) {
+	o.offers, o.refused = map[string]policy.Desired{}, map[string]string{}
+	p := v1alpha1.GPUSharingPolicy{}
+	if present := c.policy(f.Policy); present != nil {
+		present.Spec.DeepCopyInto(&p.Spec)
 	}
-	for _, name := range slices.Sorted(maps.Keys(others)) {
-		if !slices.Contains(f.Others, name) {
-			f.Others = append(f.Others, name)
+	p.Name, p.Spec.Sharing = f.Policy, o.Sharing
+	for _, n := range f.Nodes {
+		if want, err := policy.DesiredState(&p, c.wouldBe(n)); err != nil {
+			o.refused[n.Name] = err.Error()
+		} else {
+			o.offers[n.Name] = want
 		}
 	}
 }
 
 // advise compares each option with the criteria.
-func (f Fleet) advise() Advice {
+func (c Cluster) advise(f Fleet) Advice {
 	a := Advice{Fleet: f}
 	if len(f.Containers) == 0 {
 		a.NoPolicy = "no container used these GPUs in that time"
@@ -224,6 +282,7 @@ func (f Fleet) advise() Advice {
 	a.Options = f.options()
 	for i := range a.Options {
 		o := &a.Options[i]
+		c.try(f, o)
 		for _, r := range Criteria() {
 			if why := r.Against(f, *o); why == "" {
 				continue
@@ -239,6 +298,9 @@ func (f Fleet) advise() Advice {
 	}
 	if a.Best == nil {
 		a.NoPolicy = "no way to share these GPUs fits all of these containers; give the containers that do not fit nodes of their own"
+		if f.Policy != "" {
+			a.NoPolicy = fmt.Sprintf("no way to share these GPUs is known to fit all of these containers and to be as safe as policy %s, which stays as it is", f.Policy)
+		}
 	}
 	if len(f.Device.Profiles) == 0 && f.Device.MIGCapable {
 		a.Lacks = append(a.Lacks, "the MIG profiles of "+f.Device.Product+", so MIG is not considered")

@@ -42,9 +42,12 @@ func Criteria() []Criterion {
 		{Name: "ComputeFits", Against: computeFits},
 		{Name: "TakesTurns", Against: takesTurns},
 		{Name: "OneTenant", Against: oneTenant},
+		{Name: "OneUser", Against: oneUser},
+		{Name: "AsSafe", Against: asSafe},
+		{Name: "NodesTakeIt", Against: nodesTakeIt},
+		{Name: "NamesStay", Against: namesStay},
 		{Name: "Isolates", Note: true, Against: isolates},
 		{Name: "ComputeKnown", Note: true, Against: computeKnown},
-		{Name: "UsersUnknown", Note: true, Against: usersUnknown},
 	}
 }
 
@@ -57,15 +60,26 @@ func (c Container) fits(s Share) bool {
 // works reports whether a share has the multiprocessors that a container mostly keeps at work, as far as that is known.
 func (c Container) works(s Share) bool { return c.Compute95 == nil || *c.Compute95 <= s.Compute }
 
+// enoughRoom is for each node: a pod may be bound to its node.
 func enoughRoom(f Fleet, o Option) string {
-	if room := o.room(f); room < f.Concurrent {
-		return fmt.Sprintf("it has room for %d, and %d were held at the same time", room, f.Concurrent)
+	for _, n := range f.Nodes {
+		room, held := o.perGPU()*len(n.GPU.Status.Devices), f.held[n.Name]
+		switch {
+		case room >= held:
+		case len(f.Nodes) == 1:
+			return fmt.Sprintf("it has room for %d, and %d were held at the same time", room, held)
+		default:
+			return fmt.Sprintf("node %s has room for %d, and %d were held there at the same time", n.Name, room, held)
+		}
 	}
 	return ""
 }
 
 func severalGPUs(f Fleet, o Option) string {
 	several := f.names(func(c Container) bool { return c.Held > 1 })
+	if s := f.present.Strategy; s == "" || s == v1alpha1.StrategyExclusive {
+		several = append(several, f.asking(func(n int64) bool { return n > 1 })...)
+	}
 	if len(several) == 0 || o.Sharing.Strategy == v1alpha1.StrategyExclusive {
 		return ""
 	}
@@ -123,10 +137,15 @@ func memoryTogether(f Fleet, o Option) string {
 		}
 	}
 	n, sum := largest(peaks, o.Shares[0].Count)
-	if sum*headroom <= float64(f.Device.MemoryMiB*mebibyte) {
+	memory, guarded := float64(f.Device.MemoryMiB*mebibyte), ""
+	if m := o.Sharing.TimeSlicing.Memory; m != nil {
+		memory *= 1 - float64(m.Guard.FreeBelowPercent)/percent
+		guarded = fmt.Sprintf(", of which the memory guard keeps %d %% free", m.Guard.FreeBelowPercent)
+	}
+	if sum*headroom <= memory {
 		return ""
 	}
-	return fmt.Sprintf("the %d largest containers used %s together, and a GPU has %s", n, gibibytes(int64(sum)), gibibytes(f.Device.MemoryMiB*mebibyte))
+	return fmt.Sprintf("the %d largest containers used %s together, and a GPU has %s%s", n, gibibytes(int64(sum)), gibibytes(f.Device.MemoryMiB*mebibyte), guarded)
 }
 
 // computeFits is for shares that limit the multiprocessors.
@@ -164,12 +183,98 @@ func takesTurns(f Fleet, o Option) string {
 	return fmt.Sprintf("the %d busiest containers would wait for each other: together they use %s of the multiprocessors", n, percentage(sum))
 }
 
-// oneTenant is for MPS, whose clients end together.
+// oneTenant is for MPS, whose clients end together, and for time-slicing of GPUs that are not time-sliced yet.
 func oneTenant(f Fleet, o Option) string {
-	if namespaces := f.namespaces(); o.Sharing.Strategy == v1alpha1.StrategyMPS && len(namespaces) > 1 {
+	namespaces := f.namespaces()
+	switch s := o.Sharing.Strategy; {
+	case len(namespaces) < 2: //nolint:mnd // several
+	case s == v1alpha1.StrategyMPS:
 		return "a fault of one client ends all, and the containers belong to several namespaces: " + format.List(namespaces)
+	case s == v1alpha1.StrategyTimeSlicing && f.present.Strategy != s:
+		return "it takes the isolation from each other from containers of several namespaces: " + format.List(namespaces)
 	}
 	return ""
+}
+
+// oneUser is for MPS that is new on the nodes: it serves one user ID at a time, and the pods of another wait in CUDA.
+func oneUser(f Fleet, o Option) string {
+	if o.Sharing.Strategy != v1alpha1.StrategyMPS || f.present.Strategy == v1alpha1.StrategyMPS {
+		return ""
+	}
+	users := map[int64]bool{}
+	unknown := f.names(func(c Container) bool {
+		p := f.podOf(c)
+		if p != nil && p.RunsAs != nil {
+			users[*p.RunsAs] = true
+			return false
+		}
+		return true
+	})
+	switch {
+	case len(unknown) > 0:
+		return "it serves one user ID at a time, and that of these is not known, because no securityContext.runAsUser says it or the pod has ended: " + format.List(unknown)
+	case len(users) > 1:
+		return fmt.Sprintf("it serves one user ID at a time, and the pods have %d", len(users))
+	}
+	return ""
+}
+
+// asSafe is for a way that isolates less than the one that a policy asks for now.
+func asSafe(f Fleet, o Option) string {
+	if isolation(o.Sharing.Strategy) >= isolation(f.present.Strategy) {
+		return ""
+	}
+	return fmt.Sprintf("policy %s asks for %s, which isolates better", f.Policy, f.present.Strategy)
+}
+
+// isolation orders the strategies by what they isolate; 0: none is asked for.
+func isolation(s v1alpha1.Strategy) int {
+	return 1 + slices.Index([]v1alpha1.Strategy{v1alpha1.StrategyTimeSlicing, v1alpha1.StrategyMPS, v1alpha1.StrategyMIG, v1alpha1.StrategyExclusive}, s)
+}
+
+// nodesTakeIt is for what a node would refuse.
+func nodesTakeIt(f Fleet, o Option) string {
+	for _, n := range f.Nodes {
+		if why := o.refused[n.Name]; why != "" {
+			return fmt.Sprintf("node %s refuses it: %s", n.Name, why)
+		}
+	}
+	return ""
+}
+
+// namesStay is for resources that pods request and that a node would not offer any more, or too few of them, or not so
+// many to one pod.
+func namesStay(f Fleet, o Option) string {
+	for _, n := range f.Nodes {
+		want, known := o.offers[n.Name]
+		offers := want.Config
+		if !known {
+			continue // it is refused
+		}
+		for _, name := range slices.Sorted(maps.Keys(f.requests[n.Name])) {
+			if asked := f.requests[n.Name][name]; offers.Resources[name] < max(asked, 1) {
+				return fmt.Sprintf("pods on node %s request %d %s, and it would offer %d", n.Name, max(asked, 1), name, offers.Resources[name])
+			}
+			if offers.Replicas[name] > 1 && refusesSeveral(o.Sharing) && !refusesSeveral(f.present) {
+				if several := f.asking(func(n int64) bool { return n > 1 }); len(several) > 0 {
+					return "a container gets one replica at most, and these request more: " + format.List(several)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// refusesSeveral reports whether NVIDIA's device plugin refuses a container that requests several replicas.
+func refusesSeveral(s v1alpha1.Sharing) bool {
+	switch s.Strategy {
+	case v1alpha1.StrategyMPS:
+		return true
+	case v1alpha1.StrategyTimeSlicing:
+		return s.Advertise == nil || s.Advertise.FailRequestsGreaterThanOne == nil || *s.Advertise.FailRequestsGreaterThanOne
+	case v1alpha1.StrategyMIG, v1alpha1.StrategyExclusive:
+	}
+	return false
 }
 
 func isolates(_ Fleet, o Option) string {
@@ -191,13 +296,6 @@ func computeKnown(f Fleet, o Option) string {
 		return ""
 	}
 	return fmt.Sprintf("rests on memory alone for %s without a reported utilization of the multiprocessors", counted(len(unknown), "container"))
-}
-
-func usersUnknown(_ Fleet, o Option) string {
-	if o.Sharing.Strategy != v1alpha1.StrategyMPS {
-		return ""
-	}
-	return "not known: whether the pods run as one user ID, as MPS needs without multiUser"
 }
 
 // names are the containers of which something is so.

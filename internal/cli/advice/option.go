@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -23,6 +24,10 @@ type Option struct {
 	Shares []Share
 	// Against is why it does not fit; empty: it fits. Notes are what else to know.
 	Against, Notes []string
+
+	// offers is what each node would be, refused why it could not, by node.
+	offers  map[string]policy.Desired
+	refused map[string]string
 }
 
 // Share is a part of a GPU that one container gets, a number of times.
@@ -33,11 +38,10 @@ type Share struct {
 	Compute   float64 // part of the streaming multiprocessors, 0 to 1
 }
 
-// room is how many containers find a share at the same time.
-func (o Option) room(f Fleet) int {
-	room := 0
+// perGPU is how many containers find a share of one GPU at the same time.
+func (o Option) perGPU() (room int) {
 	for _, s := range o.Shares {
-		room += s.Count * f.GPUs
+		room += s.Count
 	}
 	return room
 }
@@ -52,7 +56,11 @@ const (
 // these the smallest, which leaves the most room.
 func (f Fleet) options() []Option {
 	options := f.partitions()
-	replicas := max(minReplicas, (f.Concurrent+f.GPUs-1)/f.GPUs)
+	replicas := minReplicas
+	for _, n := range f.Nodes {
+		gpus := len(n.GPU.Status.Devices)
+		replicas = max(replicas, (f.held[n.Name]+gpus-1)/gpus)
+	}
 	if !f.Device.Virtual {
 		options = append(options, f.mps(min(replicas, int(plan.MaxClients(f.Device)))), f.timeSlicing(min(replicas, maxReplicas)))
 	}
@@ -63,21 +71,50 @@ func (f Fleet) options() []Option {
 }
 
 func (f Fleet) mps(replicas int) Option {
+	limits := &v1alpha1.MPS{Replicas: int32(replicas)}
+	share := Share{Name: fmt.Sprintf("1/%d of a GPU", replicas), Count: replicas, MemoryMiB: f.Device.MemoryMiB / int64(replicas), Compute: 1 / float64(replicas)}
+	if f.present.MPS != nil {
+		limits = f.present.MPS.DeepCopy()
+		limits.Replicas = int32(replicas)
+		if limit := plan.MiB(limits.PinnedMemoryLimit); limit > 0 {
+			share.MemoryMiB = limit
+		}
+		if threads := limits.ActiveThreadPercentage; threads != nil {
+			share.Compute = float64(*threads) / percent
+		}
+	}
 	return Option{
-		Name:    fmt.Sprintf("MPS with %d replicas", replicas),
-		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: int32(replicas)}},
-		Shares: []Share{{
-			Name: fmt.Sprintf("1/%d of a GPU", replicas), Count: replicas, MemoryMiB: f.Device.MemoryMiB / int64(replicas), Compute: 1 / float64(replicas),
-		}},
+		Name: fmt.Sprintf("MPS with %d replicas", replicas), Shares: []Share{share},
+		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: limits, Advertise: f.advertise(v1alpha1.StrategyMPS)},
 	}
 }
 
 func (f Fleet) timeSlicing(replicas int) Option {
+	turns := &v1alpha1.TimeSlicing{}
+	if f.present.TimeSlicing != nil {
+		turns = f.present.TimeSlicing.DeepCopy()
+	}
+	turns.Replicas = int32(replicas)
 	return Option{
 		Name:    fmt.Sprintf("TimeSlicing with %d replicas", replicas),
-		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: int32(replicas)}},
+		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: turns, Advertise: f.advertise(v1alpha1.StrategyTimeSlicing)},
 		Shares:  []Share{{Name: "a GPU", Count: replicas, MemoryMiB: f.Device.MemoryMiB, Compute: 1}},
 	}
+}
+
+// advertise is how replicas are advertised: as now, or by the name that pods request.
+func (f Fleet) advertise(s v1alpha1.Strategy) *v1alpha1.Advertise {
+	a := f.present.Advertise.DeepCopy()
+	if a != nil && f.present.Strategy != s {
+		a.FailRequestsGreaterThanOne = nil // MPS refuses it, and time-slicing had it so
+	}
+	if a == nil || a.RenameByDefault == nil {
+		if !f.requested(plan.ResourceGPUShared) {
+			return a
+		}
+		a = &v1alpha1.Advertise{RenameByDefault: new(true)}
+	}
+	return a
 }
 
 // partitions are the layouts of MIG instances: of one profile each, the smallest first, and one of several if the
@@ -93,19 +130,30 @@ func (f Fleet) partitions() []Option {
 		if n < minReplicas {
 			continue // the whole GPU is not shared
 		}
+		names, as := v1alpha1.MIGResourceNamesUniform, plan.ResourceGPU
+		if f.requestsInstances() {
+			names, as = v1alpha1.MIGResourceNamesPerProfile, plan.ResourceOf(p.Name)
+		}
 		options = append(options, Option{
-			Name:   fmt.Sprintf("MIG, %d × %s", n, p.Name),
-			Shares: []Share{f.instances(p, n)},
-			Notes:  []string{"each instance is advertised as nvidia.com/gpu"},
-			Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-				ResourceNames: v1alpha1.MIGResourceNamesUniform, Layouts: []v1alpha1.MIGLayout{{Fill: v1alpha1.MIGProfile(p.Name)}},
-			}},
+			Name:    fmt.Sprintf("MIG, %d × %s", n, p.Name),
+			Shares:  []Share{f.instances(p, n)},
+			Notes:   []string{"each instance is advertised as " + as},
+			Sharing: f.mig(names, v1alpha1.MIGLayout{Fill: v1alpha1.MIGProfile(p.Name)}),
 		})
 	}
 	if o, found := f.layout(profiles); found {
 		options = append(options, o)
 	}
 	return options
+}
+
+// mig is a layout for all GPUs, made by what makes instances now.
+func (f Fleet) mig(names v1alpha1.MIGResourceNames, layout v1alpha1.MIGLayout) v1alpha1.Sharing {
+	m := &v1alpha1.MIG{ResourceNames: names, Layouts: []v1alpha1.MIGLayout{layout}}
+	if f.present.MIG != nil {
+		m.Actuator = f.present.MIG.Actuator
+	}
+	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: m}
 }
 
 func (f Fleet) instances(p gpu.Profile, n int) Share {
@@ -153,9 +201,7 @@ func (f Fleet) layout(profiles []gpu.Profile) (Option, bool) {
 			fits = false
 		}
 	}
-	o := Option{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{}},
-	}}}
+	o := Option{Sharing: f.mig(v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGLayout{})}
 	var parts []string
 	for _, p := range slices.Backward(profiles) {
 		if n := layout[p.Name]; n > 0 {

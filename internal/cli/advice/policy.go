@@ -47,7 +47,7 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 	if s := p.Spec.GPUSelector; s != nil && len(s.Indexes) > 0 {
 		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
 	}
-	p.Spec.Sharing = keep(p.Spec.Sharing, sharing)
+	p.Spec.Sharing = *sharing.DeepCopy()
 	if !c.governsOnly(f) {
 		if f.Policy != "" && p.Spec.Priority >= maxPriority {
 			return nil, fmt.Sprintf("policy %s has the highest priority that there is, so no other can take nodes from it; lower its priority", f.Policy)
@@ -60,11 +60,10 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 	return p, ""
 }
 
-// governsOnly reports whether a policy governs the nodes of a fleet, and none with other GPUs or out of scope. One that
-// was not observed for long enough is shared with its like.
+// governsOnly reports whether a policy governs the nodes of a fleet and no others.
 func (c Cluster) governsOnly(f Fleet) bool {
 	other := func(n cluster.Node) bool {
-		return n.GPU.Spec.PolicyName == f.Policy && (c.Scope.Node != "" && n.Name != c.Scope.Node || hasOther(&n, f.Device.Product))
+		return n.GPU.Spec.PolicyName == f.Policy && !f.has(n.Name)
 	}
 	return f.Policy != "" && !slices.ContainsFunc(c.Nodes, other)
 }
@@ -93,8 +92,8 @@ func (c Cluster) narrow(p *v1alpha1.GPUSharingPolicy, f Fleet) {
 	}
 }
 
-// leaveOut keeps a policy from nodes that no advice is for and that it would take: those of another policy, and those
-// with GPUs of several products. It returns why it cannot.
+// leaveOut keeps a policy from nodes that no advice is for and that it would take: those of another policy, those with
+// GPUs of several products, and those of which too little is known. It returns why it cannot.
 func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why string) {
 	const mostValues = 64 // that the API takes
 	candidate := narrowed.DeepCopy()
@@ -104,7 +103,7 @@ func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why str
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		governed := ranking.Govern(policy.Node{Labels: n.Labels, Devices: n.GPU.Status.Devices}).By
-		if governed == nil || governed.Name != candidate.Name || n.GPU.Spec.PolicyName == f.Policy && !mixed(n) {
+		if governed == nil || governed.Name != candidate.Name || f.has(n.Name) {
 			continue
 		}
 		names, hosts = append(names, n.Name), append(hosts, n.Labels[labelHostname])
@@ -122,22 +121,6 @@ func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why str
 
 func (c Cluster) taken(name string) bool {
 	return slices.Contains(c.advised, name) || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })
-}
-
-// keep is the sharing with what a present one of the same strategy says beside the shares.
-func keep(present, sharing v1alpha1.Sharing) v1alpha1.Sharing {
-	kept := *sharing.DeepCopy()
-	switch {
-	case present.TimeSlicing != nil && kept.TimeSlicing != nil:
-		replicas := kept.TimeSlicing.Replicas
-		kept.TimeSlicing = present.TimeSlicing.DeepCopy()
-		kept.TimeSlicing.Replicas, kept.Advertise = replicas, present.Advertise.DeepCopy()
-	case present.MPS != nil && kept.MPS != nil:
-		kept.MPS.MultiUser, kept.Advertise = present.MPS.MultiUser, present.Advertise.DeepCopy()
-	case present.MIG != nil && kept.MIG != nil:
-		kept.MIG.Actuator = present.MIG.Actuator
-	}
-	return kept
 }
 
 // name makes the name of a policy of a text.

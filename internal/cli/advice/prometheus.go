@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
@@ -40,23 +41,38 @@ func Queries(window time.Duration, namespace string) map[Query]string {
 	over, step := fmt.Sprintf("%.0fs", window.Seconds()), resolution(window).Seconds()
 	steps := fmt.Sprintf("[%s:%.0fs]", over, step)
 	// A scrape's own labels change with the agent's pod, and must count nothing twice.
-	held := func(selector string) string {
-		return fmt.Sprintf("max by (node, gpu, gpu_instance, namespace, pod, container) (gpusharing_container_gpu_memory_share_bytes%[1]s"+
-			" or gpusharing_container_gpu_memory_used_bytes%[1]s)", selector)
+	held := func(selectors ...string) string {
+		var all []string
+		for _, selector := range selectors {
+			all = append(all, "gpusharing_container_gpu_memory_share_bytes"+selector, "gpusharing_container_gpu_memory_used_bytes"+selector)
+		}
+		return fmt.Sprintf("max by (node, gpu, gpu_instance, namespace, pod, container) (%s)", honoured(strings.Join(all, " or ")))
 	}
-	selector := ""
+	concurrent := held("")
 	if namespace != "" {
-		selector = fmt.Sprintf("{namespace=%q}", namespace)
+		concurrent = held(fmt.Sprintf("{exported_namespace=%q}", namespace), fmt.Sprintf(`{namespace=%q, exported_namespace=""}`, namespace))
 	}
-	const container = "max by (node, namespace, pod, container)"
+	of := func(expression, metric string) string {
+		return fmt.Sprintf("max by (node, namespace, pod, container) (%s)", honoured(fmt.Sprintf(expression, metric, over)))
+	}
+	const utilization = "gpusharing_container_gpu_sm_utilization_ratio"
 	return map[Query]string{
 		QueryTime:       fmt.Sprintf("sum_over_time((max by (node) (gpusharing_agent_usage_complete))%s) * %.0f", steps, step),
-		QueryConcurrent: fmt.Sprintf("max_over_time((count by (node) (%s))%s)", held(selector), steps),
+		QueryConcurrent: fmt.Sprintf("max_over_time((count by (node) (%s))%s)", concurrent, steps),
 		QueryHeld:       fmt.Sprintf("max_over_time((count by (node, namespace, pod, container) (%s))%s)", held(""), steps),
-		QueryMemory:     fmt.Sprintf("%s (max_over_time(gpusharing_container_gpu_memory_used_bytes[%s]))", container, over),
-		QueryCompute:    fmt.Sprintf("%s (max_over_time(gpusharing_container_gpu_sm_utilization_ratio[%s]))", container, over),
-		QueryCompute95:  fmt.Sprintf("%s (quantile_over_time(%g, gpusharing_container_gpu_sm_utilization_ratio[%s]))", container, often, over),
+		QueryMemory:     of("max_over_time(%s[%s])", "gpusharing_container_gpu_memory_used_bytes"),
+		QueryCompute:    of("max_over_time(%s[%s])", utilization),
+		QueryCompute95:  of(fmt.Sprintf("quantile_over_time(%g, %%s[%%s])", often), utilization),
 	}
+}
+
+// honoured is an expression with the namespace, pod and container that the agent reports. A Prometheus that does not honour the labels of
+// what it scrapes, as OpenShift's for user workloads, gives those names to the agent itself and calls the others exported_….
+func honoured(expression string) string {
+	for _, label := range []string{"namespace", "pod", "container"} {
+		expression = fmt.Sprintf(`label_replace(%s, %q, "$1", "exported_%s", "(.+)")`, expression, label, label)
+	}
+	return expression
 }
 
 // Sample is a part of an answer of Prometheus.

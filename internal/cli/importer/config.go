@@ -4,39 +4,66 @@
 package importer
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
 )
 
-// configuration is a configuration of NVIDIA's device plugin, `version: v1`, as far as it matters.
+// configuration is a configuration of NVIDIA's device plugin, `version: v1`, as far as it matters. It is read as the plugin reads it, by
+// encoding/json, which takes the names of fields in any case, but for those of replicated and resource (api/config/v1/replicas.go).
 type configuration struct {
-	Version string         `yaml:"version"`
-	Flags   map[string]any `yaml:"flags"`
+	Version string         `json:"version"`
+	Flags   map[string]any `json:"flags"`
 	Sharing struct {
-		TimeSlicing *replicated `yaml:"timeSlicing"`
-		MPS         *replicated `yaml:"mps"`
-	} `yaml:"sharing"`
-	Resources map[string]any `yaml:"resources"`
-	IMEX      map[string]any `yaml:"imex"`
+		TimeSlicing *replicated `json:"timeSlicing"`
+		MPS         *replicated `json:"mps"`
+	} `json:"sharing"`
+	Resources map[string]any `json:"resources"`
+	IMEX      map[string]any `json:"imex"`
 }
 
 // replicated is what of the resources of a node is advertised more than once.
 type replicated struct {
-	RenameByDefault            bool       `yaml:"renameByDefault"`
-	FailRequestsGreaterThanOne *bool      `yaml:"failRequestsGreaterThanOne"`
-	Resources                  []resource `yaml:"resources"`
+	RenameByDefault            bool       `json:"renameByDefault"`
+	FailRequestsGreaterThanOne *bool      `json:"failRequestsGreaterThanOne"`
+	Resources                  []resource `json:"resources"`
 }
 
 type resource struct {
-	Name     string `yaml:"name"`
-	Rename   string `yaml:"rename"`
-	Devices  any    `yaml:"devices"`
-	Replicas int32  `yaml:"replicas"`
+	Name     string `json:"name"`
+	Rename   string `json:"rename"`
+	Devices  any    `json:"devices"`
+	Replicas int32  `json:"replicas"`
+}
+
+// UnmarshalJSON reads fields that are written exactly so, as the plugin does.
+func (r *replicated) UnmarshalJSON(data []byte) error {
+	type plain replicated
+	return exactly(data, (*plain)(r), "renameByDefault", "failRequestsGreaterThanOne", "resources")
+}
+
+// UnmarshalJSON reads fields that are written exactly so, as the plugin does.
+func (r *resource) UnmarshalJSON(data []byte) error {
+	type plain resource
+	return exactly(data, (*plain)(r), "name", "rename", "devices", "replicas")
+}
+
+func exactly(data []byte, into any, fields ...string) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(data, &all); err != nil {
+		return err
+	}
+	maps.DeleteFunc(all, func(name string, _ json.RawMessage) bool { return !slices.Contains(fields, name) })
+	data, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
 }
 
 func parse(data string) (configuration, error) {
@@ -47,9 +74,7 @@ func parse(data string) (configuration, error) {
 	if c.Version != "" && c.Version != "v1" {
 		return c, fmt.Errorf("version %q is not known", c.Version)
 	}
-	if c.Flags == nil {
-		c.Flags = map[string]any{}
-	}
+	c.Flags = asNamed(c.Flags)
 	for _, r := range []*replicated{c.Sharing.TimeSlicing, c.Sharing.MPS} {
 		if err := r.check(); err != nil {
 			return c, err
@@ -57,6 +82,24 @@ func parse(data string) (configuration, error) {
 	}
 	return c, nil
 }
+
+// asNamed are the flags that matter under the names that NVIDIA's plugin gives them. Of several the last by name counts there.
+func asNamed(flags map[string]any) map[string]any {
+	named := map[string]any{}
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		value := flags[name]
+		for _, known := range []string{flagMIGStrategy, flagMPSRoot} {
+			if strings.EqualFold(name, known) {
+				name = known
+			}
+		}
+		named[name] = value
+	}
+	return named
+}
+
+// The flags of NVIDIA's plugin that policies replace.
+const flagMIGStrategy, flagMPSRoot = "migStrategy", "mpsRoot"
 
 // maxReplicas is the most replicas that a policy can ask for.
 const maxReplicas = 256
@@ -100,7 +143,7 @@ func (r *replicated) replicas(name string) int32 {
 }
 
 func (c configuration) migStrategy() string {
-	if s, is := c.Flags["migStrategy"].(string); is && s != "" {
+	if s, is := c.Flags[flagMIGStrategy].(string); is && s != "" {
 		return s
 	}
 	return "none"
@@ -120,8 +163,8 @@ func (c configuration) lost() []string {
 	names := map[string]bool{}
 	flatten("flags", c.Flags, names)
 	flatten("imex", c.IMEX, names)
-	delete(names, "flags.migStrategy")
-	delete(names, "flags.mpsRoot")
+	delete(names, "flags."+flagMIGStrategy)
+	delete(names, "flags."+flagMPSRoot)
 	if len(names) > 0 {
 		notes = append(notes, fmt.Sprintf("%s: a policy cannot say this, so it is lost where the GPU Operator does not set it; "+
 			"it sets most flags by the environment, which counts more than the key", strings.Join(slices.Sorted(maps.Keys(names)), ", ")))

@@ -29,7 +29,7 @@ func (c Cluster) driven(n *cluster.Node) (f found, why string) {
 	if err != nil {
 		return f, err.Error()
 	}
-	config := configuration{Flags: map[string]any{"migStrategy": "mixed"}}
+	config := configuration{Flags: map[string]any{flagMIGStrategy: "mixed"}}
 	count, known := n.Published.Shares()
 	partitioned := slices.ContainsFunc(gpus, func(s shape) bool { return s.mig })
 	switch {
@@ -52,6 +52,9 @@ func (c Cluster) driven(n *cluster.Node) (f found, why string) {
 	f.notes = append(f.notes, c.classesFor(f.sharing)...)
 	f.name, f.byDefault = "shared", false
 	f.sharing.Advertise = nil // neither is a setting of the driver
+	if why := c.changes(n, f.sharing); why != "" {
+		return f, why
+	}
 	if f.sharing.TimeSlicing != nil {
 		f.name = fmt.Sprintf("shares-%d", count)
 	}

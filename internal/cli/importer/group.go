@@ -144,25 +144,35 @@ const maxKey = 100
 // never is the rank of labels that no policy may select by, or that name one node.
 const never = 9
 
-// rank says how good a label is to select by: those that people give come first, then node pools and roles, then what
+// pools are the labels that name a node pool: its nodes of tomorrow have them too.
+var pools = []string{
+	"karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup", "alpha.eksctl.io/nodegroup-name", "cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool",
+}
+
+// clouds are domains of which all other labels say what a machine is today, and another of the pool may be tomorrow.
+var clouds = []string{"karpenter.sh", "karpenter.k8s.aws", "karpenter.azure.com", "eks.amazonaws.com", "alpha.eksctl.io", "k8s.amazonaws.com", "cloud.google.com", "kubernetes.azure.com"}
+
+// rank says how good a label is to select by: node pools come first, then those that people give and roles, then what
 // the machine is.
 func rank(name string) int {
 	domain, local, has := strings.Cut(name, "/")
 	switch {
-	case !has && ephemeral(name), has && ephemeral(local):
+	case slices.Contains(pools, name):
+		return 0
+	case !has && ephemeral(name), has && ephemeral(local), slices.Contains(clouds, domain):
 		return never
 	case !has:
-		return 0
+		return 1
 	case unfit(domain):
 		return never
 	case domain == "node-role.kubernetes.io":
-		return 2
-	case name == "node.kubernetes.io/instance-type":
 		return 3
+	case name == "node.kubernetes.io/instance-type":
+		return 4
 	case domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") || strings.HasSuffix(domain, "k8s.io"):
 		return never
 	}
-	return 1
+	return 2
 }
 
 // unfit reports whether all labels of a domain are written by programs: about GPUs, by the operator itself, or about

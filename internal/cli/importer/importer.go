@@ -4,18 +4,22 @@
 // Package importer describes by policies how the GPUs of a cluster are shared already: by keys of NVIDIA's
 // device-plugin ConfigMap, labels on nodes, MIG instances, or by NVIDIA's DRA driver. It is pure.
 //
-// A policy that it writes changes nothing on the nodes that it selects. What no policy can say is told in words, never
-// left out in silence.
+// A policy that it writes changes nothing on the nodes that it selects: what it would change is compared with what is
+// there, as far as the agents report it. What no policy can say is told in words, never left out in silence.
 package importer
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -25,8 +29,8 @@ type Cluster struct {
 	ConfigMap string
 	// Configs is its content: the configurations of the device plugin by key.
 	Configs map[string]string
-	// Default is the key for nodes without a label.
-	Default string
+	// Default is the key for nodes without a label. DefaultUnread is why it is not known; empty: it is.
+	Default, DefaultUnread string
 	// MIGStrategy is ClusterPolicy.spec.mig.strategy, which overrules flags.migStrategy of every key; empty: it does
 	// not.
 	MIGStrategy string
@@ -96,6 +100,7 @@ func Describe(c Cluster) Description {
 		f, why := c.describe(n)
 		if why != "" {
 			rest.add(why, n.Name)
+			d.Unknown = d.Unknown || !strings.HasPrefix(why, errNothing.Error())
 			continue
 		}
 		groups = join(groups, f)
@@ -157,6 +162,41 @@ func (c Cluster) describe(n *cluster.Node) (f found, why string) {
 	if c.Unread != "" {
 		return f, c.Unread
 	}
+	key, config, why := c.configOf(n, &f)
+	if why != "" {
+		return f, why
+	}
+	if c.MIGStrategy != "" {
+		config.Flags[flagMIGStrategy] = c.MIGStrategy
+	}
+	f.notes = append(f.notes, config.lost()...)
+	gpus, err := c.gpusOf(n, &f)
+	if err != nil {
+		return f, err.Error()
+	}
+	left := f.notes
+	f.sharing, err = config.sharing(gpus, &f)
+	if errors.Is(err, errNothing) {
+		if why := c.changes(n, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}); why != "" {
+			return f, strings.Join(append([]string{why}, left...), "; ")
+		}
+	}
+	if err != nil {
+		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
+	}
+	if why := c.changes(n, f.sharing); why != "" {
+		return f, strings.Join(append([]string{why}, left...), "; ")
+	}
+	f.name = cmp.Or(key, n.Labels[v1alpha1.LabelMIGConfig], "shared")
+	if f.sharing.Strategy == v1alpha1.StrategyMIG && n.Labels[v1alpha1.LabelMIGConfig] != "" {
+		f.name = n.Labels[v1alpha1.LabelMIGConfig]
+	}
+	return f, ""
+}
+
+// configOf is the configuration of the device plugin that a node has, with its key; why says that no policy can describe it.
+func (c Cluster) configOf(n *cluster.Node, f *found) (key string, config configuration, why string) {
+	config = configuration{Flags: map[string]any{}}
 	key, chosen := n.Labels[v1alpha1.LabelConfig], true
 	if key != "" {
 		f.notes = append(f.notes, c.selecting(n)...)
@@ -168,35 +208,64 @@ func (c Cluster) describe(n *cluster.Node) (f found, why string) {
 		key, chosen = c.Default, false
 	}
 	f.byDefault = !chosen && key != ""
-	config := configuration{Flags: map[string]any{}}
-	if key != "" {
-		data, there := c.Configs[key]
-		if !there {
-			return f, fmt.Sprintf("the label selects the key %q, which %s does not hold; NVIDIA's config-manager fails there, so "+
-				"remove or correct the label %s", key, c.ConfigMap, v1alpha1.LabelConfig)
-		}
-		var err error
-		if config, err = parse(data); err != nil {
-			return f, fmt.Sprintf("no policy can describe the key %q: %v", key, err)
-		}
+	data, there := c.Configs[key]
+	switch {
+	case !chosen && c.DefaultUnread != "":
+		return key, config, c.DefaultUnread
+	case key == "":
+		return key, config, ""
+	case !there && !chosen:
+		return key, config, fmt.Sprintf("the device plugin has the key %q for nodes without the label %s, and %s does not hold it; NVIDIA's config-manager fails "+
+			"there, so correct config.default of NVIDIA's chart, or label the node", key, v1alpha1.LabelConfig, c.ConfigMap)
+	case !there:
+		return key, config, fmt.Sprintf("the label selects the key %q, which %s does not hold; NVIDIA's config-manager fails there, so "+
+			"remove or correct the label %s", key, c.ConfigMap, v1alpha1.LabelConfig)
 	}
-	if c.MIGStrategy != "" {
-		config.Flags["migStrategy"] = c.MIGStrategy
-	}
-	f.notes = append(f.notes, config.lost()...)
-	gpus, err := c.gpusOf(n, &f)
+	config, err := parse(data)
 	if err != nil {
-		return f, err.Error()
+		return key, config, fmt.Sprintf("no policy can describe the key %q: %v", key, err)
 	}
-	left := f.notes
-	if f.sharing, err = config.sharing(gpus, &f); err != nil {
-		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
+	return key, config, ""
+}
+
+// changes says what a policy with this sharing would change on a node; empty: nothing, or the node does not tell.
+func (c Cluster) changes(n *cluster.Node, s v1alpha1.Sharing) string {
+	known := func(d v1alpha1.DeviceStatus) bool { return !d.MIGCapable || len(d.Profiles) > 0 }
+	devices := plan.WithProfiles(n.GPU.Status.Devices)
+	if len(devices) == 0 || slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return !known(d) }) {
+		return ""
 	}
-	f.name = cmp.Or(key, n.Labels[v1alpha1.LabelMIGConfig], "shared")
-	if f.sharing.Strategy == v1alpha1.StrategyMIG && n.Labels[v1alpha1.LabelMIGConfig] != "" {
-		f.name = n.Labels[v1alpha1.LabelMIGConfig]
+	stack := c.stackOf(n)
+	as := policy.Node{Name: n.Name, Labels: n.Labels, Devices: devices, Stack: stack}
+	as.Shares, _ = n.Published.Shares()
+	want, err := policy.DesiredState(&v1alpha1.GPUSharingPolicy{Spec: v1alpha1.GPUSharingPolicySpec{Sharing: s}}, as)
+	if err != nil {
+		return fmt.Sprintf("the operator refuses it there: %v", err)
 	}
-	return f, ""
+	for _, d := range want.Devices {
+		at := slices.IndexFunc(devices, func(have v1alpha1.DeviceStatus) bool { return have.UUID == d.UUID })
+		if have := devices[at].Sharing; (have.MIGMode == v1alpha1.MIGModeEnabled) != (d.Sharing.MIGMode == v1alpha1.MIGModeEnabled) ||
+			!slices.Equal(have.Instances, d.Sharing.Instances) {
+			return fmt.Sprintf("a policy would change the instances of GPU %d", devices[at].Index)
+		}
+	}
+	offers := n.OfferedGPUs(stack)
+	for name, sick := range n.Unhealthy(want.Config.Resources) {
+		offers[name] += sick
+	}
+	if len(offers) > 0 && !maps.Equal(offers, want.Config.Resources) {
+		return fmt.Sprintf("it offers %s, and a policy would make it %s. Look at the logs of NVIDIA's device plugin there, and import again", counted(offers), counted(want.Config.Resources))
+	}
+	return ""
+}
+
+// counted names resources with their numbers.
+func counted(resources map[string]int64) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(resources)) {
+		parts = append(parts, fmt.Sprintf("%s: %d", name, resources[name]))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // selecting is what to know of the label by which a node selects a key.

@@ -5,11 +5,12 @@ package importer
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -40,7 +41,7 @@ func (c Cluster) labelled(layout string) ([]shape, error) {
 		return builtin(layout)
 	}
 	var file struct {
-		Configs map[string][]entry `yaml:"mig-configs"`
+		Configs map[string][]entry `json:"mig-configs"`
 	}
 	if err := yaml.Unmarshal([]byte(c.MIGConfigs), &file); err != nil {
 		return nil, fmt.Errorf("the ConfigMap of NVIDIA's mig-manager holds no layouts: %w", err)
@@ -65,10 +66,10 @@ func (c Cluster) labelled(layout string) ([]shape, error) {
 
 // entry is how some GPUs of a node are partitioned.
 type entry struct {
-	DeviceFilter any              `yaml:"device-filter"`
-	Devices      any              `yaml:"devices"`
-	Enabled      bool             `yaml:"mig-enabled"`
-	Instances    map[string]int32 `yaml:"mig-devices"`
+	DeviceFilter any              `json:"device-filter"`
+	Devices      any              `json:"devices"`
+	Enabled      bool             `json:"mig-enabled"`
+	Instances    map[string]int32 `json:"mig-devices"`
 }
 
 func (e entry) shape(layout string) (shape, error) {
@@ -79,8 +80,8 @@ func (e entry) shape(layout string) (shape, error) {
 	}
 	if indexes, is := e.Devices.([]any); is {
 		for _, index := range indexes {
-			n, isNumber := index.(int)
-			if !isNumber {
+			n, isNumber := index.(float64)
+			if !isNumber || n != math.Trunc(n) {
 				return s, fmt.Errorf("the layout %s has a device %v, which is no number", layout, index)
 			}
 			s.indexes = append(s.indexes, int32(min(max(n, 0), maxIndex)))

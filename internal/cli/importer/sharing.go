@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -41,7 +42,7 @@ func (c configuration) sharing(gpus []shape, f *found) (v1alpha1.Sharing, error)
 	case replicas < 2:
 		return v1alpha1.Sharing{}, errNothing
 	case mps:
-		return mpsSharing(r, replicas, f)
+		return v1alpha1.Sharing{}, byNVIDIAMPS(r, replicas)
 	}
 	f.notes = append(f.notes, inert(r, plan.ResourceGPU)...)
 	return v1alpha1.Sharing{
@@ -49,23 +50,15 @@ func (c configuration) sharing(gpus []shape, f *found) (v1alpha1.Sharing, error)
 	}, nil
 }
 
-// mpsSharing is MPS with NVIDIA's own limits, which follow from the replicas.
-func mpsSharing(r *replicated, replicas int32, f *found) (v1alpha1.Sharing, error) {
+// byNVIDIAMPS says why no policy describes MPS: the operator's daemons would end NVIDIA's, and with them their clients.
+func byNVIDIAMPS(r *replicated, replicas int32) error {
 	const most = 48
 	if replicas > most {
-		return v1alpha1.Sharing{}, fmt.Errorf("the key asks for %d MPS replicas, but MPS serves at most %d clients on a GPU, so "+
+		return fmt.Errorf("the key asks for %d MPS replicas, but MPS serves at most %d clients on a GPU, so "+
 			"NVIDIA's daemon does not start; write a policy with fewer", replicas, most)
 	}
-	f.notes = append(f.notes, inert(r, plan.ResourceGPU)...)
-	if fail := r.FailRequestsGreaterThanOne; fail != nil && !*fail {
-		f.notes = append(f.notes, "failRequestsGreaterThanOne: false under MPS: a policy always refuses a container that asks for more than one")
-	}
-	f.notes = append(f.notes, "The operator's MPS daemons replace NVIDIA's MPS DaemonSet on these nodes. If that serves the GPUs now, they are "+
-		"drained once when you apply the policy")
-	return v1alpha1.Sharing{
-		Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas},
-		Advertise: &v1alpha1.Advertise{RenameByDefault: new(r.RenameByDefault)},
-	}, nil
+	return fmt.Errorf("NVIDIA's MPS DaemonSet shares its GPUs, and the operator's MPS daemons take its place, for which the node is drained once. If that "+
+		"may be, apply a policy with sharing: {strategy: MPS, mps: {replicas: %d}, advertise: {renameByDefault: %t}}", replicas, r.RenameByDefault)
 }
 
 // inert tells of resources that no GPU of the node gives.
@@ -85,7 +78,7 @@ func inert(r *replicated, but ...string) []string {
 // partitioned is the sharing of a node with MIG.
 func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alpha1.Sharing, error) {
 	names, known := resourceNames[c.migStrategy()]
-	if err := sayable(known, gpus); err != nil {
+	if err := sayable(names, known, gpus); err != nil {
 		return v1alpha1.Sharing{}, err
 	}
 	m := &v1alpha1.MIG{ResourceNames: names}
@@ -122,16 +115,57 @@ var resourceNames = map[string]v1alpha1.MIGResourceNames{
 }
 
 // sayable says why no policy can say how the GPUs of a node with MIG are shared.
-func sayable(advertised bool, gpus []shape) error {
+func sayable(names v1alpha1.MIGResourceNames, advertised bool, gpus []shape) error {
 	if !advertised {
 		return errors.New("a GPU is in MIG mode, but the MIG strategy is none, so its instances are not advertised; write a " +
 			"policy with the strategy that you want")
 	}
 	for _, s := range gpus {
-		if s.mig && len(s.instances) == 0 && s.fill == "" {
+		if !s.mig {
+			continue
+		}
+		if len(s.instances) == 0 && s.fill == "" {
 			return errors.New("a GPU is in MIG mode without instances, which a policy cannot say; write a policy with the " +
 				"instances that you want")
 		}
+		if err := s.admissible(names, len(gpus) == 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// profileName is that of an instance which a policy can ask for (api/v1alpha1, MIGProfile).
+var profileName = regexp.MustCompile(`^[1-7]g(\.[1-9][0-9]{0,3}gb)?(\+(me|gfx|me\.all)|-me)?$`)
+
+// admissible says why the API server refuses a layout; nil: it does not. alone is whether the node has no other.
+func (s shape) admissible(names v1alpha1.MIGResourceNames, alone bool) error {
+	const mostSlices, mostMemory, mostIndexes = 7, 8, 16
+	compute, memory, extended := int32(0), int32(0), int32(0)
+	for _, i := range s.instances {
+		if !profileName.MatchString(i.Profile) {
+			return fmt.Errorf("its instances are %s, which a policy cannot ask for, since NVIDIA's device plugin advertises no compute instance that is smaller than "+
+				"its GPU instance; write a policy with the instances that you want", i.Profile)
+		}
+		parts := int32(i.Profile[0] - '0')
+		compute += parts * i.Count
+		if parts == 3 { //nolint:mnd // 3g takes 4 of 8 memory slices
+			parts++
+		}
+		memory += parts * i.Count
+		if strings.Contains(i.Profile, "+me") {
+			extended += i.Count
+		}
+	}
+	switch {
+	case compute > mostSlices || memory > mostMemory || extended > 1:
+		return errors.New("the layout has more instances than any GPU holds; correct it")
+	case names == v1alpha1.MIGResourceNamesUniform && len(s.instances) > 1:
+		return errors.New("the MIG strategy is single and a GPU has instances of several profiles, of which NVIDIA's device plugin advertises none; write a policy")
+	case len(s.indexes) > mostIndexes && !(s.all && s.product != ""):
+		return fmt.Errorf("more than %d GPUs of one product are partitioned alike and others are not, which a policy cannot say", mostIndexes)
+	case !alone && len(s.indexes) == 0:
+		return errors.New("the layout has several parts, of which one is for all GPUs; import again once the operator runs")
 	}
 	return nil
 }

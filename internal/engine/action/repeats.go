@@ -293,10 +293,13 @@ func entriesOf(a PatchNode) map[string]string {
 	return values
 }
 
-// contentOf is a status without the times and generations of its conditions.
+// contentOf is a status without the times and generations of its conditions, and the time at which a change failed.
 func contentOf(s v1alpha1.GPUNodeStatus) string {
 	s = *s.DeepCopy()
 	s.ObservedGeneration = 0
+	if s.Rollout.Failed != nil {
+		s.Rollout.Failed.Time = metav1.Time{}
+	}
 	for i := range s.Conditions {
 		s.Conditions[i].ObservedGeneration, s.Conditions[i].LastTransitionTime = 0, metav1.Time{}
 	}

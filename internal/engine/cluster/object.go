@@ -160,7 +160,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 	p.Serves = p.Serves || p.MountsConfig
 	addDRA(&p, pod)
 	if p.GPU {
-		p.Requests, p.Workload = GPURequests(&pod.Spec), workloadOf(pod)
+		p.Requests, p.Workload, p.RunsAs = GPURequests(&pod.Spec), workloadOf(pod), runsAs(&pod.Spec)
 		p.InitHolds = HoldsByInit(pod)
 	}
 	p.Tolerates = Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
@@ -172,6 +172,25 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 		p.Controller = owner.Kind
 	}
 	return p
+}
+
+// runsAs is the user ID as which all containers of a pod run; nil: they differ, or it is that of an image.
+func runsAs(spec *corev1.PodSpec) *int64 {
+	var all *int64
+	for i := range spec.Containers {
+		var user *int64
+		if spec.SecurityContext != nil {
+			user = spec.SecurityContext.RunAsUser
+		}
+		if own := spec.Containers[i].SecurityContext; own != nil && own.RunAsUser != nil {
+			user = own.RunAsUser
+		}
+		if user == nil || all != nil && *user != *all {
+			return nil
+		}
+		all = user
+	}
+	return all
 }
 
 // addDRA adds what matters of a pod of NVIDIA's DRA driver, or of one that has devices by ResourceClaims.

@@ -126,6 +126,8 @@ type Pod struct {
 	GPU bool
 	// Requests are the resources of GPUs and instances that it requests; nil for none.
 	Requests map[string]int64
+	// RunsAs is the user ID as which all its containers run; nil: they differ, or the pod does not tell.
+	RunsAs *int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
 	Workload string
 	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which

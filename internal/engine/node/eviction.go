@@ -143,7 +143,7 @@ func comesBackByClaim(v *View, p *cluster.Pod) string {
 // what it holds, and for how long it has been there. An agent that has just come reports all of them anew.
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for _, p := range v.Node.Pods {
-		age := v.Snapshot.Now.Sub(timing.Latest(p.Scheduled, v.Node.AgentSince))
+		age := v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))
 		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !podReported(v, p) {
 			return p.Namespace + "/" + p.Name, age
 		}

@@ -210,11 +210,13 @@ func restoreAndRecord(v *View, t Timeout, why string) []action.Action {
 }
 
 // recordedTimeout returns that record; ok is false if the change of the node has not timed out since the agent was last
-// asked for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again,
-// and a node that needs a reboot needs a person.
+// asked for it, or needs nothing from the node any more. An agent that comes back before the rest is over is asked what
+// is there, and does not end it. NVIDIA's mig-manager is not asked for the same config again, and a node that needs a
+// reboot needs a person.
 func recordedTimeout(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
-	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.ChangeIsDisruptive() && canRequestAgain(v) && !needsManualReboot(v)
+	goesOn := v.Node.GPU.Spec.ChangeTime.After(t.At) && !v.Snapshot.Now.Before(t.Until())
+	ok = ok && t.Times > 0 && t.Reason != v1alpha1.ReasonOutsideWindow && !goesOn && v.ChangeIsDisruptive() && canRequestAgain(v) && !needsManualReboot(v)
 	return t, ok
 }
 
@@ -298,6 +300,16 @@ func lastTimeout(v *View) (t Timeout, ok bool) {
 func fromFuture(v *View, at time.Time) bool {
 	now := v.Snapshot.Now // zero where nothing may depend on it
 	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
+}
+
+// latestOf is the latest of moments, some of which the clock of the node told, without those in the future.
+func latestOf(v *View, moments ...time.Time) (latest time.Time) {
+	for _, at := range moments {
+		if !fromFuture(v, at) {
+			latest = timing.Latest(latest, at)
+		}
+	}
+	return latest
 }
 
 // remainingOf is how much remains of a time since a moment that the clock of a node told. Of a moment in the future

@@ -113,13 +113,13 @@ func nvidiaMPSUnreported(v *View) (message string, remaining time.Duration) {
 	if v.Target.IsBaseline || len(v.EndingNVIDIAMPS()) > 0 || len(nvidiaMPSPods(v)) == 0 {
 		return "", 0
 	}
-	since := v.Node.AgentSince
+	came := []time.Time{v.Node.AgentSince}
 	for _, p := range v.Node.Pods {
 		if p.KeptBy(cluster.LabelMPSCapable) {
-			since = timing.Latest(since, timing.Latest(p.Scheduled, p.ReadySince))
+			came = append(came, p.Scheduled, p.ReadySince)
 		}
 	}
-	remaining = since.Add(timing.ReportAfter).Sub(v.Snapshot.Now)
+	remaining = latestOf(v, came...).Add(timing.ReportAfter).Sub(v.Snapshot.Now)
 	if pod, age := justBoundPod(v); pod != "" {
 		remaining = max(remaining, timing.ReportAfter-age)
 	}

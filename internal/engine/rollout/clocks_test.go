@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -22,6 +23,18 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 			c := newSite()
 			h := c.add("a", sim.A100)
 			h.skew = skew
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+			d, _ := c.run(120)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+		})
+		t.Run("the agent, ahead by "+skew.String(), func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100)
+			h.AgentSince = c.Now.Add(skew)
+			h.Pods = append(h.Pods, cluster.Pod{ // its image is not there
+				Namespace: "user", Name: "pulls", UID: "pulls", Controller: "ReplicaSet", GPU: true, Scheduled: c.Now.Add(-time.Hour),
+			})
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 			d, _ := c.run(120)
 			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)

@@ -137,7 +137,7 @@ func (c *run) flapsEvent(random *rand.Rand) {
 }
 
 // upgradesEvent upgrades NVIDIA's driver on a node, which takes hours or is done again and again, while a policy is
-// edited.
+// edited. Its agent may report nothing meanwhile.
 func (c *run) upgradesEvent(random *rand.Rand) {
 	h := c.some(random)
 	if h.off || h.upgrade.goesOn() || !h.down.IsZero() || !c.Plugin.ClusterPolicy {
@@ -146,7 +146,9 @@ func (c *run) upgradesEvent(random *rand.Rand) {
 	c.editEvent(random)
 	c.reconciles(random.IntN(12))
 	builds := []time.Duration{4 * time.Hour, 25 * time.Minute, 5 * time.Minute}[random.IntN(3)]
-	restart := random.IntN(2) == 0
+	restart, lagged := random.IntN(2) == 0, h.lags
+	h.lags = lagged || random.IntN(2) == 0
+	defer func() { h.lags = lagged }()
 	for end := c.Now.Add(4 * time.Hour); c.Now.Before(end) && c.broken == "" && !h.off; {
 		if !h.upgrade.goesOn() {
 			c.upgrades(h, upgrade{restart: restart, builds: builds})

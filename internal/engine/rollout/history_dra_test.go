@@ -477,17 +477,21 @@ func (c *run) driverFaultsEnd(h *host) {
 	}
 }
 
-// driverSettles ends the PodGroups and the gate DynamicMIG, and has the driver look again.
-func (c *run) driverSettles(h *host) {
+// podGroupsEnd ends those that have devices of a host, also where the driver is gone.
+func (h *host) podGroupsEnd() {
 	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool { return len(claim.Others) > 0 })
+}
+
+// driverSettles ends the gate DynamicMIG, and has the driver look again.
+func (c *run) driverSettles(h *host) {
 	if h.driver.dynamic {
 		c.setDynamic(h, false)
 	}
 	h.restartDriver() // an upgrade of the chart
 }
 
-// spared looks whether a pod is evicted that must not be: under another mode than Evict, that of a monitor, or one
-// whose place another takes by the same claim.
+// spared looks whether a pod is evicted that must not be: under another mode than Evict, or one whose place another takes
+// by the same claim.
 func (c *run) spared(h *host, a action.Evict) {
 	if !h.driver.serves || c.seed < onDriver {
 		return
@@ -500,9 +504,6 @@ func (c *run) spared(h *host, a action.Evict) {
 	}
 	if a.For().Name != "" && mode != v1alpha1.DrainModeEvict {
 		c.breaks("harmless", "%s is evicted, and the drain mode of policy %s is %q", a.Pod, a.For().Name, mode)
-	}
-	if c.kinds[a.Pod] == "monitor" {
-		c.breaks("harmless", "%s is evicted, which has its devices for administrators", a.Pod)
 	}
 	for _, p := range h.Pods {
 		for _, claim := range h.Claims {

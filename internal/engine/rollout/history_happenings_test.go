@@ -54,6 +54,7 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 		"late-refuse":   (*run).refuseEvent,
 		"late-unmade":   (*run).unmadeEvent,
 		"late-unmet":    (*run).unmetEvent,
+		"late-virtual":  (*run).virtualEvent,
 		"nights":        (*run).nightsEvent,
 		"opt-out":       (*run).optOutEvent,
 		"pools":         (*run).poolsEvent,

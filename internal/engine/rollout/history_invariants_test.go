@@ -139,7 +139,8 @@ func (c *run) bystander(h *host, a action.Evict) {
 // it is not as it came any more.
 func (c *run) mayChange(h *host, uuid string) bool {
 	for _, d := range h.devices() {
-		if d.UUID == uuid && !bornAs(d).equal(h.born[uuid]) {
+		ours := d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil // set for MPS, and left
+		if d.UUID == uuid && (ours || !bornAs(d).equal(h.born[uuid])) {
 			return true
 		}
 	}
@@ -265,7 +266,9 @@ func (c *run) harmless() {
 			if s.instance != "" {
 				lost = !slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == s.instance })
 			}
-			if lost {
+			if lost && h.driver.dynamic && !h.driver.prepared[name] { // NVIDIA's driver destroys such instances when it starts
+				delete(c.heldGPUs, name)
+			} else if lost {
 				c.breaks("harmless", "what %s uses (GPU %s of %s) was taken from it", name, s.uuid, s.node)
 			}
 		}

@@ -454,6 +454,7 @@ func (c *run) settles() {
 		if !h.off && len(h.sick) > 0 {
 			h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
 		}
+		h.podGroupsEnd()
 		if h.driver.serves {
 			c.driverSettles(h)
 		}

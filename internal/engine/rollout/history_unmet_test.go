@@ -66,6 +66,46 @@ func (c *run) unmetEvent(random *rand.Rand) {
 	}
 }
 
+// virtualEvent has a policy partition the GPUs of a virtual machine, which takes a reboot, and deletes it when the
+// operator may not reboot the machine any more: only a person can then bring it back.
+func (c *run) virtualEvent(random *rand.Rand) {
+	at := slices.IndexFunc(c.all(), func(h *host) bool {
+		return h.hardwareNoReset() && !h.off && h.AgentReady && h.down.IsZero() && !h.upgrade.goesOn() && !h.driver.serves && !c.shared(h)
+	})
+	if at < 0 || c.Plugin.Reason != "" {
+		return
+	}
+	h := c.all()[at]
+	by, _, err := c.desired(h)
+	if by == nil || err != nil {
+		return
+	}
+	edits := func(change func(*v1alpha1.GPUSharingPolicy)) {
+		for i := range c.Policies {
+			if p := &c.Policies[i]; p.Name == by.Name {
+				change(p)
+				p.Generation++
+				c.tell("policy %s is edited: %s", p.Name, history.Says(p))
+			}
+		}
+	}
+	h.canReboot = true
+	h.report()
+	edits(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
+		p.Spec.Rollout.Reboot, p.Spec.Rollout.Paused, p.Spec.Rollout.Drain.Mode = v1alpha1.RebootModeIfRequired, false, v1alpha1.DrainModeEvict
+	})
+	c.countsAnew()
+	c.rest(2*time.Hour, 300)
+	edits(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeNever })
+	c.rest(10*time.Minute, 60)
+	asked := c.Policies
+	c.Policies = nil
+	c.tell("every policy is deleted, and %s may not be rebooted", h.Name)
+	c.rest(2*time.Hour, 300)
+	c.createAgain(asked)
+}
+
 // heldInVain looks whether a node is kept from its users though nothing is to be changed there, and its agent can be at
 // work on nothing that was asked of it before; or though an upgrade of the driver waits for NVIDIA's programs.
 func (c *run) heldInVain(d rollout.Decision) {
@@ -82,7 +122,7 @@ func (c *run) heldInVain(d rollout.Decision) {
 			c.breaks("bounded", "node %s is kept from its users for %s, and an upgrade of the driver waits for that: %s", n.Node, waits, n.Message)
 		}
 		rests := slices.Contains([]node.State{node.Unsupported, node.UpToDate, node.Degraded}, n.State) ||
-			n.State == node.Failed && !strings.Contains(n.Message, "goes back to its last good state")
+			n.State == node.Failed && strings.Count(n.Message, "goes back to its last good state") == strings.Count(n.Message, "goes back to its last good state (Failed")
 		within := timing.ApplyTimeout
 		if h.GPU.Spec.Reboot != nil {
 			within = timing.RebootTimeout

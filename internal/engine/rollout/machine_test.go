@@ -71,7 +71,7 @@ func (h *host) boot() {
 	if h.down.IsZero() || h.now.Sub(h.down) < bootTime {
 		return
 	}
-	h.down, h.AgentReady, h.AgentSince = time.Time{}, true, h.now
+	h.down, h.AgentReady, h.AgentSince = time.Time{}, true, h.now.Add(h.skew)
 	if h.forgets {
 		h.hardware.Update(func(n *sim.Node) {
 			for i := range n.GPUs {

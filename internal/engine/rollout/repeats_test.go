@@ -11,6 +11,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -316,4 +317,19 @@ func TestADeletionThatIsRefusedBlocksNoOther(t *testing.T) {
 	}
 	g.Expect(r.Remaining(refused, time.Time{}, now)).To(Equal(time.Hour))
 	g.Expect(r.Remaining(driver, time.Time{}, now)).To(BeZero())
+}
+
+// TestAFailureThatCannotBeRecordedIsRefusedOnceAMinute: the record has the time of each try.
+func TestAFailureThatCannotBeRecordedIsRefusedOnceAMinute(t *testing.T) {
+	g := NewWithT(t)
+	at := func(now time.Time) action.Report {
+		failed := &v1alpha1.FailedChange{Reason: v1alpha1.ReasonNotAdvertised, Time: metav1.NewTime(now)}
+		return action.Report{Node: "a", Why: "recording that the change failed", Status: v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Failed: failed}}}
+	}
+	now := time.Unix(1_800_000_000, 0)
+	r := &action.Repeats{}
+	r.Begin("", now)
+	r.Refuse(at(now), "denied by webhook", now)
+	later := now.Add(time.Second)
+	g.Expect(r.Remaining(at(later), time.Time{}, later)).To(Equal(action.RefusedAgain - time.Second))
 }

@@ -216,7 +216,7 @@ func (h *host) attend() {
 	case !runs && h.AgentReady:
 		h.AgentReady, h.upgrade.leaves = false, true
 	case runs && h.upgrade.leaves:
-		h.AgentReady, h.AgentSince, h.upgrade.leaves, h.upgrade.returned = true, h.now, false, h.now
+		h.AgentReady, h.AgentSince, h.upgrade.leaves, h.upgrade.returned = true, h.now.Add(h.skew), false, h.now
 	}
 }
 

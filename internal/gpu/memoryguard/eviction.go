@@ -61,7 +61,7 @@ func Decide(c Case) Decision {
 	case !Exceeds(c.Memory, p) || !Meant(c.Memory, c.Replicas, p):
 		return Decision{Why: "the report does not match the policy any more"}
 	case age > fresh || age < -ahead:
-		return Decision{Why: fmt.Sprintf("the agent's report is not of the last %s", fresh)}
+		return Decision{Why: fmt.Sprintf("the agent's report is not of the last %s; check that the clock of the node is right", fresh)}
 	case !c.Pod.Found || c.Pod.Created.After(p.ObservedTime.Add(-ahead)):
 		return Decision{Why: "the pod is gone"}
 	case c.Pod.Node != c.Node:

@@ -1,0 +1,165 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+// locksItself names the file by which a process of these tests locks its own memory.
+const locksItself = "HOST_TEST_LOCKS_ITSELF"
+
+func init() {
+	if file := os.Getenv(locksItself); file != "" {
+		lockMemory(file)
+	}
+}
+
+// lockMemory lets nobody read the memory of this process any more: one thread reads a page of a file that does not come,
+// through /proc/self/mem, which holds the lock of the memory meanwhile; another one waits for the lock to write, and
+// whoever asks after it waits for that one.
+func lockMemory(file string) {
+	f, err := os.Open(file)
+	if err != nil {
+		panic(err)
+	}
+	page, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	memory, err := os.Open("/proc/self/mem")
+	if err != nil {
+		panic(err)
+	}
+	go func() { _, _ = memory.ReadAt(make([]byte, 8), int64(uintptr(unsafe.Pointer(&page[0])))) }() //nolint:gosec // its address is asked for
+	for {
+		other, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			panic(err)
+		}
+		_ = unix.Munmap(other)
+	}
+}
+
+// silentFile is a file of a file system that answers to all but to read it. Asked tells when somebody has.
+func silentFile(t *testing.T) (file string, asked <-chan bool) {
+	t.Helper()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("silent", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)); err != nil {
+		_ = unix.Close(fd)
+		t.Skip(err)
+	}
+	reads := make(chan bool, 1)
+	go answerFuse(fd, reads)
+	t.Cleanup(func() {
+		_ = unix.Unmount(dir, unix.MNT_FORCE) // whoever waits goes on
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+		_ = unix.Close(fd)
+	})
+	return filepath.Join(dir, "file"), reads
+}
+
+// answerFuse is the server of that file system (linux/fuse.h), until its connection ends.
+func answerFuse(fd int, reads chan<- bool) {
+	const lookup, getattr, open, read, initialize = 1, 3, 14, 15, 26
+	attributes := func(node uint64) []any { // of the folder, which is node 1, or of the file
+		mode := uint32(unix.S_IFDIR | 0o755)
+		if node != 1 {
+			mode = unix.S_IFREG | 0o644
+		}
+		return []any{node, uint64(4096), [4]uint64{}, [3]uint32{}, mode, [6]uint32{1}}
+	}
+	for buffer := make([]byte, 1<<17); ; {
+		n, err := unix.Read(fd, buffer)
+		if err == unix.EINTR || err == unix.EAGAIN {
+			continue
+		}
+		if err != nil || n < 40 {
+			return
+		}
+		request := struct {
+			Length, Kind uint32
+			Unique, Node uint64
+		}{}
+		_ = binary.Read(bytes.NewReader(buffer), binary.NativeEndian, &request)
+		var answer []any
+		status := int32(0)
+		switch request.Kind {
+		case initialize:
+			answer = []any{uint32(7), uint32(31), [2]uint32{}, [2]uint16{}, uint32(4096), uint32(1), [2]uint16{}, [8]uint32{}}
+		case lookup:
+			answer = append([]any{uint64(2), [3]uint64{}, [2]uint32{}}, attributes(2)...)
+		case getattr:
+			answer = append([]any{[2]uint64{}}, attributes(request.Node)...)
+		case open:
+			answer = []any{[2]uint64{}}
+		case read:
+			select {
+			case reads <- true:
+			default:
+			}
+			continue
+		default:
+			status = -int32(unix.ENOSYS)
+		}
+		var body, whole bytes.Buffer
+		for _, field := range answer {
+			_ = binary.Write(&body, binary.NativeEndian, field)
+		}
+		_ = binary.Write(&whole, binary.NativeEndian, struct {
+			Length uint32
+			Status int32
+			Unique uint64
+		}{uint32(16 + body.Len()), status, request.Unique}) //nolint:gosec // small
+		_, _ = unix.Write(fd, append(whole.Bytes(), body.Bytes()...))
+	}
+}
+
+// TestAProcessThatLocksItsMemoryKeepsNobodyWaiting: a tenant may mount an NFS server of their own, and any process can keep
+// the lock of its memory by a page of a file there that does not come.
+func TestAProcessThatLocksItsMemoryKeepsNobodyWaiting(t *testing.T) {
+	g := gomega.NewWithT(t)
+	file, asked := silentFile(t)
+	locked := exec.Command(os.Args[0])
+	locked.Env = append(os.Environ(), locksItself+"="+file)
+	locked.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID} // as a container has
+	if err := locked.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = locked.Process.Kill(); go func() { _ = locked.Wait() }() })
+	g.Eventually(asked).WithTimeout(10 * time.Second).Should(gomega.Receive())
+	proc := procOfThisMachine(t)
+	for name, look := range map[string]func(){
+		"Describe":    func() { g.Expect(proc.Describe(locked.Process.Pid).Name).To(gomega.HavePrefix("host")) },
+		"Running":     func() { _, _ = proc.Running("config-manager") },
+		"Environment": func() { proc.Environment(locked.Process.Pid) }, "Arguments": func() { proc.Arguments(locked.Process.Pid) },
+		"WithVariable": func() { _, _ = proc.WithVariable("CUDA_MPS_PIPE_DIRECTORY") }, "User": func() { proc.User(locked.Process.Pid) },
+		"Mounted": func() { _, _ = proc.Mounted("/run") }, "Privileged": func() { proc.Privileged(locked.Process.Pid) },
+	} {
+		done := make(chan bool)
+		go func() {
+			for range 20 {
+				look()
+			}
+			close(done)
+		}()
+		g.Eventually(done).WithTimeout(20*time.Second).Should(gomega.BeClosed(), name)
+	}
+}

@@ -1,0 +1,119 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package advice
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+)
+
+// add adds a node with what runs on it, and what has.
+func (f *Fleet) add(n *cluster.Node, seen time.Duration, c Cluster) {
+	f.Nodes, f.GPUs, f.Time = append(f.Nodes, n), f.GPUs+len(n.GPU.Status.Devices), min(f.Time, seen)
+	f.Concurrent += c.Seen.Concurrent[n.Name]
+	f.held[n.Name], f.requests[n.Name] = c.Seen.Concurrent[n.Name], map[string]int64{}
+	containers := slices.DeleteFunc(slices.Clone(c.Seen.Containers), func(seen Container) bool { return seen.Node != n.Name })
+	containers = append(containers, f.addPods(n, containers)...)
+	if slices.ContainsFunc(containers, func(seen Container) bool { return f.podOf(seen) == nil }) {
+		for _, name := range f.offered(n, c) { // any of these is what it may have requested
+			f.requests[n.Name][name] += 0
+		}
+	}
+	others := map[string]bool{}
+	for _, container := range containers {
+		if c.Scope.Namespace != "" && container.Namespace != c.Scope.Namespace {
+			others[container.Namespace] = true
+		} else {
+			f.Containers = append(f.Containers, container)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(others)) {
+		if !slices.Contains(f.Others, name) {
+			f.Others = append(f.Others, name)
+		}
+	}
+}
+
+// addPods adds the pods of a node that request GPUs, and returns those of which nothing was observed: what they use is
+// not known.
+func (f *Fleet) addPods(n *cluster.Node, seen []Container) (unseen []Container) {
+	sum := int64(0)
+	for i := range n.Pods {
+		p := &n.Pods[i]
+		if len(p.Requests) == 0 {
+			continue
+		}
+		f.pods[p.Namespace+"/"+p.Name] = p
+		for name, count := range p.Requests {
+			f.requests[n.Name][name] += count
+			sum += count
+		}
+		if !slices.ContainsFunc(seen, func(c Container) bool { return c.Namespace == p.Namespace && c.Pod == p.Name }) {
+			unseen = append(unseen, Container{Name: usage.Name{Namespace: p.Namespace, Pod: p.Name}, Node: n.Name, Held: 1})
+		}
+	}
+	f.held[n.Name] = max(f.held[n.Name], int(sum))
+	return unseen
+}
+
+// offered are the resources that a node offers: as its kubelet lists them or, before it does, as its policy asks.
+func (f Fleet) offered(n *cluster.Node, c Cluster) []string {
+	if listed := c.offeredBy(n); len(listed) > 0 {
+		return slices.Collect(maps.Keys(listed))
+	}
+	if p := c.policy(f.Policy); p != nil {
+		if want, err := policy.DesiredState(p, c.wouldBe(n)); err == nil {
+			return slices.Collect(maps.Keys(want.Config.Resources))
+		}
+	}
+	return []string{plan.ResourceGPU}
+}
+
+// podOf is the pod of a container; nil if it is not on the nodes any more.
+func (f Fleet) podOf(c Container) *cluster.Pod { return f.pods[c.Namespace+"/"+c.Pod] }
+
+func (f Fleet) has(node string) bool { return f.requests[node] != nil }
+
+// requested reports whether a pod on one of the nodes requests a resource, or may have.
+func (f Fleet) requested(name string) bool {
+	for _, asked := range f.requests {
+		if _, is := asked[name]; is {
+			return true
+		}
+	}
+	return false
+}
+
+// requestsInstances reports whether pods request MIG instances by their profile.
+func (f Fleet) requestsInstances() bool {
+	for _, asked := range f.requests {
+		for name := range asked {
+			if strings.HasPrefix(name, plan.ResourcePrefix) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// asking are the pods of which the request of one resource is such a number.
+func (f Fleet) asking(is func(int64) bool) []string {
+	var names []string
+	for name, p := range f.pods {
+		for _, n := range p.Requests {
+			if is(n) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,475 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/importer"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	policies "github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// Random clusters, to which what advise or import prints is applied. HARMLESS=5000 plays more of them, HARMLESS_SEED=7 one again.
+
+// eachSeed plays seeds; a failure names its seed.
+func eachSeed(t *testing.T, play func(*rand.Rand) string) {
+	t.Helper()
+	first, count := uint64(1), 200
+	if n, err := strconv.Atoi(os.Getenv("HARMLESS")); err == nil {
+		count = n
+	}
+	if n, err := strconv.ParseUint(os.Getenv("HARMLESS_SEED"), 10, 64); err == nil {
+		first, count = n, 1
+	}
+	for seed := first; seed < first+uint64(count); seed++ {
+		if harm := play(rand.New(rand.NewPCG(seed, seed))); harm != "" {
+			t.Fatalf("HARMLESS_SEED=%d: %s", seed, harm)
+		}
+	}
+}
+
+func pick[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
+
+func maybe(r *rand.Rand) bool { return r.IntN(2) == 0 }
+
+// adviseWorld is a cluster with policies, nodes in the desired state of these, and pods that run well on them.
+type adviseWorld struct {
+	cluster.Snapshot
+
+	seen advice.Seen
+}
+
+// anySharing is a way to share that the API takes.
+func anySharing(r *rand.Rand) v1alpha1.Sharing {
+	advertise := &v1alpha1.Advertise{RenameByDefault: new(maybe(r)), FailRequestsGreaterThanOne: new(maybe(r))}
+	replicas := int32(2 + r.IntN(7))
+	switch r.IntN(5) {
+	case 0:
+		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}
+	case 1:
+		advertise.FailRequestsGreaterThanOne = nil
+		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas}, Advertise: advertise}
+	case 2:
+		s := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+			ResourceNames: pick(r, v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGResourceNamesUniform),
+			Layouts:       []v1alpha1.MIGLayout{{Fill: pick[v1alpha1.MIGProfile](r, "1g", "2g", "3g")}},
+		}}
+		if maybe(r) {
+			s.MIG.Layouts[0].Replicas, s.Advertise = replicas, advertise
+		}
+		return s
+	}
+	s := v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: replicas}, Advertise: advertise}
+	if maybe(r) {
+		s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict, FreeBelowPercent: int32(1 + r.IntN(50))}}
+	}
+	return s
+}
+
+func anyAdviseWorld(t *testing.T, r *rand.Rand) adviseWorld {
+	t.Helper()
+	w := adviseWorld{seen: advice.Seen{Source: "the test", Time: map[string]time.Duration{}, Concurrent: map[string]int{}}}
+	for i := range r.IntN(3) {
+		p := policy(t, fmt.Sprintf("p%d", i), slicing)
+		p.Spec.Sharing, p.Spec.Priority = anySharing(r), int32(r.IntN(2))
+		if maybe(r) {
+			p.Spec.NodeSelector.MatchLabels = map[string]string{"team": pick(r, "a", "b")}
+		}
+		w.Policies = append(w.Policies, p)
+	}
+	models := []sim.Model{sim.A100, sim.A30, sim.H100, sim.T4, sim.V100, sim.L40S, sim.VGPU}
+	for i := range 1 + r.IntN(4) {
+		name := fmt.Sprintf("n%d", i)
+		model := pick(r, models...)
+		n := newNode(t, name, slices.Repeat([]sim.Model{model}, 1+r.IntN(4))...)
+		n.Labels["team"], n.Labels["kubernetes.io/hostname"] = pick(r, "a", "b"), name
+		if r.IntN(5) == 0 {
+			n = driven(t, n)
+			n.DRANode = cluster.DRANode{DRA: "ResourceSlice " + name, Published: &dra.Pool{Complete: true}}
+			for _, d := range n.GPU.Status.Devices {
+				n.Published.Devices = append(n.Published.Devices, dra.Device{Name: "gpu-" + strconv.Itoa(int(d.Index)), Type: "gpu", UUID: d.UUID, Shares: 1})
+			}
+		}
+		w.Nodes = append(w.Nodes, n)
+	}
+	w.Plugin = devicePluginOf(&w.Snapshot)
+	for i := range w.Nodes {
+		w.settle(&w.Nodes[i])
+		w.populate(r, &w.Nodes[i])
+	}
+	return w
+}
+
+// asSeen is a node as policies see it.
+func (w *adviseWorld) asSeen(n *cluster.Node) policies.Node {
+	shares, _ := n.Published.Shares()
+	return policies.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Stack: w.StackOf(n), Shares: shares}
+}
+
+// settle brings a node to the desired state of the policy that governs it.
+func (w *adviseWorld) settle(n *cluster.Node) {
+	by := policies.Rank(w.Policies).Govern(w.asSeen(n)).By
+	if by == nil {
+		return
+	}
+	n.GPU.Spec.PolicyName = by.Name
+	want, err := policies.DesiredState(by, w.asSeen(n))
+	if err != nil || w.StackOf(n) == dra.DRADriver {
+		return // it stays as it was
+	}
+	n.Allocatable = want.Config.Resources
+	for _, d := range want.Devices {
+		for i := range n.GPU.Status.Devices {
+			if have := &n.GPU.Status.Devices[i]; have.UUID == d.UUID {
+				have.Sharing = d.Sharing
+			}
+		}
+	}
+}
+
+// populate lets pods run on a node, most of which were observed, and others have run there.
+func (w *adviseWorld) populate(r *rand.Rand, n *cluster.Node) {
+	w.seen.Time[n.Name] = pick(r, time.Hour, 6*24*time.Hour, 6*24*time.Hour, 6*24*time.Hour)
+	namespaces := 1 + r.IntN(2)
+	see := func(namespace, pod string) {
+		c := advice.Container{Name: usage.Name{Namespace: namespace, Pod: pod, Container: "main"}, Node: n.Name, Held: 1}
+		if r.IntN(8) > 0 {
+			c.MemoryBytes = new(int64(r.IntN(8)) << 29)
+		}
+		if maybe(r) {
+			c.Compute95 = new(r.Float64() / 8)
+			c.Compute = c.Compute95
+		}
+		w.seen.Containers = append(w.seen.Containers, c)
+		w.seen.Concurrent[n.Name]++
+	}
+	user := pick[*int64](r, nil, new(int64(1000)), new(int64(1000)))
+	offers := n.OfferedGPUs(w.StackOf(n))
+	for _, resource := range slices.Sorted(maps.Keys(offers)) {
+		for i := range r.IntN(int(min(offers[resource], 8)) + 1) {
+			p := cluster.Pod{
+				Namespace: fmt.Sprintf("team-%d", r.IntN(namespaces)), Name: fmt.Sprintf("%s-%d-%d", n.Name, len(n.Pods), i), GPU: true,
+				Requests: map[string]int64{resource: 1}, RunsAs: user,
+			}
+			p.UID = p.Name
+			if r.IntN(6) == 0 && r.IntN(int(offers[resource])) > 8 {
+				p.Requests[resource] = 2
+			}
+			if r.IntN(10) > 0 {
+				see(p.Namespace, p.Name)
+			}
+			n.Pods = append(n.Pods, p)
+		}
+	}
+	if r.IntN(4) == 0 {
+		see("team-0", "gone")
+	}
+}
+
+// TestAdviceHarmsNobody: whatever is advised, once applied, each pod that runs can be started again on its node, nobody is isolated worse from
+// others, no node refuses it, and a node of which too little is known stays as it is.
+func TestAdviceHarmsNobody(t *testing.T) {
+	advised := 0
+	eachSeed(t, func(r *rand.Rand) string {
+		w := anyAdviseWorld(t, r)
+		all, err := advice.Of(advice.Cluster{Nodes: w.Nodes, Policies: w.Policies, Plugin: w.Plugin, Seen: w.seen, MinAge: 24 * time.Hour})
+		if err != nil {
+			return ""
+		}
+		var applied []v1alpha1.GPUSharingPolicy
+		for _, a := range all {
+			if a.Policy != nil {
+				p := *a.Policy.DeepCopy()
+				if p.CreationTimestamp = metav1.NewTime(now.Add(time.Hour)); slices.ContainsFunc(w.Policies, named(p.Name)) {
+					p.CreationTimestamp = metav1.NewTime(now)
+				}
+				applied = append(applied, p)
+				advised++
+			}
+		}
+		after := policies.Rank(change{applied: applied}.of(w.Snapshot).Policies)
+		for i := range w.Nodes {
+			if harm := w.harm(&w.Nodes[i], after); harm != "" {
+				return fmt.Sprintf("%s: policies\n%s\nadvised\n%s", harm, asYAML(w.Policies), asYAML(applied))
+			}
+		}
+		return ""
+	})
+	if advised == 0 {
+		t.Fatal("nothing was ever advised")
+	}
+}
+
+// harm is what policies do to a node that it should not suffer; empty: nothing.
+func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
+	by, before := after.Govern(w.asSeen(n)).By, v1alpha1.Sharing{}
+	if at := slices.IndexFunc(w.Policies, named(n.GPU.Spec.PolicyName)); at >= 0 {
+		before = w.Policies[at].Spec.Sharing
+	}
+	if by == nil {
+		if before.Strategy != "" {
+			return fmt.Sprintf("node %s is governed no more", n.Name)
+		}
+		return ""
+	}
+	is := by.Spec.Sharing
+	if fmt.Sprint(asYAML(is)) == fmt.Sprint(asYAML(before)) {
+		return ""
+	}
+	if w.seen.Time[n.Name] < 24*time.Hour {
+		return fmt.Sprintf("node %s changes, though it was observed for %s only", n.Name, w.seen.Time[n.Name])
+	}
+	want, err := policies.DesiredState(by, w.asSeen(n))
+	if err != nil {
+		return fmt.Sprintf("node %s refuses policy %s: %v", n.Name, by.Name, err)
+	}
+	sums, namespaces := map[string]int64{}, map[string]bool{}
+	for _, p := range n.Pods {
+		for name, count := range p.Requests {
+			sums[name] += count
+			namespaces[p.Namespace] = true
+			if count > 1 && want.Config.Replicas[name] > 1 && refuses(is) && !refuses(before) {
+				return fmt.Sprintf("node %s refuses pod %s two replicas", n.Name, p.Name)
+			}
+			if is.Strategy == v1alpha1.StrategyMPS && before.Strategy != is.Strategy && p.RunsAs == nil {
+				return fmt.Sprintf("node %s gets MPS, and nobody knows as whom pod %s runs", n.Name, p.Name)
+			}
+		}
+	}
+	for name, sum := range sums {
+		if want.Config.Resources[name] < sum {
+			return fmt.Sprintf("node %s offers %v under %s, and its pods request %d %s", n.Name, want.Config.Resources, asYAML(is), sum, name)
+		}
+	}
+	order := []v1alpha1.Strategy{v1alpha1.StrategyTimeSlicing, v1alpha1.StrategyMPS, v1alpha1.StrategyMIG, v1alpha1.StrategyExclusive}
+	if slices.Index(order, is.Strategy) < slices.Index(order, before.Strategy) {
+		return fmt.Sprintf("node %s isolates less: %s instead of %s", n.Name, is.Strategy, before.Strategy)
+	}
+	if shared := is.Strategy == v1alpha1.StrategyTimeSlicing || is.Strategy == v1alpha1.StrategyMPS; shared && len(namespaces) > 1 && before.Strategy != is.Strategy {
+		return fmt.Sprintf("node %s isolates namespaces no more", n.Name)
+	}
+	return ""
+}
+
+func refuses(s v1alpha1.Sharing) bool {
+	return s.Strategy == v1alpha1.StrategyMPS || s.Strategy == v1alpha1.StrategyTimeSlicing && (s.Advertise == nil ||
+		s.Advertise.FailRequestsGreaterThanOne == nil || *s.Advertise.FailRequestsGreaterThanOne)
+}
+
+func asYAML(v any) string {
+	text, _ := yaml.Marshal(v)
+	return string(text)
+}
+
+// anyConfig is a configuration that NVIDIA's plugin may be given, in one of the forms in which people write it.
+func anyConfig(r *rand.Rand) string {
+	resources := []string{}
+	for _, name := range []string{"nvidia.com/gpu", "gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.20gb"} {
+		if r.IntN(3) == 0 {
+			resources = append(resources, fmt.Sprintf("{name: %s, replicas: %d%s}", name, pick(r, 1, 2, 3, 4, 10, 48, 49, 256, 257),
+				pick(r, "", "", ", rename: mine", ", devices: all", ", devices: [0]", ", Replicas: 7")))
+		}
+	}
+	shared := fmt.Sprintf("{%s: %t, %s: %t, resources: [%s]}", pick(r, "renameByDefault", "renameByDefault", "RenameByDefault"), maybe(r),
+		pick(r, "failRequestsGreaterThanOne", "failrequestsgreaterthanone"), maybe(r), strings.Join(resources, ", "))
+	sharing := pick(r, "timeSlicing: ", "timeslicing: ", "timeSlicing: ", "mps: ", "MPS: ") + shared
+	if r.IntN(8) == 0 {
+		sharing += ", mps: {resources: [{name: nvidia.com/gpu, replicas: 3}]}"
+	}
+	return pick(r, "version: v1\n", "version: v1\n", "", "Version: v1\n", "version: v2\n") +
+		pick(r, "", "flags: {migStrategy: mixed}\n", "flags: {MigStrategy: mixed}\n", "flags: {migStrategy: single, failOnInitError: false}\n", "flags: {migStrategy: none}\n") +
+		pick(r, "sharing: {", "Sharing: {") + sharing + "}\n"
+}
+
+// offered is what NVIDIA's plugin offers of GPUs with a configuration; ok is false if it does not start.
+func offered(data, strategy string, devices []v1alpha1.DeviceStatus) (offers map[string]int64, ok bool) {
+	config := nvidia.Config{}
+	if yaml.Unmarshal([]byte(data), &config) != nil || config.Version != "" && config.Version != "v1" {
+		return nil, false
+	}
+	nvidia.DisableResourceNamingInConfig(&config)
+	if config.Flags.MigStrategy != nil && strategy == "" {
+		strategy = *config.Flags.MigStrategy
+	}
+	offers, profiles := map[string]int64{}, map[string]bool{}
+	for _, d := range devices {
+		switch {
+		case d.Sharing.MIGMode != v1alpha1.MIGModeEnabled:
+			offers["nvidia.com/gpu"]++
+			profiles["whole"] = true
+		case strategy == "mixed":
+			for _, i := range d.Sharing.Instances {
+				offers[plan.ResourceOf(i.Profile)] += int64(i.Count)
+			}
+		case strategy == "single":
+			for _, i := range d.Sharing.Instances {
+				offers["nvidia.com/gpu"] += int64(i.Count)
+				profiles[i.Profile] = true
+			}
+		default:
+			offers["nvidia.com/gpu"]++
+		}
+	}
+	if strategy == "single" && len(profiles) > 1 {
+		return nil, false
+	}
+	byMIG := slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
+	if config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS && byMIG {
+		return nil, false
+	}
+	replicated := config.Sharing.ReplicatedResources()
+	if replicated == nil {
+		return offers, true
+	}
+	for _, one := range replicated.Resources {
+		name := string(one.Name)
+		if count := offers[name]; count > 0 {
+			delete(offers, name)
+			if one.Rename != "" {
+				name = string(one.Rename)
+			}
+			offers[name] = count * int64(one.Replicas)
+		}
+	}
+	return offers, true
+}
+
+// cutAtRandom partitions GPUs of simulated hardware, if they can be.
+func cutAtRandom(t *testing.T, r *rand.Rand, hardware *sim.Hardware) {
+	t.Helper()
+	inventory, err := hardware.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range inventory.Devices {
+		d := inventory.Devices[i]
+		if !d.MIGCapable || maybe(r) {
+			continue
+		}
+		layout := map[string]int{}
+		for range r.IntN(5) {
+			layout[pick(r, d.Profiles...).Name]++
+		}
+		placed, err := mig.Pack(d, layout)
+		if err != nil {
+			continue
+		}
+		if err := hardware.SetMIG(t.Context(), d.UUID, true); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range placed.Create {
+			if err := hardware.CreateInstance(t.Context(), d.UUID, p.Profile, p.Placement); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestImportChangesNothingOfRandomClusters: what import prints of nodes that are shared by hand, applied, changes neither what a node offers nor
+// a GPU, and needs no pod to end. Nodes that it leaves out stay without a policy.
+func TestImportChangesNothingOfRandomClusters(t *testing.T) {
+	described := 0
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	eachSeed(t, func(r *rand.Rand) string {
+		is := importer.Cluster{ConfigMap: "ConfigMap nvidia/config", Configs: map[string]string{}, GPUOperator: true}
+		is.MIGStrategy = pick(r, "", "", "mixed", "single")
+		for _, key := range []string{"a", "b", "c"} {
+			is.Configs[key] = anyConfig(r)
+		}
+		is.Default = pick(r, "", "a")
+		for i := range 1 + r.IntN(4) {
+			if n, ok := byHand(t, r, &is, fmt.Sprintf("n%d", i)); ok {
+				is.Nodes = append(is.Nodes, n)
+			}
+		}
+		d := importer.Describe(is)
+		s := snapshotOf(is.Nodes...)
+		for _, p := range d.Policies {
+			s.Policies = append(s.Policies, v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Generation: 1, CreationTimestamp: metav1.NewTime(now)}, Spec: p.Spec})
+			described++
+		}
+		for _, n := range rollout.Decide(s).Nodes {
+			switch {
+			case n.Policy == "":
+			case n.State == "Unsupported" || n.State == "Failed":
+				return fmt.Sprintf("node %s refuses policy %s: %s", n.Node, n.Policy, n.Message)
+			case len(n.Plan) > 0 || len(n.Blockers) > 0:
+				return fmt.Sprintf("node %s would be changed: %v, %v", n.Node, n.Plan, n.Blockers)
+			case !maps.Equal(n.Expected, n.Advertised):
+				return fmt.Sprintf("node %s offers %v, and would offer %v", n.Node, n.Advertised, n.Expected)
+			}
+		}
+		for i := range is.Nodes {
+			n := &is.Nodes[i]
+			for _, rest := range d.Rest {
+				by := policies.Rank(s.Policies).Govern(policies.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices}).By
+				if by != nil && strings.HasPrefix(rest, "node "+n.Name+":") {
+					return fmt.Sprintf("policy %s takes node %s, which is not described: %s", by.Name, n.Name, rest)
+				}
+			}
+		}
+		return ""
+	})
+	if described == 0 {
+		t.Fatal("nothing was ever described")
+	}
+}
+
+// byHand is a node that is shared by hand; ok is false if NVIDIA's plugin does not start there.
+func byHand(t *testing.T, r *rand.Rand, is *importer.Cluster, name string) (n cluster.Node, ok bool) {
+	t.Helper()
+	simulated, err := sim.NewNode(name, slices.Repeat([]sim.Model{pick(r, sim.A100, sim.H100, sim.T4, sim.V100)}, 1+r.IntN(3))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hardware := sim.On(simulated)
+	cutAtRandom(t, r, hardware)
+	n = nodeWith(t, name, hardware)
+	delete(n.Labels, "pool")
+	n.Labels["kubernetes.io/hostname"], n.Labels["karpenter.sh/nodepool"] = name, pick(r, "x", "y")
+	n.Labels["karpenter.k8s.aws/instance-size"] = pick(r, "large", "small")
+	key := pick(r, "", "a", "b", "c")
+	if key != "" {
+		n.Labels[v1alpha1.LabelConfig] = key
+	} else {
+		key = is.Default
+	}
+	n.Allocatable, ok = offered(is.Configs[key], is.MIGStrategy, n.GPU.Status.Devices)
+	if !ok {
+		n.Allocatable = map[string]int64{}
+		return n, r.IntN(4) == 0
+	}
+	if offers := slices.Sorted(maps.Keys(n.Allocatable)); len(offers) > 0 {
+		resource := offers[0]
+		for i := range r.IntN(int(min(n.Allocatable[resource], 4)) + 1) {
+			pod := fmt.Sprintf("%s-%d", name, i)
+			n.Pods = append(n.Pods, cluster.Pod{Namespace: "team", Name: pod, UID: pod, GPU: true, Controller: "ReplicaSet", Requests: map[string]int64{resource: 1}})
+		}
+	}
+	return n, true
+}

@@ -1,0 +1,129 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package importer_test
+
+import (
+	"maps"
+	"testing"
+
+	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/importer"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+)
+
+// t4 is a GPU that cannot be partitioned.
+func t4(index int32) v1alpha1.DeviceStatus {
+	d := whole(index)
+	d.Product, d.MIGCapable = "Tesla-T4", false
+	return d
+}
+
+// NVIDIA's plugin reads most names of fields in any case, and those of shared resources exactly.
+func TestImportReadsWhatNVIDIAsPluginReads(t *testing.T) {
+	for name, data := range map[string]string{
+		"another case": "Version: v1\nsharing:\n  timeslicing:\n    resources: [{name: nvidia.com/gpu, replicas: 4}]\n",
+		"exact names":  "sharing: {timeSlicing: {renamebydefault: true, resources: [{name: nvidia.com/gpu, replicas: 4, Replicas: 8}]}}\n",
+		"renamed":      "sharing: {TIMESLICING: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			var plugin nvidia.Config
+			g.Expect(yaml.Unmarshal([]byte(data), &plugin)).To(Succeed())
+			g.Expect(plugin.Sharing.TimeSlicing.Resources[0].Replicas).To(Equal(4))
+			d := importer.Describe(importer.Cluster{ConfigMap: "ConfigMap a/b", Default: "k", Configs: labels{"k": data}, Nodes: []cluster.Node{node("a", nil, whole(0))}})
+			g.Expect(d.Policies).To(HaveLen(1), "%v", d.Rest)
+			sharing := d.Policies[0].Spec.Sharing
+			g.Expect(sharing.TimeSlicing.Replicas).To(BeEquivalentTo(4))
+			g.Expect(*sharing.Advertise.RenameByDefault).To(Equal(plugin.Sharing.TimeSlicing.RenameByDefault))
+			g.Expect(*sharing.Advertise.FailRequestsGreaterThanOne).To(Equal(plugin.Sharing.TimeSlicing.FailRequestsGreaterThanOne))
+		})
+	}
+}
+
+// What the API server refuses is named and left out.
+func TestImportPrintsNoLayoutThatTheAPIRefuses(t *testing.T) {
+	for strategy, layouts := range map[string][]string{
+		"mixed": {
+			"{devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 2}}", "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 9}}",
+			"{devices: all, mig-enabled: true, mig-devices: {1g.5gb+me: 2}}", "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}, {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}",
+		},
+		"single": {"{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}"},
+	} {
+		for _, layout := range layouts {
+			t.Run(layout, func(t *testing.T) {
+				g := NewWithT(t)
+				d := importer.Describe(importer.Cluster{
+					MIGStrategy: strategy, MIGConfigs: "version: v1\nmig-configs:\n  split: [" + layout + "]\n",
+					Nodes: []cluster.Node{node("a", labels{"nvidia.com/mig.config": "split"})},
+				})
+				g.Expect(d.Policies).To(BeEmpty())
+				g.Expect(d.Rest).To(ContainElement(HavePrefix("node a: ")))
+			})
+		}
+	}
+}
+
+// onKarpenter are the labels that Karpenter gives on AWS (https://karpenter.sh/docs/concepts/scheduling/#well-known-labels).
+func onKarpenter(pool, instanceType, cpu, size string) labels {
+	return labels{
+		"node.kubernetes.io/instance-type": instanceType, "karpenter.sh/nodepool": pool, "karpenter.sh/capacity-type": "on-demand",
+		"karpenter.k8s.aws/ec2nodeclass": "default", "karpenter.k8s.aws/instance-family": "g5", "karpenter.k8s.aws/instance-cpu": cpu,
+		"karpenter.k8s.aws/instance-size": size, "karpenter.k8s.aws/instance-gpu-name": "a10g",
+	}
+}
+
+// Policies select nodes by a label that the nodes of tomorrow have too: the name of the node pool, not what its machine of today is.
+func TestImportSelectsTheNodePool(t *testing.T) {
+	for name, c := range map[string]struct{ shared, other, want labels }{
+		"Karpenter": {
+			onKarpenter("notebooks", "g5.xlarge", "4", "xlarge"), onKarpenter("training", "g5.12xlarge", "48", "12xlarge"), labels{"karpenter.sh/nodepool": "notebooks"},
+		},
+		"GKE": {
+			labels{"cloud.google.com/gke-nodepool": "notebooks", "cloud.google.com/gke-cpu-scaling-level": "4", "cloud.google.com/machine-family": "n1"},
+			labels{"cloud.google.com/gke-nodepool": "training", "cloud.google.com/gke-cpu-scaling-level": "16", "cloud.google.com/machine-family": "n1"},
+			labels{"cloud.google.com/gke-nodepool": "notebooks"},
+		},
+		"EKS": {
+			labels{"eks.amazonaws.com/nodegroup": "notebooks", "eks.amazonaws.com/capacityType": "SPOT"},
+			labels{"eks.amazonaws.com/nodegroup": "training", "eks.amazonaws.com/capacityType": "ON_DEMAND"}, labels{"eks.amazonaws.com/nodegroup": "notebooks"},
+		},
+		"AKS": {
+			labels{"kubernetes.azure.com/agentpool": "notebooks", "kubernetes.azure.com/mode": "user"},
+			labels{"kubernetes.azure.com/agentpool": "training", "kubernetes.azure.com/mode": "system"}, labels{"kubernetes.azure.com/agentpool": "notebooks"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			shared := maps.Clone(c.shared)
+			shared[configLabel] = "ts"
+			d := importer.Describe(importer.Cluster{
+				ConfigMap: "ConfigMap gpu-operator/plugin", Nodes: []cluster.Node{node("a", shared), node("b", c.other)},
+				Configs: labels{"ts": "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"},
+			})
+			g.Expect(d.Policies).To(HaveLen(1))
+			g.Expect(d.Policies[0].Spec.NodeSelector.MatchLabels).To(BeEquivalentTo(c.want))
+		})
+	}
+}
+
+// What a node offers is the proof: a policy that would change it is left out, whatever the reason.
+func TestImportLeavesOutANodeThatOffersSomethingElse(t *testing.T) {
+	g := NewWithT(t)
+	is := importer.Cluster{ConfigMap: "ConfigMap a/b", Default: "k", Configs: labels{"k": cernSlice4}, Nodes: []cluster.Node{node("a", nil, t4(0), t4(1))}}
+	is.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu.shared": 8}
+	g.Expect(importer.Describe(is).Policies).To(HaveLen(1))
+	is.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu.shared": 7}
+	is.Nodes[0].Unallocatable = map[string]int64{"nvidia.com/gpu.shared": 1}
+	g.Expect(importer.Describe(is).Policies).To(HaveLen(1), "an unhealthy replica is one of them")
+	is.Nodes[0].Unallocatable = nil
+	d := importer.Describe(is)
+	g.Expect(d.Policies).To(BeEmpty())
+	g.Expect(d.Rest).To(ContainElement(ContainSubstring("offers nvidia.com/gpu.shared: 7, and a policy would make it nvidia.com/gpu.shared: 8")))
+	is.Default, is.Nodes[0].Allocatable = "", map[string]int64{"nvidia.com/gpu": 8}
+	g.Expect(importer.Describe(is).Rest).To(ContainElement(ContainSubstring("offers nvidia.com/gpu: 8")), "by something that import does not read")
+}
