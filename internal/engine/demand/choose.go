@@ -5,6 +5,7 @@ package demand
 
 import (
 	"cmp"
+	"encoding/binary"
 	"maps"
 	"slices"
 	"strings"
@@ -98,7 +99,14 @@ func newChooser(m *Memory, now time.Time, pool Pool, classes []Class, r relaxed)
 	}
 	c.ask()
 	reserve := c.reserved()
-	model, number := (*gpu.Device)(nil), byte(0)
+	for _, g := range order { // what may not go in any case is the reserve first
+		for _, i := range g.Instances {
+			if s := c.state(g, i); s == idle || s == mayGo && g.Frozen {
+				reserve[i.Profile]--
+			}
+		}
+	}
+	model, number := (*gpu.Device)(nil), uint16(0)
 	for _, g := range order {
 		if g.Model != model {
 			model, number = g.Model, m.number(g.Model, allowed(g.Model, pool.Profiles))
@@ -145,7 +153,7 @@ func (c *chooser) numbers(asks map[string]int) (list []int) {
 	larger := func(a, b string) int { return cmp.Or(cmp.Compare(one(b), one(a)), cmp.Compare(a, b)) }
 	for _, name := range slices.SortedFunc(maps.Keys(asks), larger) {
 		at, _ := slices.BinarySearch(c.asked, name)
-		list = append(list, slices.Repeat([]int{at}, asks[name])...)
+		list = append(list, slices.Repeat([]int{at}, max(0, asks[name]))...)
 	}
 	return list
 }
@@ -192,13 +200,13 @@ func (c *chooser) reserved() map[string]int {
 }
 
 // add takes in a GPU, whose table it shares with those that have the same.
-func (c *chooser) add(g *GPU, number byte, names []string, reserve map[string]int) {
+func (c *chooser) add(g *GPU, number uint16, names []string, reserve map[string]int) {
 	p := &place{gpu: g, instances: byPlacement(g.Instances), states: make([]state, len(g.Instances))}
 	key := make([]byte, 0, 128)
 	frozen := g.Frozen && !c.relaxed.frozen
 	for n, i := range p.instances {
 		s := c.state(g, i)
-		if s != stays && reserve[i.Profile] > 0 {
+		if s == mayGo && !g.Frozen && reserve[i.Profile] > 0 {
 			s = idle
 			reserve[i.Profile]--
 		}
@@ -213,7 +221,7 @@ func (c *chooser) add(g *GPU, number byte, names []string, reserve map[string]in
 	if frozen {
 		key = append(key, '!')
 	}
-	key = append(key, number)
+	key = binary.BigEndian.AppendUint16(key, number)
 	found := c.memory.tables[string(key)]
 	if found == nil {
 		found = newTable(g.Model, names, p.instances, p.states, frozen)

@@ -160,12 +160,12 @@ func (c *chooser) items(outcomes []Outcome) (items []item) {
 		if class.BackOff.After(c.now) || !exact && !c.possible(one) {
 			continue
 		}
-		items = append(items, slices.Repeat([]item{one}, min(class.Pods, c.capacity))...)
+		items = append(items, slices.Repeat([]item{one}, max(0, min(class.Pods, c.capacity)))...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.pool.Reserve)) {
 		if exact := c.exactly(name); len(exact) > 0 { // of GPUs of several products, the first
 			one := item{class: none, tier: tier + 1, asks: exact[:1]}
-			items = append(items, slices.Repeat([]item{one}, min(c.pool.Reserve[name], c.capacity))...)
+			items = append(items, slices.Repeat([]item{one}, max(0, min(c.pool.Reserve[name], c.capacity)))...)
 		}
 	}
 	return items

@@ -128,21 +128,29 @@ func (c *chooser) until(i item) (earliest time.Time) {
 		if !admits(c.nodesOf(i), p.gpu.Node) {
 			continue
 		}
-		g := p.bucket.gains[i.asks[0]]
-		if g.option == nil || len(g.option.destroy) == 0 {
+		number := p.table.number(c.asked[i.asks[0]])
+		if number < 0 {
 			continue
 		}
-		var at time.Time
-		for _, of := range g.option.destroy {
-			if t := goes(c.pool, p.gpu, p.at(of)); t.After(at) {
-				at = t
+		needs := p.needs
+		needs[number]++
+		for _, o := range p.table.options { // the least costly one may have to wait longer than another
+			if at := p.waits(c.pool, o); o.offers.covers(needs) && at.After(c.now) && (earliest.IsZero() || at.Before(earliest)) {
+				earliest = at
 			}
-		}
-		if at.After(c.now) && (earliest.IsZero() || at.Before(earliest)) {
-			earliest = at
 		}
 	}
 	return earliest
+}
+
+// waits is until when an option has to wait for instances that may not go yet.
+func (p *place) waits(pool Pool, o *option) (at time.Time) {
+	for _, start := range o.destroy {
+		if t := goes(pool, p.gpu, p.at(start)); t.After(at) {
+			at = t
+		}
+	}
+	return at
 }
 
 // blockers are the pods that hold what lies where an instance could lie for a pod, at the place where they are fewest.

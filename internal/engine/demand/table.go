@@ -100,13 +100,13 @@ func (m *Memory) begin() {
 }
 
 // number is that of a kind.
-func (m *Memory) number(d *gpu.Device, names []string) byte {
+func (m *Memory) number(d *gpu.Device, names []string) uint16 {
 	at := slices.IndexFunc(m.kinds, func(k kind) bool { return k.model == d && slices.Equal(k.names, names) })
 	if at < 0 {
 		at = len(m.kinds)
 		m.kinds = append(m.kinds, kind{d, names})
 	}
-	return byte(at)
+	return uint16(at)
 }
 
 func (t *table) number(name string) int { return slices.Index(t.names, name) }
