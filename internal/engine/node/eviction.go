@@ -144,7 +144,7 @@ func comesBackByClaim(v *View, p *cluster.Pod) string {
 // claimUnknown reports whether a pod came just now by a ResourceClaim that the cache of the controller does not show yet.
 // It may be a monitor's, by which nothing is held.
 func claimUnknown(v *View, p *cluster.Pod) bool {
-	return v.ServedByDRADriver() && !slices.ContainsFunc(v.Node.Claims, p.Has) && v.Snapshot.Now.Sub(p.Scheduled) < timing.ReportAfter
+	return v.ByClaims() && !slices.ContainsFunc(v.Node.Claims, p.Has) && v.Snapshot.Now.Sub(p.Scheduled) < timing.ReportAfter
 }
 
 // justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
