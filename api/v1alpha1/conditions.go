@@ -132,6 +132,8 @@ const (
 	ReasonLimitsNotCounted = "LimitsNotCounted"
 	// ReasonStaleTemplate: the policy has changed while the node group was empty, and Cluster Autoscaler keeps a copy of a former node.
 	ReasonStaleTemplate = "StaleTemplate"
+	// ReasonStartupGap: a new node has no startup taint for a while, and Cluster Autoscaler adds further nodes meanwhile.
+	ReasonStartupGap = "StartupGap"
 	// ReasonScaleDownCandidate: Cluster Autoscaler does not count shared GPUs as used, so a full node may be scaled down.
 	ReasonScaleDownCandidate = "ScaleDownCandidate"
 )

@@ -175,7 +175,7 @@ func (w *adviseWorld) populate(r *rand.Rand, n *cluster.Node) {
 				Namespace: fmt.Sprintf("team-%d", r.IntN(namespaces)), Name: fmt.Sprintf("%s-%d-%d", n.Name, len(n.Pods), i), GPU: true,
 				Requests: map[string]int64{resource: 1}, RunsAs: user,
 			}
-			p.UID = p.Name
+			p.UID, p.Workload = p.Name, fmt.Sprintf("Deployment %s/%d", p.Namespace, r.IntN(9))
 			if r.IntN(6) == 0 && r.IntN(int(offers[resource])) > 8 {
 				p.Requests[resource] = 2
 			}

@@ -32,7 +32,8 @@ func TestPlanPrintsWhatAutoscalersMustKnow(t *testing.T) {
 	}
 	g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "capi"}})).To(Succeed())
 	apply("{apiVersion: karpenter.sh/v1, kind: NodePool, metadata: {name: gpu}, spec: {template: {metadata: {labels: {team: a}}}}}")
-	apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: workers, namespace: capi}, spec: {template: {metadata: {labels: {team: a}}}}}")
+	apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: workers, namespace: capi, annotations: {" +
+		"capacity.cluster-autoscaler.kubernetes.io/labels: team=a}}, spec: {}}")
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	data, err := env.Kubeconfig(cluster.Config)
 	g.Expect(err).NotTo(HaveOccurred())

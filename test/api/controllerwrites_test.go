@@ -146,7 +146,8 @@ func (w *writes) autoscalers(cases map[string]writeCase) {
 			do: create(nodeOverlay("gpu-sharing-amd", ownOverlay, map[string]any{"capacity": map[string]any{"amd.com/gpu": "1"}})), says: resources,
 		},
 		"announces GPUs of a MachineSet": {do: set(`{"metadata": {"annotations": {"capacity.cluster-autoscaler.kubernetes.io/gpu-count": "8",
-			"capacity.cluster-autoscaler.kubernetes.io/gpu-type": "nvidia.com/gpu.shared", "gpusharing.io/autoscaling": "{}"}}}`)},
+			"capacity.cluster-autoscaler.kubernetes.io/gpu-type": "nvidia.com/gpu.shared", "capacity.cluster-autoscaler.kubernetes.io/labels": "pool=gpu",
+			"capacity.cluster-autoscaler.kubernetes.io/taints": "a=:NoSchedule", "gpusharing.io/autoscaling": "{}"}}}`)},
 		"announces memory of a MachineSet": {
 			do:   set(`{"metadata": {"annotations": {"capacity.cluster-autoscaler.kubernetes.io/memory": "1Gi"}}}`),
 			says: "may not change these annotations of machinesets: capacity.cluster-autoscaler.kubernetes.io/memory",

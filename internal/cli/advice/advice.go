@@ -39,7 +39,8 @@ type Cluster struct {
 	MinAge time.Duration
 	Scope  Scope
 
-	advised []string // names of the policies that were advised already
+	advised  []string        // names of the policies that were advised already
+	observed map[string]bool // workloads of which a pod was observed
 }
 
 // Scope limits advice to the nodes of a policy, to a node, or to the containers of a namespace. Empty members limit
@@ -143,6 +144,7 @@ func Of(c Cluster) ([]Advice, error) {
 
 // groups are the fleets by policy and product, and why nodes are left out.
 func (c Cluster) groups() (groups []Fleet, lacks []string) {
+	c.observed = c.workloads()
 	var young, several, byHand []string
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range nodes {

@@ -202,14 +202,14 @@ func oneUser(f Fleet, o Option) string {
 		return ""
 	}
 	users := map[int64]bool{}
-	unknown := f.names(func(c Container) bool {
-		p := f.podOf(c)
-		if p != nil && p.RunsAs != nil {
-			users[*p.RunsAs] = true
-			return false
+	unknown := f.names(func(c Container) bool { return f.podOf(c) == nil })
+	for _, name := range slices.Sorted(maps.Keys(f.pods)) {
+		if user := f.pods[name].RunsAs; user != nil {
+			users[*user] = true
+		} else {
+			unknown = append(unknown, name)
 		}
-		return true
-	})
+	}
 	switch {
 	case len(unknown) > 0:
 		return "it serves one user ID at a time, and that of these is not known, because no securityContext.runAsUser says it or the pod has ended: " + format.List(unknown)
@@ -317,6 +317,9 @@ func (f Fleet) namespaces() []string {
 	}
 	for _, other := range f.Others {
 		set[other] = true
+	}
+	for _, p := range f.pods {
+		set[p.Namespace] = true
 	}
 	return slices.Sorted(maps.Keys(set))
 }

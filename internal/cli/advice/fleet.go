@@ -21,7 +21,7 @@ func (f *Fleet) add(n *cluster.Node, seen time.Duration, c Cluster) {
 	f.Concurrent += c.Seen.Concurrent[n.Name]
 	f.held[n.Name], f.requests[n.Name] = c.Seen.Concurrent[n.Name], map[string]int64{}
 	containers := slices.DeleteFunc(slices.Clone(c.Seen.Containers), func(seen Container) bool { return seen.Node != n.Name })
-	containers = append(containers, f.addPods(n, containers)...)
+	containers = append(containers, f.addPods(n, containers, c.observed)...)
 	if slices.ContainsFunc(containers, func(seen Container) bool { return f.podOf(seen) == nil }) {
 		for _, name := range f.offered(n, c) { // any of these is what it may have requested
 			f.requests[n.Name][name] += 0
@@ -42,9 +42,25 @@ func (f *Fleet) add(n *cluster.Node, seen time.Duration, c Cluster) {
 	}
 }
 
-// addPods adds the pods of a node that request GPUs, and returns those of which nothing was observed: what they use is
-// not known.
-func (f *Fleet) addPods(n *cluster.Node, seen []Container) (unseen []Container) {
+// workloads are those of which a pod was observed.
+func (c Cluster) workloads() map[string]bool {
+	pods, all := map[string]bool{}, map[string]bool{}
+	for _, seen := range c.Seen.Containers {
+		pods[seen.Namespace+"/"+seen.Pod] = true
+	}
+	for i := range c.Nodes {
+		for _, p := range c.Nodes[i].Pods {
+			if p.Workload != "" && pods[p.Namespace+"/"+p.Name] {
+				all[p.Workload] = true
+			}
+		}
+	}
+	return all
+}
+
+// addPods adds the pods of a node that request GPUs, and returns those of which nothing was observed, nor of their workload: what they use
+// is not known.
+func (f *Fleet) addPods(n *cluster.Node, seen []Container, observed map[string]bool) (unseen []Container) {
 	sum := int64(0)
 	for i := range n.Pods {
 		p := &n.Pods[i]
@@ -56,7 +72,7 @@ func (f *Fleet) addPods(n *cluster.Node, seen []Container) (unseen []Container) 
 			f.requests[n.Name][name] += count
 			sum += count
 		}
-		if !slices.ContainsFunc(seen, func(c Container) bool { return c.Namespace == p.Namespace && c.Pod == p.Name }) {
+		if !observed[p.Workload] && !slices.ContainsFunc(seen, func(c Container) bool { return c.Namespace == p.Namespace && c.Pod == p.Name }) {
 			unseen = append(unseen, Container{Name: usage.Name{Namespace: p.Namespace, Pod: p.Name}, Node: n.Name, Held: 1})
 		}
 	}

@@ -80,12 +80,16 @@ func TestAdviceKnowsWhatItAdvises(t *testing.T) {
 	two.Nodes[0].Pods[0].Requests["nvidia.com/gpu"] = 2
 	unseen := running(on(gpus(a100, 1), equal(2, 1, 0.1)...), "nvidia.com/gpu", nil)
 	unseen.Seen.Containers = unseen.Seen.Containers[:1]
+	replica := running(on(gpus(a100, 1), equal(2, 1, 0.1)...), "nvidia.com/gpu", nil)
+	replica.Seen.Containers = replica.Seen.Containers[:1]
+	replica.Nodes[0].Pods[0].Workload, replica.Nodes[0].Pods[1].Workload = "Deployment team/infer", "Deployment team/infer"
 	for name, c := range map[string]struct {
 		cluster advice.Cluster
 		option  string
 		against string
 	}{
-		"a memory guard keeps half of the GPU free": {underPolicy(on(gpus(t4, 1), equal(2, 4, 0.1)...), guarded), "TimeSlicing", "of which the memory guard keeps 50 % free"},
+		"a pod of a workload that was observed":      {replica, "MIG, 7 × 1g.5gb", ""},
+		"a memory guard keeps half of the GPU free":  {underPolicy(on(gpus(t4, 1), equal(2, 4, 0.1)...), guarded), "TimeSlicing", "of which the memory guard keeps 50 % free"},
 		"no memory guard":                            {underPolicy(on(gpus(t4, 1), equal(2, 4, 0.1)...), timeSliced(4, false)), "TimeSlicing", ""},
 		"MPS isolates better than time-slicing":      {underPolicy(on(gpus(t4, 1), equal(2, 1, 0.1)...), ofMPS), "TimeSlicing", "policy research asks for MPS, which isolates better"},
 		"Exclusive isolates better than MPS":         {underPolicy(on(gpus(t4, 1), equal(1, 1, 0.1)...), v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}), "MPS", "policy research asks for Exclusive"},

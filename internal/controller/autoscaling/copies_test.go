@@ -24,7 +24,7 @@ func TestAnnotationsThatClusterAPICopies(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)
 	s.Expect(s.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "capi"}})).To(Succeed())
-	deployment := s.apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: gpu, namespace: capi}, spec: {template: {metadata: {labels: {pool: gpu}}}}}")
+	deployment := s.apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: gpu, namespace: capi}, spec: {template: {metadata: {labels: {node-restriction.kubernetes.io/pool: gpu}}}}}")
 	set := s.apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineSet, metadata: {name: gpu-abc, namespace: capi, ownerReferences: " +
 		"[{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, name: gpu, controller: true, uid: " + string(deployment.GetUID()) + "}]}, spec: {}}")
 	s.start()
@@ -33,7 +33,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
-  nodeSelector: {matchLabels: {pool: gpu}}
+  nodeSelector: {matchLabels: {node-restriction.kubernetes.io/pool: gpu}}
   sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
   autoscaling:
     mode: Manage

@@ -153,7 +153,7 @@ func TestBesideTheControllersOfOpenShift(t *testing.T) {
 	s.Expect(before).To(Equal(map[string]string{pure.AnnotationGPUCount: "1", pure.AnnotationGPUType: "nvidia.com/gpu"}))
 	s.start()
 	s.apply(eightReplicas)
-	s.reports(v1alpha1.ReasonConfigured)
+	s.reports(v1alpha1.ReasonStartupGap)
 	s.Expect(s.groups()[0].Written).To(Equal([]string{pure.AnnotationGPUCount + "=8"}))
 	s.autoscalerOperator("5")
 	s.Consistently(s.capacity, 3*time.Second, poll).Should(And(
@@ -174,7 +174,7 @@ func TestAToolThatReplacesTheObject(t *testing.T) {
 	s.openShift()
 	s.start()
 	s.apply(eightReplicas)
-	s.reports(v1alpha1.ReasonConfigured)
+	s.reports(v1alpha1.ReasonStartupGap)
 	s.Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		set := s.machineSet()
 		set.SetAnnotations(map[string]string{"team": "a", "argocd.argoproj.io/tracking-id": "gpu"})
@@ -243,7 +243,7 @@ func TestANodeTellsItsMachineSet(t *testing.T) {
 	s.start()
 	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
 		"{nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}, autoscaling: {mode: Manage}}}")
-	s.reports(v1alpha1.ReasonConfigured)
+	s.reports(v1alpha1.ReasonStartupGap)
 	group := s.groups()[0]
 	s.Expect(group.Nodes).To(BeEquivalentTo(1))
 	s.Expect(group.Resources).To(Equal([]v1alpha1.NodeResource{{Name: "nvidia.com/gpu", Count: 32}}))
@@ -268,5 +268,5 @@ func TestAnUpgradeOfOpenShift(t *testing.T) {
 	s.apply(eightReplicas)
 	s.Expect(s.reports(v1alpha1.ReasonResourceNotSupported)).To(ContainSubstring("OpenShift is 4.18.30"))
 	is("4.19.0")
-	s.reports(v1alpha1.ReasonConfigured)
+	s.reports(v1alpha1.ReasonStartupGap)
 }

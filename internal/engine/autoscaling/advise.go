@@ -144,10 +144,11 @@ func example(r Ref) string {
 // selects is the policy whose nodeSelector selects the nodes of a group whose GPUs are not known. A policy without a
 // selector is for GPU nodes, and whether these are some is not known, unless hasGPUs.
 func selects(ranking policy.Ranking, g *group, hasGPUs bool) *v1alpha1.GPUSharingPolicy {
-	labels := maps.Clone(g.labels())
+	of := shape{nodes: len(g.nodes)}
 	if len(g.nodes) > 0 {
-		labels = withAll(labels, shapeLabels(g.nodes))
+		of.labels = shapeLabels(g.nodes)
 	}
+	labels := g.labels(&of)
 	by := ranking.Awaits(policy.Node{Labels: labels})
 	if by == nil || hasGPUs {
 		return by
@@ -176,7 +177,10 @@ func withAll(a, b map[string]string) map[string]string {
 
 // govern finds the policy that will govern a new node of the shape, and what the node will advertise.
 func (e *entry) govern(ranking policy.Ranking, known hardware) {
-	node := policy.Node{Labels: withAll(e.g.labels(), e.shape.labels), Devices: e.shape.devices}
+	node := policy.Node{Labels: maps.Clone(e.g.labels(&e.shape)), Devices: e.shape.devices}
+	if node.Labels == nil {
+		node.Labels = map[string]string{}
+	}
 	for label, value := range map[string]string{cluster.LabelPresent: "true", "kubernetes.io/os": "linux"} {
 		if node.Labels[label] == "" {
 			node.Labels[label] = value
@@ -282,8 +286,13 @@ func (s *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGr
 	e.g = groups[at]
 	entries := of[groups[at]]
 	if len(entries) == 0 {
+		help := ""
+		if groups[at].Group == GroupClusterAPI {
+			help = ". Cluster API gives nodes only labels of node-role.kubernetes.io, node-restriction.kubernetes.io and node.cluster.x-k8s.io. If it gives them others " +
+				"(--additional-sync-machine-labels), name these in the annotation " + annotationLabels
+		}
 		e.find(v1alpha1.ReasonNodeGroupNotSelected, "nodeSelector of the policy does not select the labels that new nodes of %s get. Add the labels to the "+
-			"node group, or correct nodeSelector", ref)
+			"node group, or correct nodeSelector%s", ref, help)
 		return e
 	}
 	if slices.ContainsFunc(entries, func(e *entry) bool { return e.by == p }) {
@@ -294,8 +303,15 @@ func (s *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGr
 	return e
 }
 
-// whole reports whether a new node advertises its whole GPUs and nothing else, which autoscalers know by themselves.
+// whole reports whether a new node advertises its whole GPUs and nothing else, and the autoscaler of the group knows them: by the instance
+// type or, on OpenShift, by what its controllers write. Cluster API has neither.
 func (e *entry) whole() bool {
+	told := func(key string) bool { return e.g.scalable != nil && e.g.scalable.theirs(key) != "" }
+	return e.unshared() && e.g.Group != GroupClusterAPI && (e.g.Group != GroupOpenShift || e.g.scalable == nil || told(annotationGPUOpenShift) || told(AnnotationGPUCount))
+}
+
+// unshared reports whether a new node advertises its whole GPUs and nothing else.
+func (e *entry) unshared() bool {
 	return len(e.resources) == 1 && e.resources[plan.ResourceGPU] == int64(e.shape.count)
 }
 
@@ -308,7 +324,7 @@ func (e *entry) announce(wanted *wants) {
 		e.find(v1alpha1.ReasonConfigured, "New nodes advertise whole GPUs, which autoscalers know")
 		return
 	}
-	if e.by.Spec.Rollout.Paused {
+	if e.by.Spec.Rollout.Paused && !e.unshared() {
 		e.find(v1alpha1.ReasonPaused, "The rollout is paused, so new nodes of %s keep whole GPUs, and the autoscaler is told of nothing else. Set rollout.paused: false", e.g.Ref)
 		return
 	}
@@ -335,7 +351,7 @@ var severity = []string{
 	v1alpha1.ReasonOverlayNotServed, v1alpha1.ReasonFeatureGateOff, v1alpha1.ReasonOverlayConflict, v1alpha1.ReasonAcceleratorLabel,
 	v1alpha1.ReasonGPUCountRises, v1alpha1.ReasonResourceNotSupported, v1alpha1.ReasonStaleTemplate, v1alpha1.ReasonMultipleResources,
 	v1alpha1.ReasonAdviceOnly, v1alpha1.ReasonConfiguring, v1alpha1.ReasonLimitsNotCounted, v1alpha1.ReasonScaleDownCandidate,
-	v1alpha1.ReasonConfigured,
+	v1alpha1.ReasonStartupGap, v1alpha1.ReasonConfigured,
 }
 
 // bySeverity orders reasons, the worst first.
@@ -410,7 +426,7 @@ func Condition(groups []Group) (c metav1.Condition, requested bool) {
 	worst := slices.MinFunc(groups, func(a, b Group) int { return bySeverity(a.Reason, b.Reason) })
 	c = metav1.Condition{Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionFalse, Reason: worst.Reason}
 	switch worst.Reason {
-	case v1alpha1.ReasonConfigured, v1alpha1.ReasonScaleDownCandidate, v1alpha1.ReasonLimitsNotCounted:
+	case v1alpha1.ReasonConfigured, v1alpha1.ReasonStartupGap, v1alpha1.ReasonScaleDownCandidate, v1alpha1.ReasonLimitsNotCounted:
 		c.Status = metav1.ConditionTrue
 	case v1alpha1.ReasonConfiguring:
 		c.Status = metav1.ConditionUnknown

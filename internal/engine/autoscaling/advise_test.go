@@ -198,7 +198,8 @@ func TestOnAWSAGPUIsSelectedByNameAndCount(t *testing.T) {
 - {key: karpenter.sh/nodepool, operator: In, values: [gpu]}
 - {key: karpenter.k8s.aws/instance-gpu-name, operator: In, values: [a100]}
 - {key: karpenter.k8s.aws/instance-gpu-count, operator: In, values: ["2"]}
-- {key: karpenter.k8s.aws/instance-gpu-memory, operator: In, values: ["40960"]}
+- {key: karpenter.k8s.aws/instance-gpu-memory, operator: Gt, values: ["30720"]}
+- {key: karpenter.k8s.aws/instance-gpu-memory, operator: Lt, values: ["51200"]}
 `))
 }
 

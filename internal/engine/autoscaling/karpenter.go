@@ -158,15 +158,18 @@ func (e *entry) requirements() []Requirement {
 	}
 	pool := in(labelNodePool, e.g.Name)
 	if e.g.pool != nil && e.g.pool.NodeClassGroup == "karpenter.k8s.aws" {
-		if name := gpuNameOnAWS(e.shape.product); name != "" {
-			all := []Requirement{
-				pool, in("karpenter.k8s.aws/instance-gpu-name", name),
-				in("karpenter.k8s.aws/instance-gpu-count", strconv.Itoa(e.shape.count)),
+		if name, memory := gpuOnAWS(e.shape.product); name != "" {
+			counts := []string{strconv.Itoa(e.shape.count)}
+			if e.shape.count == 1 {
+				counts = append([]string{"0"}, counts...) // of p5.4xlarge (aws/karpenter-provider-aws issue 8368)
 			}
-			if memory := memoryOnAWS(e.shape.product); memory != "" {
-				all = append(all, in("karpenter.k8s.aws/instance-gpu-memory", memory))
+			bound := func(operator string, mebibytes int) Requirement {
+				return Requirement{Key: labelMemoryOnAWS, Operator: operator, Values: []string{strconv.Itoa(mebibytes)}}
 			}
-			return all
+			return []Requirement{
+				pool, in("karpenter.k8s.aws/instance-gpu-name", name), in("karpenter.k8s.aws/instance-gpu-count", counts...),
+				bound("Gt", memory*3/4), bound("Lt", memory*5/4), //nolint:mnd // a quarter off
+			}
 		}
 	}
 	if len(e.shape.instanceTypes) == 0 {
@@ -175,28 +178,30 @@ func (e *entry) requirements() []Requirement {
 	return []Requirement{pool, in(labelInstanceType, e.shape.instanceTypes...)}
 }
 
-// gpuNameOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-name for a product; empty if it is not known.
-// Source: aws/karpenter-provider-aws pkg/providers/instancetype/types.go, which takes the name that EC2 gives the GPU,
-// in lower case.
-func gpuNameOnAWS(product string) string {
-	name := strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(product, "NVIDIA-"), "Tesla-"))
-	name, _, _ = strings.Cut(name, "-")
-	if slices.Contains([]string{"t4", "t4g", "a10g", "l4", "l40s", "v100", "a100", "h100", "h200", "b200", "b300"}, name) {
-		return name
-	}
-	return ""
-}
+// labelMemoryOnAWS is the memory of one GPU of an instance type in MiB. It tells GPUs of one name from each other: p4d has A100 with
+// 40 GB and p4de with 80 GB, and g6f has fractions of an L4, which cannot be shared. Drivers and EC2 differ a little in what they count.
+const labelMemoryOnAWS = "karpenter.k8s.aws/instance-gpu-memory"
 
-// memoryOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-memory in MiB for a product whose name there
-// stands for GPUs of different memory: p4d has A100 with 40 GB, and p4de with 80 GB.
-func memoryOnAWS(product string) string {
-	switch {
-	case !strings.HasPrefix(product, "NVIDIA-A100-"):
-		return ""
-	case strings.HasSuffix(product, "-80GB"):
-		return "81920"
+// gpuOnAWS is the value of the label karpenter.k8s.aws/instance-gpu-name for a product, empty if it is not known, and about how much
+// memory in MiB the GPU has. Source: aws/karpenter-provider-aws pkg/providers/instancetype/types.go, which takes the name that EC2 gives
+// the GPU, in lower case.
+func gpuOnAWS(product string) (name string, memory int) {
+	name = strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(product, "NVIDIA-"), "Tesla-"))
+	name, _, _ = strings.Cut(name, "-")
+	gigabytes, known := map[string]int{
+		"t4": 16, "t4g": 16, "a10g": 24, "l4": 24, "l40s": 48, "v100": 16, "a100": 40, "h100": 80, "h200": 141, "b200": 180, "b300": 269,
+	}[name]
+	if !known {
+		return "", 0
 	}
-	return "40960"
+	for part := range strings.SplitSeq(product, "-") {
+		if number, is := strings.CutSuffix(part, "GB"); is {
+			if n, err := strconv.Atoi(number); err == nil {
+				gigabytes = n
+			}
+		}
+	}
+	return name, gigabytes << 10
 }
 
 // overlay is the NodeOverlay that tells Karpenter what a node of the shape advertises. Whole GPUs that the node will

@@ -42,15 +42,16 @@ type group struct {
 	nodes    []*cluster.Node
 }
 
-// labels are what new nodes of the group have for certain, as far as its object tells.
-func (g *group) labels() map[string]string {
+// labels are what new nodes of the group have for certain: as its nodes have them or, if it has none, as its object tells. Karpenter gives
+// new nodes the labels of the NodePool, whatever its nodes have.
+func (g *group) labels(of *shape) map[string]string {
 	switch {
 	case g.pool != nil:
-		return g.pool.Labels
-	case g.scalable != nil:
-		return g.scalable.Labels
+		return withAll(g.pool.Labels, of.labels)
+	case of.nodes == 0 && g.scalable != nil:
+		return withAll(g.scalable.Labels, pairsIn(g.scalable.theirs(annotationLabels)))
 	}
-	return nil
+	return of.labels
 }
 
 // hardware is the GPUs that the nodes of the cluster show, by product.

@@ -119,7 +119,16 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 	if kind.Group == GroupOpenShift {
 		path = []string{"spec", "template", "spec", "metadata", "labels"} // those of metadata are the labels of Machines
 	}
-	maps.Copy(s.Labels, stringsIn(o, path...))
+	for k, v := range stringsIn(o, path...) {
+		if kind.Group == GroupOpenShift || synced(k) {
+			s.Labels[k] = v
+		}
+	}
+	taints, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "taints")
+	s.StartupTaint = kind.Group == GroupClusterAPI && slices.ContainsFunc(taints, func(taint any) bool {
+		t, _ := taint.(map[string]any)
+		return t["key"] == v1alpha1.TaintStartupAutoscaler && t["propagation"] == "OnInitialization"
+	})
 	for k, v := range o.GetAnnotations() {
 		if OfScalable(k) {
 			s.Annotations[k] = v
@@ -137,6 +146,15 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 		}
 	}
 	return s
+}
+
+// synced reports whether Cluster API gives a label of a Machine to its Node. Others need --additional-sync-machine-labels, which nothing
+// in the cluster shows (https://cluster-api.sigs.k8s.io/reference/api/metadata-propagation).
+func synced(label string) bool {
+	domain, _, _ := strings.Cut(label, "/")
+	return domain == "node-role.kubernetes.io" || slices.ContainsFunc([]string{"node-restriction.kubernetes.io", "node.cluster.x-k8s.io"}, func(d string) bool {
+		return domain == d || strings.HasSuffix(domain, "."+d)
+	})
 }
 
 // annotationsOf are the annotations that an entry of managed fields names.

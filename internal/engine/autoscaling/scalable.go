@@ -23,11 +23,16 @@ const (
 	capacityPrefix     = "capacity.cluster-autoscaler.kubernetes.io/"
 	AnnotationGPUType  = capacityPrefix + "gpu-type"
 	AnnotationGPUCount = capacityPrefix + "gpu-count"
+	// annotationLabels has the labels of a new node as a=b,c=d, and annotationTaints its taints as a=b:Effect,….
+	annotationLabels = capacityPrefix + "labels"
+	annotationTaints = capacityPrefix + "taints"
+	// annotationGPUOpenShift is the number of whole GPUs, which OpenShift's controllers of AWS, Azure and GCP write.
+	annotationGPUOpenShift = GroupOpenShift + "/GPU"
 )
 
 // OfScalable reports whether an annotation of a MachineSet or MachineDeployment matters here.
 func OfScalable(annotation string) bool {
-	return strings.HasPrefix(annotation, capacityPrefix) || annotation == v1alpha1.AnnotationAutoscaling
+	return strings.HasPrefix(annotation, capacityPrefix) || annotation == v1alpha1.AnnotationAutoscaling || annotation == annotationGPUOpenShift
 }
 
 // defaulter fills in capacity annotations that are missing, once, and leaves them alone afterwards
@@ -60,13 +65,92 @@ func (s *Scalable) others(key string) []string {
 	return slices.DeleteFunc(slices.Clone(s.Managers[key]), func(m string) bool { return m == FieldManager })
 }
 
+// theirs is an annotation as it is without the operator; empty: there is none.
+func (s *Scalable) theirs(key string) string {
+	if !s.owns(key) || len(s.others(key)) > 0 {
+		return s.Annotations[key]
+	}
+	if record := s.record(); record != nil {
+		return record.Previous[key]
+	}
+	return ""
+}
+
+// pairsIn reads the form a=b,c=d.
+func pairsIn(text string) map[string]string {
+	pairs := map[string]string{}
+	for part := range strings.SplitSeq(text, ",") {
+		if key, value, is := strings.Cut(strings.TrimSpace(part), "="); is {
+			pairs[key] = value
+		}
+	}
+	return pairs
+}
+
+// expectations adds to want the labels and taints of a new node that Cluster Autoscaler does not know: of Cluster API it reads these
+// annotations and no template. Otherwise no pod that selects the labels starts a node, and pods that do not tolerate the taints start
+// nodes for nothing. What another has written there stays, and is reported if it lacks something.
+func (e *entry) expectations(want map[string]string) {
+	labels := map[string]string{}
+	for key, value := range e.g.labels(&e.shape) {
+		if selectsBy(e.by.Spec.NodeSelector, key) {
+			labels[key] = value
+		}
+	}
+	var taints []string
+	for _, t := range e.by.Spec.Taints {
+		taints = append(taints, fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect))
+	}
+	e.expect(want, annotationLabels, listing(labels))
+	e.expect(want, annotationTaints, taints)
+}
+
+// expect adds entries to an annotation that has a list of them.
+func (e *entry) expect(want map[string]string, key string, entries []string) {
+	var has []string
+	if e.g.scalable != nil && e.g.scalable.theirs(key) != "" {
+		has = strings.Split(e.g.scalable.theirs(key), ",")
+	}
+	lacking := slices.DeleteFunc(slices.Clone(entries), func(entry string) bool { return slices.Contains(has, entry) })
+	if len(lacking) == 0 {
+		return
+	}
+	all := strings.Join(append(has, lacking...), ",")
+	if len(has) > 0 {
+		e.find(v1alpha1.ReasonOwnedByOther, "The annotation %s of %s lacks %s, so pods that go by it start no node, or start nodes for nothing. Set it to %s",
+			key, e.g.Ref, strings.Join(lacking, " and "), all)
+		return
+	}
+	want[key] = all
+}
+
+// selectsBy reports whether a selector goes by a label.
+func selectsBy(s *v1alpha1.NodeSelector, label string) bool {
+	if s == nil {
+		return false
+	}
+	_, is := s.MatchLabels[label]
+	return is || slices.ContainsFunc(s.MatchExpressions, func(r v1alpha1.NodeSelectorRequirement) bool { return r.Key == label })
+}
+
+// listing is the form a=b of pairs, sorted.
+func listing(pairs map[string]string) []string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
+		all = append(all, key+"="+pairs[key])
+	}
+	return all
+}
+
 // clusterAPI decides on the annotations of a MachineDeployment or MachineSet of Cluster API.
 func (e *entry) clusterAPI(wanted *wants) {
 	announced, count := e.largest()
 	want := map[string]string{AnnotationGPUType: announced, AnnotationGPUCount: strconv.FormatInt(count, 10)}
-	command := fmt.Sprintf("kubectl annotate --overwrite -n %s %s.%s %s %s=%s %s=%s", e.g.Namespace, strings.ToLower(string(e.g.Kind)), GroupClusterAPI, e.g.Name,
-		AnnotationGPUType, announced, AnnotationGPUCount, want[AnnotationGPUCount])
+	e.expectations(want)
+	command := fmt.Sprintf("kubectl annotate --overwrite -n %s %s.%s %s %s", e.g.Namespace, strings.ToLower(string(e.g.Kind)), GroupClusterAPI, e.g.Name,
+		strings.Join(listing(want), " "))
 	e.paste = append(e.paste, command)
+	e.hidden()
 	if len(e.resources) > 1 {
 		rest := slices.DeleteFunc(slices.Sorted(maps.Keys(e.resources)), func(name string) bool { return name == announced })
 		e.find(v1alpha1.ReasonMultipleResources, "Annotations announce one resource, which is %s. No pod that asks for %s starts the first node of %s. "+
@@ -144,10 +228,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	e.unreadable(want)
 	is := !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
 	missing := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { _, found := s.Annotations[k]; return !found })
-	pairs := make([]string, 0, len(want))
-	for _, k := range slices.Sorted(maps.Keys(want)) {
-		pairs = append(pairs, k+"="+want[k])
-	}
+	pairs := listing(want)
 	if !e.managed() {
 		e.adviseAnnotations(is, pairs)
 		return
@@ -233,46 +314,4 @@ func (e *entry) unreadable(want map[string]string) {
 	}
 	e.find(v1alpha1.ReasonInvalidValue, "The annotation %s of %s is %q, which is no number, so Cluster Autoscaler starts no node of an empty group. Field manager %s "+
 		"wrote it: set it to %s", AnnotationGPUCount, e.g.Ref, value, cmp.Or(strings.Join(s.others(AnnotationGPUCount), " and "), "of another controller"), want[AnnotationGPUCount])
-}
-
-// gpuLabels mark nodes with GPUs for Cluster Autoscaler, by its cloud provider: Cluster API and OpenShift, AWS, Azure,
-// GCE (GPULabel of kubernetes/autoscaler cloudprovider/*).
-var gpuLabels = []string{
-	"cluster-api/accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator", "cloud.google.com/gke-accelerator",
-}
-
-// clusterAutoscaler reports the traps of Cluster Autoscaler. It knows GPUs by the name nvidia.com/gpu only
-// (utils/gpu/gpu.go).
-func (e *entry) clusterAutoscaler() {
-	labels := withAll(e.g.labels(), e.shape.labels)
-	labelled := slices.ContainsFunc(gpuLabels, func(label string) bool { return labels[label] != "" })
-	stale := e.shape.advertised
-	good := !labelled || stale[plan.ResourceGPU] > 0 // another node is never good, and never copied
-	if e.shape.nodes == 0 && len(stale) > 0 && good && !maps.Equal(stale, e.resources) {
-		e.find(v1alpha1.ReasonStaleTemplate, "%s is empty, and Cluster Autoscaler keeps a copy of its last node, which advertised %s. Restart Cluster Autoscaler", e.g.Ref, text(stale))
-	}
-	if e.resources[plan.ResourceGPU] > 0 {
-		return
-	}
-	for _, label := range gpuLabels {
-		if labels[label] == "" {
-			continue
-		}
-		help := "Remove the label from the template of the group and from its nodes"
-		if strings.HasPrefix(label, "kubernetes.azure.com/") || strings.HasPrefix(label, "cloud.google.com/") {
-			help = "The cloud sets the label, so keep the name nvidia.com/gpu: no renameByDefault, or mig.resourceNames Uniform"
-		}
-		e.find(v1alpha1.ReasonAcceleratorLabel, "Nodes of %s have the label %s and will not advertise nvidia.com/gpu, so Cluster Autoscaler takes them for broken, and "+
-			"from 1.35 on one such node can stop every scale-up. %s", e.g.Ref, label, help)
-	}
-	e.find(v1alpha1.ReasonScaleDownCandidate, "Cluster Autoscaler does not count %s as used, so it may scale down a full node and move its pods. To prevent that, annotate the "+
-		"nodes with cluster-autoscaler.kubernetes.io/scale-down-disabled=true", strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
-}
-
-func text(counts map[string]int64) string {
-	var parts []string
-	for _, r := range listed(counts) {
-		parts = append(parts, fmt.Sprintf("%s %d", r.Name, r.Count))
-	}
-	return strings.Join(parts, ", ")
 }

@@ -87,11 +87,11 @@ func TestAnnotationsOfClusterAPI(t *testing.T) {
 	s := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
 	apply(t, &s.Scalables[0], s.Advise().Writes[0].Annotate)
 	g.Expect(s.Scalables[0].Annotations).To(And(
-		HaveKeyWithValue(autoscaling.AnnotationGPUType, shared), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "10"), HaveLen(3)))
+		HaveKeyWithValue(autoscaling.AnnotationGPUType, shared), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "10"), HaveLen(4)))
 	g.Expect(s.Advise().Writes).To(BeEmpty())
 	group := only(t, s)
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonScaleDownCandidate))
-	g.Expect(group.Written).To(Equal([]string{autoscaling.AnnotationGPUCount + "=10", autoscaling.AnnotationGPUType + "=" + shared}))
+	g.Expect(group.Written).To(Equal([]string{autoscaling.AnnotationGPUCount + "=10", autoscaling.AnnotationGPUType + "=" + shared, annotationLabels + "=pool=gpu"}))
 
 	s.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
 	apply(t, &s.Scalables[0], s.Advise().Writes[0].Annotate)
@@ -287,4 +287,118 @@ func TestAnnotationsOnACopyAreNotTheOperators(t *testing.T) {
 	})
 	s.Policies = nil
 	g.Expect(s.Advise().Writes).To(BeEmpty())
+}
+
+const annotationLabels, annotationTaints = "capacity.cluster-autoscaler.kubernetes.io/labels", "capacity.cluster-autoscaler.kubernetes.io/taints"
+
+// deployment is MachineSet ns/set of Cluster API as the operator reads it, with labels in its template.
+func deployment(labels, annotations map[string]any) autoscaling.Scalable {
+	return autoscaling.ScalableOf(unstructuredOf(map[string]any{
+		"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet",
+		"metadata": map[string]any{"namespace": "ns", "name": "set", "uid": "set-1", "annotations": annotations},
+		"spec":     map[string]any{"template": map[string]any{"metadata": map[string]any{"labels": labels}}},
+	}))
+}
+
+// ofClusterAPI is a node of MachineSet ns/set.
+func ofClusterAPI(labels map[string]string) cluster.Node {
+	n := node("a", a100, 1, labels)
+	n.Allocatable = map[string]int64{"nvidia.com/gpu": 1}
+	n.Annotations = map[string]string{"cluster.x-k8s.io/owner-kind": "MachineSet", "cluster.x-k8s.io/owner-name": "set", "cluster.x-k8s.io/cluster-namespace": "ns"}
+	return n
+}
+
+// Cluster API gives nodes only labels of three domains (https://cluster-api.sigs.k8s.io/reference/api/metadata-propagation), and those of a flag
+// that nobody shows. A node that no policy governs never offers what would be announced.
+func TestALabelThatNodesDoNotGetSelectsNoNewNode(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	w.Scalables[0] = deployment(map[string]any{"pool": "gpu"}, nil)
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNodeGroupNotSelected))
+	g.Expect(only(t, w).Message).To(And(ContainSubstring("node-restriction.kubernetes.io"), ContainSubstring(annotationLabels)))
+
+	for _, label := range []string{"node-role.kubernetes.io/gpu", "node-restriction.kubernetes.io/pool", "eu.node.cluster.x-k8s.io/pool"} {
+		w.Scalables[0] = deployment(map[string]any{label: "gpu"}, nil)
+		w.Policies[0].Spec.NodeSelector.MatchLabels = map[string]string{label: "gpu"}
+		g.Expect(w.Advise().Writes).To(HaveLen(1), label)
+	}
+}
+
+// What a live node has counts before what the object says.
+func TestALiveNodeWithoutTheLabelOfItsTemplateCounts(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	w.Nodes = []cluster.Node{ofClusterAPI(nil)}
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNodeGroupNotSelected))
+	w.Nodes = []cluster.Node{ofClusterAPI(map[string]string{"pool": "gpu"})}
+	w.Scalables[0].Labels = nil
+	g.Expect(w.Advise().Writes).To(HaveLen(1), "a flag gives nodes the label")
+}
+
+// The annotation is what Cluster Autoscaler takes for the labels of a new node.
+func TestLabelsThatClusterAutoscalerIsTold(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	w.Scalables[0] = deployment(nil, map[string]any{annotationLabels: "pool=gpu,cluster-api/accelerator=a100"})
+	w.Scalables[0].Managers = map[string][]string{annotationLabels: {"kubectl-annotate"}}
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	g.Expect(w.Advise().Writes[0].Annotate.Annotations).NotTo(HaveKey(annotationLabels))
+	g.Expect(reports(only(t, w), v1alpha1.ReasonAcceleratorLabel)).To(BeTrue(), only(t, w).Message)
+}
+
+// Labels that nodes get, and the taints of the policy, are announced: Cluster Autoscaler reads no template of Cluster API. Undone, nothing of
+// that is left; and what another has written stays.
+func TestLabelsAndTaintsAreAnnounced(t *testing.T) {
+	g := NewWithT(t)
+	const spec = renamed + "\ntaints: [{key: shared, value: 'yes', effect: NoSchedule}]"
+	w := scalable(t, autoscaling.GroupClusterAPI, spec, nil)
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(And(HaveKeyWithValue(annotationLabels, "pool=gpu"), HaveKeyWithValue(annotationTaints, "shared=yes:NoSchedule")))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	w.Scalables[0].Labels["pool"] = "cpu"
+	g.Expect(w.Advise().Groups["research"][0].Reason).To(Equal(v1alpha1.ReasonNodeGroupNotSelected), "what the operator has written tells it nothing")
+	w.Scalables[0].Labels["pool"] = "gpu"
+	w.Policies = nil
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(BeEmpty())
+
+	theirs := scalable(t, autoscaling.GroupClusterAPI, spec, map[string]string{annotationTaints: "theirs=:NoExecute"})
+	group := only(t, theirs)
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonOwnedByOther), group.Message)
+	g.Expect(group.Message).To(ContainSubstring("Set it to theirs=:NoExecute,shared=yes:NoSchedule"))
+	g.Expect(theirs.Advise().Writes[0].Annotate.Annotations).To(And(HaveKey(autoscaling.AnnotationGPUType), Not(HaveKey(annotationTaints))))
+}
+
+// Of Cluster API nobody else says that a node has GPUs. OpenShift's controllers do, but that of vSphere.
+func TestWholeGPUsAreAnnouncedWhereNobodyElseDoes(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, exclusive, nil)
+	g.Expect(w.Advise().Writes[0].Annotate.Annotations).To(And(
+		HaveKeyWithValue(autoscaling.AnnotationGPUType, "nvidia.com/gpu"), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "1")))
+	w = scalable(t, autoscaling.GroupOpenShift, exclusive, nil)
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	w = scalable(t, autoscaling.GroupOpenShift, exclusive, map[string]string{"machine.openshift.io/GPU": "1"})
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfigured))
+}
+
+// The gap before the startup taint is reported before the first node comes, with what closes it or bounds it.
+func TestTheGapBeforeTheStartupTaintIsReported(t *testing.T) {
+	const untilReady = "\nrollout: {startupTaint: UntilReady}"
+	for name, c := range map[string]struct{ group, spec, says string }{
+		"no startup taint at all": {autoscaling.GroupClusterAPI, renamed, "Set rollout.startupTaint: UntilReady"},
+		"Cluster API":             {autoscaling.GroupClusterAPI, renamed + untilReady, "Register its nodes with the taint startup-taint.cluster-autoscaler.kubernetes.io/gpusharing=:NoSchedule"},
+		"OpenShift":               {autoscaling.GroupOpenShift, unrenamed + untilReady, "maxReplicas of the MachineAutoscaler"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(only(t, scalable(t, c.group, c.spec, nil)).Message).To(And(ContainSubstring(v1alpha1.ReasonStartupGap), ContainSubstring(c.says)))
+		})
+	}
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed+untilReady, nil)
+	w.Scalables[0].StartupTaint = true
+	g.Expect(only(t, w).Message).NotTo(ContainSubstring(v1alpha1.ReasonStartupGap))
+	g.Expect(only(t, scalable(t, autoscaling.GroupClusterAPI, exclusive, nil)).Message).NotTo(ContainSubstring(v1alpha1.ReasonStartupGap))
 }

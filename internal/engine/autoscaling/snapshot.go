@@ -121,8 +121,10 @@ type Scalable struct {
 	ResourceVersion string
 	// Owner is the MachineDeployment that scales it; nil: nothing else does.
 	Owner *Ref
-	// Labels are those that its nodes get.
+	// Labels are those of its template that its nodes get.
 	Labels map[string]string
+	// StartupTaint says that its template gives new nodes the startup taint that Cluster Autoscaler waits for, once.
+	StartupTaint bool
 	// Annotations are those for autoscalers, and the operator's record.
 	Annotations map[string]string
 	// Managers own these annotations: field managers by annotation.

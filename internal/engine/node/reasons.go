@@ -90,6 +90,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonAcceleratorLabel:     {Plain, "Remove the GPU label from the node group and its nodes, or keep the name `nvidia.com/gpu`"},
 	v1alpha1.ReasonLimitsNotCounted:     {Plain, "Change the limit as the message says"},
 	v1alpha1.ReasonStaleTemplate:        {Plain, "Restart Cluster Autoscaler"},
+	v1alpha1.ReasonStartupGap:           {Plain, "Register new nodes of the group with the startup taint as the message says, or bound the size of the group"},
 	v1alpha1.ReasonScaleDownCandidate:   {Plain, "Annotate full nodes with `cluster-autoscaler.kubernetes.io/scale-down-disabled=true` if their pods must not be moved"},
 
 	v1alpha1.ReasonRequestNotOffered: {Plain, "Change the workloads, or the policy, as the message says: they ask for a resource that no node will have"},

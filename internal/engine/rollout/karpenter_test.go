@@ -303,7 +303,7 @@ func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
 		}
 		c.tick(time.Second)
 	}
-	g.Expect(h.Taints).To(ContainElement(startup))
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintStartupAutoscaler)), "the one that the autoscaler of the node waits for")
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonChangedByOthers), c.condition("research").Message)
 }
 
@@ -330,4 +330,20 @@ func TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode(t *testing.T)
 	delete(h.Labels, "karpenter.sh/initialized")
 	c.run(5)
 	g.Expect(h.Taints).To(HaveLen(1), "what is there stays")
+}
+
+// TestTheStartupTaintOfANodeThatTellsItsGroupLater: Cluster API's Machine controller annotates a Node after it has joined. Until then the
+// operator puts gpusharing.io/startup on it, for which Cluster Autoscaler does not wait: it started six nodes for one pod.
+func TestTheStartupTaintOfANodeThatTellsItsGroupLater(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	h := c.join("b")
+	c.reconcile()
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintStartup)))
+	h.Annotations = map[string]string{"cluster.x-k8s.io/machine": "gpu-1"}
+	c.reconcile()
+	g.Expect(h.Taints).To(And(ContainElement(HaveField("Key", v1alpha1.TaintStartupAutoscaler)), Not(ContainElement(HaveField("Key", v1alpha1.TaintStartup)))))
+	c.run(120)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
 }

@@ -45,9 +45,10 @@ func startupTaints(s *cluster.Snapshot) []corev1.Taint {
 
 // startupTaint is the startup taint for the node, with the key that ignores by itself which autoscaler may have made
 // it. Another taint would make Cluster Autoscaler add nodes until one is Ready for a minute, and Karpenter without end.
+// So the operator's own key is replaced if the node tells its group later, as nodes of Cluster API do.
 func startupTaint(v *node.View) corev1.Taint {
 	key := v1alpha1.TaintStartup
-	if has := startupTaintOn(v); has != nil {
+	if has := startupTaintOn(v); has != nil && !tellsGroupLate(v, has.Key) {
 		key = has.Key
 	} else if cluster.IsKarpenters(v.Node) {
 		key = v1alpha1.TaintStartupReadiness
@@ -55,6 +56,12 @@ func startupTaint(v *node.View) corev1.Taint {
 		key = v1alpha1.TaintStartupAutoscaler
 	}
 	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// tellsGroupLate reports whether the node has the key for nodes of no group, and belongs to one that Cluster Autoscaler
+// may scale.
+func tellsGroupLate(v *node.View, key string) bool {
+	return key == v1alpha1.TaintStartup && cluster.InGroup(v.Node) && !cluster.IsKarpenters(v.Node)
 }
 
 // startupTaintOn is the startup taint that the node has; nil if it has none.

@@ -37,7 +37,11 @@ func keepTaints(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy
 		want = wantTaints(m, g.By, t)
 	}
 	if wantStartup(m, g, awaited, t) {
-		want = append(want, startupTaint(m.View))
+		startup := startupTaint(m.View)
+		if has := startupTaintOn(m.View); has != nil && has.Key != startup.Key && !toleratesStartup(m, t) {
+			startup = corev1.Taint{Key: has.Key, Effect: corev1.TaintEffectNoSchedule} // NVIDIA's programs would not come
+		}
+		want = append(want, startup)
 		explainStartup(m, g, t)
 	}
 	if len(want) == 0 && m.Node.Annotations[v1alpha1.AnnotationTaints] == "" && startupTaintOn(m.View) == nil {
@@ -190,6 +194,8 @@ func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []
 		switch {
 		case at < 0 && (mine || isStartupTaint(t)):
 			continue
+		case at >= 0 && t.Key == v1alpha1.TaintStartup && wanted[at].Key == v1alpha1.TaintStartupAutoscaler:
+			continue // the node has told its group later
 		case at >= 0 && mine:
 			t.Value = wanted[at].Value
 			ours = append(ours, action.NameOf(t))

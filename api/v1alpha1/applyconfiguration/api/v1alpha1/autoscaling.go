@@ -16,7 +16,7 @@ import (
 type AutoscalingApplyConfiguration struct {
 	// mode decides whether the operator writes to the objects of autoscalers. Advise: it writes nothing. status.nodeGroups reports what
 	// each node group needs, and `kubectl gpusharing plan` prints it. Manage: it writes NodeOverlays of Karpenter, and the annotations
-	// gpu-type and gpu-count of Cluster API and OpenShift. The operator needs the rights for that (chart value autoscaling.manage).
+	// gpu-type, gpu-count, labels and taints of Cluster API, and gpu-count of OpenShift. The operator needs the rights for that (chart value autoscaling.manage).
 	// When the mode changes back, it restores what was there before. Default: Advise.
 	Mode *apiv1alpha1.AutoscalingMode `json:"mode,omitempty"`
 	// emptyPool decides whether a policy that matches no node is Ready. Unexpected: it is not, and is Stalled with the reason NoMatchingNodes,
