@@ -71,6 +71,9 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 		return shared, err
 	}
 	shared.Nodes, shared.Classes, shared.GPUOperator = s.Nodes, s.DRA.Classes, clusterpolicy.RunsPlugin(policy)
+	if shared.GPUOperator {
+		shared.Workload = (&cluster.DevicePlugin{Operands: new(clusterpolicy.OperandsOf(policy))}).Workload()
+	}
 	shared.Waits = waits(policy, &s)
 	return shared, nil
 }

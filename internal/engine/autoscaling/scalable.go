@@ -226,7 +226,7 @@ func version(v string) (major, minor int) {
 func (e *entry) annotate(want map[string]string, wanted *wants) {
 	s := e.g.scalable
 	e.unreadable(want)
-	is := !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
+	is := !s.surplus(want) && !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
 	missing := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { _, found := s.Annotations[k]; return !found })
 	pairs := listing(want)
 	if !e.managed() {

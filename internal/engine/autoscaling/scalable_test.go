@@ -371,6 +371,19 @@ func TestLabelsAndTaintsAreAnnounced(t *testing.T) {
 	g.Expect(theirs.Advise().Writes[0].Annotate.Annotations).To(And(HaveKey(autoscaling.AnnotationGPUType), Not(HaveKey(annotationTaints))))
 }
 
+// What a policy asks for no more is not announced any more: pods would start no node because of a taint that nodes do not have.
+func TestTaintsThatAreGoneAreNotAnnounced(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed+"\ntaints: [{key: shared, value: 'yes', effect: NoSchedule}]", nil)
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	w.Policies[0].Spec.Taints = nil
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(And(HaveKey(autoscaling.AnnotationGPUType), HaveKey(annotationLabels), Not(HaveKey(annotationTaints))))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+}
+
 // Of Cluster API nobody else says that a node has GPUs. OpenShift's controllers do, but that of vSphere.
 func TestWholeGPUsAreAnnouncedWhereNobodyElseDoes(t *testing.T) {
 	g := NewWithT(t)
