@@ -93,13 +93,14 @@ func started(told caTold, cached *caTold, l caLife, pods caPods) int {
 				cached = &template
 			}
 		}
+		templateFits := len(template.taints) == 0 && fits(template.labels, pods.selects)
 		for _, at := range created {
-			if starting, _, _ := l.at(now - at); starting && len(template.taints) == 0 && fits(template.labels, pods.selects) {
+			if starting, _, _ := l.at(now - at); starting && templateFits {
 				free += template.capacity[pods.resource]
 			}
 		}
 		each := template.capacity[pods.resource]
-		for left -= free; left > 0 && each > 0 && len(template.taints) == 0 && fits(template.labels, pods.selects); left -= each {
+		for left -= free; left > 0 && each > 0 && templateFits; left -= each {
 			created = append(created, now)
 		}
 	}
