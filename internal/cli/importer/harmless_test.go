@@ -90,11 +90,13 @@ func TestImportSelectsTheNodePool(t *testing.T) {
 		},
 		"EKS": {
 			labels{"eks.amazonaws.com/nodegroup": "notebooks", "eks.amazonaws.com/capacityType": "SPOT"},
-			labels{"eks.amazonaws.com/nodegroup": "training", "eks.amazonaws.com/capacityType": "ON_DEMAND"}, labels{"eks.amazonaws.com/nodegroup": "notebooks"},
+			labels{"eks.amazonaws.com/nodegroup": "training", "eks.amazonaws.com/capacityType": "ON_DEMAND"},
+			labels{"eks.amazonaws.com/nodegroup": "notebooks"},
 		},
 		"AKS": {
 			labels{"kubernetes.azure.com/agentpool": "notebooks", "kubernetes.azure.com/mode": "user"},
-			labels{"kubernetes.azure.com/agentpool": "training", "kubernetes.azure.com/mode": "system"}, labels{"kubernetes.azure.com/agentpool": "notebooks"},
+			labels{"kubernetes.azure.com/agentpool": "training", "kubernetes.azure.com/mode": "system"},
+			labels{"kubernetes.azure.com/agentpool": "notebooks"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,6 +35,7 @@ func (devicePlugin) ReadsConfigs() bool        { return true }
 func (devicePlugin) ByClaims() bool            { return false }
 func (devicePlugin) lacks(*View) *plan.Problem { return nil }
 func (devicePlugin) findings() []findingFunc   { return []findingFunc{pluginFailing, pluginOutdated} }
+
 func (devicePlugin) gates() []gateFunc {
 	return []gateFunc{awaitLabelUncontested, awaitSelected, awaitPluginEnumerated, awaitAdvertised, awaitPluginSettled}
 }
