@@ -277,7 +277,7 @@ func (s *run) partitions(p *place, d gpu.Device) {
 }
 
 // partitionsAgain makes it again after a boot, as a person's service does, where the operator has not recorded how it
-// found the node. Without it NVIDIA's device plugin ends again and again, whoever shares the GPU.
+// found the node. Without it NVIDIA's device plugin ends again and again, with or without a policy.
 func (s *run) partitionsAgain(p *place) {
 	node, of := &corev1.Node{}, &v1alpha1.GPUNode{}
 	key := client.ObjectKey{Name: p.name}
