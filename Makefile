@@ -99,7 +99,7 @@ bench: kube ## Measure planning, packing, the API writes of a rollout, MIG besid
 	$(MAKE) --keep-going bench-reconcile bench-scale bench-node
 
 .PHONY: bench-reconcile
-bench-reconcile: kube ## Measure the CPU time of one reconcile at 100 and 5,000 nodes beside 10,000 pending pods and 200 policies. RECONCILE=100 is shorter.
+bench-reconcile: kube ## Measure the CPU time of one reconcile at 100 and 5,000 nodes beside 10,000 pending pods and 20 policies. RECONCILE=100 is shorter.
 	RECONCILE="$${RECONCILE:-100,5000}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestReconcile$$' ./test/bench
 
 .PHONY: bench-scale

@@ -61,7 +61,7 @@ type hardware map[string]v1alpha1.DeviceStatus
 func fresh(d v1alpha1.DeviceStatus, index int) v1alpha1.DeviceStatus {
 	d.UUID, d.Index = fmt.Sprintf("GPU-%d", index), int32(index)
 	d.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
-	d.ComputeMode, d.PendingMIGMode = "", ""
+	d.ComputeMode, d.PendingMIGMode = v1alpha1.ComputeModeDefault, ""
 	d.Instances, d.Processes, d.Holders, d.ResetPeers = nil, nil, nil, nil
 	d.ProfilesUnknown = false // a driver that tells them in MIG mode only will tell those of the catalogue
 	return d

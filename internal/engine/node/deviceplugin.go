@@ -265,7 +265,7 @@ func pluginLeaves(v *View) bool {
 // left alone on a node that is taken over as it is.
 func withMonitors(v *View, now, seen string) string {
 	uids := monitorPods(v)
-	if seen == "" && v.LastGood == nil {
+	if seen == "" && v.Node.GPU.Status.Rollout.LastGood == nil {
 		return now
 	}
 	return withoutPods(now, uids)
