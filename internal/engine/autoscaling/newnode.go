@@ -42,14 +42,14 @@ type group struct {
 	nodes    []*cluster.Node
 }
 
-// labels are what new nodes of the group have for certain: as its nodes have them or, if it has none, as its object tells. Karpenter gives
-// new nodes the labels of the NodePool, whatever its nodes have.
+// labels are what new nodes of the group have for certain: as its nodes have them or, if it has none, as they had them and as its object
+// tells. Karpenter gives new nodes the labels of the NodePool, whatever its nodes have.
 func (g *group) labels(of *shape) map[string]string {
 	switch {
 	case g.pool != nil:
 		return withAll(g.pool.Labels, of.labels)
 	case of.nodes == 0 && g.scalable != nil:
-		return withAll(g.scalable.Labels, pairsIn(g.scalable.theirs(annotationLabels)))
+		return withAll(withAll(g.scalable.shown(), g.scalable.Labels), pairsIn(g.scalable.theirs(annotationLabels)))
 	}
 	return of.labels
 }

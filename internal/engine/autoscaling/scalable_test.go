@@ -337,6 +337,24 @@ func TestALiveNodeWithoutTheLabelOfItsTemplateCounts(t *testing.T) {
 	g.Expect(w.Advise().Writes).To(HaveLen(1), "a flag gives nodes the label")
 }
 
+// A group whose nodes have shown a label stays announced when it becomes empty: only then it is read.
+func TestAGroupThatBecomesEmptyStaysAnnounced(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	w.Scalables[0].Labels = nil // a flag gives nodes the label
+	w.Nodes = []cluster.Node{ofClusterAPI(map[string]string{"pool": "gpu"})}
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	announced := maps.Clone(w.Scalables[0].Annotations)
+	g.Expect(announced).To(HaveKeyWithValue(annotationLabels, "pool=gpu"))
+	w.Nodes = nil
+	for _, write := range w.Advise().Writes {
+		apply(t, &w.Scalables[0], write.Annotate)
+	}
+	g.Expect(w.Scalables[0].Annotations).To(Equal(announced), only(t, w).Message)
+	w.Scalables[0].Labels = map[string]string{"pool": "cpu"}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNodeGroupNotSelected), "the template says otherwise")
+}
+
 // The annotation is what Cluster Autoscaler takes for the labels of a new node.
 func TestLabelsThatClusterAutoscalerIsTold(t *testing.T) {
 	g := NewWithT(t)
