@@ -47,8 +47,12 @@ func TestOddNumbersEndNothing(t *testing.T) {
 	p := pool(demand.GPU{Node: "a", UUID: "0", Model: d})
 	p.Reserve = map[string]int{"1g": -1}
 	for _, class := range []demand.Class{
-		{Pods: -1, Asks: map[string]int{"1g.5gb": 1}}, {Pods: 1, Asks: map[string]int{"1g.5gb": -1}}, {Pods: 1}, {Pods: 1, Asks: map[string]int{"": 1}},
-		{Pods: 1, Asks: map[string]int{"1g.5gb": 300}}, {Pods: 1, Asks: map[string]int{"1g.5gb": 0}},
+		{Pods: -1, Asks: map[string]int{"1g.5gb": 1}},
+		{Pods: 1, Asks: map[string]int{"1g.5gb": -1}},
+		{Pods: 1},
+		{Pods: 1, Asks: map[string]int{"": 1}},
+		{Pods: 1, Asks: map[string]int{"1g.5gb": 300}},
+		{Pods: 1, Asks: map[string]int{"1g.5gb": 0}},
 	} {
 		t.Run(fmt.Sprint(class.Pods, class.Asks), func(*testing.T) { demand.Decide(now, p, []demand.Class{class}) })
 	}

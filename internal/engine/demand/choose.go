@@ -453,8 +453,8 @@ func (c *chooser) putOn(i item, node int) (gpus []int) {
 
 // take takes the instances back.
 func (c *chooser) take(i item, gpus []int) {
-	for n := len(gpus) - 1; n >= 0; n-- {
-		c.give(gpus[n], i.asks[n], true)
+	for n, g := range slices.Backward(gpus) {
+		c.give(g, i.asks[n], true)
 	}
 }
 

@@ -114,6 +114,20 @@ type way struct {
 	cost   [5]int // the first: 1 if it destroys anything
 }
 
+// placesOf are all places at which instances can be made.
+func placesOf(g demand.GPU, names []string) (places []demand.Instance) {
+	if g.Frozen {
+		return nil
+	}
+	for _, name := range names {
+		profile, _ := g.Model.Profile(name)
+		for _, start := range profile.Starts {
+			places = append(places, has(g.Model, name, start, "", 0))
+		}
+	}
+	return places
+}
+
 // waysOf are all layouts that a GPU can have beside what must stay.
 func waysOf(p demand.Pool, g demand.GPU) (ways []way) {
 	names := exact(g.Model, p.Profiles)
@@ -126,15 +140,7 @@ func waysOf(p demand.Pool, g demand.GPU) (ways []way) {
 			fixed = append(fixed, i)
 		}
 	}
-	var places []demand.Instance
-	if !g.Frozen {
-		for _, name := range names {
-			profile, _ := g.Model.Profile(name)
-			for _, start := range profile.Starts {
-				places = append(places, has(g.Model, name, start, "", 0))
-			}
-		}
-	}
+	places := placesOf(g, names)
 	var add func(from int, instances []demand.Instance, created int)
 	add = func(from int, instances []demand.Instance, created int) {
 		w := way{offers: map[string]int{}}

@@ -32,8 +32,8 @@ func (c *chooser) choose(items []item) []placed {
 		return chosen
 	}
 	s := newSearch(c, items, chosen)
-	for n := len(chosen) - 1; n >= 0; n-- {
-		c.take(chosen[n].item, chosen[n].gpus)
+	for _, p := range slices.Backward(chosen) {
+		c.take(p.item, p.gpus)
 	}
 	s.next(0, 0)
 	for _, p := range s.best {
@@ -146,7 +146,7 @@ func (s *search) serve(at int, gpus []int, from int) {
 	}
 	for _, n := range s.candidates(asked, node, from, s.nodesOf(i)) {
 		s.give(n, asked, false)
-		s.serve(at, append(gpus[:len(gpus):len(gpus)], n), 0)
+		s.serve(at, append(slices.Clip(gpus), n), 0)
 		s.give(n, asked, true)
 	}
 }

@@ -4,6 +4,7 @@
 package demand
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -81,8 +82,18 @@ type nos struct {
 // listed are the layouts that nos knows of an A100 40 GB. Two are parts of others, and 4g+3g and 3g+4×1g are missing.
 func listed() []counts {
 	return []counts{
-		{0, 0, 0, 0, 1}, {1, 1, 0, 1, 0}, {3, 0, 0, 1, 0}, {0, 0, 2, 0, 0}, {1, 1, 1, 0, 0}, {3, 0, 1, 0, 0},
-		{0, 2, 1, 0, 0}, {2, 1, 1, 0, 0}, {1, 3, 0, 0, 0}, {3, 2, 0, 0, 0}, {5, 1, 0, 0, 0}, {7, 0, 0, 0, 0},
+		{0, 0, 0, 0, 1},
+		{1, 1, 0, 1, 0},
+		{3, 0, 0, 1, 0},
+		{0, 0, 2, 0, 0},
+		{1, 1, 1, 0, 0},
+		{3, 0, 1, 0, 0},
+		{0, 2, 1, 0, 0},
+		{2, 1, 1, 0, 0},
+		{1, 3, 0, 0, 0},
+		{3, 2, 0, 0, 0},
+		{5, 1, 0, 0, 0},
+		{7, 0, 0, 0, 0},
 	}
 }
 
@@ -236,7 +247,7 @@ func arranged(beside []gpu.Instance, wanted counts) (made []gpu.Instance, fit bo
 				continue
 			}
 			next := gpu.Instance{Profile: p.Name, Placement: at}
-			if others, fit := arranged(append(beside[:len(beside):len(beside)], next), rest); fit {
+			if others, fit := arranged(append(slices.Clip(beside), next), rest); fit {
 				return append(others, next), true
 			}
 		}

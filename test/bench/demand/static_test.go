@@ -5,6 +5,7 @@ package demand
 
 import (
 	"container/heap"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -313,9 +314,7 @@ func exhaustive(t trace, hour time.Duration, started map[int]time.Duration) (mos
 	}
 	for choice := range 1 << len(can) {
 		next, all, gain := map[int]time.Duration{}, running, time.Duration(0)
-		for i, at := range started {
-			next[i] = at
-		}
+		maps.Copy(next, started)
 		for bit, i := range can {
 			if choice>>bit&1 == 1 {
 				next[i] = hour

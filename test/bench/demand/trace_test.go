@@ -234,7 +234,7 @@ func readFile(name string) (trace, error) {
 	if err != nil {
 		return trace{}, fmt.Errorf("reading the trace: %w", err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	return read(f, name)
 }
 

@@ -288,7 +288,7 @@ func (w *world) repartition(n *node, cuts []cut, taint bool) {
 // published is when the kubelet of a node next publishes. Those of the nodes do not publish at the same time.
 func (w *world) published(n *node, t time.Duration) time.Duration {
 	phase := w.kubelet * time.Duration(n.index) / time.Duration(w.conditions.nodes)
-	return (t-phase+w.kubelet-1)/w.kubelet*w.kubelet + phase
+	return (t - phase + w.kubelet - 1).Truncate(w.kubelet) + phase
 }
 
 // check fails on instances that a GPU cannot have.
