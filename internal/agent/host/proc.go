@@ -74,7 +74,7 @@ func (p *Proc) readMemory(dir, name string, most int64) ([]byte, error) {
 	}
 	r := &reading{until: time.Now().Add(memoryTimeout), done: make(chan struct{})} //nolint:forbidigo // as below
 	if other, reads := p.waits.LoadOrStore(file, r); reads {
-		r = other.(*reading) //nolint:errcheck,forcetypeassert // nothing else is stored
+		r = other.(*reading) //nolint:forcetypeassert // nothing else is stored
 	} else {
 		go p.finish(r, file, most)
 	}

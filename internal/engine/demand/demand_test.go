@@ -262,7 +262,7 @@ func TestADecisionKeepsItsPromises(t *testing.T) {
 		}
 		for n, o := range got.Outcomes {
 			g.Expect(o.Ready + o.Planned + o.Unmet).To(Equal(classes[n].Pods))
-			g.Expect(o.Reason == "").To(Equal(o.Unmet == 0), fmt.Sprint(o))
+			g.Expect(o).To(Satisfy(func(o demand.Outcome) bool { return (o.Reason == "") == (o.Unmet == 0) }))
 		}
 		other := p
 		other.GPUs = slices.Clone(p.GPUs)
