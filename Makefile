@@ -99,12 +99,16 @@ bench: kube ## Measure planning, packing, the API writes of a rollout, MIG besid
 	$(MAKE) --keep-going bench-reconcile bench-scale bench-node
 
 .PHONY: bench-reconcile
-bench-reconcile: kube ## Measure the CPU time of one reconcile at 100 and 5,000 nodes beside 10,000 pending pods and 200 policies. RECONCILE=100 is shorter.
+bench-reconcile: kube ## Measure the CPU time of one reconcile at 100 and 5,000 nodes beside 10,000 pending pods and 20 policies. RECONCILE=100 is shorter.
 	RECONCILE="$${RECONCILE:-100,5000}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestReconcile$$' ./test/bench
 
 .PHONY: bench-scale
 bench-scale: kube ## Measure clusters of 100, 1,000 and 5,000 simulated nodes, beside the API calls of the hand procedure. SCALE=100 is shorter.
 	SCALE="$${SCALE:-100,1000,5000}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 60m -run '^TestScale$$' ./test/bench
+
+.PHONY: bench-demand
+bench-demand: ## Simulate how much of what pods ask for MIG layouts serve that follow demand, beside static ones and other systems. TRACE=FILE.csv plays a trace (arrival, duration, slices), PICTURE=FILE.svg draws the result.
+	DEMAND_BENCH=1 TRACE="$(if $(TRACE),$(abspath $(TRACE)))" PICTURE="$(if $(PICTURE),$(abspath $(PICTURE)))" go test -count=1 -v -timeout 60m -run '^TestDemand$$' ./test/bench/demand
 
 .PHONY: bench-node
 bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,edits=10,mig=2 is shorter.

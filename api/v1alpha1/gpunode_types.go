@@ -83,11 +83,6 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	MIGConfigName string `json:"migConfigName,omitempty"`
 
-	// former is the last desired state that the node reached before this one: the node is rolled back to it if this one fails. Its
-	// devices are left out where they are those of spec.devices. Absent: there is none, or status.rollout.reached is this one.
-	// +optional
-	Former *NodeSharing `json:"former,omitempty"`
-
 	// changeTime is when the controller asked the agent for this desired state, which makes two requests for the same state
 	// different. The deadline for reaching it counts from it, and status.config names it.
 	// +optional
@@ -603,14 +598,8 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:Minimum=1
 	Shares int64 `json:"shares,omitempty"`
 
-	// reached names the last desired state that the node reached and the controller verified, by a hash of its device-plugin config and
-	// its devices: that of the spec, or spec.former, to which the node is rolled back if the spec fails. Absent: the node is rolled back to its
-	// baseline.
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	Reached string `json:"reached,omitempty"`
-
-	// lastGood is what versions before wrote in place of reached, and is read where that is absent.
+	// lastGood is the last desired state that the node reached and the controller verified: the node is rolled back to it if
+	// another one fails. Absent: the node is rolled back to its baseline.
 	// +optional
 	LastGood *NodeSharing `json:"lastGood,omitempty"`
 
@@ -738,7 +727,7 @@ type DeviceStatus struct {
 	// could end a process on the GPU.
 	// +optional
 	ProcessesUnknown bool `json:"processesUnknown,omitempty"`
-	// computeMode of the GPU. Absent: Default.
+	// computeMode of the GPU.
 	// +optional
 	ComputeMode ComputeMode `json:"computeMode,omitempty"`
 	// sharing is how the GPU is shared, in the shape of the spec.

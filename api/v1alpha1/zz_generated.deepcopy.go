@@ -348,11 +348,6 @@ func (in *GPUNodeSpec) DeepCopyInto(out *GPUNodeSpec) {
 		*out = new(Numbering)
 		(*in).DeepCopyInto(*out)
 	}
-	if in.Former != nil {
-		in, out := &in.Former, &out.Former
-		*out = new(NodeSharing)
-		(*in).DeepCopyInto(*out)
-	}
 	in.ChangeTime.DeepCopyInto(&out.ChangeTime)
 	if in.Baseline != nil {
 		in, out := &in.Baseline, &out.Baseline

@@ -81,7 +81,7 @@ func TestAgent(t *testing.T) {
 
 	n.share(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
-	g.Expect(n.device().ComputeMode).To(gomega.BeEmpty())
+	g.Expect(n.device().ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeDefault))
 	g.Expect(n.device().Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
 }
 

@@ -26,19 +26,19 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 1969},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2312},
-	{"KB of tests and of test", 4033},
+	{"KB of Go in internal, without tests", 2062},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2405},
+	{"KB of tests and of test", 4208},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
-	{"packages of internal", 38},
-	{"arrows between packages of internal", 138},
+	{"packages of internal", 39},
+	{"arrows between packages of internal", 141},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 15420},
-	{"words of other docs that are written by hand", 15150},
+	{"words of docs/dev", 16090},
+	{"words of other docs that are written by hand", 15475},
 	{"words of README.md", 924},
 }
 

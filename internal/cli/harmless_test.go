@@ -247,11 +247,18 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 	if err != nil {
 		return fmt.Sprintf("node %s refuses policy %s: %v", n.Name, by.Name, err)
 	}
-	sums, namespaces := map[string]int64{}, map[string]bool{}
+	if harm := harmToPods(n, want, before, is); harm != "" {
+		return harm
+	}
+	return lessIsolation(n, before, is)
+}
+
+// harmToPods is what the pods of a node suffer from another sharing of its GPUs; empty: nothing.
+func harmToPods(n *cluster.Node, want policies.Desired, before, is v1alpha1.Sharing) string {
+	sums := map[string]int64{}
 	for _, p := range n.Pods {
 		for name, count := range p.Requests {
 			sums[name] += count
-			namespaces[p.Namespace] = true
 			if count > 1 && want.Config.Replicas[name] > 1 && refuses(is) && !refuses(before) {
 				return fmt.Sprintf("node %s refuses pod %s two replicas", n.Name, p.Name)
 			}
@@ -265,9 +272,20 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 			return fmt.Sprintf("node %s offers %v under %s, and its pods request %d %s", n.Name, want.Config.Resources, asYAML(is), sum, name)
 		}
 	}
+	return ""
+}
+
+// lessIsolation is how another sharing of a node's GPUs isolates its pods less.
+func lessIsolation(n *cluster.Node, before, is v1alpha1.Sharing) string {
 	order := []v1alpha1.Strategy{v1alpha1.StrategyTimeSlicing, v1alpha1.StrategyMPS, v1alpha1.StrategyMIG, v1alpha1.StrategyExclusive}
 	if slices.Index(order, is.Strategy) < slices.Index(order, before.Strategy) {
 		return fmt.Sprintf("node %s isolates less: %s instead of %s", n.Name, is.Strategy, before.Strategy)
+	}
+	namespaces := map[string]bool{}
+	for _, p := range n.Pods {
+		if len(p.Requests) > 0 {
+			namespaces[p.Namespace] = true
+		}
 	}
 	if shared := is.Strategy == v1alpha1.StrategyTimeSlicing || is.Strategy == v1alpha1.StrategyMPS; shared && len(namespaces) > 1 && before.Strategy != is.Strategy {
 		return fmt.Sprintf("node %s isolates namespaces no more", n.Name)
@@ -315,7 +333,23 @@ func offered(data, strategy string, devices []v1alpha1.DeviceStatus) (offers map
 	if config.Flags.MigStrategy != nil && strategy == "" {
 		strategy = *config.Flags.MigStrategy
 	}
-	offers, profiles := map[string]int64{}, map[string]bool{}
+	offers, profiles := unreplicated(strategy, devices)
+	if strategy == "single" && len(profiles) > 1 {
+		return nil, false
+	}
+	byMIG := slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
+	if config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS && byMIG {
+		return nil, false
+	}
+	if replicated := config.Sharing.ReplicatedResources(); replicated != nil {
+		replicate(offers, replicated.Resources)
+	}
+	return offers, true
+}
+
+// unreplicated is what NVIDIA's plugin offers of GPUs that it does not replicate, and the profiles behind nvidia.com/gpu.
+func unreplicated(strategy string, devices []v1alpha1.DeviceStatus) (offers map[string]int64, profiles map[string]bool) {
+	offers, profiles = map[string]int64{}, map[string]bool{}
 	for _, d := range devices {
 		switch {
 		case d.Sharing.MIGMode != v1alpha1.MIGModeEnabled:
@@ -334,18 +368,12 @@ func offered(data, strategy string, devices []v1alpha1.DeviceStatus) (offers map
 			offers["nvidia.com/gpu"]++
 		}
 	}
-	if strategy == "single" && len(profiles) > 1 {
-		return nil, false
-	}
-	byMIG := slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
-	if config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS && byMIG {
-		return nil, false
-	}
-	replicated := config.Sharing.ReplicatedResources()
-	if replicated == nil {
-		return offers, true
-	}
-	for _, one := range replicated.Resources {
+	return offers, profiles
+}
+
+// replicate multiplies and renames what NVIDIA's plugin offers.
+func replicate(offers map[string]int64, resources []nvidia.ReplicatedResource) {
+	for _, one := range resources {
 		name := string(one.Name)
 		if count := offers[name]; count > 0 {
 			delete(offers, name)
@@ -355,7 +383,6 @@ func offered(data, strategy string, devices []v1alpha1.DeviceStatus) (offers map
 			offers[name] = count * int64(one.Replicas)
 		}
 	}
-	return offers, true
 }
 
 // cutAtRandom partitions GPUs of simulated hardware, if they can be.
@@ -413,31 +440,44 @@ func TestImportChangesNothingOfRandomClusters(t *testing.T) {
 			s.Policies = append(s.Policies, v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Generation: 1, CreationTimestamp: metav1.NewTime(now)}, Spec: p.Spec})
 			described++
 		}
-		for _, n := range rollout.Decide(s).Nodes {
-			switch {
-			case n.Policy == "":
-			case n.State == "Unsupported" || n.State == "Failed":
-				return fmt.Sprintf("node %s refuses policy %s: %s", n.Node, n.Policy, n.Message)
-			case len(n.Plan) > 0 || len(n.Blockers) > 0:
-				return fmt.Sprintf("node %s would be changed: %v, %v", n.Node, n.Plan, n.Blockers)
-			case !maps.Equal(n.Expected, n.Advertised):
-				return fmt.Sprintf("node %s offers %v, and would offer %v", n.Node, n.Advertised, n.Expected)
-			}
+		if change := changed(s); change != "" {
+			return change
 		}
-		for i := range is.Nodes {
-			n := &is.Nodes[i]
-			for _, rest := range d.Rest {
-				by := policies.Rank(s.Policies).Govern(policies.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices}).By
-				if by != nil && strings.HasPrefix(rest, "node "+n.Name+":") {
-					return fmt.Sprintf("policy %s takes node %s, which is not described: %s", by.Name, n.Name, rest)
-				}
-			}
-		}
-		return ""
+		return takenUndescribed(is.Nodes, d.Rest, policies.Rank(s.Policies))
 	})
 	if described == 0 {
 		t.Fatal("nothing was ever described")
 	}
+}
+
+// changed is what policies would change of a node that they govern; empty: nothing.
+func changed(s cluster.Snapshot) string {
+	for _, n := range rollout.Decide(s).Nodes {
+		switch {
+		case n.Policy == "":
+		case n.State == "Unsupported" || n.State == "Failed":
+			return fmt.Sprintf("node %s refuses policy %s: %s", n.Node, n.Policy, n.Message)
+		case len(n.Plan) > 0 || len(n.Blockers) > 0:
+			return fmt.Sprintf("node %s would be changed: %v, %v", n.Node, n.Plan, n.Blockers)
+		case !maps.Equal(n.Expected, n.Advertised):
+			return fmt.Sprintf("node %s offers %v, and would offer %v", n.Node, n.Advertised, n.Expected)
+		}
+	}
+	return ""
+}
+
+// takenUndescribed is which node a policy governs though import leaves it out; empty: none.
+func takenUndescribed(nodes []cluster.Node, rest []string, ranking policies.Ranking) string {
+	for i := range nodes {
+		n := &nodes[i]
+		by := ranking.Govern(policies.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices}).By
+		for _, why := range rest {
+			if by != nil && strings.HasPrefix(why, "node "+n.Name+":") {
+				return fmt.Sprintf("policy %s takes node %s, which is not described: %s", by.Name, n.Name, why)
+			}
+		}
+	}
+	return ""
 }
 
 // byHand is a node that is shared by hand; ok is false if NVIDIA's plugin does not start there.

@@ -71,6 +71,9 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 		return shared, err
 	}
 	shared.Nodes, shared.Classes, shared.GPUOperator = s.Nodes, s.DRA.Classes, clusterpolicy.RunsPlugin(policy)
+	if shared.GPUOperator {
+		shared.Workload = (&cluster.DevicePlugin{Operands: new(clusterpolicy.OperandsOf(policy))}).Workload()
+	}
 	shared.Waits = waits(policy, &s)
 	return shared, nil
 }
@@ -125,11 +128,10 @@ func readConfigs(ctx context.Context, c client.Client, shared *importer.Cluster,
 			"NAMESPACE/NAME. " + keepLabels
 		return nil
 	default:
-		namespace, name, both := strings.Cut(standAlone, "/")
-		if !both || namespace == "" || name == "" || strings.Contains(name, "/") {
-			return hint(fmt.Errorf("--configmap %q is not NAMESPACE/NAME", standAlone))
+		var err error
+		if configMap, err = namedByFlag(standAlone); err != nil {
+			return err
 		}
-		configMap = types.NamespacedName{Namespace: namespace, Name: name}
 	}
 	found := &corev1.ConfigMap{}
 	err := c.Get(ctx, configMap, found)
@@ -145,7 +147,21 @@ func readConfigs(ctx context.Context, c client.Client, shared *importer.Cluster,
 	if byOperator {
 		return nil
 	}
-	shared.Default, err = fallback(ctx, c, found)
+	return readDefault(ctx, c, shared, found)
+}
+
+// namedByFlag is the ConfigMap that --configmap names.
+func namedByFlag(configMap string) (types.NamespacedName, error) {
+	namespace, name, both := strings.Cut(configMap, "/")
+	if !both || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return types.NamespacedName{}, hint(fmt.Errorf("--configmap %q is not NAMESPACE/NAME", configMap))
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+}
+
+// readDefault reads which configuration nodes without the label have, of a device plugin that the GPU Operator does not run.
+func readDefault(ctx context.Context, c client.Client, shared *importer.Cluster, configMap *corev1.ConfigMap) (err error) {
+	shared.Default, err = fallback(ctx, c, configMap)
 	switch {
 	case apierrors.IsForbidden(err):
 		shared.DefaultUnread = fmt.Sprintf("you may not list DaemonSets in namespace %s, so it is not known which key of %s nodes without the label %s have",

@@ -175,7 +175,7 @@ func forging(t *testing.T, cluster *env.Cluster, agent, controller client.Client
 		return acmeta.Condition().WithType(kind).WithStatus(status).WithReason("Test").WithMessage("test").WithObservedGeneration(1).
 			WithLastTransitionTime(metav1.Now())
 	}
-	good := ac.RolloutStatus().WithReached("0123")
+	good := ac.RolloutStatus().WithLastGood(ac.NodeSharing().WithConfigName("research-1").WithDevices(device("GPU-1")))
 	apply := func(c client.Client, manager client.FieldOwner, status *ac.GPUNodeStatusApplyConfiguration) error {
 		return c.Status().Apply(ctx, ac.GPUNode("node-1").WithStatus(status), manager, client.ForceOwnership)
 	}
@@ -187,7 +187,7 @@ func forging(t *testing.T, cluster *env.Cluster, agent, controller client.Client
 	g.Expect(apply(controller, controllerManager, reported)).To(Succeed())
 	n := &v1alpha1.GPUNode{}
 	g.Expect(cluster.Client.Get(ctx, client.ObjectKey{Name: "node-1"}, n)).To(Succeed())
-	g.Expect(n.Status.Rollout.Reached).To(Equal("0123"))
+	g.Expect(n.Status.Rollout.LastGood.ConfigName).To(Equal("research-1"))
 	g.Expect(n.Status.Devices).To(HaveLen(1))
 	g.Expect(n.Status.Conditions).To(HaveLen(4))
 
@@ -198,10 +198,10 @@ func forging(t *testing.T, cluster *env.Cluster, agent, controller client.Client
 	}
 	for name, do := range map[string]func() error{
 		"applies another last good state": func() error {
-			return apply(agent, agentManager, statusOf("GPU-1").WithRollout(ac.RolloutStatus().WithReached("4567")))
+			return apply(agent, agentManager, statusOf("GPU-1").WithRollout(ac.RolloutStatus().WithLastGood(ac.NodeSharing().WithConfigName("mine"))))
 		},
 		"patches the last good state": func() error {
-			return update(func(s *v1alpha1.GPUNodeStatus) { s.Rollout.Reached = "4567" })
+			return update(func(s *v1alpha1.GPUNodeStatus) { s.Rollout.LastGood.ConfigName = "mine" })
 		},
 		"removes the record of the rollout": func() error {
 			return update(func(s *v1alpha1.GPUNodeStatus) { s.Rollout = v1alpha1.RolloutStatus{} })

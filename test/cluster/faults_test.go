@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -79,10 +78,10 @@ func draSlice(node string) *resourcev1.ResourceSlice {
 }
 
 // verified reports whether a node has advertised what it is configured for.
-func (f *fleet) verified(name string) bool {
+func (f *fleet) verified(node string) bool {
 	f.t.Helper()
 	for _, n := range f.world().Nodes {
-		if good := node.LastGood(&n.GPU); n.Name == name && good != nil {
+		if good := n.GPU.Status.Rollout.LastGood; n.Name == node && good != nil {
 			return good.ConfigName == n.Labels[v1alpha1.LabelConfig]
 		}
 	}
@@ -112,7 +111,7 @@ func (f *fleet) tainted() {
 			if len(n.Taints) > 0 {
 				return true
 			}
-			done = done && !underway(&n.GPU) && n.GPU.Status.Rollout.Reached != ""
+			done = done && !underway(&n.GPU) && n.GPU.Status.Rollout.LastGood != nil
 		}
 		return done
 	}, patience, pollEvery).Should(BeTrue())

@@ -129,6 +129,7 @@ func (s *run) returns(p *place) {
 	s.facts.Lock()
 	p.remember()
 	s.facts.Unlock()
+	s.partitionsAgain(p)
 	for _, pod := range s.podsOn(p.name) {
 		if pod.Namespace == users {
 			s.ended(pod.Name)

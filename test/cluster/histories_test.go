@@ -218,13 +218,13 @@ func (s *run) comesToRest() {
 	s.tell("everything rests: %s", s.counted())
 }
 
-// containersWaiting are the containers of all nodes that do not run, and why not.
+// containersWaiting are the containers of all nodes that do not run, and why not, with the first GPU of the node.
 func (s *run) containersWaiting() (why []string) {
 	for _, p := range s.all() {
 		for _, pod := range s.podsOn(p.name) {
 			for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 				if w := c.State.Waiting; w != nil {
-					why = append(why, fmt.Sprintf("%s of %s on %s: %s", c.Name, pod.Name, p.name, w.Message))
+					why = append(why, fmt.Sprintf("%s of %s on %s: %s; GPU 0 is %+v", c.Name, pod.Name, p.name, w.Message, bornAs(p.devices()[0])))
 				}
 			}
 		}

@@ -14,12 +14,12 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
@@ -170,7 +170,8 @@ func underway(n *v1alpha1.GPUNode) bool {
 	if spec.PolicyName == "" || spec.ConfigName == "" {
 		return false
 	}
-	return n.Status.Rollout.Reached != policy.Hash(spec.ConfigName, spec.Devices)
+	good := n.Status.Rollout.LastGood
+	return good == nil || good.ConfigName != spec.ConfigName || !equality.Semantic.DeepEqual(good.Devices, spec.Devices)
 }
 
 // settled waits until nothing has happened to a node for a while.

@@ -6,6 +6,7 @@ package cluster_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -251,13 +252,7 @@ func (s *run) join(name string, random *rand.Rand) {
 	if len(models) == 1 && models[0] != sim.T4 && one(4) {
 		s.Expect(p.hardware.SetMIG(s.t.Context(), p.devices()[0].UUID, true)).To(Or(Succeed(), MatchError(gpu.ErrResetRequired)))
 		p.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
-		at := p.devices()[0].Profiles[0]
-		for _, o := range p.devices()[0].Profiles {
-			if strings.HasPrefix(o.Name, "2g.") && !strings.Contains(o.Name, "+") {
-				at = o
-			}
-		}
-		s.Expect(p.hardware.CreateInstance(s.t.Context(), p.devices()[0].UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size})).To(Succeed())
+		s.partitions(p, p.devices()[0])
 	}
 	p.touches = func(op sim.Op, uuid string, instance int) error { return s.touches(p, op, uuid, instance) }
 	p.restartDelay = 0 // nobody waits for it: time passes as fast as something happens
@@ -268,6 +263,33 @@ func (s *run) join(name string, random *rand.Rand) {
 	s.facts.Unlock()
 	s.boots(p)
 	s.tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
+}
+
+// partitions makes the instance that a person has on a GPU.
+func (s *run) partitions(p *place, d gpu.Device) {
+	at := d.Profiles[0]
+	for _, o := range d.Profiles {
+		if strings.HasPrefix(o.Name, "2g.") && !strings.Contains(o.Name, "+") {
+			at = o
+		}
+	}
+	s.Expect(p.hardware.CreateInstance(s.t.Context(), d.UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size})).To(Succeed())
+}
+
+// partitionsAgain makes it again after a boot, as a person's service does, where the operator has not recorded how it
+// found the node. Without it NVIDIA's device plugin ends again and again, with or without a policy.
+func (s *run) partitionsAgain(p *place) {
+	node, of := &corev1.Node{}, &v1alpha1.GPUNode{}
+	key := client.ObjectKey{Name: p.name}
+	s.Expect(errors.Join(client.IgnoreNotFound(s.client.Get(s.t.Context(), key, node)), client.IgnoreNotFound(s.client.Get(s.t.Context(), key, of)))).To(Succeed())
+	if of.Spec.Baseline != nil || node.Annotations[v1alpha1.AnnotationBaseline] != "" {
+		return
+	}
+	for _, d := range p.devices() {
+		if p.born[d.UUID].instances != "" && d.State.MIG && len(d.State.Instances) == 0 {
+			s.partitions(p, d)
+		}
+	}
 }
 
 func (p *place) devices() []gpu.Device {

@@ -144,7 +144,7 @@ func (w throughOLM) documented(block int, version string) string {
 	return strings.ReplaceAll(commands, "0.1.0", version)
 }
 
-// installs installs a version that was published into a folder.
+// installs brings a version that was published into a folder to the cluster.
 func (w throughOLM) installs(ctx context.Context, released, version string) {
 	GinkgoHelper()
 	for _, block := range w.install {
@@ -305,7 +305,7 @@ func mirror(ctx context.Context, released, version string) {
 	for _, listed := range regexp.MustCompile(`(?m)^- image: (\S+)$`).FindAllSubmatch(catalog, -1) {
 		images = append(images, string(listed[1]))
 	}
-	Expect(len(images)).To(Equal(4), "the catalog, the bundle, the controller and the agent: %v", images)
+	Expect(images).To(HaveLen(4), "the catalog, the bundle, the controller and the agent: %v", images)
 	for _, from := range images {
 		repository, _, _ := strings.Cut(strings.TrimPrefix(from, publishedAt), "@")
 		to := registryAddress + repository

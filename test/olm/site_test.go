@@ -92,8 +92,10 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	if bin == "" {
 		t.Skip("run by make olm-test")
 	}
-	s = &site{WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{},
-		programs: map[string]*program{}}
+	s = &site{
+		WithT: NewWithT(t), t: t, bin: bin, dir: t.TempDir(), bundles: map[string]string{}, catalogs: map[string]string{}, serving: map[types.UID]*nodesim.Process{},
+		programs: map[string]*program{},
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.showLogs()

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +19,8 @@ import (
 
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 // locksItself names the file by which a process of these tests locks its own memory.
@@ -44,7 +48,7 @@ func lockMemory(file string) {
 	if err != nil {
 		panic(err)
 	}
-	go func() { _, _ = memory.ReadAt(make([]byte, 8), int64(uintptr(unsafe.Pointer(&page[0])))) }() //nolint:gosec // its address is asked for
+	go func() { _, _ = memory.ReadAt(make([]byte, 8), int64(uintptr(unsafe.Pointer(&page[0])))) }()
 	for {
 		other, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
@@ -127,7 +131,7 @@ func answerFuse(fd int, reads chan<- bool) {
 			Length uint32
 			Status int32
 			Unique uint64
-		}{uint32(16 + body.Len()), status, request.Unique}) //nolint:gosec // small
+		}{uint32(16 + body.Len()), status, request.Unique})
 		_, _ = unix.Write(fd, append(whole.Bytes(), body.Bytes()...))
 	}
 }
@@ -162,4 +166,47 @@ func TestAProcessThatLocksItsMemoryKeepsNobodyWaiting(t *testing.T) {
 		}()
 		g.Eventually(done).WithTimeout(20*time.Second).Should(gomega.BeClosed(), name)
 	}
+}
+
+// TestAProcessIsReadAgainOnceOthersDoNotKeepTheirMemory: at most sixteen are waited for at a time.
+func TestAProcessIsReadAgainOnceOthersDoNotKeepTheirMemory(t *testing.T) {
+	g := gomega.NewWithT(t)
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	proc, environ := host.NewProc(root), func(pid int) string { return filepath.Join(dir, strconv.Itoa(pid), "environ") }
+	g.Expect(os.Mkdir(filepath.Join(dir, "1"), 0o700)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(environ(1), []byte("A=B\x00"), 0o600)).To(gomega.Succeed())
+	var waits sync.WaitGroup
+	for pid := 2; pid < 2+16; pid++ {
+		g.Expect(os.Mkdir(filepath.Join(dir, strconv.Itoa(pid)), 0o700)).To(gomega.Succeed())
+		g.Expect(unix.Mkfifo(environ(pid), 0o600)).To(gomega.Succeed())
+		waits.Go(func() { proc.Environment(pid) })
+	}
+	waits.Wait()
+	g.Expect(proc.Environment(1)).To(gomega.BeEmpty())
+	for pid := 2; pid < 2+16; pid++ {
+		f, err := os.OpenFile(environ(pid), os.O_WRONLY, 0)
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+		g.Expect(f.Close()).To(gomega.Succeed())
+	}
+	g.Eventually(func() map[string]string { return proc.Environment(1) }).Should(gomega.Equal(map[string]string{"A": "B"}))
+}
+
+// TestAProcessHasOneNameForAllWhoAsk at the same time: comm ends after 15 characters.
+func TestAProcessHasOneNameForAllWhoAsk(t *testing.T) {
+	proc := newProc(t, map[string]string{"7/cmdline": "/opt/nvidia-cuda-mps-server\x00", "7/comm": "nvidia-cuda-mps\n"})
+	var asks sync.WaitGroup
+	for range 8 {
+		asks.Go(func() {
+			for range 200 {
+				if name := proc.Describe(7).Name; name != "nvidia-cuda-mps-server" {
+					t.Error(name)
+					return
+				}
+			}
+		})
+	}
+	asks.Wait()
 }

@@ -25,7 +25,7 @@ type Proc struct {
 	root    *os.Root
 	closing atomic.Int32 // descriptors of other processes that are being closed
 	waiting atomic.Int32 // for the memory of processes
-	waits   sync.Map     // for which: names of files
+	waits   sync.Map     // for which: *reading by name of a file
 }
 
 // NewProc reads the proc file system under root, such as /proc.
@@ -55,36 +55,45 @@ const memoryTimeout, maxWaiting = time.Second, 16
 // errMemory says that the memory of a process does not come.
 var errMemory = errors.New("its memory does not come")
 
-// readMemory reads a file of a process that the kernel takes from the memory of that process. Any process can keep the lock
-// of its memory: by a page of a file, on a file system that answers to nobody, that is on its way to it. The goroutine that waits
-// there is left behind, and such a process is not read again meanwhile. Tenants have no process outside of containers,
-// so those that are outside are waited for.
+// reading is a file of a process that is being read. What was read is set once done is closed.
+type reading struct {
+	until   time.Time // it is waited for
+	done    chan struct{}
+	content []byte
+	err     error
+}
+
+// readMemory reads a file of a process that the kernel takes from the memory of that process. Any process can keep the
+// lock of its memory: by a page of a file, on a file system that answers to nobody, that is on its way to it. The
+// goroutine that waits there is left behind, and such a process is not read again meanwhile. Tenants have no process
+// outside of containers, so those that are outside are waited for.
 func (p *Proc) readMemory(dir, name string, most int64) ([]byte, error) {
 	file := path.Join(dir, name)
 	if p.inOwnPIDs(dir) {
 		return p.read(file, most)
 	}
-	if _, waits := p.waits.LoadOrStore(file, true); waits || p.waiting.Load() >= maxWaiting {
-		return nil, errMemory
+	r := &reading{until: time.Now().Add(memoryTimeout), done: make(chan struct{})} //nolint:forbidigo // as below
+	if other, reads := p.waits.LoadOrStore(file, r); reads {
+		r = other.(*reading) //nolint:forcetypeassert // nothing else is stored
+	} else {
+		go p.finish(r, file, most)
 	}
-	type answer struct {
-		content []byte
-		err     error
-	}
-	answers := make(chan answer, 1)
-	p.waiting.Add(1)
-	go func() {
-		content, err := p.read(file, most)
-		p.waiting.Add(-1)
-		p.waits.Delete(file)
-		answers <- answer{content, err}
-	}()
 	select {
-	case a := <-answers:
-		return a.content, a.err
-	case <-time.After(memoryTimeout):
+	case <-r.done:
+		return r.content, r.err
+	case <-time.After(time.Until(r.until)): //nolint:forbidigo // of the machine: the work is the kernel's, and host knows no Kubernetes
 		return nil, errMemory
 	}
+}
+
+// finish reads the file of a reading, unless too many are waited for.
+func (p *Proc) finish(r *reading, file string, most int64) {
+	if r.err = errMemory; p.waiting.Add(1) <= maxWaiting {
+		r.content, r.err = p.read(file, most)
+	}
+	p.waiting.Add(-1)
+	p.waits.Delete(file)
+	close(r.done)
 }
 
 // Describe implements Processes.

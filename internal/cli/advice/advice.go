@@ -150,7 +150,7 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 	for i := range nodes {
 		n := &nodes[i]
 		by, devices := n.GPU.Spec.PolicyName, n.GPU.Status.Devices
-		if c.Scope.Policy != "" && by != c.Scope.Policy || c.Scope.Node != "" && n.Name != c.Scope.Node || len(devices) == 0 {
+		if !c.inScope(n) || len(devices) == 0 {
 			continue
 		}
 		seen := c.Seen.Time[n.Name]
@@ -171,6 +171,17 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 		}
 		groups[at].add(n, seen, c)
 	}
+	slices.SortStableFunc(groups, func(a, b Fleet) int { return cmp.Compare(a.Policy, b.Policy) })
+	return groups, c.leftOut(young, several, byHand)
+}
+
+// inScope reports whether advice was asked for about a node.
+func (c Cluster) inScope(n *cluster.Node) bool {
+	return (c.Scope.Policy == "" || n.GPU.Spec.PolicyName == c.Scope.Policy) && (c.Scope.Node == "" || n.Name == c.Scope.Node)
+}
+
+// leftOut says why nodes are in no fleet: those that were observed too briefly, have several products, or are shared by hand.
+func (c Cluster) leftOut(young, several, byHand []string) (lacks []string) {
 	if len(young) > 0 {
 		lacks = append(lacks, fmt.Sprintf("nodes that were observed for less than --min-age %s: %s", long(c.MinAge), format.List(young)))
 	}
@@ -180,8 +191,7 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 	if len(byHand) > 0 {
 		lacks = append(lacks, "nodes that are shared by hand; apply what `kubectl gpusharing import` prints first: "+format.List(byHand))
 	}
-	slices.SortStableFunc(groups, func(a, b Fleet) int { return cmp.Compare(a.Policy, b.Policy) })
-	return groups, lacks
+	return lacks
 }
 
 // fleet is one without nodes.

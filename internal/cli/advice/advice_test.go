@@ -175,6 +175,10 @@ func TestCriteria(t *testing.T) {
 			not:     fleet{underPolicy(on(gpus(a100, 1), equal(2, 1, 0.1)...), timeSliced(2, false)), "MIG, 7 × 1g.5gb"},
 			says:    "pods on node a request 1 nvidia.com/gpu.shared, and it would offer 0",
 		},
+		"LabelsStay": {
+			applies: fleet{selecting(t4, "nvidia.com/gpu.product"), "TimeSlicing"}, not: fleet{selecting(t4, "nvidia.com/gpu.product"), "Exclusive"},
+			says: "pod team/infer-0 selects its node by nvidia.com/gpu.product, which changes",
+		},
 	}
 	docs, err := os.ReadFile("../../../docs/choosing.md")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())

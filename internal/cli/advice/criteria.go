@@ -9,6 +9,8 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -46,6 +48,7 @@ func Criteria() []Criterion {
 		{Name: "AsSafe", Against: asSafe},
 		{Name: "NodesTakeIt", Against: nodesTakeIt},
 		{Name: "NamesStay", Against: namesStay},
+		{Name: "LabelsStay", Against: labelsStay},
 		{Name: "Isolates", Note: true, Against: isolates},
 		{Name: "ComputeKnown", Note: true, Against: computeKnown},
 	}
@@ -125,9 +128,12 @@ func memoryFits(f Fleet, o Option) string {
 	return fmt.Sprintf("%s would not fit %s, which has %s", format.List(parts), largest.Name, gibibytes(largest.MemoryMiB*mebibyte))
 }
 
-// memoryTogether is for time-slicing, which limits no memory: any containers can meet on a GPU.
+// memoryTogether is for time-slicing, which limits no memory, and for MPS whose limits together exceed the memory: any containers can
+// meet on a GPU.
 func memoryTogether(f Fleet, o Option) string {
-	if o.Sharing.Strategy != v1alpha1.StrategyTimeSlicing || f.Device.MemoryMiB == 0 {
+	limited := o.Sharing.Strategy != v1alpha1.StrategyTimeSlicing &&
+		(o.Sharing.Strategy != v1alpha1.StrategyMPS || o.Shares[0].MemoryMiB*int64(o.Shares[0].Count) <= f.Device.MemoryMiB)
+	if limited || f.Device.MemoryMiB == 0 {
 		return ""
 	}
 	var peaks []float64
@@ -138,7 +144,8 @@ func memoryTogether(f Fleet, o Option) string {
 	}
 	n, sum := largest(peaks, o.Shares[0].Count)
 	memory, guarded := float64(f.Device.MemoryMiB*mebibyte), ""
-	if m := o.Sharing.TimeSlicing.Memory; m != nil {
+	if s := o.Sharing.TimeSlicing; s != nil && s.Memory != nil {
+		m := s.Memory
 		memory *= 1 - float64(m.Guard.FreeBelowPercent)/percent
 		guarded = fmt.Sprintf(", of which the memory guard keeps %d %% free", m.Guard.FreeBelowPercent)
 	}
@@ -263,6 +270,34 @@ func namesStay(f Fleet, o Option) string {
 		}
 	}
 	return ""
+}
+
+// labelsStay is for pods that select their node by a label that NVIDIA's GPU Feature Discovery writes anew: the product gets the suffix -SHARED
+// with replicas that keep their name, and that of the instances with uniform ones (k8s-device-plugin, internal/lm/resource.go).
+func labelsStay(f Fleet, o Option) string {
+	for _, name := range slices.Sorted(maps.Keys(f.pods)) {
+		for _, label := range f.pods[name].SharingLabels {
+			if equality.Semantic.DeepEqual(o.Sharing, f.present) || label == labelProduct && suffix(o.Sharing) == suffix(f.present) && suffix(o.Sharing) != ofInstances {
+				continue
+			}
+			return fmt.Sprintf("pod %s selects its node by %s, which changes", name, label)
+		}
+	}
+	return ""
+}
+
+const labelProduct, ofInstances = "nvidia.com/gpu.product", "-MIG-"
+
+// suffix is what NVIDIA's label of the product ends with; ofInstances: with the profile.
+func suffix(s v1alpha1.Sharing) string {
+	renames := s.Advertise != nil && s.Advertise.RenameByDefault != nil && *s.Advertise.RenameByDefault
+	switch {
+	case s.Strategy == v1alpha1.StrategyMIG:
+		return ofInstances
+	case s.Strategy == "" || s.Strategy == v1alpha1.StrategyExclusive || renames:
+		return ""
+	}
+	return "-SHARED"
 }
 
 // refusesSeveral reports whether NVIDIA's device plugin refuses a container that requests several replicas.

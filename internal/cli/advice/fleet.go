@@ -64,11 +64,12 @@ func (f *Fleet) addPods(n *cluster.Node, seen []Container, observed map[string]b
 	sum := int64(0)
 	for i := range n.Pods {
 		p := &n.Pods[i]
-		if len(p.Requests) == 0 {
+		requests := requestsOf(p, n)
+		if len(requests) == 0 {
 			continue
 		}
 		f.pods[p.Namespace+"/"+p.Name] = p
-		for name, count := range p.Requests {
+		for name, count := range requests {
 			f.requests[n.Name][name] += count
 			sum += count
 		}
@@ -78,6 +79,26 @@ func (f *Fleet) addPods(n *cluster.Node, seen []Container, observed map[string]b
 	}
 	f.held[n.Name] = max(f.held[n.Name], int(sum))
 	return unseen
+}
+
+// requestsOf are the resources that a pod requests or, of NVIDIA's DRA driver, those of the devices that it has by ResourceClaims.
+func requestsOf(p *cluster.Pod, n *cluster.Node) map[string]int64 {
+	if len(p.Requests) > 0 {
+		return p.Requests
+	}
+	has := map[string]int64{}
+	for _, claim := range n.Claims {
+		for _, of := range claim.Devices {
+			if d, found := n.Published.Named(of.Device); !found || !p.Has(claim) {
+				continue
+			} else if d.Profile != "" {
+				has[plan.ResourceOf(d.Profile)]++
+			} else {
+				has[plan.ResourceGPU]++
+			}
+		}
+	}
+	return has
 }
 
 // offered are the resources that a node offers: as its kubelet lists them or, before it does, as its policy asks.

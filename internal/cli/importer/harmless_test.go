@@ -90,11 +90,13 @@ func TestImportSelectsTheNodePool(t *testing.T) {
 		},
 		"EKS": {
 			labels{"eks.amazonaws.com/nodegroup": "notebooks", "eks.amazonaws.com/capacityType": "SPOT"},
-			labels{"eks.amazonaws.com/nodegroup": "training", "eks.amazonaws.com/capacityType": "ON_DEMAND"}, labels{"eks.amazonaws.com/nodegroup": "notebooks"},
+			labels{"eks.amazonaws.com/nodegroup": "training", "eks.amazonaws.com/capacityType": "ON_DEMAND"},
+			labels{"eks.amazonaws.com/nodegroup": "notebooks"},
 		},
 		"AKS": {
 			labels{"kubernetes.azure.com/agentpool": "notebooks", "kubernetes.azure.com/mode": "user"},
-			labels{"kubernetes.azure.com/agentpool": "training", "kubernetes.azure.com/mode": "system"}, labels{"kubernetes.azure.com/agentpool": "notebooks"},
+			labels{"kubernetes.azure.com/agentpool": "training", "kubernetes.azure.com/mode": "system"},
+			labels{"kubernetes.azure.com/agentpool": "notebooks"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -126,4 +128,48 @@ func TestImportLeavesOutANodeThatOffersSomethingElse(t *testing.T) {
 	g.Expect(d.Rest).To(ContainElement(ContainSubstring("offers nvidia.com/gpu.shared: 7, and a policy would make it nvidia.com/gpu.shared: 8")))
 	is.Default, is.Nodes[0].Allocatable = "", map[string]int64{"nvidia.com/gpu": 8}
 	g.Expect(importer.Describe(is).Rest).To(ContainElement(ContainSubstring("offers nvidia.com/gpu: 8")), "by something that import does not read")
+}
+
+// Without the name of a ConfigMap config.default of the ClusterPolicy has no effect, and no config-manager fails by it.
+func TestImportHeedsNoDefaultWithoutAConfigMap(t *testing.T) {
+	g := NewWithT(t)
+	is := importer.Cluster{GPUOperator: true, Default: "any", Nodes: []cluster.Node{node("a", nil, t4(0))}}
+	is.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 1}
+	g.Expect(importer.Describe(is).Rest).To(ConsistOf("node a: whole GPUs that are not shared need no policy"))
+}
+
+// What mig-manager has not brought about is not there, and without an agent nobody knows what is: a policy by the label would change it.
+func TestImportBelievesNoLayoutThatFailed(t *testing.T) {
+	for state, described := range map[string]int{"failed": 0, "pending": 0, "rebooting": 0, "success": 1, "": 1} {
+		t.Run(state, func(t *testing.T) {
+			g := NewWithT(t)
+			n := node("a", labels{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.config.state": state})
+			d := importer.Describe(importer.Cluster{GPUOperator: true, MIGStrategy: "mixed", Nodes: []cluster.Node{n}})
+			g.Expect(d.Policies).To(HaveLen(described), "%v", d.Rest)
+			if described == 0 {
+				g.Expect(d.Rest).To(ConsistOf(And(ContainSubstring("mig.config.state="+state), ContainSubstring("import again once the operator runs"))))
+			}
+		})
+	}
+}
+
+// Nodes that NVIDIA's device plugin does not serve share nothing by its keys, and refuse a policy.
+func TestImportLeavesOutNodesThatOptedOut(t *testing.T) {
+	for name, c := range map[string]struct {
+		labels   labels
+		workload string
+		policies int
+	}{
+		"no operands":                     {labels{"nvidia.com/gpu.deploy.operands": "false"}, "", 0},
+		"virtual machines":                {labels{"nvidia.com/gpu.workload.config": "vm-passthrough"}, "container", 0},
+		"virtual machines by default":     {nil, "vm-vgpu", 0},
+		"a label that counts for nothing": {labels{"nvidia.com/gpu.workload.config": "vm-passthrough"}, "", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := importer.Describe(importer.Cluster{
+				GPUOperator: true, ConfigMap: "ConfigMap a/b", Default: "k", Configs: labels{"k": cernSlice4}, Workload: c.workload, Nodes: []cluster.Node{node("a", c.labels)},
+			})
+			NewWithT(t).Expect(d.Policies).To(HaveLen(c.policies), "%v", d.Rest)
+		})
+	}
 }

@@ -43,6 +43,8 @@ type Cluster struct {
 	Nodes []cluster.Node
 	// GPUOperator says that NVIDIA's GPU Operator runs the device plugin.
 	GPUOperator bool
+	// Workload is what nodes are for whose label does not tell it, see policy.OptedOut.
+	Workload string
 	// Policies are the names of the policies that exist already.
 	Policies []string
 	// Classes are the DeviceClasses, where NVIDIA's DRA driver serves a node.
@@ -159,6 +161,9 @@ func (c Cluster) describe(n *cluster.Node) (f found, why string) {
 		return c.driven(n)
 	}
 	f.node = n
+	if problem := policy.OptedOut(n.Labels, c.Workload); problem != nil {
+		return f, problem.Message
+	}
 	if c.Unread != "" {
 		return f, c.Unread
 	}
@@ -201,11 +206,11 @@ func (c Cluster) configOf(n *cluster.Node, f *found) (key string, config configu
 	if key != "" {
 		f.notes = append(f.notes, c.selecting(n)...)
 	}
-	if c.ConfigMap == "" {
-		key = ""
-	}
 	if key == "" {
 		key, chosen = c.Default, false
+	}
+	if c.ConfigMap == "" { // then neither has an effect
+		key, chosen = "", false
 	}
 	f.byDefault = !chosen && key != ""
 	data, there := c.Configs[key]

@@ -20,11 +20,17 @@ import (
 // mig-manager says.
 func (c Cluster) gpusOf(n *cluster.Node, f *found) ([]shape, error) {
 	layout := n.Labels[v1alpha1.LabelMIGConfig]
-	if state := n.Labels[v1alpha1.LabelMIGConfigState]; layout != "" && state != "" && state != "success" {
+	reported, state := n.GPU.Status.Devices, n.Labels[v1alpha1.LabelMIGConfigState]
+	unfinished := layout != "" && state != "" && state != "success"
+	switch {
+	case unfinished && len(reported) == 0:
+		return nil, fmt.Errorf("NVIDIA's mig-manager has not brought %s about (%s=%s), and no agent has reported what is there now; import again once the "+
+			"operator runs", layout, v1alpha1.LabelMIGConfigState, state)
+	case unfinished:
 		f.notes = append(f.notes, fmt.Sprintf("NVIDIA's mig-manager has not brought %s about on node %s (%s=%s), so this is what is there now",
 			layout, n.Name, v1alpha1.LabelMIGConfigState, state))
 	}
-	if reported := n.GPU.Status.Devices; len(reported) > 0 {
+	if len(reported) > 0 {
 		return shapes(reported), nil
 	}
 	gpus, err := c.labelled(layout)

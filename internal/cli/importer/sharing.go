@@ -162,7 +162,7 @@ func (s shape) admissible(names v1alpha1.MIGResourceNames, alone bool) error {
 		return errors.New("the layout has more instances than any GPU holds; correct it")
 	case names == v1alpha1.MIGResourceNamesUniform && len(s.instances) > 1:
 		return errors.New("the MIG strategy is single and a GPU has instances of several profiles, of which NVIDIA's device plugin advertises none; write a policy")
-	case len(s.indexes) > mostIndexes && !(s.all && s.product != ""):
+	case len(s.indexes) > mostIndexes && (!s.all || s.product == ""):
 		return fmt.Errorf("more than %d GPUs of one product are partitioned alike and others are not, which a policy cannot say", mostIndexes)
 	case !alone && len(s.indexes) == 0:
 		return errors.New("the layout has several parts, of which one is for all GPUs; import again once the operator runs")

@@ -67,7 +67,7 @@ func testTimeSlicing(s *scenario) {
 		"apply ConfigMap gpu-sharing-device-plugin", "patch ClusterPolicy cluster-policy", "apply GPUNode t4", "patch Node t4",
 	}), "what was reached is recorded in the status")
 	s.Expect(s.gpuNode("t4").Generation).To(Equal(int64(2)), "which is no new desired state")
-	s.Expect(s.gpuNode("t4").Status.Rollout.Reached).NotTo(BeEmpty())
+	s.Expect(s.gpuNode("t4").Status.Rollout.LastGood).NotTo(BeNil())
 	s.Expect(s.clusterSpec()).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: ` + deviceplugin.Default("mixed").Key + `}}
 mig: {}

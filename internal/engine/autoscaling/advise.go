@@ -177,15 +177,7 @@ func withAll(a, b map[string]string) map[string]string {
 
 // govern finds the policy that will govern a new node of the shape, and what the node will advertise.
 func (e *entry) govern(ranking policy.Ranking, known hardware) {
-	node := policy.Node{Labels: maps.Clone(e.g.labels(&e.shape)), Devices: e.shape.devices}
-	if node.Labels == nil {
-		node.Labels = map[string]string{}
-	}
-	for label, value := range map[string]string{cluster.LabelPresent: "true", "kubernetes.io/os": "linux"} {
-		if node.Labels[label] == "" {
-			node.Labels[label] = value
-		}
-	}
+	node := e.newNode()
 	e.by = ranking.Govern(node).By
 	if e.by == nil && e.shape.nodes == 0 && (!e.shape.declared || isCloud(e.g.Kind)) {
 		if by := e.s.policy(e.shape.by); by != nil && mayGovern(by, node) {
@@ -212,6 +204,18 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 		return
 	}
 	e.resources = want.Config.Resources
+}
+
+// newNode is a node of the shape as policies see it once the GPU Operator has found its GPUs.
+func (e *entry) newNode() policy.Node {
+	labels := map[string]string{}
+	maps.Copy(labels, e.g.labels(&e.shape))
+	for label, value := range map[string]string{cluster.LabelPresent: "true", "kubernetes.io/os": "linux"} {
+		if labels[label] == "" {
+			labels[label] = value
+		}
+	}
+	return policy.Node{Labels: labels, Devices: e.shape.devices}
 }
 
 // mayGovern reports whether a policy selects the GPUs of a node and, as far as they are known, its labels.

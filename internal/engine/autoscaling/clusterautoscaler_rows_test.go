@@ -82,7 +82,6 @@ func started(told caTold, cached *caTold, l caLife, pods caPods) int {
 		if cached != nil {
 			template = *cached
 		}
-		free := int64(0)
 		for _, at := range created {
 			starting, offers, taints := l.at(now - at)
 			if !starting && len(taints) == 0 && fits(l.labels, pods.selects) {
@@ -93,17 +92,23 @@ func started(told caTold, cached *caTold, l caLife, pods caPods) int {
 				cached = &template
 			}
 		}
-		for _, at := range created {
-			if starting, _, _ := l.at(now - at); starting && len(template.taints) == 0 && fits(template.labels, pods.selects) {
-				free += template.capacity[pods.resource]
+		if each := template.capacity[pods.resource]; each > 0 && len(template.taints) == 0 && fits(template.labels, pods.selects) {
+			for left -= each * l.starting(created, now); left > 0; left -= each {
+				created = append(created, now)
 			}
-		}
-		each := template.capacity[pods.resource]
-		for left -= free; left > 0 && each > 0 && len(template.taints) == 0 && fits(template.labels, pods.selects); left -= each {
-			created = append(created, now)
 		}
 	}
 	return len(created)
+}
+
+// starting is how many of the nodes created then start at a time.
+func (l caLife) starting(created []time.Duration, now time.Duration) (count int64) {
+	for _, at := range created {
+		if starting, _, _ := l.at(now - at); starting {
+			count++
+		}
+	}
+	return count
 }
 
 func fits(labels, selects map[string]string) bool {

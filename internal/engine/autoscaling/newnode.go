@@ -42,14 +42,14 @@ type group struct {
 	nodes    []*cluster.Node
 }
 
-// labels are what new nodes of the group have for certain: as its nodes have them or, if it has none, as its object tells. Karpenter gives
-// new nodes the labels of the NodePool, whatever its nodes have.
+// labels are what new nodes of the group have for certain: as its nodes have them or, if it has none, as they had them and as its object
+// tells. Karpenter gives new nodes the labels of the NodePool, whatever its nodes have.
 func (g *group) labels(of *shape) map[string]string {
 	switch {
 	case g.pool != nil:
 		return withAll(g.pool.Labels, of.labels)
 	case of.nodes == 0 && g.scalable != nil:
-		return withAll(g.scalable.Labels, pairsIn(g.scalable.theirs(annotationLabels)))
+		return withAll(withAll(g.scalable.shown(), g.scalable.Labels), pairsIn(g.scalable.theirs(annotationLabels)))
 	}
 	return of.labels
 }
@@ -61,7 +61,7 @@ type hardware map[string]v1alpha1.DeviceStatus
 func fresh(d v1alpha1.DeviceStatus, index int) v1alpha1.DeviceStatus {
 	d.UUID, d.Index = fmt.Sprintf("GPU-%d", index), int32(index)
 	d.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
-	d.ComputeMode, d.PendingMIGMode = "", ""
+	d.ComputeMode, d.PendingMIGMode = v1alpha1.ComputeModeDefault, ""
 	d.Instances, d.Processes, d.Holders, d.ResetPeers = nil, nil, nil, nil
 	d.ProfilesUnknown = false // a driver that tells them in MIG mode only will tell those of the catalogue
 	return d

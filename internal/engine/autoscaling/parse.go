@@ -134,8 +134,14 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 			s.Annotations[k] = v
 		}
 	}
+	s.manage(o.GetManagedFields())
+	return s
+}
+
+// manage records who manages the annotations of the scalable, and who but the operator has written it last.
+func (s *Scalable) manage(entries []metav1.ManagedFieldsEntry) {
 	var last time.Time
-	for _, entry := range o.GetManagedFields() {
+	for _, entry := range entries {
 		for _, key := range annotationsOf(entry) {
 			if OfScalable(key) && !slices.Contains(s.Managers[key], entry.Manager) {
 				s.Managers[key] = append(s.Managers[key], entry.Manager)
@@ -145,7 +151,6 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 			s.LastManager, last = entry.Manager, entry.Time.Time
 		}
 	}
-	return s
 }
 
 // synced reports whether Cluster API gives a label of a Machine to its Node. Others need --additional-sync-machine-labels, which nothing

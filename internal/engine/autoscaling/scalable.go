@@ -76,6 +76,16 @@ func (s *Scalable) theirs(key string) string {
 	return ""
 }
 
+// shown are the labels that nodes of the group had while there were some, as the operator announced them: those of which no template tells.
+func (s *Scalable) shown() map[string]string {
+	if !s.owns(annotationLabels) {
+		return nil
+	}
+	labels := pairsIn(s.Annotations[annotationLabels])
+	maps.DeleteFunc(labels, func(key, _ string) bool { return synced(key) })
+	return labels
+}
+
 // pairsIn reads the form a=b,c=d.
 func pairsIn(text string) map[string]string {
 	pairs := map[string]string{}
@@ -226,7 +236,7 @@ func version(v string) (major, minor int) {
 func (e *entry) annotate(want map[string]string, wanted *wants) {
 	s := e.g.scalable
 	e.unreadable(want)
-	is := !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
+	is := !s.surplus(want) && !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
 	missing := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { _, found := s.Annotations[k]; return !found })
 	pairs := listing(want)
 	if !e.managed() {

@@ -337,6 +337,24 @@ func TestALiveNodeWithoutTheLabelOfItsTemplateCounts(t *testing.T) {
 	g.Expect(w.Advise().Writes).To(HaveLen(1), "a flag gives nodes the label")
 }
 
+// A group whose nodes have shown a label stays announced when it becomes empty: only then it is read.
+func TestAGroupThatBecomesEmptyStaysAnnounced(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	w.Scalables[0].Labels = nil // a flag gives nodes the label
+	w.Nodes = []cluster.Node{ofClusterAPI(map[string]string{"pool": "gpu"})}
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	announced := maps.Clone(w.Scalables[0].Annotations)
+	g.Expect(announced).To(HaveKeyWithValue(annotationLabels, "pool=gpu"))
+	w.Nodes = nil
+	for _, write := range w.Advise().Writes {
+		apply(t, &w.Scalables[0], write.Annotate)
+	}
+	g.Expect(w.Scalables[0].Annotations).To(Equal(announced), only(t, w).Message)
+	w.Scalables[0].Labels = map[string]string{"pool": "cpu"}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNodeGroupNotSelected), "the template says otherwise")
+}
+
 // The annotation is what Cluster Autoscaler takes for the labels of a new node.
 func TestLabelsThatClusterAutoscalerIsTold(t *testing.T) {
 	g := NewWithT(t)
@@ -369,6 +387,19 @@ func TestLabelsAndTaintsAreAnnounced(t *testing.T) {
 	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonOwnedByOther), group.Message)
 	g.Expect(group.Message).To(ContainSubstring("Set it to theirs=:NoExecute,shared=yes:NoSchedule"))
 	g.Expect(theirs.Advise().Writes[0].Annotate.Annotations).To(And(HaveKey(autoscaling.AnnotationGPUType), Not(HaveKey(annotationTaints))))
+}
+
+// What a policy asks for no more is not announced any more: pods would start no node because of a taint that nodes do not have.
+func TestTaintsThatAreGoneAreNotAnnounced(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed+"\ntaints: [{key: shared, value: 'yes', effect: NoSchedule}]", nil)
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	w.Policies[0].Spec.Taints = nil
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(And(HaveKey(autoscaling.AnnotationGPUType), HaveKey(annotationLabels), Not(HaveKey(annotationTaints))))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
 }
 
 // Of Cluster API nobody else says that a node has GPUs. OpenShift's controllers do, but that of vSphere.

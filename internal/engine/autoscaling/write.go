@@ -139,7 +139,7 @@ func (s *Scalable) announce(want annotationWant) *Annotate {
 	annotations := maps.Clone(want.want)
 	annotations[v1alpha1.AnnotationAutoscaling] = string(text)
 	is := func(key string) bool { return s.Annotations[key] == annotations[key] && s.owns(key) }
-	if !slices.ContainsFunc(slices.Collect(maps.Keys(annotations)), func(key string) bool { return !is(key) }) {
+	if !s.surplus(want.want) && !slices.ContainsFunc(slices.Collect(maps.Keys(annotations)), func(key string) bool { return !is(key) }) {
 		return nil
 	}
 	a := s.apply(annotations)
@@ -149,6 +149,14 @@ func (s *Scalable) announce(want annotationWant) *Annotate {
 		}
 	}
 	return a
+}
+
+// surplus reports whether the operator has annotations on the object that it wants no more, such as the taints of a policy that has none now.
+func (s *Scalable) surplus(want map[string]string) bool {
+	return slices.ContainsFunc(slices.Collect(maps.Keys(s.Annotations)), func(key string) bool {
+		_, wanted := want[key]
+		return s.owns(key) && !wanted && key != v1alpha1.AnnotationAutoscaling
+	})
 }
 
 // restore is the write that gives back what was there before the operator: its own annotations become the former ones

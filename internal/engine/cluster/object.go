@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -161,7 +162,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 	addDRA(&p, pod)
 	if p.GPU {
 		p.Requests, p.Workload, p.RunsAs = GPURequests(&pod.Spec), workloadOf(pod), runsAs(&pod.Spec)
-		p.InitHolds = HoldsByInit(pod)
+		p.InitHolds, p.SharingLabels = HoldsByInit(pod), sharingLabels(&pod.Spec)
 	}
 	p.Tolerates = Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
 	if p.Serves {
@@ -172,6 +173,29 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 		p.Controller = owner.Kind
 	}
 	return p
+}
+
+// sharingLabels are the labels of sharing by which a pod selects its node, sorted.
+func sharingLabels(spec *corev1.PodSpec) []string {
+	keys := slices.Collect(maps.Keys(spec.NodeSelector))
+	if a := spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, r := range term.MatchExpressions {
+				keys = append(keys, r.Key)
+			}
+		}
+	}
+	keys = slices.DeleteFunc(keys, func(key string) bool { return !ofSharing(key) })
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// ofSharing reports whether NVIDIA's GPU Feature Discovery writes a label by how the GPUs are shared.
+func ofSharing(label string) bool {
+	return strings.HasPrefix(label, "nvidia.com/mig-") || slices.Contains([]string{
+		"nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory", "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy",
+		"nvidia.com/gpu.multiprocessors", "nvidia.com/mig.strategy",
+	}, label)
 }
 
 // runsAs is the user ID as which all containers of a pod run; nil: they differ, or it is that of an image.

@@ -130,6 +130,9 @@ type Pod struct {
 	RunsAs *int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
 	Workload string
+	// SharingLabels are the labels by which it selects its node, and which NVIDIA's GPU Feature Discovery writes anew when the
+	// GPUs are shared another way, such as nvidia.com/gpu.product; set for pods that ask for GPUs.
+	SharingLabels []string
 	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which
 	// GPUs init containers hold, other than sidecars.
 	InitHolds bool

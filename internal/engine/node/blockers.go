@@ -153,6 +153,8 @@ func podHandling(v *View, b plan.Blocker, p *cluster.Pod) string {
 			"End it yourself"
 	case comesBackByClaim(v, p) != "":
 		return "is not evicted, because another would come by the same ResourceClaim, in spite of the DeviceTaintRule; scale its workload down"
+	case claimUnknown(v, p):
+		return "is waited for until its ResourceClaim is known"
 	case returnsDespiteTaint(v, p):
 		return "is not evicted, since another would come in spite of the taint; scale its workload down"
 	}

@@ -35,6 +35,7 @@ func (devicePlugin) ReadsConfigs() bool        { return true }
 func (devicePlugin) ByClaims() bool            { return false }
 func (devicePlugin) lacks(*View) *plan.Problem { return nil }
 func (devicePlugin) findings() []findingFunc   { return []findingFunc{pluginFailing, pluginOutdated} }
+
 func (devicePlugin) gates() []gateFunc {
 	return []gateFunc{awaitLabelUncontested, awaitSelected, awaitPluginEnumerated, awaitAdvertised, awaitPluginSettled}
 }
@@ -264,7 +265,7 @@ func pluginLeaves(v *View) bool {
 // left alone on a node that is taken over as it is.
 func withMonitors(v *View, now, seen string) string {
 	uids := monitorPods(v)
-	if seen == "" && v.LastGood == nil {
+	if seen == "" && v.Node.GPU.Status.Rollout.LastGood == nil {
 		return now
 	}
 	return withoutPods(now, uids)

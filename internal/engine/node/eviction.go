@@ -61,6 +61,8 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 		case comesBackByClaim(v, p) != "":
 			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods "+
 				"can share, stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
+		case claimUnknown(v, p):
+			stay = append(stay, fmt.Sprintf("pod %s/%s, whose ResourceClaim is not known yet", p.Namespace, p.Name))
 		case returnsDespiteTaint(v, p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
 				"scale its workload down", p.Namespace, p.Name))
@@ -137,6 +139,12 @@ func comesBackByClaim(v *View, p *cluster.Pod) string {
 		}
 	}
 	return ""
+}
+
+// claimUnknown reports whether a pod came just now by a ResourceClaim that the cache of the controller does not show yet.
+// It may be a monitor's, by which nothing is held.
+func claimUnknown(v *View, p *cluster.Pod) bool {
+	return v.ByClaims() && !slices.ContainsFunc(v.Node.Claims, p.Has) && v.Snapshot.Now.Sub(p.Scheduled) < timing.ReportAfter
 }
 
 // justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported

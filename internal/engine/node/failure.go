@@ -73,8 +73,7 @@ func recordFailure(v *View, reason, message string) []action.Action {
 	failed := &v1alpha1.FailedChange{
 		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
 	}
-	last := v.Node.GPU.Status.Rollout
-	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Reached: last.Reached, LastGood: last.LastGood, Failed: failed}}
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
 	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
 	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
 		actions = append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "withdrawing the permission to reboot the node"})
@@ -139,7 +138,7 @@ func retryAdvice(v *View) string {
 // FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs
 // that the last good state does not list, since they were deselected or have come later, go to their baseline.
 func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
-	if good := LastGood(n); good != nil {
+	if good := n.Status.Rollout.LastGood; good != nil {
 		before := restorable(n, have)
 		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
 		for _, d := range before {

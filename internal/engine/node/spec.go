@@ -15,8 +15,7 @@ import (
 
 // GPUNode.spec holds what the agent is asked for (the desired state, what mig-manager applies now, the permission to
 // reboot, the memory guard, the claims that block nothing) and what must outlive the policy: the baseline, the
-// numbering of the GPUs and how the node is released. What was reached, and a failure, are in its status.rollout; the last
-// good state is the spec or, in the write that asks for another one, spec.former.
+// numbering of the GPUs and how the node is released. The last good state and a failure are in its status.rollout.
 //
 //	View.Target → requestTarget → reached: recordReached | failed: recordFailure (failure.go)
 
@@ -49,7 +48,6 @@ func withdrawRebootPermission(v *View, spec *v1alpha1.GPUNodeSpec) bool {
 func requestTarget(v *View) action.SetSpec {
 	spec := keptSpec(v)
 	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
-	keepLastGood(v, &spec)
 	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.Snapshot.Now), nil
 	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, managerRequest(v)
 	why := "applying policy " + v.Target.Policy
@@ -66,7 +64,6 @@ func requestTarget(v *View) action.SetSpec {
 func withdrawRequest(v *View, why string) action.SetSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	spec.ConfigName, spec.Devices, spec.Reboot, spec.MIGConfigName, spec.ChangeTime = "", nil, nil, "", metav1.NewTime(v.Snapshot.Now)
-	keepLastGood(v, &spec)
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
 }
 
@@ -104,10 +101,11 @@ func recordReached(v *View) []action.Action {
 	spec.Reboot = nil
 	var actions []action.Action
 	if !v.FallsBack {
+		good := v.Target.Sharing()
+		good.Devices = withoutRestored(v, cluster.SortedByUUID(good.Devices))
 		spec.Devices, spec.Baseline.Devices = withoutRestored(v, spec.Devices), withoutRestored(v, spec.Baseline.Devices)
-		reached := policy.Hash(spec.ConfigName, spec.Devices)
-		if last := v.Node.GPU.Status.Rollout; last.Failed != nil || last.Reached != reached {
-			status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Reached: reached}}
+		if last := v.Node.GPU.Status.Rollout; last.Failed != nil || !equality.Semantic.DeepEqual(last.LastGood, good) {
+			status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: good}}
 			actions = []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording the last good state"}}
 		}
 	}

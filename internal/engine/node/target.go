@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
@@ -77,7 +75,7 @@ func restorable(n *v1alpha1.GPUNode, have []gpu.Device) []v1alpha1.DeviceSpec {
 
 // specRequests reports whether the spec, or the last good state, asks for a state of a GPU.
 func specRequests(n *v1alpha1.GPUNode, uuid string) bool {
-	good := LastGood(n)
+	good := n.Status.Rollout.LastGood
 	return cluster.Lists(n.Spec.Devices, uuid) || good != nil && cluster.Lists(good.Devices, uuid)
 }
 
@@ -103,7 +101,7 @@ func (v *View) SpecMatchesTarget() bool {
 // InFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.
 func (v *View) InFlight() bool {
 	spec := v.Node.GPU.Spec
-	return spec.PolicyName != "" && spec.ConfigName != "" && !v.isLastGood(Target{Config: spec.ConfigName, Devices: spec.Devices})
+	return spec.PolicyName != "" && spec.ConfigName != "" && !isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices})
 }
 
 // Retained reports whether a node that no policy governs stays as it is: nothing was ever done to it, or its last
@@ -120,6 +118,11 @@ func ConfigSelectedAt(v *View) time.Time {
 
 // Hash identifies the config and the GPUs of the target.
 func (t Target) Hash() string { return policy.Hash(t.Config, t.Devices) }
+
+// Sharing is the target as status.rollout.lastGood records it.
+func (t Target) Sharing() *v1alpha1.NodeSharing {
+	return &v1alpha1.NodeSharing{PolicyName: t.Policy, Strategy: t.Strategy, ConfigName: t.Config, Devices: t.Devices}
+}
 
 // targetOf is the desired state of a policy.
 func targetOf(w policy.Desired) Target {
@@ -144,8 +147,8 @@ func (v *View) OnStack(t Target) Target {
 // nothing there reads its configuration.
 func (v *View) LastOnStack() *v1alpha1.GPUNode {
 	n := v.Node.GPU
-	if v.LastGood != nil && dra.IsConfig(v.LastGood.ConfigName) == v.ReadsConfigs() {
-		n.Status.Rollout.Reached, n.Status.Rollout.LastGood = "", nil
+	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) == v.ReadsConfigs() {
+		n.Status.Rollout.LastGood = nil
 	}
 	return &n
 }
@@ -202,48 +205,14 @@ func specMatches(spec v1alpha1.GPUNodeSpec, t Target) bool {
 	return spec.ConfigName == t.Config && spec.MIGActuator == t.Actuator && sameDevices(spec.Devices, t.Devices)
 }
 
-// LastGood is the last desired state that the node reached, as its GPUNode has it: that of the spec, or the former one.
-// Nil: it has reached none, or nothing tells any more what it was.
-func LastGood(n *v1alpha1.GPUNode) *v1alpha1.NodeSharing {
-	spec, reached := &n.Spec, n.Status.Rollout.Reached
-	if reached == "" {
-		return n.Status.Rollout.LastGood
-	}
-	if policy.Hash(spec.ConfigName, spec.Devices) == reached {
-		return &v1alpha1.NodeSharing{PolicyName: spec.PolicyName, Strategy: spec.Strategy, ConfigName: spec.ConfigName, Devices: spec.Devices}
-	}
-	if spec.Former == nil {
-		return nil
-	}
-	former := *spec.Former
-	if former.Devices == nil {
-		former.Devices = spec.Devices
-	}
-	if policy.Hash(former.ConfigName, former.Devices) != reached {
-		return nil
-	}
-	return &former
-}
-
-// keepLastGood has a spec that asks for another state keep the last good one.
-func keepLastGood(v *View, spec *v1alpha1.GPUNodeSpec) {
-	spec.Former = nil
-	if v.LastGood == nil || policy.Hash(spec.ConfigName, spec.Devices) == v.Node.GPU.Status.Rollout.Reached {
-		return
-	}
-	former := *v.LastGood
-	if spec.Former = &former; equality.Semantic.DeepEqual(former.Devices, spec.Devices) {
-		former.Devices = nil
-	}
-}
-
-// isLastGood reports whether a target is the last good state of the node.
-func (v *View) isLastGood(t Target) bool {
-	return v.LastGood != nil && v.LastGood.ConfigName == t.Config && sameDevices(v.LastGood.Devices, t.Devices)
+// isLastGood reports whether a target is the last good state of a node.
+func isLastGood(n *v1alpha1.GPUNode, t Target) bool {
+	good := n.Status.Rollout.LastGood
+	return good != nil && good.ConfigName == t.Config && sameDevices(good.Devices, t.Devices)
 }
 
 // TargetIsLastGood reports whether the target was verified before.
-func (v *View) TargetIsLastGood() bool { return v.isLastGood(v.Target) }
+func (v *View) TargetIsLastGood() bool { return isLastGood(&v.Node.GPU, v.Target) }
 
 func sameDevices(a, b []v1alpha1.DeviceSpec) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(x v1alpha1.DeviceSpec) bool {

@@ -23,10 +23,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
-// NewView is the view of a node of which nothing is derived yet but what offers its GPUs, and its last good state.
+// NewView is the view of a node of which nothing is derived yet but what offers its GPUs.
 func NewView(s *cluster.Snapshot, n *cluster.Node) *View {
 	stack := s.StackOf(n)
-	return &View{Snapshot: s, Node: n, Stack: stack, offering: offeringOf(stack), LastGood: LastGood(&n.GPU)}
+	return &View{Snapshot: s, Node: n, Stack: stack, offering: offeringOf(stack)}
 }
 
 // View is a node with everything that is derived from it before Decide.
@@ -42,9 +42,8 @@ type View struct {
 	Desired     *policy.Desired // what Policy asks for; nil if nobody asks, no GPU is known, or no state meets it
 	Unsupported *plan.Problem   // why Policy cannot be honoured here, also beside Desired
 
-	LastGood  *v1alpha1.NodeSharing // the state that the node reached last; nil: none
-	Target    Target                // where the node is on its way to
-	FallsBack bool                  // Target is not the desired state but what the node falls back to, because the desired state failed
+	Target    Target // where the node is on its way to
+	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
 	Steps     []plan.Step
 	Blockers  []plan.Blocker
 

@@ -150,7 +150,7 @@ func TestADesiredStateThatFailedBeforeTakesNoSlotOnTop(t *testing.T) {
 func (c *site) ready() int {
 	n := 0
 	for _, h := range c.hosts {
-		if h.GPU.Status.Rollout.Reached != "" {
+		if h.GPU.Status.Rollout.LastGood != nil {
 			n++
 		}
 	}

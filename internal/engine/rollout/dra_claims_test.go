@@ -133,6 +133,27 @@ func TestAMonitorIsNoBlockerBeforeItsAgentKnows(t *testing.T) {
 	g.Expect(one(c.reconcile()).Blockers).NotTo(BeEmpty())
 }
 
+// TestAMonitorWhoseClaimIsNotKnownYetIsNotEvicted: pods, claims and what agents report are watched each by itself.
+func TestAMonitorWhoseClaimIsNotKnownYetIsNotEvicted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.reconcile()
+	c.tick(time.Second) // its scheduler has not seen the taint
+	c.monitor(h, "exporter")
+	h.Pods[len(h.Pods)-1].Controller = ""
+	claims := h.Claims
+	h.Claims = nil
+	h.Version++
+	g.Expect(one(c.reconcile()).Blockers).NotTo(BeEmpty())
+	c.steps(3)
+	g.Expect(c.evicted).To(BeEmpty())
+	h.Claims = claims
+	h.Version++
+	d, _ := c.run(240)
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+}
+
 // TestAMonitorThatHasADeviceOfItsOwnBlocks: what of the claim is for administrators cannot be told from the rest by the
 // agent.
 func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {

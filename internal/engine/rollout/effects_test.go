@@ -103,9 +103,7 @@ func (c *run) written() map[string]string {
 		for _, t := range h.Taints {
 			w["Node "+name+" taint "+t.Key+":"+string(t.Effect)] = t.Value
 		}
-		spec := h.GPU.Spec
-		spec.Former = nil // a record, as was its status, of which the file tells nothing
-		w["GPUNode "+name+" spec"] = canonical(spec)
+		w["GPUNode "+name+" spec"] = canonical(h.GPU.Spec)
 		if !h.features.ours.IsZero() {
 			w["NodeFeature "+name] = "ours"
 		}

@@ -27,27 +27,6 @@ func (h *host) breaks(good string) {
 	h.broken = func(cluster.Snapshot) bool { return h.Labels[v1alpha1.LabelConfig] != good }
 }
 
-// TestTheLastGoodStateOfAnEarlierVersionCounts: it is in the status as a whole, until the node reaches another state.
-func TestTheLastGoodStateOfAnEarlierVersionCounts(t *testing.T) {
-	g := NewWithT(t)
-	c, h := slicing()
-	c.run(60)
-	good := node.LastGood(&h.GPU)
-	h.GPU.Status.Rollout.Reached, h.GPU.Status.Rollout.LastGood = "", good
-	h.breaks(good.ConfigName)
-	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
-	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
-	g.Expect(h.GPU.Spec.ConfigName).To(Equal(good.ConfigName))
-	g.Expect(node.LastGood(&h.GPU)).To(Equal(good))
-
-	h.broken = nil
-	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(2), 3
-	c.run(200)
-	g.Expect(h.GPU.Status.Rollout.LastGood).To(BeNil())
-	g.Expect(node.LastGood(&h.GPU).ConfigName).To(Equal(h.GPU.Spec.ConfigName))
-}
-
 func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"time-slicing": timeSlicing(8), "MIG": mig(count("1g", 7)), "MPS": mps(4)} {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 // startsUntainted reports whether the node is not in service yet, as one with the startup taint, though it has none.
 func startsUntainted(m *member) bool {
-	return taintsNewNodes(m.Policy) && m.LastGood == nil &&
+	return taintsNewNodes(m.Policy) && m.Node.GPU.Status.Rollout.LastGood == nil &&
 		node.MustStayUntainted(m.View) && len(m.Blockers) == 0
 }
 

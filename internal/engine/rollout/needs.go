@@ -16,7 +16,7 @@ func summaryOf(m *member) summary {
 	spec := &m.Node.GPU.Spec
 	b := summary{NeedsPlugin: needsPlugin(m), ByDefault: byDefault(m), NeedsMIGManager: node.UsesMIGConfigs(m.View) && !m.Paused(), Offer: offerOf(m)}
 	b.Configs = [...]string{m.Node.Labels[v1alpha1.LabelConfig], spec.ConfigName, ""}
-	if good := m.LastGood; good != nil {
+	if good := m.Node.GPU.Status.Rollout.LastGood; good != nil {
 		b.Configs[2] = good.ConfigName
 	}
 	return b

@@ -50,7 +50,7 @@ func reportAction(m *member) (action.Report, bool) {
 		return is
 	})
 	if !records {
-		report.Status.Rollout = lasting(m)
+		report.Status.Rollout.LastGood, report.Status.Rollout.Failed = lasting(m)
 	}
 	have := ReportedStatus(m.Node.GPU.Status)
 	if !records && (goesOn(m, have) || reportUnseen(m, have)) {
@@ -90,17 +90,17 @@ func reportUnseen(m *member, have v1alpha1.GPUNodeStatus) bool {
 	return have.ObservedGeneration == 0 && nodeReadyCondition(m).Reason == v1alpha1.ReasonAwaitingReport
 }
 
-// lasting returns the part of the status that outlasts a report: what was reached, and the desired state that failed as
-// long as it counts.
-func lasting(m *member) v1alpha1.RolloutStatus {
+// lasting returns the part of the status that outlasts a report: the last good state, and the desired state that failed
+// as long as it counts.
+func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 	last := m.Node.GPU.Status.Rollout
 	if m.Node.GPU.Spec.Baseline == nil {
-		return v1alpha1.RolloutStatus{}
+		return nil, nil
 	}
 	if f := last.Failed; f != nil && (node.FailureSuperseded(m.View, *f) || (m.Policy == nil || m.Desired != nil) && !m.FallsBack && m.SpecMatchesTarget()) {
-		last.Failed = nil
+		return last.LastGood, nil
 	}
-	return v1alpha1.RolloutStatus{Reached: last.Reached, LastGood: last.LastGood, Failed: last.Failed}
+	return last.LastGood, last.Failed
 }
 
 // goesOn reports whether the node is at work and was reported well enough: it begins its next stage now, or its last

@@ -30,16 +30,16 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(h.GPU.Generation).To(Equal(found + 1))
 	first := h.GPU.Spec.ConfigName
-	g.Expect(node.LastGood(&h.GPU).ConfigName).To(Equal(first))
+	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	c.steps(1)
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
-	g.Expect(node.LastGood(&h.GPU).ConfigName).To(Equal(first))
+	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
-	g.Expect(node.LastGood(&h.GPU).ConfigName).To(Equal(h.GPU.Spec.ConfigName))
+	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 
 	c.Policies = nil
 	c.run(60)
@@ -85,7 +85,7 @@ func TestADesiredStateThatAUserEditsIsVerifiedAnew(t *testing.T) {
 	h.GPU.Generation++
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
-	g.Expect(node.LastGood(&h.GPU).ConfigName).To(Equal(h.GPU.Spec.ConfigName))
+	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 }
 
 // kstatus is what Flux, Argo CD and kpt conclude from the GPUNode of a host.
@@ -113,16 +113,16 @@ func TestANodeWhoseStatusIsLostIsVerifiedAnew(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	c.run(60)
-	reached, generation := h.GPU.Status.Rollout.Reached, h.GPU.Generation
-	g.Expect(reached).NotTo(BeEmpty())
+	good, generation := h.GPU.Status.Rollout.LastGood, h.GPU.Generation
+	g.Expect(good).NotTo(BeNil())
 	h.losesStatus()
 	c.reconcile()
 	g.Expect(h.ready().Status).NotTo(Equal(metav1.ConditionTrue), "its agent has not reported")
-	g.Expect(node.LastGood(&h.GPU)).To(BeNil())
+	g.Expect(h.GPU.Status.Rollout.LastGood).To(BeNil())
 	g.Expect(h.kstatus(t)).NotTo(Equal(status.CurrentStatus))
 	h.report()
 	c.run(60)
-	g.Expect(h.GPU.Status.Rollout.Reached).To(Equal(reached))
+	g.Expect(h.GPU.Status.Rollout.LastGood).To(Equal(good))
 	g.Expect(h.ready().Status).To(Equal(metav1.ConditionTrue))
 	g.Expect(h.GPU.Generation).To(Equal(generation))
 }

@@ -492,7 +492,7 @@ func (c *site) tolerate(ours []corev1.Toleration) {
 	c.Plugin.Operands = &o
 }
 
-// endMPS ends NVIDIA's MPS daemon and all that use it.
+// endMPS ends NVIDIA's MPS daemon and all that use it. Who has a GPU that the operator's daemon serves uses that.
 func (c *site) endMPS(h *host) {
 	if h.theirs == nil {
 		return
@@ -502,7 +502,7 @@ func (c *site) endMPS(h *host) {
 	theirs := strings.HasPrefix(runs, "paused-for-driver") || c.Plugin.ClusterPolicy && !deployed
 	for _, d := range h.devices() {
 		for _, o := range d.Holders {
-			if theirs {
+			if theirs || d.State.MPS != h.theirs {
 				continue
 			}
 			c.killed = append(c.killed, o.Pod)

@@ -99,7 +99,7 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 // too late for a node that has run pods.
 func isNewNode(m *member, p *v1alpha1.GPUSharingPolicy) bool {
 	return taintsNewNodes(p) && !p.Spec.Rollout.Paused &&
-		m.Node.Created.After(p.CreationTimestamp.Time) && m.LastGood == nil && node.AdvertisesNoGPU(m.View)
+		m.Node.Created.After(p.CreationTimestamp.Time) && m.Node.GPU.Status.Rollout.LastGood == nil && node.AdvertisesNoGPU(m.View)
 }
 
 // toleratesStartup reports whether NVIDIA's programs can come to a node with the startup taint. Without the device

@@ -14,7 +14,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -88,8 +87,7 @@ func TestNodesThatAreNotNewAreNotTainted(t *testing.T) {
 		"that were there before":          {policy: taintsNewNodes, node: func(h *host) { h.Created = h.Created.Add(-2 * time.Hour) }},
 		"that offer GPUs to pods already": {policy: taintsNewNodes, node: func(h *host) { h.Allocatable["nvidia.com/gpu"] = 1 }},
 		"that were ready once": {policy: taintsNewNodes, node: func(h *host) {
-			h.GPU.Spec.Former = &v1alpha1.NodeSharing{PolicyName: "research", ConfigName: "research-old"}
-			h.GPU.Status.Rollout.Reached = policy.Hash("research-old", nil)
+			h.GPU.Status.Rollout.LastGood = &v1alpha1.NodeSharing{PolicyName: "research", ConfigName: "research-old"}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

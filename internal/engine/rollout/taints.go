@@ -37,11 +37,7 @@ func keepTaints(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy
 		want = wantTaints(m, g.By, t)
 	}
 	if wantStartup(m, g, awaited, t) {
-		startup := startupTaint(m.View)
-		if has := startupTaintOn(m.View); has != nil && has.Key != startup.Key && !toleratesStartup(m, t) {
-			startup = corev1.Taint{Key: has.Key, Effect: corev1.TaintEffectNoSchedule} // NVIDIA's programs would not come
-		}
-		want = append(want, startup)
+		want = append(want, toleratedStartup(m, t))
 		explainStartup(m, g, t)
 	}
 	if len(want) == 0 && m.Node.Annotations[v1alpha1.AnnotationTaints] == "" && startupTaintOn(m.View) == nil {
@@ -56,6 +52,15 @@ func keepTaints(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy
 		keep.Policy = action.PolicyRef{Name: g.By.Name, Generation: g.By.Generation}
 	}
 	m.Actions = append(m.Actions, keep)
+}
+
+// toleratedStartup is the startup taint that a node is to have; as long as NVIDIA's programs do not tolerate it, the one that it has.
+func toleratedStartup(m *member, t tolerance) corev1.Taint {
+	startup := startupTaint(m.View)
+	if has := startupTaintOn(m.View); has != nil && has.Key != startup.Key && !toleratesStartup(m, t) {
+		return corev1.Taint{Key: has.Key, Effect: corev1.TaintEffectNoSchedule} // NVIDIA's programs would not come
+	}
+	return startup
 }
 
 // wantTaints are the taints of a policy that the node is to have now: those that NVIDIA's programs tolerate.

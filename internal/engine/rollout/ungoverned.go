@@ -53,7 +53,7 @@ func staying(v *node.View, selected policy.Governed) member {
 func policiesReturn(v *node.View) (until time.Time, may bool) {
 	n, spec, created := v.Node, &v.Node.GPU.Spec, v.Node.GPU.CreationTimestamp.Time
 	until = created.Add(timing.PoliciesReturn)
-	if spec.Baseline == nil || v.LastGood != nil || !until.After(v.Snapshot.Now) {
+	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(v.Snapshot.Now) {
 		return until, false
 	}
 	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])

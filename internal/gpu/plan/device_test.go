@@ -152,7 +152,7 @@ func TestAGPUNodeStaysBelow256KiB(t *testing.T) {
 			MIGMode: v1alpha1.MIGModeEnabled, Instances: counts,
 		}})
 	}
-	n.Spec.Baseline, n.Spec.Former = &v1alpha1.Baseline{Devices: n.Spec.Devices}, &v1alpha1.NodeSharing{Devices: n.Spec.Devices}
+	n.Spec.Baseline, n.Status.Rollout.LastGood = &v1alpha1.Baseline{Devices: n.Spec.Devices}, &v1alpha1.NodeSharing{Devices: n.Spec.Devices}
 	for i := range 32 {
 		n.Status.Rollout.Steps = append(n.Status.Rollout.Steps, long(256, i), long(256, i))
 		n.Status.Rollout.Blockers = append(n.Status.Rollout.Blockers, v1alpha1.BlockerStatus{

@@ -124,7 +124,7 @@ func migMode(enabled bool) v1alpha1.MIGMode {
 func computeMode(m gpu.ComputeMode) v1alpha1.ComputeMode {
 	switch m {
 	case gpu.ComputeDefault:
-		return "" // which most are
+		return v1alpha1.ComputeModeDefault
 	case gpu.ComputeProhibited:
 		return v1alpha1.ComputeModeProhibited
 	case gpu.ComputeExclusiveProcess:

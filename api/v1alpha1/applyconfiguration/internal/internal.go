@@ -333,9 +333,6 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
-    - name: former
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: memory
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
@@ -1171,9 +1168,6 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: policyName
-      type:
-        scalar: string
-    - name: reached
       type:
         scalar: string
     - name: resources

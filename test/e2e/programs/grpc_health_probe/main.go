@@ -30,7 +30,7 @@ func main() {
 }
 
 func serves(address string, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout) //nolint:forbidigo // there is no caller
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	connection, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

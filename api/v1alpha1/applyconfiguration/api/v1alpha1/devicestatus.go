@@ -39,7 +39,7 @@ type DeviceStatusApplyConfiguration struct {
 	// processesUnknown is true if the driver's lists of processes cannot be used, so that the operator changes nothing that
 	// could end a process on the GPU.
 	ProcessesUnknown *bool `json:"processesUnknown,omitempty"`
-	// computeMode of the GPU. Absent: Default.
+	// computeMode of the GPU.
 	ComputeMode *apiv1alpha1.ComputeMode `json:"computeMode,omitempty"`
 	// sharing is how the GPU is shared, in the shape of the spec.
 	Sharing *DeviceSharingApplyConfiguration `json:"sharing,omitempty"`

@@ -35,9 +35,6 @@ type GPUNodeSpecApplyConfiguration struct {
 	// migConfigName is the config that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
 	// driver closed, since mig-manager may reset GPUs, for which nobody may have it open.
 	MIGConfigName *string `json:"migConfigName,omitempty"`
-	// former is the last desired state that the node reached before this one: the node is rolled back to it if this one fails. Its
-	// devices are left out where they are those of spec.devices. Absent: there is none, or status.rollout.reached is this one.
-	Former *NodeSharingApplyConfiguration `json:"former,omitempty"`
 	// changeTime is when the controller asked the agent for this desired state, which makes two requests for the same state
 	// different. The deadline for reaching it counts from it, and status.config names it.
 	ChangeTime *v1.Time `json:"changeTime,omitempty"`
@@ -121,14 +118,6 @@ func (b *GPUNodeSpecApplyConfiguration) WithMIGActuator(value apiv1alpha1.MIGAct
 // If called multiple times, the MIGConfigName field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithMIGConfigName(value string) *GPUNodeSpecApplyConfiguration {
 	b.MIGConfigName = &value
-	return b
-}
-
-// WithFormer sets the Former field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Former field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithFormer(value *NodeSharingApplyConfiguration) *GPUNodeSpecApplyConfiguration {
-	b.Former = value
 	return b
 }
 

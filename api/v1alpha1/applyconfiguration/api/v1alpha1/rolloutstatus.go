@@ -24,11 +24,8 @@ type RolloutStatusApplyConfiguration struct {
 	// shares is how many ResourceClaims can share each whole GPU of the node, as the ResourceSlices of NVIDIA's DRA driver show it: 1 if
 	// each claim has a GPU alone. Absent unless that driver alone serves the node, and while it publishes no device or no number.
 	Shares *int64 `json:"shares,omitempty"`
-	// reached names the last desired state that the node reached and the controller verified, by a hash of its device-plugin config and
-	// its devices: that of the spec, or spec.former, to which the node is rolled back if the spec fails. Absent: the node is rolled back to its
-	// baseline.
-	Reached *string `json:"reached,omitempty"`
-	// lastGood is what versions before wrote in place of reached, and is read where that is absent.
+	// lastGood is the last desired state that the node reached and the controller verified: the node is rolled back to it if
+	// another one fails. Absent: the node is rolled back to its baseline.
 	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
 	// failed is the desired state that the node could not reach. The operator tries it again when it changes, or the policy, or the
 	// annotation gpusharing.io/retry.
@@ -98,14 +95,6 @@ func (b *RolloutStatusApplyConfiguration) WithResources(values ...*ResourceCount
 // If called multiple times, the Shares field is set to the value of the last call.
 func (b *RolloutStatusApplyConfiguration) WithShares(value int64) *RolloutStatusApplyConfiguration {
 	b.Shares = &value
-	return b
-}
-
-// WithReached sets the Reached field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Reached field is set to the value of the last call.
-func (b *RolloutStatusApplyConfiguration) WithReached(value string) *RolloutStatusApplyConfiguration {
-	b.Reached = &value
 	return b
 }
 
