@@ -22,7 +22,7 @@ func TestNodesThatWorry(t *testing.T) {
 	s.settle()
 	told := func() (all []string) {
 		for _, e := range s.announced() {
-			if strings.Contains(e, "Node t4: ") && !strings.Contains(e, "nodes ready") && !strings.Contains(e, "node ready") {
+			if strings.Contains(e, " Node t4: ") && !strings.Contains(e, "nodes ready") && !strings.Contains(e, "node ready") {
 				all = append(all, e)
 			}
 		}

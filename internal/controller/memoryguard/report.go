@@ -19,7 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-// maxNamed is how many findings the condition of a policy names.
+// maxNamed is how many nodes the condition of a policy names.
 const maxNamed = 3
 
 // report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not
@@ -66,18 +66,17 @@ func unmeasuredMessage(nodes []string) string {
 }
 
 func messageOf(findings []finding) string {
-	lines := make([]string, 0, maxNamed+1)
-	for _, f := range findings[:min(len(findings), maxNamed)] {
+	lines := make([]string, 0, len(findings))
+	for _, f := range findings {
 		text := f.text
 		if f.outcome != "" {
-			text += " (" + f.outcome + ")"
+			text += "; " + f.outcome // at the end, which a message keeps
 		}
 		lines = append(lines, text)
 	}
-	if more := len(findings) - maxNamed; more > 0 {
-		lines = append(lines, fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", more))
-	}
-	return strings.Join(lines, ". ")
+	return format.Fit(lines, format.MostMessage, func(i int) string {
+		return fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", len(lines)-i)
+	})
 }
 
 // announce tells of an incident on the pod and on the policy.

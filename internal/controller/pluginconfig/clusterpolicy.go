@@ -69,8 +69,7 @@ func draStackActive(clusters []unstructured.Unstructured, policy *unstructured.U
 }
 
 func noDevicePlugin(policy *unstructured.Unstructured) string {
-	const remedy = "or start the controller with --device-plugin-namespace and --device-plugin-configmap, naming the " +
-		"ConfigMap that a stand-alone device plugin reads"
+	const remedy = "or name a stand-alone plugin's ConfigMap by --device-plugin-namespace and --device-plugin-configmap"
 	if policy != nil {
 		return fmt.Sprintf("ClusterPolicy %s has spec.devicePlugin.enabled false; enable it, %s", policy.GetName(), remedy)
 	}
@@ -91,7 +90,7 @@ func differs(policy *unstructured.Unstructured, defaultKey string) []string {
 		want string
 	}{{configNamePath(), ConfigMapName}, {defaultKeyPath(), defaultKey}, {strategyPath(), ""}} {
 		if is := stringAt(policy, field.path...); is != field.want {
-			fields = append(fields, fmt.Sprintf("%s %q", strings.Join(field.path, "."), is))
+			fields = append(fields, fmt.Sprintf("%s %q", strings.Join(field.path[1:], "."), is)) // below spec
 		}
 	}
 	return fields

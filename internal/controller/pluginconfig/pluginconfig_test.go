@@ -35,9 +35,8 @@ func TestWithoutNVIDIA(t *testing.T) {
 	f := newFixtureWithout(t)
 	o := f.observe()
 	f.Expect(o.Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
-	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or start the " +
-		"controller with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone " +
-		"device plugin reads"))
+	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or name a stand-alone " +
+		"plugin's ConfigMap by --device-plugin-namespace and --device-plugin-configmap"))
 	f.Expect(f.configure(research)).To(BeEmpty())
 	f.Expect(f.restore(false)).To(BeEmpty())
 }
@@ -106,8 +105,8 @@ func testReasons(top *fixture) {
 		"a ClusterPolicy that disables the device plugin": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
 			reason: v1alpha1.ReasonNoDevicePlugin,
-			message: "ClusterPolicy cluster-policy has spec.devicePlugin.enabled false; enable it, or start the controller " +
-				"with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone device plugin reads",
+			message: "ClusterPolicy cluster-policy has spec.devicePlugin.enabled false; enable it, or name a stand-alone " +
+				"plugin's ConfigMap by --device-plugin-namespace and --device-plugin-configmap",
 		},
 		"a ClusterPolicy that disables the device plugin, beside a stand-alone one": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
@@ -400,9 +399,8 @@ func testFight(f *fixture) {
 	f.Expect(f.configure(research)).To(BeEmpty())
 	overridden := f.observe().Overridden
 	f.Expect(overridden).NotTo(BeNil())
-	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy cluster-policy: field manager "argocd-controller" set ` +
-		`spec.devicePlugin.config.name "theirs", spec.mig.strategy "mixed" again at 20\S+Z; the operator reverts that at ` +
-		`20\S+Z. Make it leave that alone \(Helm: empty the values; Argo CD: ignoreDifferences\)$`))
+	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy: field manager "argocd-controller" set devicePlugin.config.name "theirs", ` +
+		`mig.strategy "mixed" again; reverted at \d\d:\d\d:\d\d UTC\. Make it leave that alone$`))
 
 	f.clock.SetTime(overridden.Until)
 	f.configure(research)

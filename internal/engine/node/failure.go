@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -118,9 +119,7 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 		return r // it did not become idle in time, but now it is
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		first, others, _ := strings.Cut(f.Message, "; ")
-		what, _, _ := strings.Cut(first, ": ") // who was there then may be gone
-		r.Message = strings.TrimSuffix(what+", now "+describeBlockers(v)+"; "+others, "; ") + "; tried again once the node is idle, or by " + retryAdvice(v)
+		r.Message = afterDrainTimedOut(v, f.Message)
 	case r.State == UpToDate:
 		r.Message = f.Message + "; rolled back: edit the policy, or " + retryAdvice(v)
 	default:
@@ -128,6 +127,16 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 	}
 	r.State, r.Reason = Failed, f.Reason
 	return r
+}
+
+// afterDrainTimedOut says who blocks a change whose time for draining is over, or why one of them was not evicted.
+func afterDrainTimedOut(v *View, failed string) string {
+	first, stay, _ := strings.Cut(failed, "; ")
+	what, _, _ := strings.Cut(first, ": ") // who was there then may be gone
+	if slices.ContainsFunc(v.Blockers, func(b plan.Blocker) bool { return strings.Contains(stay, blockerName(v, b)+" ") }) {
+		return what + "; tried again once the node is idle; " + stay
+	}
+	return what + ", now " + describeBlockers(v) + "; tried again once the node is idle, or by " + retryAdvice(v)
 }
 
 // retryAdvice is the command that has a failed node tried again.

@@ -77,9 +77,10 @@ func awaitPublished(v *View) (Result, bool) {
 	if len(differences) == 0 {
 		return Result{}, false
 	}
+	const most = 140 // characters: each names a GPU by its UUID
 	r := Result{
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
-		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.List(differences),
+		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.ListIn(differences, most),
 	}
 	if len(stale) > 0 {
 		r.Next, r.After = restartDRAPlugin(v)

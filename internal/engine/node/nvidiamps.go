@@ -173,9 +173,9 @@ func awaitNFD(v *View, r Result) (Result, bool) {
 
 // nodeFeatureIgnored is the message that NFD does not do what the operator's NodeFeature says.
 func nodeFeatureIgnored(v *View) string {
-	return fmt.Sprintf("Node Feature Discovery did not set %s=false within %s, as NodeFeature %s asks: NodeFeature %s says %s; "+
+	return fmt.Sprintf("Node Feature Discovery ignored NodeFeature %s for %s: NodeFeature %s says %s=%s; "+
 		"look at restrictions.denyNodeFeatureLabels, denyLabelNs and labelWhiteList of nfd-master",
-		cluster.LabelMPSCapable, timing.NodeFeatureTimeout, action.OverrideName(v.Node.Name), v.Node.Features.Author, v.Node.Features.Others)
+		action.OverrideName(v.Node.Name), timing.NodeFeatureTimeout, v.Node.Features.Author, cluster.LabelMPSCapable, v.Node.Features.Others)
 }
 
 // nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the

@@ -178,11 +178,7 @@ func deferAct(m *member, reason, message string) {
 	if untilSlotExpires(m); m.MadeUnavailable() && len(paced.OnDenied) == 0 {
 		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
 	}
-	m.Reason = reason
-	if m.Message != "" {
-		message += "; " + m.Message
-	}
-	m.Message = message
+	m.Reason, m.Message = reason, format.Beside(message, m.Message)
 }
 
 // changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then

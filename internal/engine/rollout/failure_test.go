@@ -47,7 +47,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
-				ContainSubstring("not advertised within 5m0s"), ContainSubstring("rolled back: edit the policy")))
+				ContainSubstring("not advertised within 5m0s"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
 			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
@@ -151,7 +151,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
-		ContainSubstring("not idle within 10m0s, now pod user/train (GPU 1)"), ContainSubstring("tried again once the node is idle")))
+		Equal("not idle within 10m0s, now pod user/train (GPU 1); tried again once the node is idle, or by "+retryA)))
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 
 	c.end(h, "train")
@@ -248,7 +248,7 @@ func TestPodsThatWouldComeBackAreNotEvicted(t *testing.T) {
 	g.Expect(c.evicted).To(Equal([]string{"of-a-job"}))
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("not evicted: pod user/of-a-daemon-set, which would come back at once"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("; of 2 that stay, pod user/of-a-daemon-set is not evicted, since it would come back at once; end it"))
 }
 
 func TestNeverWaitsWithoutATaint(t *testing.T) {

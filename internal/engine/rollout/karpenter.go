@@ -60,8 +60,8 @@ func startupMissing(g *Group, s *cluster.Snapshot) (messages []string) {
 	}
 	slices.Sort(pools)
 	for _, name := range pools {
-		messages = append(messages, fmt.Sprintf("NodePool %s of Karpenter does not list the startup taint %s, so pods may start on new nodes before these are ready. Add it "+
-			"to startupTaints, which replaces its nodes (docs/autoscaling.md)", name, v1alpha1.TaintStartup))
+		messages = append(messages, fmt.Sprintf("NodePool %s of Karpenter lacks the startup taint, so pods may start before a node is ready. Add "+
+			"startupTaints: [{key: %s, effect: NoSchedule}], which replaces all its nodes", name, v1alpha1.TaintStartup))
 	}
 	return messages
 }

@@ -136,7 +136,7 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 			d, _ := c.run(2500)
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "%+v", d.Nodes[0])
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerFailed))
-			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), ContainSubstring("rolled back: edit the policy")))
+			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 			g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty())

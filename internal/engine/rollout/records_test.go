@@ -186,7 +186,7 @@ func TestTolerationsHaveABound(t *testing.T) {
 	g.Expect(h.Taints).To(ContainElement(late))
 	beyond, _ := condition.Find(d.Policies["p099"].Conditions, v1alpha1.ConditionTainted)
 	g.Expect(beyond.Reason).To(Equal(v1alpha1.ReasonTolerationMissing))
-	g.Expect(beyond.Message).To(ContainSubstring("adds 128 tolerations at most"))
+	g.Expect(beyond.Message).To(HavePrefix("The operator adds 128 tolerations at most to ClusterPolicy "))
 	g.Expect(c.condition("p000").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
 }
 

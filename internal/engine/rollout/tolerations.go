@@ -142,19 +142,18 @@ func tolerationOf(taint corev1.Taint) corev1.Toleration {
 // tolerationsUnsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where
 // each is from.
 func tolerationsUnsafe(s *cluster.Snapshot) string {
+	const mostUsers = 20 // characters, and one of them at least
 	o := s.Plugin.Operands
 	users := s.Users()
 	switch {
 	case o.Taken != "":
-		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
+		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
 	case o.Upgrades:
-		return "NVIDIA's operator would take the change for an upgrade of its driver and go through every node " +
-			"(driver.upgradePolicy.autoUpgrade), before v26.7 deleting the pods that use GPUs"
+		return "NVIDIA's operator would upgrade the driver of every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
-		return "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
-			"the pods that hold GPUs; now " + format.List(users)
+		return "some kubelets would fail pods with GPUs, now " + format.ListIn(users, mostUsers)
 	case len(s.MpsUsers) > 0:
-		return "NVIDIA's MPS daemons would restart and end their clients; now " + format.List(s.MpsUsers)
+		return "clients of NVIDIA's MPS daemons would end, now " + format.ListIn(s.MpsUsers, mostUsers)
 	}
 	return ""
 }
@@ -229,20 +228,18 @@ func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 
 func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
 	o, s := t.snapshot.Plugin.Operands, t.snapshot
-	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s", action.NameOf(taint))
 	switch {
 	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
 		return "", ""
 	case o == nil && s.Plugin.ClusterPolicy:
 		return v1alpha1.ReasonTolerationMissing, "the ClusterPolicy could not be read, so it is not known what NVIDIA's programs tolerate"
 	case o == nil:
-		return t.podsRefuse(taint, byDriver, missing)
+		return t.podsRefuse(taint, byDriver)
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
 	case t.full && !hasToleration(t.Ours, tolerationOf(taint)):
-		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; the operator adds %d tolerations at most to ClusterPolicy %s. "+
-			"Use one taint for several policies, or add %s to spec.daemonsets.tolerations there",
-			missing, mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
+		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("The operator adds %d tolerations at most to ClusterPolicy %s. "+
+			"Use one taint for several policies, or add %s there", mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
 	case t.coming:
 		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
@@ -252,13 +249,13 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
 	}
-	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("The operator adds no toleration, since %s; add %s to spec.daemonsets.tolerations "+
-		"of ClusterPolicy %s", unsafe, writtenToleration(tolerationOf(taint)), o.Name)
+	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("Not added, since %s; add %s to daemonsets.tolerations of the ClusterPolicy",
+		unsafe, writtenToleration(tolerationOf(taint)))
 }
 
 // podsRefuse reports whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint:
 // their DaemonSet is its owner's.
-func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string) (reason, message string) {
+func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool) (reason, message string) {
 	program, value := "NVIDIA's device plugin", "tolerations"
 	if byDriver {
 		program, value = "NVIDIA's DRA driver", "kubeletPlugin.tolerations"
@@ -266,8 +263,8 @@ func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string)
 	pods := t.pods(byDriver)
 	for _, p := range pods {
 		if !clusterpolicy.Tolerates(p.Tolerations, taint) {
-			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (Helm: %s)",
-				missing, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
+			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s lacks a toleration; add %s to the DaemonSet of pod %s/%s (Helm: %s)",
+				program, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
 		}
 	}
 	if len(pods) == 0 {

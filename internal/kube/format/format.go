@@ -30,7 +30,7 @@ func Message(s string) string {
 
 // shorten leaves out the middle of a text that is longer than so many characters.
 func shorten(s string, most int) string {
-	const mark, leastBegin = " … ", 60
+	const mark, leastBegin = " … ", 40
 	if utf8.RuneCountInString(s) <= most || most < leastBegin {
 		return Cut(s, most)
 	}
@@ -120,11 +120,31 @@ func Join(parts []string) string {
 
 // List joins names for a message, the first few of many.
 func List(names []string) string {
-	const most = 8
-	if len(names) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	const most = 100 // characters: half of a message
+	return ListIn(names, most)
+}
+
+// ListIn is List in so many characters, and at least one name.
+func ListIn(names []string, most int) string {
+	const mostNames = 8
+	for n := min(len(names), mostNames); n > 0; n-- {
+		text := strings.Join(names[:n], ", ")
+		if more := len(names) - n; more > 0 {
+			text = fmt.Sprintf("%s and %d more", text, more)
+		}
+		if n == 1 || utf8.RuneCountInString(text) <= most {
+			return text
+		}
 	}
-	return strings.Join(names, ", ")
+	return ""
+}
+
+// Beside adds to a message what is not its point, if there is room for it: a message ends with what to do.
+func Beside(message, also string) string {
+	if whole := message + "; " + also; also != "" && utf8.RuneCountInString(whole) <= MostMessage {
+		return whole
+	}
+	return message
 }
 
 // Clock is a time of day as messages tell it.

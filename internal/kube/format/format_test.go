@@ -29,13 +29,36 @@ func TestOfALongMessageTheMiddleIsLeftOut(t *testing.T) {
 	long, word := strings.Repeat("ü", 150), strings.Repeat("b", 90)
 	g.Expect(Message("it failed: " + long + "; " + word + "; edit the policy")).To(Equal("It failed: " + long + "; … edit the policy"))
 	g.Expect(Message("It failed: " + long + long + ". Edit the policy")).To(And(HavePrefix("It failed: üü"), HaveSuffix("ü … Edit the policy")))
-	g.Expect(Message(word+"; "+long)).To(HaveSuffix("ü …"), "an end that is too long is cut")
+	g.Expect(Message(word+"; "+long+word)).To(HaveSuffix("b …"), "an end that is too long is cut")
 	for _, s := range []string{long + long, long + "; " + long, strings.Repeat("a ", 150), strings.Repeat("a; ", 150), long + "; " + word + "; " + word} {
 		g.Expect(utf8.RuneCountInString(Message(s))).To(BeNumerically("<=", MostMessage))
 		g.Expect(Message(Message(s))).To(Equal(Message(s)))
 	}
+	g.Expect(Message("It failed: "+long+"; "+strings.Repeat("b", 155))).To(And(HavePrefix("It failed: üü"), HaveSuffix("ü … "+strings.Repeat("b", 155))))
 	exact := "A" + strings.Repeat("b", MostMessage-1)
 	g.Expect(Message(exact)).To(Equal(exact))
+}
+
+// TestOfAListThereAreTheFirst: the others are counted.
+func TestOfAListThereAreTheFirst(t *testing.T) {
+	g := NewWithT(t)
+	name := strings.Repeat("n", 30)
+	g.Expect(List(nil)).To(BeEmpty())
+	g.Expect(List([]string{"a", "b"})).To(Equal("a, b"))
+	g.Expect(List(strings.Split("abcdefghi", ""))).To(Equal("a, b, c, d, e, f, g, h and 1 more"))
+	g.Expect(List([]string{name, name, name})).To(Equal(name+", "+name+", "+name), "94 characters")
+	g.Expect(List([]string{name, name, name, name})).To(Equal(name + ", " + name + " and 2 more"))
+	g.Expect(ListIn([]string{name, "b"}, 10)).To(Equal(name + " and 1 more"))
+}
+
+// TestWhatIsNotThePointOfAMessage does not push out what to do.
+func TestWhatIsNotThePointOfAMessage(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(Beside("a", "")).To(Equal("a"))
+	g.Expect(Beside("a", "b")).To(Equal("a; b"))
+	long := strings.Repeat("ü", MostMessage-3)
+	g.Expect(Beside(long, "b")).To(Equal(long + "; b"))
+	g.Expect(Beside(long, "bb")).To(Equal(long))
 }
 
 // TestClausesThatFit: the others are counted.
