@@ -104,7 +104,7 @@ func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 }
 
 // goesOn reports whether the node is at work and was reported well enough: it begins its next stage now, or its last
-// stage was a moment ago, or that of the node that goes first. A node that is kept from its users is not reported as
+// stage was a moment ago, or that of the node that goes first. One that failed is not. A node that is kept from its users is not reported as
 // ready meanwhile.
 func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if _, reported := condition.Find(have.Conditions, v1alpha1.ConditionReady); !reported {
@@ -115,6 +115,8 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	}
 	last := m.FirstSince
 	switch {
+	case m.State == node.Failed: // its reason may be the stage in which it failed
+		return false
 	case m.Reason == v1alpha1.ReasonWaitingForFirst:
 	case node.ClassOf(m.Reason).Is(node.UnderWay):
 		last = lastStage(m)
