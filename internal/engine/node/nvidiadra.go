@@ -77,10 +77,11 @@ func awaitPublished(v *View) (Result, bool) {
 	if len(differences) == 0 {
 		return Result{}, false
 	}
-	const most = 140 // characters: each names a GPU by its UUID
+	missing := func(s string) bool { return strings.HasSuffix(s, " is missing") } // what is gone may be many, with nothing to do about
+	differences = slices.Concat(slices.DeleteFunc(slices.Clone(differences), func(s string) bool { return !missing(s) }), slices.DeleteFunc(differences, missing))
 	r := Result{
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
-		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.ListIn(differences, most),
+		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.List(differences),
 	}
 	if len(stale) > 0 {
 		r.Next, r.After = restartDRAPlugin(v)

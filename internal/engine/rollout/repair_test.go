@@ -84,7 +84,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 		"a mig-manager that does not end": {
 			situation: func() *site { c, h := sliced(); c.migManager(h, "pending"); return c },
 			state:     node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
-			message: "not ended since 09:00: (nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending)", after: 15 * time.Minute,
+			message: "not ended since 08:00:05 UTC: NVIDIA's mig-manager is changing the node (nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending)", after: 15 * time.Minute,
 		},
 		"a mig-manager that waits for operands": {
 			situation: func() *site {
@@ -93,7 +93,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				c.migManager(h, "pending")
 				return c
 			},
-			state: node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "not ended since 09:00 UTC", after: 15 * time.Minute,
+			state: node.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "not ended since 08:00:05 UTC: ", after: 15 * time.Minute,
 		},
 		"a pod of NVIDIA's that does not end": {
 			situation: func() *site {

@@ -215,7 +215,7 @@ func requestAdvice(requests, most map[string]int64, single bool) string {
 		case n > 0:
 			return fmt.Sprintf("its nodes offer at most %d of %s each: ask for no more, or leave some nodes out", n, name)
 		case most[shared] > 0:
-			return fmt.Sprintf("ask for %s instead, or set renameByDefault to false", shared)
+			return fmt.Sprintf("ask for %s, or set renameByDefault to false", shared)
 		case plain != name && most[plain] > 0:
 			return fmt.Sprintf("ask for %s instead, or set renameByDefault to true in the policy", plain)
 		}

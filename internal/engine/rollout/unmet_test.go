@@ -49,7 +49,7 @@ func TestImpact(t *testing.T) {
 		"what is offered": {sharing: timeSlicing(4), pod: requesting("web", gpus(1))},
 		"what was renamed": {
 			sharing: renamed(4), pod: requesting("web", gpus(1)),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared, or " +
 				"set renameByDefault to false",
 		},
 		"what is not renamed any more": {
@@ -64,7 +64,7 @@ func TestImpact(t *testing.T) {
 				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
 				return p
 			}(),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared, or " +
 				"set renameByDefault to false",
 		},
 		"whole GPUs under MIG": {
@@ -152,7 +152,7 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	d := rollout.Decide(c.world())
 	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionWorkloadsAffected)
 	g.Expect(found.Message).To(Equal("Deployment a-tenant/0, Deployment team/web, Deployment tenant/0 and 198 more ask for nvidia.com/gpu: 1, " +
-		"which no node offers then; ask for nvidia.com/gpu.shared instead, or set renameByDefault to false"))
+		"which no node offers then; ask for nvidia.com/gpu.shared, or set renameByDefault to false"))
 }
 
 func TestWhatAPodRequests(t *testing.T) {
