@@ -247,8 +247,9 @@ func (s *site) announced() (all []string) {
 	}
 }
 
-const greedy = "Container main of pod default/greedy uses 30.0 GiB, its share is 10.0 GiB; GPU GPU-1 on node n1 has 1.0 GiB of 40.0 GiB free; " +
-	"neighbours: default/modest"
+const greedy = greedyUses + " 1.0 GiB of 40.0 GiB are free; neighbours: default/modest"
+
+const greedyUses = "Container main of pod default/greedy uses 30.0 GiB of GPU GPU-1 on node n1, its share is 10.0 GiB;"
 
 func reports(s *site) {
 	s.policy(v1alpha1.MemoryGuardReport)
@@ -301,7 +302,8 @@ func onceAMinute(s *site) {
 	again := s.reconcile().RequeueAfter
 	s.Expect(s.stays("second")).To(BeTrue())
 	s.Expect(s.stays("elsewhere")).To(BeFalse(), "on another GPU")
-	s.Expect(s.condition()).To(HaveSuffix("; another pod was evicted from this GPU less than a minute ago"))
+	s.Expect(s.condition()).To(And(HavePrefix("Container main of pod default/second uses 30.0 GiB of GPU GPU-1 on node n1, "),
+		HaveSuffix(" another pod was evicted from this GPU less than a minute ago; 1 more in status.memoryPressure of GPUNodes")))
 	s.Expect(again).To(BeNumerically("~", 50*time.Second, time.Second))
 	s.advance(again)
 	s.reconcile()
@@ -364,7 +366,7 @@ func budgetHolds(s *site) {
 	s.over("GPU-1/greedy")
 	s.Expect(s.reconcile().RequeueAfter).To(Equal(30 * time.Second))
 	s.Expect(s.stays("greedy")).To(BeTrue())
-	s.Expect(s.condition()).To(HaveSuffix("; pod default/greedy is not evicted: The disruption budget budget needs 1 healthy pods and has 1 currently"))
+	s.Expect(s.condition()).To(Equal(greedyUses + " … pod default/greedy is not evicted: The disruption budget budget needs 1 healthy pods and has 1 currently"))
 	s.Expect(s.announced()).To(ContainElement(ContainSubstring("EvictionBlocked")))
 	s.Expect(s.records()).To(BeEmpty(), "it was not evicted")
 	s.advance(10 * time.Second)

@@ -75,7 +75,7 @@ func messageOf(findings []finding) string {
 		lines = append(lines, text)
 	}
 	return format.Fit(lines, format.MostMessage, func(i int) string {
-		return fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", len(lines)-i)
+		return fmt.Sprintf("%d more in status.memoryPressure of GPUNodes", len(lines)-i)
 	})
 }
 

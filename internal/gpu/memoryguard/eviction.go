@@ -129,9 +129,9 @@ func Counting(all []v1alpha1.MemoryEviction, now time.Time) []v1alpha1.MemoryEvi
 // who else is on the GPU.
 func Describe(node string, p v1alpha1.MemoryPressure) string {
 	const most = 30 // characters, and one neighbour at least
-	text := fmt.Sprintf("Container %s of pod %s/%s uses %s, its share is %s; GPU %s on node %s has %s of %s free",
-		p.Container.ContainerName, p.Container.Namespace, p.Container.PodName, gib(p.Container.UsedBytes), gib(p.Container.ShareBytes),
-		p.DeviceUUID, node, gib(p.FreeBytes), gib(p.TotalBytes))
+	text := fmt.Sprintf("Container %s of pod %s/%s uses %s of GPU %s on node %s, its share is %s; %s of %s are free",
+		p.Container.ContainerName, p.Container.Namespace, p.Container.PodName, gib(p.Container.UsedBytes), p.DeviceUUID, node,
+		gib(p.Container.ShareBytes), gib(p.FreeBytes), gib(p.TotalBytes))
 	if len(p.Neighbours) > 0 {
 		text += "; neighbours: " + format.ListIn(p.Neighbours, most)
 	}

@@ -112,6 +112,6 @@ func TestTheReasonNamesUseShareFreeMemoryAndNeighbours(t *testing.T) {
 		DeviceUUID: "GPU-1", TotalBytes: 40 * gib, FreeBytes: gib, Neighbours: []string{"ml/modest", "ml/idle"},
 		Container: v1alpha1.MemoryUser{Namespace: "ml", PodName: "greedy", ContainerName: "main", UsedBytes: 30 * gib, ShareBytes: 10 * gib},
 	}
-	NewWithT(t).Expect(memoryguard.Describe("n1", p)).To(Equal("Container main of pod ml/greedy uses 30.0 GiB, its share is 10.0 GiB; " +
-		"GPU GPU-1 on node n1 has 1.0 GiB of 40.0 GiB free; neighbours: ml/modest, ml/idle"))
+	NewWithT(t).Expect(memoryguard.Describe("n1", p)).To(Equal("Container main of pod ml/greedy uses 30.0 GiB of GPU GPU-1 on node n1, " +
+		"its share is 10.0 GiB; 1.0 GiB of 40.0 GiB are free; neighbours: ml/modest, ml/idle"))
 }
