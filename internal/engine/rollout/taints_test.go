@@ -229,7 +229,7 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 			c.reconcile()
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
-			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", "Not added, since "+test.since+
+			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", "Toleration not added: "+test.since+
 				"; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to daemonsets.tolerations of the ClusterPolicy")))
 
 			o := *c.Plugin.Operands

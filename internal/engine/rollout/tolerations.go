@@ -249,7 +249,7 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
 	}
-	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("Not added, since %s; add %s to daemonsets.tolerations of the ClusterPolicy",
+	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("Toleration not added: %s; add %s to daemonsets.tolerations of the ClusterPolicy",
 		unsafe, writtenToleration(tolerationOf(taint)))
 }
 
