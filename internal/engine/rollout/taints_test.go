@@ -201,15 +201,15 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 		since    string
 	}{
 		"NVIDIA's operator upgrades the driver": {
-			operands: clusterpolicy.Operands{Driver: true, Upgrades: true}, since: "NVIDIA's operator would upgrade the driver of every node",
+			operands: clusterpolicy.Operands{Driver: true, Upgrades: true}, since: "it would upgrade NVIDIA's driver on every node",
 		},
 		"the container toolkit, while pods hold GPUs": {
-			operands: clusterpolicy.Operands{Toolkit: true}, users: true, since: "some kubelets would fail pods with GPUs, now pod user/train",
+			operands: clusterpolicy.Operands{Toolkit: true}, users: true, since: "it could fail pods with GPUs, now pod user/train",
 		},
 		"the container toolkit, while pods have GPUs by claims": {
-			operands: clusterpolicy.Operands{Toolkit: true}, claims: true, since: "some kubelets would fail pods with GPUs, now pod user/train",
+			operands: clusterpolicy.Operands{Toolkit: true}, claims: true, since: "it could fail pods with GPUs, now pod user/train",
 		},
-		"NVIDIA's MPS daemons, while pods hold GPUs": {mps: true, users: true, since: "clients of NVIDIA's MPS daemons would end, now pod user/train"},
+		"NVIDIA's MPS daemons, while pods hold GPUs": {mps: true, users: true, since: "it would end clients of NVIDIA's MPS, now pod user/train"},
 		"who wrote the list after us":                {operands: clusterpolicy.Operands{Taken: "helm"}, since: `field manager "helm" wrote that list since`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +263,8 @@ func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 	c.run(30)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),
-		HaveField("Message", HavePrefix("Node a: Waiting until these pods tolerate the taint nvidia.com/gpu:NoSchedule: nfd/worker. "))))
+		HaveField("Message", Equal("Node a: Waiting for nfd/worker to tolerate the taint … "+
+			"others than NVIDIA's own need {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule} (Helm: node-feature-discovery.worker.tolerations)"))))
 }
 
 // TestATaintGoesWithItsToleration: when a user takes the toleration back, the taint goes too, before NVIDIA's pods are

@@ -149,11 +149,11 @@ func tolerationsUnsafe(s *cluster.Snapshot) string {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
 	case o.Upgrades:
-		return "NVIDIA's operator would upgrade the driver of every node" // before v26.7 it deletes the pods that use GPUs for that
+		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
-		return "some kubelets would fail pods with GPUs, now " + format.ListIn(users, mostUsers)
+		return "it could fail pods with GPUs, now " + format.ListIn(users, mostUsers)
 	case len(s.MpsUsers) > 0:
-		return "clients of NVIDIA's MPS daemons would end, now " + format.ListIn(s.MpsUsers, mostUsers)
+		return "it would end clients of NVIDIA's MPS, now " + format.ListIn(s.MpsUsers, mostUsers)
 	}
 	return ""
 }
@@ -291,8 +291,8 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 		return "", ""
 	}
 	slices.Sort(pods)
-	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting until these pods tolerate the taint %s: %s. NVIDIA's operator replaces its own; give the "+
-		"DaemonSets of others %s", action.NameOf(taint), format.List(pods), writtenToleration(tolerationOf(taint)))
+	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting for %s to tolerate the taint %s; others than NVIDIA's own need %s "+
+		"(Helm: node-feature-discovery.worker.tolerations)", format.List(pods), action.NameOf(taint), writtenToleration(tolerationOf(taint)))
 }
 
 func hasToleration(all []corev1.Toleration, t corev1.Toleration) bool {

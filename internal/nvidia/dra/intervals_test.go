@@ -59,7 +59,8 @@ func TestTheTimeSliceOfAClass(t *testing.T) {
 				return
 			}
 			g.Expect(problem.Reason).To(Equal(v1alpha1.ReasonDRAIntervalDiffers))
-			g.Expect(problem.Message).To(And(ContainSubstring(c.problem), ContainSubstring("docs/dra.md")))
+			g.Expect(problem.Message).To(And(ContainSubstring(c.problem), HaveSuffix(", and policy p needs Medium. First drain the pods that use GPUs, or others hang. "+
+				"Then set it there (docs/dra.md), or remove timeSlicing.interval")))
 		})
 	}
 }
