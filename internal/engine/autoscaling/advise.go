@@ -292,8 +292,8 @@ func (s *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGr
 	if len(entries) == 0 {
 		help := ""
 		if groups[at].Group == GroupClusterAPI {
-			help = ". Cluster API gives nodes only labels of node-role.kubernetes.io, node-restriction.kubernetes.io and node.cluster.x-k8s.io. If it gives them others " +
-				"(--additional-sync-machine-labels), name these in the annotation " + annotationLabels
+			help = ". Cluster API gives nodes only labels of node-role.kubernetes.io, node-restriction.kubernetes.io and node.cluster.x-k8s.io; name others in the " +
+				"annotation " + annotationLabels
 		}
 		e.find(v1alpha1.ReasonNodeGroupNotSelected, "nodeSelector of the policy does not select the labels that new nodes of %s get. Add the labels to the "+
 			"node group, or correct nodeSelector%s", ref, help)

@@ -151,7 +151,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
-		Equal("not idle within 10m0s, now pod user/train (GPU 1); tried again once the node is idle, or by "+retryA)))
+		Equal("not idle within 10m0s, now pod user/train (GPU 1); tried again once the node is idle, or by " + retryA)))
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 
 	c.end(h, "train")

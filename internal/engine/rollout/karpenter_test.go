@@ -66,7 +66,7 @@ func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
 	condition := c.condition("research")
 	g.Expect(condition.Status).To(Equal(metav1.ConditionFalse), "also once all nodes are ready")
 	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintMissing))
-	g.Expect(condition.Message).To(Equal("NodePool gpu of Karpenter lacks the startup taint, so pods may start before a node is ready. Add " +
+	g.Expect(condition.Message).To(Equal("NodePool gpu of Karpenter lacks the startup taint, so pods may start before a node is ready. Add "+
 		"startupTaints: [{key: gpusharing.io/startup, effect: NoSchedule}], which replaces all its nodes"), "and of no other NodePool")
 	g.Expect(rollout.Decide(c.world()).Policies["research"].Nodes.Ready).To(BeEquivalentTo(3), "the nodes are as desired")
 

@@ -34,7 +34,7 @@ func TestOfALongMessageTheMiddleIsLeftOut(t *testing.T) {
 		g.Expect(utf8.RuneCountInString(Message(s))).To(BeNumerically("<=", MostMessage))
 		g.Expect(Message(Message(s))).To(Equal(Message(s)))
 	}
-	g.Expect(Message("It failed: "+long+"; "+strings.Repeat("b", 155))).To(And(HavePrefix("It failed: üü"), HaveSuffix("ü … "+strings.Repeat("b", 155))))
+	g.Expect(Message("It failed: " + long + "; " + strings.Repeat("b", 155))).To(And(HavePrefix("It failed: üü"), HaveSuffix("ü … "+strings.Repeat("b", 155))))
 	exact := "A" + strings.Repeat("b", MostMessage-1)
 	g.Expect(Message(exact)).To(Equal(exact))
 }

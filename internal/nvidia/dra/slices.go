@@ -142,8 +142,8 @@ func (p *Pool) Unusable() *plan.Problem {
 func DynamicMIG(sign string) *plan.Problem {
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDynamicMIGActive,
-		Message: fmt.Sprintf("The feature gate DynamicMIG of NVIDIA's DRA driver is on (%s), so the driver makes MIG instances itself. Turn "+
-			"it off (featureGates.DynamicMIG=false in its chart, or in spec.draDriver of a GPUCluster), or leave the node out", sign),
+		Message: fmt.Sprintf("The feature gate DynamicMIG of NVIDIA's DRA driver is on (%s), so it makes MIG instances itself. Turn "+
+			"it off (featureGates.DynamicMIG=false in its chart or a GPUCluster), or leave the node out", sign),
 	}
 }
 
