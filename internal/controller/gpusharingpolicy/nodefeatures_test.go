@@ -99,7 +99,7 @@ func testNodeFeatureIgnored(s *scenario) {
 	pending := s.getPolicy("research").Status.Pending
 	s.Expect(pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonNodeFeatureIgnored)))
 	s.Expect(pending[0].Message).To(And(HavePrefix("Node Feature Discovery ignored NodeFeature zz-gpu-sharing-t4 for 30s"),
-		HaveSuffix("; rolled back: edit the policy, or kubectl annotate gpunode t4 --overwrite gpusharing.io/retry=$(date +%s)")))
+		HaveSuffix(" … rolled back: edit the policy, or kubectl annotate gpunode t4 --overwrite gpusharing.io/retry=$(date +%s)")))
 	s.Expect(s.nodeFeature("t4")).To(BeNil())
 	s.expectNotOverridden("t4")
 	s.Expect(s.node("t4").Spec.Taints).To(BeEmpty())

@@ -614,7 +614,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 	d = c.during(time.Minute, time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("and the device plugin too"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring(" of NVIDIA's DRA driver and the device plugin offer its GPUs. Drain it, then label it nvidia.com/gpu.deploy.device-plugin=false or "))
 
 	c.switchOver(plugin, false)
 	d = c.during(10*time.Minute, time.Second)

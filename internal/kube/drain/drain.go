@@ -95,7 +95,7 @@ func request(ctx context.Context, c client.Client, pod *corev1.Pod) (Result, err
 	case apierrors.IsTooManyRequests(err):
 		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: %s", key, refusal(err))}, nil
 	case apierrors.IsInternalError(err) && strings.Contains(err.Error(), "more than one PodDisruptionBudget"):
-		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: it has more than one PodDisruptionBudget. Leave one of them", key)}, nil
+		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: it has several PodDisruptionBudgets; leave one", key)}, nil
 	case ctx.Err() != nil && parent.Err() == nil:
 		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: no answer within %s", key, answerTime)}, nil
 	default:
