@@ -126,12 +126,13 @@ func taintsCondition(g *Group, t tolerance) (c metav1.Condition, requested bool)
 	if len(taints)+len(starting) == 0 {
 		return c, false
 	}
+	const mostStarting = 140 // characters: the names of autoscalers are long
 	var has []string
 	if len(taints) > 0 {
-		has = append(has, "The nodes of the policy have its taints: "+strings.Join(action.Names(taints), ", "))
+		has = append(has, "The nodes of the policy have its taints: "+format.List(action.Names(taints)))
 	}
 	if len(starting) > 0 {
-		has = append(has, "new nodes have a startup taint until they are ready: "+strings.Join(action.Names(starting), ", "))
+		has = append(has, "new nodes have a startup taint until they are ready: "+format.ListIn(action.Names(starting), mostStarting))
 	}
 	c = metav1.Condition{
 		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent, Message: strings.Join(has, "; "),
