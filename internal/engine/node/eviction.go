@@ -59,7 +59,7 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon "+
 				"serves too; end the pod", p.Namespace, p.Name))
 		case comesBackByClaim(v, p) != "":
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since ResourceClaim %s, which pods can share, would bring another; scale its "+
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since ResourceClaim %s, which pods can share, stays; scale its "+
 				"workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
 		case claimUnknown(v, p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted until its ResourceClaim is known", p.Namespace, p.Name))
