@@ -59,7 +59,7 @@ func adviceSpecs(metrics **prometheus) {
 		})
 		BeforeEach(func(ctx SpecContext) {
 			for name, bytes := range map[string]int64{"large": 3 << 30, "small": 1 << 30} {
-				startPod(ctx, name, "nvidia.com/gpu", 1)
+				startPod(ctx, name, "nvidia.com/gpu", 1, as(10001)) // MPS serves one user ID, and advice that rests on it must know it
 				useWholeGPU(ctx, name, bytes)
 			}
 		})
