@@ -28,11 +28,11 @@ import (
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 2062},
 	{"KB of Go in internal, cmd, api and hack, without tests", 2405},
-	{"KB of tests and of test", 4208},
+	{"KB of tests and of test", 4209},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 39},
-	{"arrows between packages of internal", 141},
+	{"arrows between packages of internal", 142},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},

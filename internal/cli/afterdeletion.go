@@ -77,7 +77,7 @@ func (c change) afterwards(s cluster.Snapshot, states []rollout.NodeState) []aft
 	policies := c.of(s).Policies
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		o := afterwards{labels: n.Labels, resources: n.Offered(s.StackOf(n)), shared: func(string) bool { return false }}
+		o := afterwards{labels: n.Labels, resources: n.Offered(s.Plugin.StackOf(n)), shared: func(string) bool { return false }}
 		at := slices.IndexFunc(states, func(s rollout.NodeState) bool { return s.Node == n.Name })
 		if at >= 0 {
 			o.become(&states[at], n, policies)

@@ -333,7 +333,7 @@ func previewsOf(s cluster.Snapshot, c change) []dashboard.NodePreview {
 	for _, n := range rollout.Decide(c.of(s)).Nodes {
 		settled := n.State == node.Unsupported || n.State == node.Unknown || n.State == node.UpToDate || n.Retained
 		if object, found := of[n.Node]; found && !settled && (asked(n.Policy) || asked(was[n.Node])) {
-			if preview := previewOf(n, s.StackOf(object), object); len(preview.GPUs) > 0 {
+			if preview := previewOf(n, s.Plugin.StackOf(object), object); len(preview.GPUs) > 0 {
 				previews = append(previews, preview)
 			}
 		}

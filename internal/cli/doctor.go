@@ -325,7 +325,7 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	is.nodes = make([]nodeParts, len(is.snapshot.Nodes))
 	for i := range is.snapshot.Nodes {
 		n := &is.snapshot.Nodes[i]
-		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion, stack: is.snapshot.StackOf(n)}
+		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion, stack: is.snapshot.Plugin.StackOf(n)}
 		at[n.Name] = &is.nodes[i]
 	}
 	selector, err := labels.Parse(is.selector())

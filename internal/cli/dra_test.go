@@ -226,11 +226,11 @@ func TestANodeWhoseDriverIsAwayStaysADRANode(t *testing.T) {
 	d.Pods = nil
 	s, o := snapshotOf(d), inCluster()
 	o.tell(&s)
-	g.Expect(s.StackOf(&s.Nodes[0])).To(Equal(dra.DevicePlugin))
+	g.Expect(s.Plugin.StackOf(&s.Nodes[0])).To(Equal(dra.DevicePlugin))
 	d.Annotations = map[string]string{v1alpha1.AnnotationOtherController: v1alpha1.ReasonDRADriverActive}
 	s = snapshotOf(d)
 	o.tell(&s)
-	g.Expect(s.StackOf(&s.Nodes[0])).To(Equal(dra.DRADriver))
+	g.Expect(s.Plugin.StackOf(&s.Nodes[0])).To(Equal(dra.DRADriver))
 }
 
 // TestCommandsReadNVIDIAsDRADriver of a real API server, with the rights of the user.
@@ -329,7 +329,7 @@ func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndTaintRules(t *testing.T) 
 func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
 	s := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: true}, Nodes: []cluster.Node{{Name: "bare"}}}
 	moved := movedOver(s)
-	NewWithT(t).Expect(moved.StackOf(&moved.Nodes[0])).To(Equal(dra.DRADriver))
+	NewWithT(t).Expect(moved.Plugin.StackOf(&moved.Nodes[0])).To(Equal(dra.DRADriver))
 	NewWithT(t).Expect(s.Nodes[0].Labels).To(BeNil(), "the snapshot that was read stays as it is")
 }
 
@@ -355,7 +355,7 @@ func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t 
 	o := inCluster(published(&a, 1), ofChart())
 	g.Expect(o.tell(&s)).To(BeEmpty())
 	g.Expect(readClusterPolicy(t.Context(), c, &s)).To(Succeed())
-	g.Expect(s.StackOf(&s.Nodes[0])).To(Equal(dra.DRADriver))
+	g.Expect(s.Plugin.StackOf(&s.Nodes[0])).To(Equal(dra.DRADriver))
 }
 
 // TestRestoreSaysThatAClassStaysBesideAnother: the operator deletes none of its own beside another of the same

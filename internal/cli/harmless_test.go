@@ -127,7 +127,7 @@ func anyAdviseWorld(t *testing.T, r *rand.Rand) adviseWorld {
 // asSeen is a node as policies see it.
 func (w *adviseWorld) asSeen(n *cluster.Node) policies.Node {
 	shares, _ := n.Published.Shares()
-	return policies.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Stack: w.StackOf(n), Shares: shares}
+	return policies.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Stack: w.Plugin.StackOf(n), Shares: shares}
 }
 
 // settle brings a node to the desired state of the policy that governs it.
@@ -138,7 +138,7 @@ func (w *adviseWorld) settle(n *cluster.Node) {
 	}
 	n.GPU.Spec.PolicyName = by.Name
 	want, err := policies.DesiredState(by, w.asSeen(n))
-	if err != nil || w.StackOf(n) == dra.DRADriver {
+	if err != nil || w.Plugin.StackOf(n) == dra.DRADriver {
 		return // it stays as it was
 	}
 	n.Allocatable = want.Config.Resources
@@ -168,7 +168,7 @@ func (w *adviseWorld) populate(r *rand.Rand, n *cluster.Node) {
 		w.seen.Concurrent[n.Name]++
 	}
 	user := pick[*int64](r, nil, new(int64(1000)), new(int64(1000)))
-	offers := n.OfferedGPUs(w.StackOf(n))
+	offers := n.OfferedGPUs(w.Plugin.StackOf(n))
 	for _, resource := range slices.Sorted(maps.Keys(offers)) {
 		for i := range r.IntN(int(min(offers[resource], 8)) + 1) {
 			p := cluster.Pod{

@@ -199,8 +199,8 @@ func fallback(ctx context.Context, c client.Client, configMap *corev1.ConfigMap)
 	}
 	var keys []string
 	for i := range all.Items {
-		if spec := &all.Items[i].Spec.Template.Spec; mountsConfigMap(spec, configMap.Name) {
-			keys = append(keys, fallbackOf(spec, configMap.Data))
+		if pod := (&corev1.Pod{Spec: all.Items[i].Spec.Template.Spec}); cluster.Mounts(pod, configMap.Name) {
+			keys = append(keys, fallbackOf(&pod.Spec, configMap.Data))
 		}
 	}
 	if len(keys) == 0 {
@@ -210,10 +210,6 @@ func fallback(ctx context.Context, c client.Client, configMap *corev1.ConfigMap)
 		return "", errDefaultsDiffer
 	}
 	return keys[0], nil
-}
-
-func mountsConfigMap(spec *corev1.PodSpec, name string) bool {
-	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name })
 }
 
 // fallbackOf is the key for nodes without a label by the environment of NVIDIA's config-manager.

@@ -173,7 +173,7 @@ func reports(s cluster.Snapshot) []report {
 	left := stepsLeft(s, pending)
 	var all []report
 	for i := range s.Nodes {
-		r := reportOf(&s.Nodes[i], s.StackOf(&s.Nodes[i]), pending[s.Nodes[i].Name])
+		r := reportOf(&s.Nodes[i], s.Plugin.StackOf(&s.Nodes[i]), pending[s.Nodes[i].Name])
 		if !r.Ready && len(r.Plan) == 0 {
 			r.Plan = left[r.Name]
 		}

@@ -94,7 +94,7 @@ func (o *driverObjects) tell(s *cluster.Snapshot) (lacks []string) {
 			n.DRA = "the annotation " + v1alpha1.AnnotationOtherController
 		}
 	}
-	if !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.StackOf(&n) != dra.DevicePlugin }) {
+	if !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.Plugin.StackOf(&n) != dra.DevicePlugin }) {
 		return nil
 	}
 	for _, without := range withoutDRA {

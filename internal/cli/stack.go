@@ -44,7 +44,7 @@ func (t *text) lacking(lacks []string) {
 // hasTwoStacks reports whether NVIDIA's DRA driver serves a node of the cluster, or is installed there: its chart brings
 // the DeviceClass.
 func hasTwoStacks(s *cluster.Snapshot) bool {
-	return slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.StackOf(&n) != dra.DevicePlugin }) ||
+	return slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.Plugin.StackOf(&n) != dra.DevicePlugin }) ||
 		slices.ContainsFunc(s.DRA.Classes, func(c dra.Class) bool { return c.Name == dra.DriverName && !c.Unread })
 }
 
@@ -61,7 +61,7 @@ func (t *text) stacks(policy string, s *cluster.Snapshot, now, moved []rollout.N
 		if n.Policy != policy || at < 0 || n.State == node.Unknown {
 			continue
 		}
-		l := line{stack: s.StackOf(&s.Nodes[at])}
+		l := line{stack: s.Plugin.StackOf(&s.Nodes[at])}
 		if then := slices.IndexFunc(moved, func(m rollout.NodeState) bool { return m.Node == n.Node }); then >= 0 && l.stack != dra.Both {
 			l.moved = afterMove(l.stack, &n, &moved[then], sharesOf(policy, s))
 		}
@@ -118,7 +118,7 @@ func movedOver(s cluster.Snapshot) cluster.Snapshot {
 	s.Nodes = slices.Clone(s.Nodes)
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		stack := s.StackOf(n)
+		stack := s.Plugin.StackOf(n)
 		labels := map[string]string{}
 		maps.Copy(labels, n.Labels)
 		n.Labels, n.Annotations = labels, maps.Clone(n.Annotations)

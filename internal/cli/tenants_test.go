@@ -184,7 +184,7 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
 			s := snapshotOf(newNode(t, "a"))
 			s.Nodes[0].Pods = []cluster.Pod{cluster.PodOf(pod, &is.programs)}
-			n := nodeParts{stack: s.StackOf(&s.Nodes[0])}
+			n := nodeParts{stack: s.Plugin.StackOf(&s.Nodes[0])}
 			is.place(pod, &n)
 			NewWithT(t).Expect(tc.found(&n)).To(HaveLen(count), "%s in namespace %s", title, namespace)
 		}

@@ -347,7 +347,7 @@ func (t *tolerantReader) candidates(s *cluster.Snapshot) []candidate {
 			}
 			n = &alone
 		}
-		all = append(all, candidate{Node: n, object: object, pods: t.pods[name], offers: n.OfferedGPUs(s.StackOf(n))})
+		all = append(all, candidate{Node: n, object: object, pods: t.pods[name], offers: n.OfferedGPUs(s.Plugin.StackOf(n))})
 	}
 	slices.SortFunc(all, func(a, b candidate) int { return strings.Compare(a.Name, b.Name) })
 	return all

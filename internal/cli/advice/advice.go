@@ -215,8 +215,7 @@ func (c Cluster) policy(name string) *v1alpha1.GPUSharingPolicy {
 
 // offeredBy are the resources of GPUs that a node offers now.
 func (c Cluster) offeredBy(n *cluster.Node) map[string]int64 {
-	s := cluster.Snapshot{Plugin: c.Plugin}
-	return n.OfferedGPUs(s.StackOf(n))
+	return n.OfferedGPUs(c.Plugin.StackOf(n))
 }
 
 // sharedByHand reports whether a node that no policy governs offers anything else than its whole GPUs.
@@ -229,9 +228,8 @@ func (c Cluster) sharedByHand(n *cluster.Node) bool {
 
 // wouldBe is a node as a policy sees it.
 func (c Cluster) wouldBe(n *cluster.Node) policy.Node {
-	s := cluster.Snapshot{Plugin: c.Plugin}
 	as := policy.Node{
-		Name: n.Name, Labels: n.Labels, Devices: plan.WithProfiles(n.GPU.Status.Devices), Stack: s.StackOf(n), Workload: c.Plugin.Workload(),
+		Name: n.Name, Labels: n.Labels, Devices: plan.WithProfiles(n.GPU.Status.Devices), Stack: c.Plugin.StackOf(n), Workload: c.Plugin.Workload(),
 	}
 	as.Shares, _ = n.Published.Shares()
 	return as

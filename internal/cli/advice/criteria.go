@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // headroom is how much more memory than its peak a container must have: a past peak is no bound on the next one.
@@ -300,16 +301,9 @@ func suffix(s v1alpha1.Sharing) string {
 	return "-SHARED"
 }
 
-// refusesSeveral reports whether NVIDIA's device plugin refuses a container that requests several replicas.
+// refusesSeveral reports whether NVIDIA's device plugin refuses a container that requests several replicas of a GPU.
 func refusesSeveral(s v1alpha1.Sharing) bool {
-	switch s.Strategy {
-	case v1alpha1.StrategyMPS:
-		return true
-	case v1alpha1.StrategyTimeSlicing:
-		return s.Advertise == nil || s.Advertise.FailRequestsGreaterThanOne == nil || *s.Advertise.FailRequestsGreaterThanOne
-	case v1alpha1.StrategyMIG, v1alpha1.StrategyExclusive:
-	}
-	return false
+	return s.MIG == nil && deviceplugin.RefusesMoreThanOne(s)
 }
 
 func isolates(_ Fleet, o Option) string {

@@ -46,6 +46,7 @@ func (c Cluster) driven(n *cluster.Node) (f found, why string) {
 		f.notes = append(f.notes, fmt.Sprintf("the %d shares are consumableShares of the chart of NVIDIA's DRA driver, which stays as you set it. The operator compares", count))
 	}
 	if f.sharing, err = config.sharing(gpus, &f); err != nil {
+		f.whole = errors.Is(err, errNothing)
 		return f, err.Error()
 	}
 	f.notes = slices.DeleteFunc(f.notes, func(note string) bool { return strings.Contains(note, v1alpha1.LabelMIGConfig) }) // mig-manager has no part in this

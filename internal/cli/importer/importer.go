@@ -84,6 +84,7 @@ type found struct {
 	sharing   v1alpha1.Sharing
 	notes     []string
 	byDefault bool // no label of the node chose it
+	whole     bool // its GPUs are not shared, so it needs no policy
 }
 
 // Describe describes a cluster. The same cluster gives the same description.
@@ -102,7 +103,7 @@ func Describe(c Cluster) Description {
 		f, why := c.describe(n)
 		if why != "" {
 			rest.add(why, n.Name)
-			d.Unknown = d.Unknown || !strings.HasPrefix(why, errNothing.Error())
+			d.Unknown = d.Unknown || !f.whole
 			continue
 		}
 		groups = join(groups, f)
@@ -151,8 +152,8 @@ func named(nodes []string) string {
 
 // stackOf returns which of NVIDIA's programs offers the GPUs of a node.
 func (c Cluster) stackOf(n *cluster.Node) dra.Stack {
-	s := cluster.Snapshot{Plugin: cluster.DevicePlugin{ClusterPolicy: c.GPUOperator}}
-	return s.StackOf(n)
+	plugin := cluster.DevicePlugin{ClusterPolicy: c.GPUOperator}
+	return plugin.StackOf(n)
 }
 
 // describe finds how a node is shared; why says that no policy is to describe it.
@@ -187,6 +188,7 @@ func (c Cluster) describe(n *cluster.Node) (f found, why string) {
 		}
 	}
 	if err != nil {
+		f.whole = errors.Is(err, errNothing)
 		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
 	}
 	if why := c.changes(n, f.sharing); why != "" {

@@ -45,15 +45,15 @@ func (d *DRA) Signature() string {
 
 // StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is
 // true, or stopped, tells that the device plugin is to come.
-func (s *Snapshot) StackOf(n *Node) dra.Stack {
+func (p *DevicePlugin) StackOf(n *Node) dra.Stack {
 	reason, _ := shownByDRA(n)
 	f := dra.Facts{Driver: reason != ""}
 	if !f.Driver {
 		return dra.StackOf(f)
 	}
 	deploy := n.Labels[DeployLabels()[0]]
-	f.Plugin = s.Plugin.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(p Pod) bool {
-		return p.KeptBy(DeployLabels()[0]) || !s.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == daemonSet
+	f.Plugin = p.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(o Pod) bool {
+		return o.KeptBy(DeployLabels()[0]) || !p.ClusterPolicy && o.MountsConfig && o.Controller == daemonSet
 	})
 	for name, count := range n.Allocatable {
 		f.Allocatable = f.Allocatable || count > 0 && IsGPUResource(name)

@@ -25,7 +25,7 @@ import (
 
 // NewView is the view of a node of which nothing is derived yet but what offers its GPUs.
 func NewView(s *cluster.Snapshot, n *cluster.Node) *View {
-	stack := s.StackOf(n)
+	stack := s.Plugin.StackOf(n)
 	return &View{Snapshot: s, Node: n, Stack: stack, offering: offeringOf(stack)}
 }
 

@@ -68,7 +68,7 @@ func isNamed(s *cluster.Snapshot, c dra.Class) bool {
 	requests := func(p cluster.Pod) bool { return c.Resource != "" && p.Requests[c.Resource] > 0 }
 	nodes := s.Nodes
 	if c.Name == dra.ForGPUs().Name { // pods request its resource of the device plugin too
-		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return s.StackOf(&n) == dra.DevicePlugin })
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return s.Plugin.StackOf(&n) == dra.DevicePlugin })
 	}
 	return slices.Contains(s.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(s.Unscheduled, requests) ||
 		slices.ContainsFunc(nodes, func(n cluster.Node) bool { return slices.ContainsFunc(n.Pods, requests) })

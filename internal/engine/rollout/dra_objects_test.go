@@ -59,8 +59,8 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 		Classes: read(`{metadata: {name: gpu.nvidia.com}, spec: {extendedResourceName: nvidia.com/gpu}}`),
 	}.Read().AddTo(&s)
 	a, b := s.Nodes[0], s.Nodes[1]
-	g.Expect(s.StackOf(&a)).To(Equal(dra.DRADriver))
-	g.Expect(s.StackOf(&b)).To(Equal(dra.DevicePlugin))
+	g.Expect(s.Plugin.StackOf(&a)).To(Equal(dra.DRADriver))
+	g.Expect(s.Plugin.StackOf(&b)).To(Equal(dra.DevicePlugin))
 	g.Expect(a.Offered(dra.DRADriver)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	g.Expect(a.Claims).To(HaveLen(1))
 	g.Expect([]string{a.Pods[0].Claim, a.Pods[1].Claim}).To(Equal([]string{"team/one", ""}))

@@ -94,7 +94,7 @@ func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 func (c *run) takesOver(h *host, a action.Action) {
 	spec, sets := a.(action.SetSpec)
 	taints := action.KeepsOff(a)
-	if h != nil && h.OtherPartitioner == "" && c.StackOf(h.Node) == dra.DRADriver {
+	if h != nil && h.OtherPartitioner == "" && c.Plugin.StackOf(h.Node) == dra.DRADriver {
 		return // the device plugin has left: its pods block the change until they end, and no other comes
 	}
 	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
@@ -332,7 +332,7 @@ func (c *run) clientsOfMPS() {
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
 func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
-	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.StackOf(h.Node)}
+	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.Plugin.StackOf(h.Node)}
 	if n.Stack == dra.DRADriver {
 		n.Shares = h.driver.shares
 	}
@@ -372,7 +372,7 @@ func (c *run) shared(h *host) bool { return offered(&c.Snapshot, h.Node) }
 
 func offered(s *cluster.Snapshot, n *cluster.Node) bool {
 	drives := func(p cluster.Pod) bool { return p.DRA && p.Namespace != tenant }
-	return n.OtherPartitioner != "" || s.StackOf(n) != dra.DRADriver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
+	return n.OtherPartitioner != "" || s.Plugin.StackOf(n) != dra.DRADriver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
@@ -440,7 +440,7 @@ func (c *run) keptByTenant(h *host, s rollout.NodeState) bool {
 // differs says how a node differs from what is desired; empty: it does not.
 func (c *run) differs(h *host, want policy.Desired) string {
 	has := advertised(h)
-	if c.StackOf(h.Node) == dra.DRADriver {
+	if c.Plugin.StackOf(h.Node) == dra.DRADriver {
 		if stale := h.Published.Differs(h.GPU.Status.Devices, 0); len(stale) > 0 {
 			return fmt.Sprintf("its slices are stale: %v", stale)
 		}

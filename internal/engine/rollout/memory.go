@@ -138,7 +138,7 @@ func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking po
 	s.DRA.RequestedShares = dra.RequestedShares{}
 	for _, r := range entries {
 		if r.round != memory.round {
-			r.round, r.stack, r.member.Unchanged = memory.round, s.StackOf(r.node), false
+			r.round, r.stack, r.member.Unchanged = memory.round, s.Plugin.StackOf(r.node), false
 			r.selection = memory.selectionOf(ranking, ranking.Selecting(node.PolicyNode(r.node)))
 		}
 		if r.stack != dra.DRADriver {

@@ -104,8 +104,8 @@ func lasting(m *member) (*v1alpha1.NodeSharing, *v1alpha1.FailedChange) {
 }
 
 // goesOn reports whether the node is at work and was reported well enough: it begins its next stage now, or its last
-// stage was a moment ago, or that of the node that goes first. One that failed is not. A node that is kept from its users is not reported as
-// ready meanwhile.
+// stage was a moment ago, or that of the node that goes first. One that failed is not at work. A node that is kept from
+// its users is not reported as ready meanwhile.
 func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if _, reported := condition.Find(have.Conditions, v1alpha1.ConditionReady); !reported {
 		return false // kstatus takes a GPUNode without conditions for one that is done

@@ -100,8 +100,7 @@ func (b *beside) count(k, n int) bool {
 	of.number += n
 	b.media[of.media] += n
 	b.total += n
-	media := b.media[someMedia]+b.media[allMedia] <= 1 && (b.media[allMedia] == 0 || b.media[noMedia] == b.total-1) // as exceedsMedia
-	return media && of.number <= of.profile.Max
+	return of.number <= of.profile.Max && exceedsMedia(b.media, b.total) == ""
 }
 
 // next adds each of the places from one on in turn.

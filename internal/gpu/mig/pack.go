@@ -94,13 +94,16 @@ func requestsOf(d gpu.Device, want map[string]int) ([]request, error) {
 
 // exceeds says which limit of the GPU the requests exceed wherever they lie; empty if none.
 func exceeds(d gpu.Device, requests []request) string {
-	compute, memory := 0, 0
+	compute, memory, total := 0, 0, 0
+	var number [allMedia + 1]int
 	for _, w := range requests {
 		if w.count > w.profile.Max {
 			return fmt.Sprintf("the GPU can have %d × %s at most", w.profile.Max, w.profile.Name)
 		}
 		compute += w.count * w.profile.Slices
 		memory += w.count * w.profile.Size
+		number[mediaOf(w.profile.Name)] += w.count
+		total += w.count
 	}
 	if has := d.ComputeSlices(); compute > has {
 		return fmt.Sprintf("they need %d compute slices and the GPU has %d", compute, has)
@@ -108,18 +111,12 @@ func exceeds(d gpu.Device, requests []request) string {
 	if has := d.MemorySlices(); memory > has {
 		return fmt.Sprintf("they need %d memory slices and the GPU has %d", memory, has)
 	}
-	return exceedsMedia(requests)
+	return exceedsMedia(number, total)
 }
 
 // exceedsMedia applies the rules of the media engines, which the driver does not describe (MIG User Guide, "Device
-// Profiles").
-func exceedsMedia(requests []request) string {
-	var number [allMedia + 1]int
-	total := 0
-	for _, w := range requests {
-		number[mediaOf(w.profile.Name)] += w.count
-		total += w.count
-	}
+// Profiles"), to the number of instances by their media engines and in total.
+func exceedsMedia(number [allMedia + 1]int, total int) string {
 	switch {
 	case number[someMedia]+number[allMedia] > 1:
 		return "one instance of a GPU at most can have media extensions (+me, +me.all)"
