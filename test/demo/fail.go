@@ -75,7 +75,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 // rolledBack reports whether the first node is back at its last good state, and the other was not begun.
 func rolledBack(pending []v1alpha1.PendingNode) bool {
 	return len(pending) == 2 && pending[0].State == string(node.Failed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
-		strings.Contains(pending[0].Message, "rolled back: ")
+		strings.Contains(pending[0].Message, "rolled back")
 }
 
 // breakGPU lets the driver refuse to destroy instances of a GPU.

@@ -6,7 +6,6 @@ package memoryguard
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -57,12 +56,8 @@ func (r *reconciliation) report(ctx context.Context, policy *v1alpha1.GPUSharing
 }
 
 func unmeasuredMessage(nodes []string) string {
-	named := strings.Join(nodes[:min(len(nodes), maxNamed)], ", ")
-	if more := len(nodes) - maxNamed; more > 0 {
-		named = fmt.Sprintf("%s and %d more", named, more)
-	}
 	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. Wait for an update of their "+
-		"DaemonSet, or look at their pods", len(nodes), named)
+		"DaemonSet, or look at their pods", len(nodes), format.Few(nodes, maxNamed))
 }
 
 func messageOf(findings []finding) string {

@@ -121,7 +121,7 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
 		r.Message = afterDrainTimedOut(v, f.Message)
 	case r.State == UpToDate:
-		r.Message = f.Message + "; rolled back: edit the policy, or " + retryAdvice(v)
+		r.Message = rolledBack(v, f.Message)
 	default:
 		r.Message = fmt.Sprintf("the node goes back to its last good state (%s: %s); it failed: %s", r.State, r.Message, f.Message)
 	}
@@ -137,6 +137,15 @@ func afterDrainTimedOut(v *View, failed string) string {
 		return what + "; tried again once the node is idle; " + stay
 	}
 	return what + ", now " + describeBlockers(v) + "; tried again once the node is idle, or by " + retryAdvice(v)
+}
+
+// rolledBack says that a change failed and, as far as a message has room beside why and what to do about that, how it is
+// tried again.
+func rolledBack(v *View, failed string) string {
+	if said := format.Beside(failed, "rolled back: edit the policy, or "+retryAdvice(v)); said != failed {
+		return said
+	}
+	return format.Beside(failed, "rolled back; retry by "+v1alpha1.AnnotationRetry)
 }
 
 // retryAdvice is the command that has a failed node tried again.

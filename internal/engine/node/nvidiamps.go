@@ -173,9 +173,8 @@ func awaitNFD(v *View, r Result) (Result, bool) {
 
 // nodeFeatureIgnored is the message that NFD does not do what the operator's NodeFeature says.
 func nodeFeatureIgnored(v *View) string {
-	return fmt.Sprintf("Node Feature Discovery ignored NodeFeature %s for %s: NodeFeature %s says %s=%s; "+
-		"look at restrictions.denyNodeFeatureLabels, denyLabelNs and labelWhiteList of nfd-master",
-		action.OverrideName(v.Node.Name), timing.NodeFeatureTimeout, v.Node.Features.Author, cluster.LabelMPSCapable, v.Node.Features.Others)
+	return fmt.Sprintf("NFD ignored NodeFeature %s for %s, unlike %s; look at restrictions.denyNodeFeatureLabels, denyLabelNs and "+
+		"labelWhiteList of nfd-master", action.OverrideName(v.Node.Name), timing.NodeFeatureTimeout, v.Node.Features.Author)
 }
 
 // nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the

@@ -59,8 +59,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 	}
 	if remaining <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, format.List(differences), cmp.Or(pluginTroubles(v),
-			strings.TrimPrefix(otherMPSRoot(v), "; "), "look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
-				"lost them, and only its restart helps"))
+			strings.TrimPrefix(otherMPSRoot(v), "; "), "if the device plugin logs \"device plugin already connected\", restart the kubelet"))
 		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
 	}
 	if r.After = remaining - timing.VerifyTimeout/2; r.After > 0 {

@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
-				ContainSubstring("not advertised within 5m0s"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
+				ContainSubstring("not advertised within 5m0s"), HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry")))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
 			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
@@ -664,4 +665,21 @@ func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(1))
 	g.Expect(h.devices()[0].State.Instances[0].Profile).To(Equal("2g.10gb"))
+}
+
+// TestOfWhatTheAgentSaysTheEndIsKept: it says what came of it, in status.pending of the policy too.
+func TestOfWhatTheAgentSaysTheEndIsKept(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.steps(2)
+	c.reconcile()
+	const cause = "end the pods that use MPS: pod 6a1f3c9e-0f0c-4b57-9d3e-1d2c3b4a5f60 listens there"
+	h.GPU.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMPSDaemonFailed, ObservedGeneration: h.GPU.Generation,
+		Message: "the MPS pod of this node did not start the MPS control daemon: " + strings.Repeat("starting it failed: ", 6) + cause + "; it is tried again",
+	}}
+	said := func() string { return c.reconcile().Policies["research"].Pending[0].Message }
+	g.Expect(said()).To(And(HavePrefix("The agent is changing the GPUs; the agent says MPSDaemonFailed: …"), HaveSuffix(cause)))
+	c.Now = c.Now.Add(15 * time.Minute)
+	g.Expect(said()).To(And(HavePrefix("The GPUs did not match the desired state within 15m0s; the agent says MPSDaemonFailed: …"), HaveSuffix(cause[len("end the pods "):])))
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -185,7 +184,7 @@ func conflictMessage(g *Group) string {
 	const do = "; give this policy a higher priority, or select other nodes"
 	var parts []string
 	for _, winner := range slices.Sorted(maps.Keys(by)) {
-		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, few(by[winner])))
+		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, format.Few(by[winner], mostNodes)))
 	}
 	return format.Fit(parts, format.MostMessage-len(do), func(i int) string {
 		return fmt.Sprintf("%d more policies govern others", len(parts)-i)
@@ -218,7 +217,7 @@ func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 	case len(g.Awaited) > 0 && len(waiting) == 0:
 		c.Reason = v1alpha1.ReasonAgentNotReporting
 		c.Message = fmt.Sprintf("gpuSelector may select GPUs of nodes whose agents have not reported any: %s; look at the pods with "+
-			"app.kubernetes.io/name=gpu-sharing-agent there", few(g.Awaited))
+			"app.kubernetes.io/name=gpu-sharing-agent there", format.Few(g.Awaited, mostNodes))
 	case len(g.Members) == 0:
 		c.Status, c.Reason, c.Message = accepted.Status, accepted.Reason, accepted.Message
 		if g.By.Spec.Autoscaling.EmptyPool != v1alpha1.EmptyPoolExpected {
@@ -299,17 +298,11 @@ func nodesNamed(names []string) string {
 	if len(names) == 1 {
 		return "node " + names[0]
 	}
-	return "nodes " + few(names)
+	return "nodes " + format.Few(names, mostNodes)
 }
 
-// few are the first two of many names, and how many others there are.
-func few(names []string) string {
-	const most = 2
-	if len(names) <= most+1 {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-}
+// mostNodes is how many nodes a clause names.
+const mostNodes = 2
 
 // stalledCondition is true if only a changed policy, node or cluster helps: every node that is not ready is
 // unsupported, failed and rolled back, or held back by a rollout that is halted.

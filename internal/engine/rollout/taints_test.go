@@ -263,8 +263,8 @@ func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 	c.run(30)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),
-		HaveField("Message", Equal("Node a: Waiting for nfd/worker to tolerate the taint … "+
-			"others than NVIDIA's own need {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule} (Helm: node-feature-discovery.worker.tolerations)"))))
+		HaveField("Message", Equal("Node a: Waiting for nfd/worker to tolerate nvidia.com/gpu:NoSchedule; if not NVIDIA's, "+
+			"add {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule} (Helm: node-feature-discovery.worker.tolerations)"))))
 }
 
 // TestATaintGoesWithItsToleration: when a user takes the toleration back, the taint goes too, before NVIDIA's pods are

@@ -291,7 +291,7 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 		return "", ""
 	}
 	slices.Sort(pods)
-	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting for %s to tolerate the taint %s; others than NVIDIA's own need %s "+
+	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting for %s to tolerate %s; if not NVIDIA's, add %s "+
 		"(Helm: node-feature-discovery.worker.tolerations)", format.List(pods), action.NameOf(taint), writtenToleration(tolerationOf(taint)))
 }
 

@@ -259,10 +259,8 @@ func affectedCondition(lines []string) metav1.Condition {
 	for i, what := range clauses {
 		all := names[what]
 		clauses[i] = all[0] + asksFor + what
-		if len(all) > most {
-			clauses[i] = fmt.Sprintf("%s and %d more ask for %s", strings.Join(all[:most], ", "), len(all)-most, what)
-		} else if len(all) > 1 {
-			clauses[i] = format.Join(all) + " ask for " + what
+		if len(all) > 1 {
+			clauses[i] = format.Few(all, most) + " ask for " + what
 		}
 	}
 	c.Message = format.Fit(clauses, format.MostMessage, func(i int) string { return fmt.Sprintf("and %d more", len(clauses)-i) })

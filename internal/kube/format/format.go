@@ -128,15 +128,19 @@ func List(names []string) string {
 func ListIn(names []string, most int) string {
 	const mostNames = 8
 	for n := min(len(names), mostNames); n > 0; n-- {
-		text := strings.Join(names[:n], ", ")
-		if more := len(names) - n; more > 0 {
-			text = fmt.Sprintf("%s and %d more", text, more)
-		}
-		if n == 1 || utf8.RuneCountInString(text) <= most {
+		if text := Few(names, n); n == 1 || utf8.RuneCountInString(text) <= most {
 			return text
 		}
 	}
 	return ""
+}
+
+// Few are the first of many names, and how many others there are.
+func Few(names []string, most int) string {
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }
 
 // Beside adds to a message what is not its point, if there is room for it: a message ends with what to do.
