@@ -38,39 +38,51 @@ func checkMessages(file string, content []byte) ([]string, error) {
 		problems = append(problems, fmt.Sprintf("%s:%d: %s", file, files.Position(at.Pos()).Line, says))
 	}
 	ast.Inspect(parsed, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.KeyValueExpr:
-			if key, is := n.Key.(*ast.Ident); is {
-				checkField(add, key.Name, n.Value)
-			}
-		case *ast.AssignStmt:
-			for i, to := range n.Lhs {
-				if field, is := to.(*ast.SelectorExpr); is && len(n.Lhs) == len(n.Rhs) {
-					checkField(add, field.Sel.Name, n.Rhs[i])
-				}
-			}
-		case *ast.CallExpr:
-			if of, is := n.Fun.(*ast.SelectorExpr); is && of.Sel.Name == "Eventf" && !isCall(n.Args[len(n.Args)-1], "format", "Message") {
-				add(n, "an Event whose note has not passed format.Message")
-			}
-		case *ast.CompositeLit:
-			if !strings.HasPrefix(file, "internal/kube/condition/") && isSelector(n.Type, "metav1", "Condition") && hasField(n, "LastTransitionTime") {
-				add(n, "a condition with a time of its own: set it by internal/kube/condition")
-			}
-		case *ast.BinaryExpr:
-			if literal, is := textOf(n); is {
-				if length := utf8.RuneCountInString(literal); length > mostMessage {
-					add(n, fmt.Sprintf("a text of %d characters: a message has %d at most", length, mostMessage))
-				}
-				return false
-			}
+		checkReasons(add, n)
+		checkDoors(add, file, n)
+		text, is := n.(*ast.BinaryExpr)
+		if !is {
+			return true
 		}
-		return true
+		literal, is := textOf(text)
+		if length := utf8.RuneCountInString(literal); is && length > mostMessage {
+			add(n, fmt.Sprintf("a text of %d characters: a message has %d at most", length, mostMessage))
+		}
+		return !is
 	})
 	return problems, nil
 }
 
-// checkField looks whether a reason is a literal.
+// checkDoors looks whether Events and conditions pass through the functions that know how they are written.
+func checkDoors(add func(ast.Node, string), file string, n ast.Node) {
+	switch n := n.(type) {
+	case *ast.CallExpr:
+		if of, is := n.Fun.(*ast.SelectorExpr); is && of.Sel.Name == "Eventf" && !isCall(n.Args[len(n.Args)-1], "format", "Message") {
+			add(n, "an Event whose note has not passed format.Message")
+		}
+	case *ast.CompositeLit:
+		if !strings.HasPrefix(file, "internal/kube/condition/") && isSelector(n.Type, "metav1", "Condition") && hasField(n, "LastTransitionTime") {
+			add(n, "a condition with a time of its own: set it by internal/kube/condition")
+		}
+	}
+}
+
+// checkReasons looks whether a reason is a literal.
+func checkReasons(add func(ast.Node, string), n ast.Node) {
+	switch n := n.(type) {
+	case *ast.KeyValueExpr:
+		if key, is := n.Key.(*ast.Ident); is {
+			checkField(add, key.Name, n.Value)
+		}
+	case *ast.AssignStmt:
+		for i, to := range n.Lhs {
+			if field, is := to.(*ast.SelectorExpr); is && len(n.Lhs) == len(n.Rhs) {
+				checkField(add, field.Sel.Name, n.Rhs[i])
+			}
+		}
+	}
+}
+
 func checkField(add func(ast.Node, string), name string, value ast.Expr) {
 	if literal, is := value.(*ast.BasicLit); is && name == "Reason" && literal.Kind == token.STRING && literal.Value != `""` {
 		add(value, "the reason "+literal.Value+" is a literal: declare it in api/v1alpha1, so that the table of reasons has it")

@@ -548,30 +548,38 @@ func (q *inquiry) changeOn(n *candidate) (message string, until *time.Time) {
 	if name := cmp.Or(n.GPU.Status.Rollout.PolicyName, n.GPU.Spec.PolicyName); name != "" {
 		by = fmt.Sprintf("is changed by policy %s", name)
 	}
+	stage, end := q.stageOf(n, ready.Reason)
+	if stage != "" {
+		by, until = by+fmt.Sprintf(", and is %s until %s at the latest", stage, format.Clock(end)), &end
+	}
+	if reported && ready.Message != "" {
+		by += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
+	}
+	return by, until
+}
+
+// stageOf is the stage of a change, and when it must be over; empty if that is not known.
+func (q *inquiry) stageOf(n *candidate, reason string) (stage string, until time.Time) {
 	since := n.DevicesTaintedAt
 	for _, t := range n.object.Spec.Taints {
 		if t.Key == v1alpha1.TaintChanging && t.TimeAdded != nil {
 			since = t.TimeAdded.Time
 		}
 	}
-	stage, asked := "", n.GPU.Spec.ChangeTime
+	asked := n.GPU.Spec.ChangeTime
 	switch state := node.State(n.GPU.Status.Rollout.State); {
 	case state == node.Draining && !since.IsZero():
-		stage, until = "drained", new(since.Add(q.drainTimeout(n)))
-	case !asked.IsZero() && ready.Reason == v1alpha1.ReasonRebooting:
-		stage, until = "rebooted", new(asked.Add(timing.RebootTimeout))
-	case !asked.IsZero() && state == node.Applying && n.GPU.Spec.Reboot != nil:
-		stage, until = "at work, or rebooted,", new(asked.Add(timing.RebootTimeout))
-	case !asked.IsZero() && state == node.Applying:
-		stage, until = "at work", new(asked.Add(timing.ApplyTimeout))
+		return "drained", since.Add(q.drainTimeout(n))
+	case asked.IsZero():
+		return "", time.Time{}
+	case reason == v1alpha1.ReasonRebooting:
+		return "rebooted", asked.Add(timing.RebootTimeout)
+	case state == node.Applying && n.GPU.Spec.Reboot != nil:
+		return "at work, or rebooted,", asked.Add(timing.RebootTimeout)
+	case state == node.Applying:
+		return "at work", asked.Add(timing.ApplyTimeout)
 	}
-	if until != nil {
-		by += fmt.Sprintf(", and is %s until %s at the latest", stage, format.Clock(*until))
-	}
-	if reported && ready.Message != "" {
-		by += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
-	}
-	return by, until
+	return "", time.Time{}
 }
 
 // drainTimeout is how long a node may be drained.

@@ -353,9 +353,10 @@ func notTwiceElsewhere(s *site) {
 func budgetHolds(s *site) {
 	s.policy(v1alpha1.MemoryGuardEvict)
 	s.pod("greedy", nil)
+	const budget = "b"
 	all := intstr.FromString("100%")
 	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "budget"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: budget},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "greedy"}},
 		},
@@ -366,7 +367,7 @@ func budgetHolds(s *site) {
 	s.over("GPU-1/greedy")
 	s.Expect(s.reconcile().RequeueAfter).To(Equal(30 * time.Second))
 	s.Expect(s.stays("greedy")).To(BeTrue())
-	s.Expect(s.condition()).To(And(HavePrefix(greedyUses+" 1.0 GiB of "), HaveSuffix(" … not evicted: The disruption budget budget needs 1 healthy pods and has 1 currently")))
+	s.Expect(s.condition()).To(And(HavePrefix(greedyUses+" 1.0 GiB of "), HaveSuffix(" … not evicted: The disruption budget "+budget+" needs 1 healthy pods and has 1 currently")))
 	s.Expect(s.announced()).To(ContainElement(ContainSubstring("EvictionBlocked")))
 	s.Expect(s.records()).To(BeEmpty(), "it was not evicted")
 	s.advance(10 * time.Second)
