@@ -198,13 +198,10 @@ func (p *Proc) descriptor(pid int, name string) (fd int, err error) {
 	}
 }
 
-// errPresent says that a file was not removed.
-var errPresent = errors.New("the file was not removed")
-
 func (p *Proc) descriptorOf(pid int, name string) (fd int, err error) {
 	target, err := p.root.Readlink(path.Join(strconv.Itoa(pid), "fd", name))
 	if err == nil && !strings.HasSuffix(target, " (deleted)") {
-		err = errPresent
+		err = fs.ErrExist
 	}
 	number, notNumber := strconv.Atoi(name)
 	if err = errors.Join(err, notNumber); err != nil {
