@@ -50,11 +50,18 @@ type Controller struct {
 	reader   client.Reader // not cached
 	selector labels.Selector
 	clock    clock.PassiveClock
+	taken    map[string]taken // annotations of GPUNodes, by name
+}
+
+// taken is that another controller has taken an annotation, and when it was last written again.
+type taken struct {
+	written time.Time
+	times   int // in a row
 }
 
 // New returns a controller for the nodes that the selector matches. The reader is not cached.
 func New(c client.Client, reader client.Reader, selector labels.Selector, now clock.PassiveClock) *Controller {
-	return &Controller{client: c, reader: reader, selector: selector, clock: now}
+	return &Controller{client: c, reader: reader, selector: selector, clock: now, taken: map[string]taken{}}
 }
 
 // Name of the controller.
@@ -86,6 +93,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	err := c.client.Get(ctx, request.NamespacedName, node)
 	switch {
 	case apierrors.IsNotFound(err) && have.UID != "":
+		delete(c.taken, request.Name)
 		return c.orphaned(ctx, have)
 	case err != nil:
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -94,7 +102,27 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	case !c.selected(node) && !lost(have, node) && have.Annotations[v1alpha1.AnnotationOrphaned] == "":
 		return reconcile.Result{}, nil
 	}
+	if after := c.waits(have, machineOf(node)); after > 0 {
+		return reconcile.Result{RequeueAfter: after}, nil
+	}
 	return reconcile.Result{}, c.apply(ctx, have, want(node.Name, machineOf(node)))
+}
+
+// waits is how long an annotation that another controller has taken is not written again: nothing the first time, then a
+// minute after the last time, then twice as long each time, an hour at most. Meanwhile only a replaced machine goes unseen.
+func (c *Controller) waits(have *v1alpha1.GPUNode, machine string) time.Duration {
+	if have.UID == "" || have.Annotations[v1alpha1.AnnotationMachine] == machine {
+		return 0
+	}
+	last, now := c.taken[have.Name], c.clock.Now()
+	if until := last.written.Add(min(time.Minute<<max(last.times-1, 0), time.Hour)); last.times > 0 && now.Before(until) {
+		return until.Sub(now)
+	}
+	if now.Sub(last.written) >= 2*time.Hour {
+		last.times = 0
+	}
+	c.taken[have.Name] = taken{written: now, times: min(last.times+1, 7)}
+	return 0
 }
 
 func (c *Controller) apply(ctx context.Context, have *v1alpha1.GPUNode, want *applyv1alpha1.GPUNodeApplyConfiguration) error {

@@ -36,6 +36,7 @@ type reconciliation struct {
 	client client.WithWatch
 	writes int
 	now    time.Time
+	same   *gpunode.Controller // that reconciled before; nil: another one does
 }
 
 func (r *reconciliation) clock() clock.PassiveClock { return clocktesting.NewFakePassiveClock(r.now) }
@@ -55,7 +56,11 @@ func (r *reconciliation) reconcile(t *testing.T, name string) {
 			return c.Delete(ctx, o, opts...)
 		},
 	})
-	_, err = gpunode.New(counting, r.client, selector, r.clock()).Reconcile(t.Context(), request(name))
+	reconciler := r.same
+	if reconciler == nil {
+		reconciler = gpunode.New(counting, r.client, selector, r.clock())
+	}
+	_, err = reconciler.Reconcile(t.Context(), request(name))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 }
 
@@ -118,6 +123,27 @@ func TestGPUNode(t *testing.T) {
 		r.reconcile(t, "h100")
 		g.Expect(get(t, c, "h100").Spec.PolicyName).To(Equal("research"))
 		g.Expect(get(t, c, "h100").Annotations).To(HaveKey(v1alpha1.AnnotationMachine))
+	})
+
+	t.Run("gets its annotation back a few times an hour where another controller takes it again and again", func(t *testing.T) {
+		g, r := NewWithT(t), &reconciliation{client: c}
+		newNode(t, c, "taken", gpuPresent)
+		clk := clocktesting.NewFakePassiveClock(time.Now())
+		r.same = gpunode.New(c, c, labels.Everything(), clk)
+		written := 0
+		for range 240 {
+			r.reconcile(t, "taken")
+			if machine := get(t, c, "taken").Annotations[v1alpha1.AnnotationMachine]; machine != "" {
+				written++
+				none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
+				g.Expect(c.Patch(t.Context(), get(t, c, "taken"), none)).To(Succeed())
+			}
+			clk.SetTime(clk.Now().Add(30 * time.Second))
+		}
+		g.Expect(written).To(BeNumerically("~", 8, 1), "in two hours")
+		clk.SetTime(clk.Now().Add(2 * time.Hour))
+		r.reconcile(t, "taken")
+		g.Expect(get(t, c, "taken").Annotations).To(HaveKey(v1alpha1.AnnotationMachine))
 	})
 
 	t.Run("stays when the node loses the label, for it records how to put the node back", func(t *testing.T) {

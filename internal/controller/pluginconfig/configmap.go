@@ -21,9 +21,15 @@ const (
 	operator  = "gpu-sharing-operator"
 )
 
-// WriteKeys makes exactly these keys ours in our ConfigMap, and creates it if there is none. Keys of others stay. It
-// reports whether it wrote.
-func (c *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
+// WriteKeys makes exactly these keys ours in our ConfigMap, which are all that are needed, and creates it if there is none.
+// Keys of others stay. It reports whether it wrote.
+func (c *Configurer) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (wrote bool, err error) {
+	wrote, err = c.writeKeys(ctx, o, data)
+	o.written = err == nil
+	return wrote, err
+}
+
+func (c *Configurer) writeKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
 	if o.Reason != "" {
 		return false, nil
 	}

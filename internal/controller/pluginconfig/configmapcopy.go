@@ -6,6 +6,7 @@ package pluginconfig
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 
@@ -16,12 +17,18 @@ import (
 
 // KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own
 // namespace. A config that only a node without a policy names could not be rendered again if a user deleted our
-// ConfigMap, or the namespace of the GPU Operator. It comes after WriteKeys.
+// ConfigMap, or the namespace of the GPU Operator. It comes after WriteKeys; without that, what another controller has
+// taken from our ConfigMap stays in the copy.
 func (c *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
 	if c.own == "" || o.ConfigMap.Name == "" || o.ConfigMap.Name == ConfigMapName && o.ConfigMap.Namespace == c.own || len(o.Applied) == 0 {
 		return nil
 	}
-	want := corev1ac.ConfigMap(ConfigMapName, c.own).WithData(o.Applied).WithLabels(map[string]string{managedBy: operator})
+	keys := map[string]string{}
+	if !o.written {
+		maps.Copy(keys, o.Copied)
+	}
+	maps.Copy(keys, o.Applied)
+	want := corev1ac.ConfigMap(ConfigMapName, c.own).WithData(keys).WithLabels(map[string]string{managedBy: operator})
 	if o.record != "" {
 		want.WithAnnotations(map[string]string{v1alpha1.AnnotationBaseline: o.record})
 	}

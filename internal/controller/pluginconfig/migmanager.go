@@ -58,14 +58,18 @@ func (c *Configurer) configureMIG(ctx context.Context, o *Observed) (bool, error
 	if o.NoMIGManager != "" || o.MIGReady || !o.Ready {
 		return false, nil
 	}
-	if _, filed := o.Applied[migmanager.FileKey]; !filed {
+	_, filed := o.Applied[migmanager.FileKey]
+	if _, copied := o.Copied[migmanager.FileKey]; !filed && copied && readsOurs(o.clusterPolicy) {
+		return false, nil // the decision writes it, as often as it may
+	}
+	if !filed {
 		file, err := c.fileBefore(ctx, o)
 		if err != nil {
 			return false, err
 		}
 		keys := maps.Clone(o.Applied)
 		keys[migmanager.FileKey] = file
-		if _, err := c.WriteKeys(ctx, o, keys); err != nil {
+		if _, err := c.writeKeys(ctx, o, keys); err != nil {
 			return false, err
 		}
 	}

@@ -54,18 +54,18 @@ func (c *Configurer) configure(ctx context.Context, o *Observed, tolerations []c
 	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a controller may replace the whole
 	// ClusterPolicy.
 	o.baseline = record
-	_, err = c.WriteKeys(ctx, o, o.Applied)
+	_, err = c.writeKeys(ctx, o, o.Applied)
 	return true, err
 }
 
 // point is the ClusterPolicy as it has to be, once all that it will name is written, with a record of what was there
-// before.
+// before. What another controller takes from our ConfigMap later, the decision writes again, as often as it may.
 func (c *Configurer) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
-	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
+	if !configured(o.clusterPolicy, o.defaultKey) && (!contains(o.Applied, o.Configs) || o.record != o.baseline.String()) {
 		keys := maps.Clone(o.Configs)
 		maps.Copy(keys, o.Applied)
 		maps.Copy(keys, o.Configs)
-		if _, err := c.WriteKeys(ctx, o, keys); err != nil {
+		if _, err := c.writeKeys(ctx, o, keys); err != nil {
 			return nil, err
 		}
 	}
@@ -121,7 +121,7 @@ func (c *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tol
 	case o.clusterPolicy != nil && exists(o.configMap):
 		remove = append(remove, *o.configMap)
 	case o.ConfigMap.Name != "" && o.Applied != nil:
-		if _, err := c.WriteKeys(ctx, o, o.keysToStay()); err != nil {
+		if _, err := c.writeKeys(ctx, o, o.keysToStay()); err != nil {
 			return changed, err
 		}
 	}

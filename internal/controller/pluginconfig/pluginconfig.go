@@ -94,6 +94,7 @@ type Observed struct {
 	copied        *corev1.ConfigMap          // likewise
 	baseline      baseline                   // what is to be recorded
 	record        string                     // what is recorded on our ConfigMap
+	written       bool                       // Applied is all that is needed, and not what another controller has left of it
 	defaultKey    string
 	did           []string           // what was changed in the ClusterPolicy
 	leftovers     []corev1.ConfigMap // ours, in namespaces where the device plugin no longer is

@@ -57,6 +57,7 @@ func TestConfigurer(t *testing.T) {
 		"survives the loss of its records":                                    testLostRecords,
 		"waits for clients of NVIDIA's MPS daemons":                           testHeld,
 		"keeps the keys of the ConfigMap that was there":                      testAdopts,
+		"fights over no key, and keeps the copy meanwhile":                    testKeysTaken,
 		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
 		"leaves tolerations alone that a user has written since":              testTolerationsTaken,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testRestore,
@@ -268,6 +269,32 @@ func testLostRecords(f *fixture) {
 	f.restore(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(before))
 	f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
+}
+
+// testKeysTaken: another controller edits or deletes keys again and again, so that the decision withholds their write.
+func testKeysTaken(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	f.policy("cluster-policy", "spec: {devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}")
+	f.copies()
+	f.configure(research)
+	before := f.observe().Copied
+	f.Expect(before).To(And(HaveKey("any"), HaveKey("research-1")))
+	for _, data := range []string{`{"any": "theirs", "research-1": "theirs"}`, `{"any": null, "research-1": null}`} {
+		theirs := client.RawPatch(types.MergePatchType, []byte(`{"data":`+data+`}`))
+		f.Expect(f.client.Patch(f.ctx(), f.configMap(pluginconfig.ConfigMapName), theirs, client.FieldOwner("other"))).To(Succeed())
+		f.writes = nil
+		o := f.observe()
+		f.Expect(o.Ready).To(BeFalse())
+		_, err := f.configurer().Configure(f.ctx(), o, nil)
+		f.Expect(err).NotTo(HaveOccurred())
+		f.Expect(f.configurer().KeepCopy(f.ctx(), o)).To(Succeed())
+		f.Expect(f.writes).To(BeEmpty())
+		f.Expect(f.observe().Copied).To(Equal(before))
+	}
+	f.configure(research)
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.configure(nil)
+	f.Expect(f.observe().Copied).NotTo(HaveKey("research-1"), "nothing names it any more")
 }
 
 // copies makes the Configurer keep a copy of the ConfigMap in a namespace of the operator.

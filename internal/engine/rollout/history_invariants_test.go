@@ -75,8 +75,8 @@ func (c *run) wellPut(where, message string) {
 }
 
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it
-// forgets then. Once after each boot it may be: nobody can tell whether it started before the agent made the instances
-// of that boot, or after.
+// forgets then. Once after each boot it may be, and where its pod came with the instances: nobody can tell whether it
+// started before the agent made them, or after.
 func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 	plugin := slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
 	slices.Sort(h.plugin.uuids)
@@ -84,7 +84,7 @@ func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 		h.booted = false
 		return
 	}
-	if plugin && len(h.sick) > 0 && slices.Equal(h.plugin.uuids, slices.Sorted(slices.Values(h.instances()))) {
+	if plugin && len(h.sick) > 0 && !h.plugin.early && slices.Equal(h.plugin.uuids, slices.Sorted(slices.Values(h.instances()))) {
 		c.breaks("harmless", "the device plugin of %s is restarted again (%s), which offers an unhealthy GPU", h.Name, a.Why)
 	}
 }

@@ -103,6 +103,8 @@ type host struct {
 		projected time.Time            // when it last was
 		running   bool
 		uuids     []string             // of the MIG instances that it advertises
+		shown     []string             // of those that the GPUNode showed lately
+		early     bool                 // it looked at its instances before the GPUNode showed them
 		gone      map[string]time.Time // since when the kubelet has no plugin for a resource that it lists
 	}
 }
@@ -422,8 +424,19 @@ func (c *site) settle(h *host) {
 	h.reportConfig()
 	h.goDown()
 	c.advertise(h)
+	h.plugin.shown = reported(h)
 	c.publish(h)
 	c.discoverFeatures(h)
+}
+
+// reported are the UUIDs of the MIG instances that a GPUNode shows.
+func reported(h *host) (uuids []string) {
+	for _, d := range h.GPU.Status.Devices {
+		for _, i := range d.Instances {
+			uuids = append(uuids, i.UUID)
+		}
+	}
+	return uuids
 }
 
 // daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than
@@ -674,6 +687,7 @@ func (c *site) advertise(h *host) {
 	}
 	c.offer(h, data)
 	h.plugin.uuids = h.instances()
+	h.plugin.early = !slices.Equal(slices.Sorted(slices.Values(h.plugin.uuids)), slices.Sorted(slices.Values(h.plugin.shown)))
 }
 
 // keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod
