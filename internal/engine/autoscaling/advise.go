@@ -76,6 +76,7 @@ func (s *Snapshot) Advise() Advice {
 	for _, e := range entries {
 		if len(e.findings) == 0 {
 			e.announce(&wanted)
+			e.starting(&wanted)
 			if e.after > 0 && (advice.After == 0 || e.after < advice.After) {
 				advice.After = e.after
 			}
@@ -85,7 +86,7 @@ func (s *Snapshot) Advise() Advice {
 		}
 		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], Group{NodeGroupStatus: e.status(), Paste: e.paste})
 	}
-	advice.Writes = s.writes(wanted)
+	advice.Writes = append(s.writes(wanted), s.startups(wanted)...)
 	return advice
 }
 

@@ -61,19 +61,25 @@ func (e *entry) hidden() {
 }
 
 // startupGap reports that a new node takes a while until it has the startup taint, in which Cluster Autoscaler takes it for one without
-// room: each of its loops, every 10 seconds, adds another node for the same pods. Up to 6 were seen for one.
+// room: each of its loops, every 10 seconds, adds another node for the same pods. Up to 6 were seen for one. The kubelets of clouds register
+// a node with the label of its group, before it is Ready.
 func (e *entry) startupGap() {
+	until, early := "tells its group and has the label nvidia.com/gpu.present", e.s.taintsEarly(e.by)
+	if early {
+		until = "tells its group"
+	}
 	switch {
 	case e.unshared(): // as without the operator
 	case e.by.Spec.Rollout.StartupTaint != v1alpha1.StartupTaintUntilReady:
 		e.find(v1alpha1.ReasonStartupGap, "A new node of %s is Ready before it offers what its policy asks for, and Cluster Autoscaler adds a node every 10 seconds "+
 			"meanwhile. Set rollout.startupTaint: UntilReady", e.g.Ref)
 	case e.g.Group == GroupOpenShift:
-		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it has the label nvidia.com/gpu.present, and Cluster Autoscaler adds a node every 10 "+
-			"seconds meanwhile. A MachineSet may not have the taint, so bound that by maxReplicas of the MachineAutoscaler", e.g.Ref)
+		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it %s, and Cluster Autoscaler adds a node every 10 "+
+			"seconds meanwhile. A MachineSet may not have the taint, so bound that by maxReplicas of the MachineAutoscaler", e.g.Ref, until)
+	case early && isCloud(e.g.Kind):
 	case e.g.scalable == nil || !e.g.scalable.StartupTaint:
-		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it tells its group and has the label nvidia.com/gpu.present, and Cluster Autoscaler adds "+
-			"a node every 10 seconds meanwhile. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, v1alpha1.TaintStartupAutoscaler)
+		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it %s, and Cluster Autoscaler adds "+
+			"a node every 10 seconds meanwhile. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, until, v1alpha1.TaintStartupAutoscaler)
 	}
 }
 

@@ -29,6 +29,8 @@ type caTold struct {
 // caLife is what becomes of a new node. Times are since it is Ready, or since the event before.
 type caLife struct {
 	every, label, annotate, done time.Duration
+	// early: it gets the taint once it tells its group; else with the label.
+	early bool
 	// never: no policy governs it, so it stays as it came.
 	never bool
 	// registered: it has the startup taint from the beginning. taints: the policy asks for it; keeps: under the key that it gets first.
@@ -58,6 +60,8 @@ func (l caLife) at(age time.Duration) (starting bool, offers map[string]int64, t
 		return true, nil, nil
 	case !finished && l.registered:
 		return true, nil, nil
+	case !finished && !l.never && l.taints && l.early:
+		return ready >= l.told(), nil, nil
 	case !finished && !l.never && l.taints && age >= labelled:
 		if told := age >= labelled+l.annotate; l.annotate == 0 || told && !l.keeps {
 			return true, nil, nil
@@ -68,6 +72,15 @@ func (l caLife) at(age time.Duration) (starting bool, offers map[string]int64, t
 		return n.unready(), l.offers, l.policyTaints
 	}
 	return false, nil, nil
+}
+
+// told is when a node tells its group, since it is Ready.
+func (l caLife) told() time.Duration {
+	const clusterAPI = 2 * time.Second // its Machine controller annotates a Node that it sees
+	if l.annotate > 0 {
+		return l.label + l.annotate
+	}
+	return clusterAPI
 }
 
 // started is how many nodes Cluster Autoscaler starts: in each loop the scheduler has bound what fits; what fits on nodes that start, as it
@@ -139,10 +152,9 @@ func tells(t *testing.T, s autoscaling.Scalable) caTold {
 
 func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 	const (
-		seconds    = time.Second
-		untilReady = "\nrollout: {startupTaint: UntilReady}"
-		mig        = "nvidia.com/mig-1g.5gb"
-		whole      = "nvidia.com/gpu"
+		seconds = time.Second
+		mig     = "nvidia.com/mig-1g.5gb"
+		whole   = "nvidia.com/gpu"
 	)
 	counts := func(resource string, n int64) map[string]int64 { return map[string]int64{resource: n} }
 	slow := caLife{label: 10 * seconds, done: 100 * seconds, taints: true, offers: counts(shared, 10)}
@@ -166,7 +178,7 @@ func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 			life: caLife{done: 40 * seconds, taints: true, offers: counts(shared, 10)},
 		},
 		"mig-1g.5gb": {
-			spec: filled + untilReady, then: caTold{capacity: counts(mig, 7)}, pods: caPods{count: 10, resource: mig}, seen: 4, needed: 2, reports: v1alpha1.ReasonStartupGap,
+			spec: filled + untilReady, then: caTold{capacity: counts(mig, 7)}, pods: caPods{count: 10, resource: mig}, seen: 4, needed: 2,
 			life: caLife{label: 10 * seconds, done: 60 * seconds, taints: true, offers: counts(mig, 7)},
 		},
 		"mig-1g.5gb, tainted from registration": {
@@ -196,14 +208,13 @@ func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 		},
 		"a slow agent": {
 			spec: renamed + untilReady, then: caTold{capacity: counts(shared, 10)}, pods: caPods{count: 1, resource: shared}, life: slow, seen: 2, needed: 1,
-			reports: v1alpha1.ReasonStartupGap,
 		},
 		"a slow agent without startup taint": {
 			spec: renamed, then: caTold{capacity: counts(shared, 10)}, pods: caPods{count: 1, resource: shared}, seen: 6, needed: 1, reports: v1alpha1.ReasonStartupGap,
 			life: caLife{label: 10 * seconds, done: 100 * seconds, offers: counts(shared, 10)},
 		},
 		"the GPU label comes 25 seconds after Ready": {
-			spec: renamed + untilReady, then: caTold{capacity: counts(shared, 10)}, pods: caPods{count: 1, resource: shared}, seen: 3, needed: 1, reports: v1alpha1.ReasonStartupGap,
+			spec: renamed + untilReady, then: caTold{capacity: counts(shared, 10)}, pods: caPods{count: 1, resource: shared}, seen: 3, needed: 1,
 			life: caLife{label: 25 * seconds, done: 60 * seconds, taints: true, offers: counts(shared, 10)},
 		},
 		"the annotation of the machine comes 6 seconds after the label": {
@@ -250,6 +261,7 @@ func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 				c.group = autoscaling.GroupClusterAPI
 			}
 			s := scalable(t, c.group, c.spec, nil)
+			tolerated(&s)
 			if c.edit != nil {
 				c.edit(&s)
 			}
@@ -261,7 +273,8 @@ func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 			if whole := c.then.capacity["nvidia.com/gpu"]; told.capacity["nvidia.com/gpu"] == 0 && len(c.then.capacity) > 1 {
 				told.capacity["nvidia.com/gpu"] = whole // of status.capacity, which no annotation hides
 			}
-			c.life.keeps = false
+			joined(&s, 0)
+			c.life.keeps, c.life.early = false, startups(s)["new"]
 			if nodes := started(told, c.cached, c.life, c.pods); nodes != c.needed {
 				g.Expect(nodes).To(BeNumerically(">", c.needed), "pods wait for ever")
 				if c.then.capacity["nvidia.com/gpu"] > 0 && len(c.then.capacity) > 1 {

@@ -16,6 +16,8 @@ package autoscaling
 import (
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
@@ -37,6 +39,10 @@ type Snapshot struct {
 	Policies []v1alpha1.GPUSharingPolicy
 	// Nodes are all nodes that have a GPUNode; their pods do not matter.
 	Nodes []cluster.Node
+	// Starting are the nodes without a GPUNode that Starts picks.
+	Starting []cluster.Node
+	// Discovery is what the pods of Node Feature Discovery that run on nodes tolerate.
+	Discovery [][]corev1.Toleration
 	// MachineSets of OpenShift by the Machines that they made, both as namespace/name.
 	MachineSets map[string]string
 	// Pools are the NodePools of Karpenter.
