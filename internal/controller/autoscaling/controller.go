@@ -37,7 +37,9 @@ type Request struct{}
 // Options are what a controller needs beside a client.
 type Options struct {
 	// Cache holds the objects of autoscalers, with the options of CacheOptions.
-	Cache        cache.Cache
+	Cache cache.Cache
+	// Reader reads infrastructure templates, of kinds that are not known before, without a watch.
+	Reader       client.Reader
 	PluginConfig *pluginconfig.Configurer
 	Clock        clock.PassiveClock
 	Events       events.EventRecorder
@@ -47,11 +49,14 @@ type Options struct {
 type Controller struct {
 	client client.Client
 	kinds  kinds
+	reader client.Reader
 	clock  clock.PassiveClock
 	events events.EventRecorder
 	// wrote is the resource version of each object before the last write to it, by Write.ObjectName: as long as the cache
 	// shows that version, it does not show the write.
 	wrote map[string]string
+	// capacities are those of infrastructure templates, by template.
+	capacities map[string]capacity
 	// refused is why the API server refused the last write to an object.
 	refused map[string]refusal
 	// unread is since when the objects of autoscalers cannot be read; zero if they can.
@@ -67,7 +72,7 @@ type refusal struct {
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
-		client: c, clock: o.Clock, events: o.Events, kinds: kinds{cache: o.Cache, pluginConfig: o.PluginConfig, wake: func() {}, watching: map[string]watched{}},
+		client: c, reader: o.Reader, clock: o.Clock, events: o.Events, capacities: map[string]capacity{}, kinds: kinds{cache: o.Cache, pluginConfig: o.PluginConfig, wake: func() {}, watching: map[string]watched{}},
 		wrote: map[string]string{}, refused: map[string]refusal{},
 	}
 }
@@ -194,6 +199,7 @@ func (c *Controller) gatherGroups(ctx context.Context, s *autoscaling.Snapshot) 
 	for i := range made {
 		s.AddMachine(&made[i])
 	}
+	c.gatherCapacities(ctx, s)
 	return errors.Join(append(errs, err)...)
 }
 

@@ -51,12 +51,22 @@ func (e *entry) clusterAutoscaler() {
 		"nodes with cluster-autoscaler.kubernetes.io/scale-down-disabled=true", strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
 }
 
-// hidden reports what no annotation can hide: whole GPUs that status.capacity of the infrastructure provider's template names, and that
-// nodes of the policy do not offer.
-func (e *entry) hidden() {
-	if e.resources[plan.ResourceGPU] == 0 {
+// hidden reports what no annotation can hide: resources beside the announced one that status.capacity of the infrastructure template names,
+// and that nodes of the policy do not offer so.
+func (e *entry) hidden(announced string) {
+	const help = "keep such pods off, or keep the name nvidia.com/gpu"
+	if s := e.g.scalable; s != nil && s.Capacity != nil {
+		wrong := maps.Clone(s.Capacity)
+		maps.DeleteFunc(wrong, func(name string, count int64) bool { return name == announced || e.resources[name] == count })
+		if len(wrong) > 0 {
+			e.find(v1alpha1.ReasonMultipleResources, "status.capacity of %s %s/%s says %s, and a new node of %s will offer %s. A pod that asks for that starts nodes for nothing, "+
+				"and no annotation hides it: %s", s.Template.Kind, s.Namespace, s.Template.Name, text(wrong), e.g.Ref, text(e.resources), help)
+		}
+		return
+	}
+	if announced != plan.ResourceGPU && e.resources[plan.ResourceGPU] < int64(e.shape.count) {
 		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, a pod that asks for a whole GPU starts "+
-			"nodes that do not offer it, and no annotation hides that: keep such pods off, or keep the name nvidia.com/gpu", e.g.Ref)
+			"nodes that do not offer it, and no annotation hides that: %s", e.g.Ref, help)
 	}
 }
 

@@ -131,6 +131,10 @@ type Scalable struct {
 	Labels map[string]string
 	// StartupTaint says that its template gives new nodes the startup taint that Cluster Autoscaler waits for, once.
 	StartupTaint bool
+	// Template is the infrastructure template of Cluster API that its machines are made of.
+	Template Template
+	// Capacity is status.capacity of that template, of GPUs; nil: it is not known.
+	Capacity map[string]int64
 	// Annotations are those for autoscalers, and the operator's record.
 	Annotations map[string]string
 	// Managers own these annotations: field managers by annotation.
@@ -138,6 +142,9 @@ type Scalable struct {
 	// LastManager wrote to the object last, besides the operator.
 	LastManager string
 }
+
+// Template names an infrastructure template, in the namespace of what refers to it.
+type Template struct{ Group, Kind, Name string }
 
 // Pool is a NodePool of Karpenter.
 type Pool struct {

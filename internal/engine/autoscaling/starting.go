@@ -8,11 +8,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
 // A new node that tells a group has the startup taint before it has a label of its GPUs, by which the rollout knows it. Until then Cluster
@@ -58,8 +57,8 @@ func WithStartup(taints []corev1.Taint, on bool) []corev1.Taint {
 // programs and NFD's workers tolerate it, or no label would ever come. By whom a pod looks like NFD's counts for nothing else: at worst the
 // taint comes with the label, or goes after labelDeadline.
 func (s *Snapshot) taintsEarly(by *v1alpha1.GPUSharingPolicy) bool {
-	refuses := func(tolerations []corev1.Toleration) bool { return !clusterpolicy.Tolerates(tolerations, startupTaint) }
-	return by.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady && !by.Spec.Rollout.Paused && condition.IsTrue(by.Status.Conditions, v1alpha1.ConditionTainted) &&
+	refuses := func(tolerations []corev1.Toleration) bool { return !cluster.Tolerates(tolerations, startupTaint.Key) }
+	return by.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady && !by.Spec.Rollout.Paused && meta.IsStatusConditionTrue(by.Status.Conditions, v1alpha1.ConditionTainted) &&
 		len(s.Discovery) > 0 && !slices.ContainsFunc(s.Discovery, refuses)
 }
 
