@@ -106,10 +106,12 @@ func (w *adviseWorld) settle(n *cluster.Node) {
 	if by == nil {
 		return
 	}
-	n.GPU.Spec.PolicyName = by.Name
 	want, err := policies.DesiredState(by, w.asSeen(n))
-	if err != nil || w.Plugin.StackOf(n) == dra.DRADriver {
-		return // it stays as it was
+	if err != nil {
+		return // it stays as it was, and the controller names no policy that it has
+	}
+	if n.GPU.Spec.PolicyName = by.Name; w.Plugin.StackOf(n) == dra.DRADriver {
+		return
 	}
 	n.Allocatable = want.Config.Resources
 	for _, d := range want.Devices {
@@ -182,6 +184,13 @@ func TestAdviceHarmsNobody(t *testing.T) {
 			}
 		}
 		after := policies.Rank(change{applied: applied}.of(w.Snapshot).Policies)
+		for _, a := range all {
+			for _, n := range a.Fleet.Nodes {
+				if a.Policy != nil && after.Govern(w.asSeen(n)).By.Name != a.Policy.Name {
+					return fmt.Sprintf("policy %s is advised for node %s, which it does not govern: policies\n%s", a.Policy.Name, n.Name, asYAML(w.Policies))
+				}
+			}
+		}
 		for i := range w.Nodes {
 			if harm := w.harm(&w.Nodes[i], after); harm != "" {
 				return fmt.Sprintf("%s: policies\n%s\nadvised\n%s", harm, asYAML(w.Policies), asYAML(applied))
@@ -207,6 +216,9 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 		return ""
 	}
 	is := by.Spec.Sharing
+	if was := policies.Rank(w.Policies).Govern(w.asSeen(n)).By; was != nil && was.Name == by.Name && before.Strategy == "" {
+		return "" // it refuses that already
+	}
 	if fmt.Sprint(asYAML(is)) == fmt.Sprint(asYAML(before)) {
 		return ""
 	}
