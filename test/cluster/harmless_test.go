@@ -292,7 +292,7 @@ func (s *run) kubectl(args ...string) string {
 	return out.String()
 }
 
-// applies applies what was printed, as kubectl does, and returns the names of the policies.
+// applies does what kubectl apply does with what was printed, and returns the names of the policies.
 func (s *run) applies(printed string) (policies []string) {
 	s.t.Helper()
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(printed)))
@@ -426,32 +426,14 @@ func (s *run) startsAgain(before running) {
 	}
 	s.calms()
 	after := s.running()
-	sums := map[string]map[string]int64{}
+	remaining := map[string]map[string]int64{}
+	for name, is := range after.nodes {
+		remaining[name] = maps.Clone(is.offers)
+	}
 	for _, pod := range before.pods {
-		if pod.Status.Phase != corev1.PodRunning {
-			continue
+		if pod.Status.Phase == corev1.PodRunning {
+			s.comesBack(&pod, remaining[pod.Spec.NodeName])
 		}
-		node := s.node(pod.Spec.NodeName)
-		for label, value := range pod.Spec.NodeSelector {
-			if node.Labels[label] != value {
-				s.breaks("starts again", "pod %s selects %s=%s, and node %s has %q", pod.Name, label, value, node.Name, node.Labels[label])
-			}
-		}
-		if len(node.Spec.Taints) > 0 {
-			s.breaks("starts again", "node %s has the taints %v", node.Name, node.Spec.Taints)
-		}
-		for resource := range pod.Spec.Containers[0].Resources.Limits {
-			if sums[node.Name] == nil {
-				sums[node.Name] = map[string]int64{}
-			}
-			if sums[node.Name][string(resource)]++; sums[node.Name][string(resource)] > after.nodes[node.Name].offers[string(resource)] {
-				s.breaks("starts again", "node %s offers %v, and its pods request more %s", node.Name, after.nodes[node.Name].offers, resource)
-			}
-		}
-		again := podOf("replica", pod.Name, node.Name)
-		again.Namespace, again.Spec.NodeSelector, again.Spec.SecurityContext = pod.Namespace, pod.Spec.NodeSelector, pod.Spec.SecurityContext
-		again.Spec.Containers = pod.Spec.Containers
-		s.starts(again)
 	}
 	s.calms()
 	for _, pod := range s.running().pods {
@@ -466,6 +448,29 @@ func (s *run) startsAgain(before running) {
 			s.breaks("isolates", "node %s isolates pods of %v by %d, and did by %d", name, was.namespaces, is.isolation, was.isolation)
 		}
 	}
+}
+
+// comesBack starts a pod on its node again, as the scheduler may: remaining is what the node offers to it.
+func (s *run) comesBack(pod *corev1.Pod, remaining map[string]int64) {
+	s.t.Helper()
+	node := s.node(pod.Spec.NodeName)
+	for label, value := range pod.Spec.NodeSelector {
+		if node.Labels[label] != value {
+			s.breaks("starts again", "pod %s selects %s=%s, and node %s has %q", pod.Name, label, value, node.Name, node.Labels[label])
+		}
+	}
+	if len(node.Spec.Taints) > 0 {
+		s.breaks("starts again", "node %s has the taints %v", node.Name, node.Spec.Taints)
+	}
+	for resource := range pod.Spec.Containers[0].Resources.Limits {
+		if remaining[string(resource)]--; remaining[string(resource)] < 0 {
+			s.breaks("starts again", "node %s offers %v, and its pods request more %s", node.Name, offered(node), resource)
+		}
+	}
+	again := podOf("replica", pod.Name, node.Name)
+	again.Namespace, again.Spec.NodeSelector, again.Spec.SecurityContext = pod.Namespace, pod.Spec.NodeSelector, pod.Spec.SecurityContext
+	again.Spec.Containers = pod.Spec.Containers
+	s.starts(again)
 }
 
 // observed is a Prometheus that has observed the pods for a week.

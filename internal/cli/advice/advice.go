@@ -203,7 +203,7 @@ func (l leftOut) lacks(minAge time.Duration) (lacks []string) {
 		{fmt.Sprintf("nodes that were observed for less than --min-age %s", long(minAge)), l.young},
 		{"nodes with GPUs of several products, for which no advice is given", l.several},
 		{"nodes that are shared by hand; apply what `kubectl gpusharing import` prints first", l.byHand},
-		{"nodes that are not as the policy asks that governs them; `kubectl gpusharing status` says why", l.lagging},
+		{"nodes that are not in the desired state of their policy; `kubectl gpusharing status` says why", l.lagging},
 	} {
 		if len(of.nodes) > 0 {
 			lacks = append(lacks, of.why+": "+format.List(of.nodes))

@@ -58,22 +58,26 @@ func (l caLife) at(age time.Duration) (starting bool, offers map[string]int64, t
 	ready, labelled := age-caBoot, caBoot+l.label
 	finished := !l.never && age >= labelled+l.done
 	switch {
-	case ready < 0:
-		return true, nil, nil
-	case !finished && l.registered:
-		return true, nil, nil
-	case !finished && !l.never && l.taints && l.early:
-		return ready >= l.told(), nil, nil
-	case !finished && !l.never && l.taints && age >= labelled:
-		if told := age >= labelled+l.annotate; l.annotate == 0 || told && !l.keeps {
-			return true, nil, nil
-		}
-		return false, nil, []string{v1alpha1.TaintStartup}
 	case finished:
 		n := caNode{labels: l.labels, allocatable: l.offers}
 		return n.unready(), l.offers, l.policyTaints
+	case ready < 0 || l.registered:
+		return true, nil, nil
+	case l.never || !l.taints:
+	case l.early:
+		return ready >= l.told(), nil, nil
+	case age >= labelled:
+		return l.tainted(age - labelled)
 	}
 	return false, nil, nil
+}
+
+// tainted is a node that got the startup taint with its label, some time after that.
+func (l caLife) tainted(since time.Duration) (starting bool, offers map[string]int64, taints []string) {
+	if l.annotate == 0 || since >= l.annotate && !l.keeps {
+		return true, nil, nil
+	}
+	return false, nil, []string{v1alpha1.TaintStartup}
 }
 
 // told is when a node tells its group, since it is Ready.
