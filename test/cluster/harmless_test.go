@@ -83,9 +83,21 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 		before := s.running()
 		s.record.begin()
 		printed := s.kubectl("import")
+		file := filepath.Join(s.dir, "policies.yaml")
+		s.Expect(os.WriteFile(file, []byte(printed), 0o600)).To(Succeed())
+		if plan := ""; strings.Contains(printed, "\n---\n") {
+			if plan = s.kubectl("plan", "-f", file); !strings.Contains(plan, "Nothing changes on ") || strings.Contains(plan, "\nNODE ") {
+				s.breaks("foretold", "plan says: %s", plan)
+			}
+		}
+		s.forget()
 		policies := s.applies(printed)
 		described += len(policies)
 		s.rest(8*time.Hour, 150)
+		const reads = 3 // of NVIDIA's programs on a node its ConfigMap
+		if s.others["POST namespaces/gpu-operator/pods"] > reads*len(s.machines) {
+			s.breaks("unchanged", "NVIDIA's programs restart more than once: %s", s.counted())
+		}
 		s.unchanged(before)
 		s.honoured(policies...)
 		if s.isBroken() != "" {

@@ -272,6 +272,9 @@ func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
 	groups := s.Advise().Groups["research"]
 	g.Expect(groups).To(HaveLen(2))
 	g.Expect(groups[0].Name).To(Equal("deployment"))
+	before := len(s.Scalables)
+	s.Add(unstructuredOf(map[string]any{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool", "metadata": map[string]any{"namespace": "ns", "name": "pool"}}))
+	g.Expect(s.Scalables).To(HaveLen(before), "MachinePools are not known")
 	g.Expect(groups[0].Nodes).To(BeEquivalentTo(1))
 	g.Expect(groups[1].Reason).To(Equal(v1alpha1.ReasonNodeGroupNotFound))
 	g.Expect(groups[1].Message).To(ContainSubstring("belongs to MachineDeployment ns/deployment"))
@@ -429,8 +432,16 @@ func TestTheGapBeforeTheStartupTaintIsReported(t *testing.T) {
 	}
 	g := NewWithT(t)
 	w := scalable(t, autoscaling.GroupClusterAPI, renamed+untilReady, nil)
-	w.Scalables[0].StartupTaint = true
-	g.Expect(only(t, w).Message).NotTo(ContainSubstring(v1alpha1.ReasonStartupGap))
+	for propagation, closes := range map[string]bool{"OnInitialization": true, "Always": false} { // always: Cluster API adds it again for ever
+		w.Scalables[0] = autoscaling.ScalableOf(unstructuredOf(map[string]any{
+			"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet", "metadata": map[string]any{"namespace": "ns", "name": "set"},
+			"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"labels": map[string]any{"node-role.kubernetes.io/gpu": ""}}, "spec": map[string]any{
+				"taints": []any{map[string]any{"key": v1alpha1.TaintStartupAutoscaler, "effect": "NoSchedule", "propagation": propagation}},
+			}}},
+		}))
+		w.Policies[0].Spec.NodeSelector.MatchLabels = map[string]string{"node-role.kubernetes.io/gpu": ""}
+		g.Expect(reports(only(t, w), v1alpha1.ReasonStartupGap)).NotTo(Equal(closes), only(t, w).Message)
+	}
 	g.Expect(only(t, scalable(t, autoscaling.GroupClusterAPI, exclusive, nil)).Message).NotTo(ContainSubstring(v1alpha1.ReasonStartupGap))
 }
 
