@@ -268,6 +268,7 @@ func (s *run) place(name string, labels map[string]string, models ...sim.Model) 
 	s.serial++
 	p := &place{machine: newMachine(s.fleet, name, labels, models...), born: map[string]born{}, slots: map[string]int{}}
 	p.hardware.Update(func(n *sim.Node) {
+		n.Name = fmt.Sprintf("%s-%d", name, s.serial) // its instances have other UUIDs than those of a former one
 		for i := range n.GPUs {
 			n.GPUs[i].UUID = fmt.Sprintf("%s-%d", n.GPUs[i].UUID[:len(n.GPUs[i].UUID)-2], 10+s.serial) // another machine of that name
 		}
