@@ -193,6 +193,6 @@ func registerAutoscaling(mgr manager.Manager, clk clock.Clock, f flags) error {
 		return fmt.Errorf("making the cache for the objects of autoscalers: %w", err)
 	}
 	return autoscaling.New(mgr.GetClient(), autoscaling.Options{
-		Cache: groups, PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone), Clock: clk, Events: mgr.GetEventRecorder(name),
+		Cache: groups, Reader: mgr.GetAPIReader(), PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone), Clock: clk, Events: mgr.GetEventRecorder(name),
 	}).Register(mgr)
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // Random clusters, to which what advise or import prints is applied. HARMLESS=5000 plays more of them, HARMLESS_SEED=7 one again.
@@ -52,10 +53,6 @@ func eachSeed(t *testing.T, play func(*rand.Rand) string) {
 	}
 }
 
-func pick[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
-
-func maybe(r *rand.Rand) bool { return r.IntN(2) == 0 }
-
 // adviseWorld is a cluster with policies, nodes in the desired state of these, and pods that run well on them.
 type adviseWorld struct {
 	cluster.Snapshot
@@ -63,50 +60,23 @@ type adviseWorld struct {
 	seen advice.Seen
 }
 
-// anySharing is a way to share that the API takes.
-func anySharing(r *rand.Rand) v1alpha1.Sharing {
-	advertise := &v1alpha1.Advertise{RenameByDefault: new(maybe(r)), FailRequestsGreaterThanOne: new(maybe(r))}
-	replicas := int32(2 + r.IntN(7))
-	switch r.IntN(5) {
-	case 0:
-		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}
-	case 1:
-		advertise.FailRequestsGreaterThanOne = nil
-		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas}, Advertise: advertise}
-	case 2:
-		s := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-			ResourceNames: pick(r, v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGResourceNamesUniform),
-			Layouts:       []v1alpha1.MIGLayout{{Fill: pick[v1alpha1.MIGProfile](r, "1g", "2g", "3g")}},
-		}}
-		if maybe(r) {
-			s.MIG.Layouts[0].Replicas, s.Advertise = replicas, advertise
-		}
-		return s
-	}
-	s := v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: replicas}, Advertise: advertise}
-	if maybe(r) {
-		s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict, FreeBelowPercent: int32(1 + r.IntN(50))}}
-	}
-	return s
-}
-
 func anyAdviseWorld(t *testing.T, r *rand.Rand) adviseWorld {
 	t.Helper()
 	w := adviseWorld{seen: advice.Seen{Source: "the test", Time: map[string]time.Duration{}, Concurrent: map[string]int{}}}
 	for i := range r.IntN(3) {
 		p := policy(t, fmt.Sprintf("p%d", i), slicing)
-		p.Spec.Sharing, p.Spec.Priority = anySharing(r), int32(r.IntN(2))
-		if maybe(r) {
-			p.Spec.NodeSelector.MatchLabels = map[string]string{"team": pick(r, "a", "b")}
+		p.Spec.Sharing, p.Spec.Priority = history.AnySharing(r), int32(r.IntN(2))
+		if history.Maybe(r) {
+			p.Spec.NodeSelector.MatchLabels = map[string]string{"team": history.Pick(r, "a", "b")}
 		}
 		w.Policies = append(w.Policies, p)
 	}
 	models := []sim.Model{sim.A100, sim.A30, sim.H100, sim.T4, sim.V100, sim.L40S, sim.VGPU}
 	for i := range 1 + r.IntN(4) {
 		name := fmt.Sprintf("n%d", i)
-		model := pick(r, models...)
+		model := history.Pick(r, models...)
 		n := newNode(t, name, slices.Repeat([]sim.Model{model}, 1+r.IntN(4))...)
-		n.Labels["team"], n.Labels["kubernetes.io/hostname"] = pick(r, "a", "b"), name
+		n.Labels["team"], n.Labels["kubernetes.io/hostname"] = history.Pick(r, "a", "b"), name
 		if r.IntN(5) == 0 {
 			n = driven(t, n)
 			n.DRANode = cluster.DRANode{DRA: "ResourceSlice " + name, Published: &dra.Pool{Complete: true}}
@@ -136,10 +106,12 @@ func (w *adviseWorld) settle(n *cluster.Node) {
 	if by == nil {
 		return
 	}
-	n.GPU.Spec.PolicyName = by.Name
 	want, err := policies.DesiredState(by, w.asSeen(n))
-	if err != nil || w.Plugin.StackOf(n) == dra.DRADriver {
-		return // it stays as it was
+	if err != nil {
+		return // it stays as it was, and the controller names no policy that it has
+	}
+	if n.GPU.Spec.PolicyName = by.Name; w.Plugin.StackOf(n) == dra.DRADriver {
+		return
 	}
 	n.Allocatable = want.Config.Resources
 	for _, d := range want.Devices {
@@ -153,21 +125,21 @@ func (w *adviseWorld) settle(n *cluster.Node) {
 
 // populate lets pods run on a node, most of which were observed, and others have run there.
 func (w *adviseWorld) populate(r *rand.Rand, n *cluster.Node) {
-	w.seen.Time[n.Name] = pick(r, time.Hour, 6*24*time.Hour, 6*24*time.Hour, 6*24*time.Hour)
+	w.seen.Time[n.Name] = history.Pick(r, time.Hour, 6*24*time.Hour, 6*24*time.Hour, 6*24*time.Hour)
 	namespaces := 1 + r.IntN(2)
 	see := func(namespace, pod string) {
 		c := advice.Container{Name: usage.Name{Namespace: namespace, Pod: pod, Container: "main"}, Node: n.Name, Held: 1}
 		if r.IntN(8) > 0 {
 			c.MemoryBytes = new(int64(r.IntN(8)) << 29)
 		}
-		if maybe(r) {
+		if history.Maybe(r) {
 			c.Compute95 = new(r.Float64() / 8)
 			c.Compute = c.Compute95
 		}
 		w.seen.Containers = append(w.seen.Containers, c)
 		w.seen.Concurrent[n.Name]++
 	}
-	user := pick[*int64](r, nil, new(int64(1000)), new(int64(1000)))
+	user := history.Pick[*int64](r, nil, new(int64(1000)), new(int64(1000)))
 	offers := n.OfferedGPUs(w.Plugin.StackOf(n))
 	for _, resource := range slices.Sorted(maps.Keys(offers)) {
 		for i := range r.IntN(int(min(offers[resource], 8)) + 1) {
@@ -212,6 +184,13 @@ func TestAdviceHarmsNobody(t *testing.T) {
 			}
 		}
 		after := policies.Rank(change{applied: applied}.of(w.Snapshot).Policies)
+		for _, a := range all {
+			for _, n := range a.Fleet.Nodes {
+				if a.Policy != nil && after.Govern(w.asSeen(n)).By.Name != a.Policy.Name {
+					return fmt.Sprintf("policy %s is advised for node %s, which it does not govern: policies\n%s", a.Policy.Name, n.Name, asYAML(w.Policies))
+				}
+			}
+		}
 		for i := range w.Nodes {
 			if harm := w.harm(&w.Nodes[i], after); harm != "" {
 				return fmt.Sprintf("%s: policies\n%s\nadvised\n%s", harm, asYAML(w.Policies), asYAML(applied))
@@ -237,6 +216,9 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 		return ""
 	}
 	is := by.Spec.Sharing
+	if was := policies.Rank(w.Policies).Govern(w.asSeen(n)).By; was != nil && was.Name == by.Name && before.Strategy == "" {
+		return "" // it refuses that already
+	}
 	if fmt.Sprint(asYAML(is)) == fmt.Sprint(asYAML(before)) {
 		return ""
 	}
@@ -301,26 +283,6 @@ func refuses(s v1alpha1.Sharing) bool {
 func asYAML(v any) string {
 	text, _ := yaml.Marshal(v)
 	return string(text)
-}
-
-// anyConfig is a configuration that NVIDIA's plugin may be given, in one of the forms in which people write it.
-func anyConfig(r *rand.Rand) string {
-	resources := []string{}
-	for _, name := range []string{"nvidia.com/gpu", "gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.20gb"} {
-		if r.IntN(3) == 0 {
-			resources = append(resources, fmt.Sprintf("{name: %s, replicas: %d%s}", name, pick(r, 1, 2, 3, 4, 10, 48, 49, 256, 257),
-				pick(r, "", "", ", rename: mine", ", devices: all", ", devices: [0]", ", Replicas: 7")))
-		}
-	}
-	shared := fmt.Sprintf("{%s: %t, %s: %t, resources: [%s]}", pick(r, "renameByDefault", "renameByDefault", "RenameByDefault"), maybe(r),
-		pick(r, "failRequestsGreaterThanOne", "failrequestsgreaterthanone"), maybe(r), strings.Join(resources, ", "))
-	sharing := pick(r, "timeSlicing: ", "timeslicing: ", "timeSlicing: ", "mps: ", "MPS: ") + shared
-	if r.IntN(8) == 0 {
-		sharing += ", mps: {resources: [{name: nvidia.com/gpu, replicas: 3}]}"
-	}
-	return pick(r, "version: v1\n", "version: v1\n", "", "Version: v1\n", "version: v2\n") +
-		pick(r, "", "flags: {migStrategy: mixed}\n", "flags: {MigStrategy: mixed}\n", "flags: {migStrategy: single, failOnInitError: false}\n", "flags: {migStrategy: none}\n") +
-		pick(r, "sharing: {", "Sharing: {") + sharing + "}\n"
 }
 
 // offered is what NVIDIA's plugin offers of GPUs with a configuration; ok is false if it does not start.
@@ -394,14 +356,14 @@ func cutAtRandom(t *testing.T, r *rand.Rand, hardware *sim.Hardware) {
 	}
 	for i := range inventory.Devices {
 		d := inventory.Devices[i]
-		if !d.MIGCapable || maybe(r) {
+		if !d.MIGCapable || history.Maybe(r) {
 			continue
 		}
-		layout := map[string]int{}
-		for range r.IntN(5) {
-			layout[pick(r, d.Profiles...).Name]++
+		var profiles []string
+		for _, p := range d.Profiles {
+			profiles = append(profiles, p.Name)
 		}
-		placed, err := mig.Pack(d, layout)
+		placed, err := mig.Pack(d, history.Layout(r, profiles))
 		if err != nil {
 			continue
 		}
@@ -424,11 +386,11 @@ func TestImportChangesNothingOfRandomClusters(t *testing.T) {
 	klog.SetOutput(io.Discard)
 	eachSeed(t, func(r *rand.Rand) string {
 		is := importer.Cluster{ConfigMap: "ConfigMap nvidia/config", Configs: map[string]string{}, GPUOperator: true}
-		is.MIGStrategy = pick(r, "", "", "mixed", "single")
+		is.MIGStrategy = history.Pick(r, "", "", "mixed", "single")
 		for _, key := range []string{"a", "b", "c"} {
-			is.Configs[key] = anyConfig(r)
+			is.Configs[key] = history.PluginConfig(r)
 		}
-		is.Default = pick(r, "", "a")
+		is.Default = history.Pick(r, "", "a")
 		for i := range 1 + r.IntN(4) {
 			if n, ok := byHand(t, r, &is, fmt.Sprintf("n%d", i)); ok {
 				is.Nodes = append(is.Nodes, n)
@@ -483,7 +445,7 @@ func takenUndescribed(nodes []cluster.Node, rest []string, ranking policies.Rank
 // byHand is a node that is shared by hand; ok is false if NVIDIA's plugin does not start there.
 func byHand(t *testing.T, r *rand.Rand, is *importer.Cluster, name string) (n cluster.Node, ok bool) {
 	t.Helper()
-	simulated, err := sim.NewNode(name, slices.Repeat([]sim.Model{pick(r, sim.A100, sim.H100, sim.T4, sim.V100)}, 1+r.IntN(3))...)
+	simulated, err := sim.NewNode(name, slices.Repeat([]sim.Model{history.Pick(r, sim.A100, sim.H100, sim.T4, sim.V100)}, 1+r.IntN(3))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -491,9 +453,9 @@ func byHand(t *testing.T, r *rand.Rand, is *importer.Cluster, name string) (n cl
 	cutAtRandom(t, r, hardware)
 	n = nodeWith(t, name, hardware)
 	delete(n.Labels, "pool")
-	n.Labels["kubernetes.io/hostname"], n.Labels["karpenter.sh/nodepool"] = name, pick(r, "x", "y")
-	n.Labels["karpenter.k8s.aws/instance-size"] = pick(r, "large", "small")
-	key := pick(r, "", "a", "b", "c")
+	n.Labels["kubernetes.io/hostname"], n.Labels["karpenter.sh/nodepool"] = name, history.Pick(r, "x", "y")
+	n.Labels["karpenter.k8s.aws/instance-size"] = history.Pick(r, "large", "small")
+	key := history.Pick(r, "", "a", "b", "c")
 	if key != "" {
 		n.Labels[v1alpha1.LabelConfig] = key
 	} else {

@@ -22,6 +22,13 @@ import (
 // readGroups reads the objects of autoscalers, as far as the cluster has them and the user may read them.
 func readGroups(ctx context.Context, c client.Client, s cluster.Snapshot) (autoscaling.Snapshot, error) {
 	groups := autoscaling.Snapshot{Now: s.Now, Policies: s.Policies, Nodes: s.Nodes}
+	for i := range s.Nodes {
+		for _, p := range s.Nodes[i].Pods {
+			if p.Discovers && !p.Terminating {
+				groups.Discovery = append(groups.Discovery, p.Tolerations)
+			}
+		}
+	}
 	const overlay = "NodeOverlay"
 	for _, kind := range []schema.GroupVersionKind{
 		kindOf(autoscaling.GroupKarpenter, "v1", "NodePool"), kindOf(autoscaling.GroupKarpenter, "v1alpha1", overlay),

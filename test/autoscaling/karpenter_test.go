@@ -123,6 +123,10 @@ func TestANodePoolWithTheStartupTaint(t *testing.T) {
 	s.Expect(s.everTainted()).To(ConsistOf(v1alpha1.TaintStartup))
 	c, _ := condition.Find(s.policy().Status.Conditions, v1alpha1.ConditionTainted)
 	s.Expect(c.Reason).To(Equal(v1alpha1.ReasonTaintsPresent), c.Message)
+	claim := s.nodeClaims()[0]
+	s.Expect(s.condition(claim, "Drifted")).To(BeEmpty())
+	s.apply(fmt.Sprintf(nodePool, "[]"))
+	s.Eventually(func() string { return s.condition(claim, "Drifted") }, wait, poll).Should(Equal("NodePoolDrifted"), "an edit of the list lets Karpenter replace all nodes")
 }
 
 // TestTheReadinessTaint: Karpenter v1.13 and newer waits for a node with this taint, though the NodePool does not list

@@ -365,13 +365,19 @@ func (s *site) looks() int {
 // or Initialized.
 func (s *site) initialized(nodeClaim string) string {
 	s.t.Helper()
+	return s.condition(nodeClaim, "Initialized")
+}
+
+// condition is the reason of a condition of a NodeClaim; empty: it has none.
+func (s *site) condition(nodeClaim, kind string) string {
+	s.t.Helper()
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(schema.GroupVersionKind{Group: "karpenter.sh", Version: "v1", Kind: "NodeClaim"})
 	s.Expect(s.client.Get(s.t.Context(), types.NamespacedName{Name: nodeClaim}, o)).To(Succeed())
 	conditions, _, err := unstructured.NestedSlice(o.Object, "status", "conditions")
 	s.Expect(err).NotTo(HaveOccurred())
 	for _, c := range conditions {
-		if c, is := c.(map[string]any); is && c["type"] == "Initialized" {
+		if c, is := c.(map[string]any); is && c["type"] == kind {
 			return fmt.Sprint(c["reason"])
 		}
 	}

@@ -100,6 +100,23 @@ func bornAs(d gpu.Device) born {
 // newRun makes the cluster of a seed on the API server of a site, which it leaves empty.
 func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	t.Helper()
+	s := bareRun(t, site, seed)
+	random := rand.New(rand.NewPCG(seed, 2))
+	s.apply(clusterPolicy)
+	s.record = newRecord(s.fleet)
+	for i := range []int{1, 1, 2, 2, 3}[random.IntN(5)] {
+		s.join(fmt.Sprintf("n%d", i), random)
+	}
+	s.leader = s.lead()
+	s.until("every node is discovered", func() bool { s.round(); return s.discovered() })
+	s.before = s.world()
+	s.create(history.Policies(random))
+	return s
+}
+
+// bareRun makes a cluster without GPUs on the API server of a site, which it leaves empty.
+func bareRun(t *testing.T, site *fleet, seed uint64) *run {
+	t.Helper()
 	f := *site
 	f.t, f.WithT, f.clock, f.dir = t, NewWithT(t), &skewed{}, t.TempDir()
 	s := &run{
@@ -119,18 +136,7 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	f.Expect(err).NotTo(HaveOccurred())
 	f.paces, f.stamps = &paced{skewed: f.clock, looks: &s.reconciles}, &stamped{skewed: f.clock, fights: &s.fighting}
 	s.operator = f.operator()
-
-	random := rand.New(rand.NewPCG(seed, 2))
 	f.Expect(f.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: clockNode}})).To(Succeed())
-	f.apply(clusterPolicy)
-	f.record = newRecord(&f)
-	for i := range []int{1, 1, 2, 2, 3}[random.IntN(5)] {
-		s.join(fmt.Sprintf("n%d", i), random)
-	}
-	f.leader = f.lead()
-	s.until("every node is discovered", func() bool { s.round(); return f.discovered() })
-	f.before = f.world()
-	s.create(history.Policies(random))
 	return s
 }
 
@@ -241,15 +247,10 @@ func (s *run) join(name string, random *rand.Rand) {
 	if one(2) {
 		labels[v1alpha1.LabelMIGManager] = "true"
 	}
-	s.serial++
-	p := &place{machine: newMachine(s.fleet, name, labels, models...), born: map[string]born{}, slots: map[string]int{}}
-	p.hardware.Update(func(n *sim.Node) {
-		n.Name = fmt.Sprintf("%s-%d", name, s.serial) // its instances have other UUIDs than those of a former one
-		for i := range n.GPUs {
-			n.GPUs[i].UUID = fmt.Sprintf("%s-%d", n.GPUs[i].UUID[:len(n.GPUs[i].UUID)-2], 10+s.serial) // another machine of that name
-			n.GPUs[i].NoReset = n.GPUs[i].NoReset || len(models) == 1 && name == "n0" && s.serial%6 == 0
-		}
-	})
+	p := s.place(name, labels, models...)
+	if len(models) == 1 && name == "n0" && s.serial%6 == 0 {
+		p.hardware.Update(func(n *sim.Node) { n.GPUs[0].NoReset = true })
+	}
 	if len(models) == 1 && models[0] != sim.T4 && one(4) {
 		s.Expect(p.hardware.SetMIG(s.t.Context(), p.devices()[0].UUID, true)).To(Or(Succeed(), MatchError(gpu.ErrResetRequired)))
 		p.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
@@ -257,13 +258,32 @@ func (s *run) join(name string, random *rand.Rand) {
 	}
 	p.touches = func(op sim.Op, uuid string, instance int) error { return s.touches(p, op, uuid, instance) }
 	p.restartDelay = 0 // nobody waits for it: time passes as fast as something happens
+	s.enter(p)
+	s.tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
+}
+
+// place is a machine that has not booted yet.
+func (s *run) place(name string, labels map[string]string, models ...sim.Model) *place {
+	s.t.Helper()
+	s.serial++
+	p := &place{machine: newMachine(s.fleet, name, labels, models...), born: map[string]born{}, slots: map[string]int{}}
+	p.hardware.Update(func(n *sim.Node) {
+		n.Name = fmt.Sprintf("%s-%d", name, s.serial) // its instances have other UUIDs than those of a former one
+		for i := range n.GPUs {
+			n.GPUs[i].UUID = fmt.Sprintf("%s-%d", n.GPUs[i].UUID[:len(n.GPUs[i].UUID)-2], 10+s.serial) // another machine of that name
+		}
+	})
+	return p
+}
+
+// enter lets a machine boot.
+func (s *run) enter(p *place) {
 	s.facts.Lock()
 	p.remember()
-	s.places[name] = p
+	s.places[p.name] = p
 	s.machines = append(s.machines, p.machine)
 	s.facts.Unlock()
 	s.boots(p)
-	s.tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
 }
 
 // partitions makes the instance that a person has on a GPU.

@@ -4,20 +4,29 @@
 package packaging_test
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // kustomized is what kubectl apply -k installs.
 func kustomized(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	build := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+path(t, "hack/tools/go.mod"), "kustomize", "build", path(t, "config/default"))
+	return built(t, path(t, "config/default"))
+}
+
+// built is what kubectl apply -k installs of a folder.
+func built(t *testing.T, folder string) []*unstructured.Unstructured {
+	t.Helper()
+	build := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+path(t, "hack/tools/go.mod"), "kustomize", "build", folder)
 	objects, err := decode(run(t, build))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return objects
@@ -92,4 +101,15 @@ func withoutImages(containers []corev1.Container) []corev1.Container {
 		plain[i].Image, plain[i].ImagePullPolicy = "", ""
 	}
 	return plain
+}
+
+// TestTheComponentForAutoscalers: with it a kustomization installs the rights that the chart installs on request.
+func TestTheComponentForAutoscalers(t *testing.T) {
+	config, g := t.TempDir(), NewWithT(t)
+	g.Expect(os.CopyFS(config, os.DirFS(path(t, "config")))).To(Succeed())
+	g.Expect(os.Mkdir(filepath.Join(config, "mine"), 0o755)).To(Succeed())
+	g.Expect(os.WriteFile(filepath.Join(config, "mine", "kustomization.yaml"), []byte("resources: [../default]\ncomponents: [../autoscaling]\n"), 0o600)).To(Succeed())
+	const role = "ClusterRole gpu-sharing-controller-autoscaling"
+	ours, charts := find(t, built(t, filepath.Join(config, "mine")), role), find(t, newHelm(t).render(t, "autoscaling.manage=true"), role)
+	g.Expect(as[rbacv1.ClusterRole](t, ours).Rules).To(Equal(as[rbacv1.ClusterRole](t, charts).Rules))
 }

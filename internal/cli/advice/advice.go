@@ -145,7 +145,8 @@ func Of(c Cluster) ([]Advice, error) {
 // groups are the fleets by policy and product, and why nodes are left out.
 func (c Cluster) groups() (groups []Fleet, lacks []string) {
 	c.observed = c.workloads()
-	var young, several, byHand []string
+	ranking := policy.Rank(c.Policies)
+	var left leftOut
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range nodes {
 		n := &nodes[i]
@@ -156,13 +157,16 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 		seen := c.Seen.Time[n.Name]
 		switch {
 		case mixed(n):
-			several = append(several, n.Name)
+			left.several = append(left.several, n.Name)
+			continue
+		case c.lags(n, ranking):
+			left.lagging = append(left.lagging, n.Name)
 			continue
 		case by == "" && c.sharedByHand(n):
-			byHand = append(byHand, n.Name)
+			left.byHand = append(left.byHand, n.Name)
 			continue
 		case seen == 0 || seen < c.MinAge:
-			young = append(young, fmt.Sprintf("%s (%s)", n.Name, long(seen)))
+			left.young = append(left.young, fmt.Sprintf("%s (%s)", n.Name, long(seen)))
 			continue
 		}
 		at := slices.IndexFunc(groups, func(f Fleet) bool { return f.Policy == by && f.Device.Product == devices[0].Product })
@@ -172,7 +176,14 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 		groups[at].add(n, seen, c)
 	}
 	slices.SortStableFunc(groups, func(a, b Fleet) int { return cmp.Compare(a.Policy, b.Policy) })
-	return groups, c.leftOut(young, several, byHand)
+	return groups, left.lacks(c.MinAge)
+}
+
+// lags reports whether another policy governs a node than the one that it is as: it waits for its change, or refuses the policy. A policy that
+// is advised for it would conflict.
+func (c Cluster) lags(n *cluster.Node, ranking policy.Ranking) bool {
+	by := ranking.Govern(c.wouldBe(n)).By
+	return by != nil && by.Name != n.GPU.Spec.PolicyName
 }
 
 // inScope reports whether advice was asked for about a node.
@@ -180,16 +191,23 @@ func (c Cluster) inScope(n *cluster.Node) bool {
 	return (c.Scope.Policy == "" || n.GPU.Spec.PolicyName == c.Scope.Policy) && (c.Scope.Node == "" || n.Name == c.Scope.Node)
 }
 
-// leftOut says why nodes are in no fleet: those that were observed too briefly, have several products, or are shared by hand.
-func (c Cluster) leftOut(young, several, byHand []string) (lacks []string) {
-	if len(young) > 0 {
-		lacks = append(lacks, fmt.Sprintf("nodes that were observed for less than --min-age %s: %s", long(c.MinAge), format.List(young)))
-	}
-	if len(several) > 0 {
-		lacks = append(lacks, "nodes with GPUs of several products, for which no advice is given: "+format.List(several))
-	}
-	if len(byHand) > 0 {
-		lacks = append(lacks, "nodes that are shared by hand; apply what `kubectl gpusharing import` prints first: "+format.List(byHand))
+// leftOut are nodes that are in no fleet, by why.
+type leftOut struct{ young, several, byHand, lagging []string }
+
+// lacks says why they are in none.
+func (l leftOut) lacks(minAge time.Duration) (lacks []string) {
+	for _, of := range []struct {
+		why   string
+		nodes []string
+	}{
+		{fmt.Sprintf("nodes that were observed for less than --min-age %s", long(minAge)), l.young},
+		{"nodes with GPUs of several products, for which no advice is given", l.several},
+		{"nodes that are shared by hand; apply what `kubectl gpusharing import` prints first", l.byHand},
+		{"nodes that are not in the desired state of their policy; `kubectl gpusharing status` says why", l.lagging},
+	} {
+		if len(of.nodes) > 0 {
+			lacks = append(lacks, of.why+": "+format.List(of.nodes))
+		}
 	}
 	return lacks
 }

@@ -136,3 +136,11 @@ func TestNoAdviceForNodesThatAreSharedByHand(t *testing.T) {
 		})
 	}
 }
+
+// A policy that is advised for a node which another one governs, and which is not as that one asks, would conflict: the node keeps whole GPUs.
+func TestNoAdviceForNodesThatLackTheirPolicy(t *testing.T) {
+	c := underPolicy(on(gpus(t4, 1), equal(1, 1, 0.1)...), v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Fill: "1g"}}}})
+	c.Policies[0].Spec.NodeSelector, c.Nodes[0].GPU.Spec.PolicyName = &v1alpha1.NodeSelector{}, ""
+	_, err := advice.Of(c)
+	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("nodes that are not in the desired state of their policy; `kubectl gpusharing status` says why: a")))
+}

@@ -5,14 +5,15 @@
 //
 //	gather (reads, from caches) → autoscaling.Snapshot.Advise (pure) → write what policies in mode Manage ask for → report on the policies
 //
-// It touches no node, and no rollout waits for it. It writes nothing in mode Advise, which is the default, and may not
-// write without the rights of config/autoscaling.
+// Of nodes it writes the startup taint of those that have no label of their GPUs yet, and no rollout waits for it. It writes nothing to autoscalers in
+// mode Advise, which is the default, and may not without the rights of config/autoscaling.
 package autoscaling
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,7 +37,9 @@ type Request struct{}
 // Options are what a controller needs beside a client.
 type Options struct {
 	// Cache holds the objects of autoscalers, with the options of CacheOptions.
-	Cache        cache.Cache
+	Cache cache.Cache
+	// Reader reads infrastructure templates, of kinds that are not known before, without a watch.
+	Reader       client.Reader
 	PluginConfig *pluginconfig.Configurer
 	Clock        clock.PassiveClock
 	Events       events.EventRecorder
@@ -46,11 +49,14 @@ type Options struct {
 type Controller struct {
 	client client.Client
 	kinds  kinds
+	reader client.Reader
 	clock  clock.PassiveClock
 	events events.EventRecorder
 	// wrote is the resource version of each object before the last write to it, by Write.ObjectName: as long as the cache
 	// shows that version, it does not show the write.
 	wrote map[string]string
+	// capacities are those of infrastructure templates, by template.
+	capacities map[string]capacity
 	// refused is why the API server refused the last write to an object.
 	refused map[string]refusal
 	// unread is since when the objects of autoscalers cannot be read; zero if they can.
@@ -66,7 +72,7 @@ type refusal struct {
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
-		client: c, clock: o.Clock, events: o.Events, kinds: kinds{cache: o.Cache, pluginConfig: o.PluginConfig, wake: func() {}, watching: map[string]watched{}},
+		client: c, reader: o.Reader, clock: o.Clock, events: o.Events, capacities: map[string]capacity{}, kinds: kinds{cache: o.Cache, pluginConfig: o.PluginConfig, wake: func() {}, watching: map[string]watched{}},
 		wrote: map[string]string{}, refused: map[string]refusal{},
 	}
 }
@@ -93,7 +99,8 @@ const (
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch
-// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile makes the objects of autoscalers what the policies ask for, and reports.
@@ -136,9 +143,6 @@ func (c *Controller) gather(ctx context.Context) (*autoscaling.Snapshot, error) 
 }
 
 func (c *Controller) gatherNodes(ctx context.Context, s *autoscaling.Snapshot) error {
-	if len(s.Policies) == 0 {
-		return nil
-	}
 	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
 	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading nodes: %w", err)
@@ -146,9 +150,36 @@ func (c *Controller) gatherNodes(ctx context.Context, s *autoscaling.Snapshot) e
 	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	read := cluster.Snapshot{}
-	read.AddNodes(nodes.Items, cluster.ByName(gpuNodes.Items))
+	read, of := cluster.Snapshot{}, cluster.ByName(gpuNodes.Items)
+	for i := range nodes.Items {
+		if n := &nodes.Items[i]; of[n.Name] == nil && autoscaling.Starts(n, s.Now) {
+			s.Starting = append(s.Starting, cluster.NodeAlone(n))
+		}
+	}
+	if len(s.Policies) == 0 {
+		return nil
+	}
+	read.AddNodes(nodes.Items, of)
 	s.Nodes = read.Nodes
+	return c.gatherDiscovery(ctx, s)
+}
+
+// gatherDiscovery reads what the pods of Node Feature Discovery tolerate, where it matters.
+func (c *Controller) gatherDiscovery(ctx context.Context, s *autoscaling.Snapshot) error {
+	if !slices.ContainsFunc(s.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
+		return p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady
+	}) {
+		return nil
+	}
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingLabels{cluster.LabelName: cluster.FeatureDiscovery}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading the pods of Node Feature Discovery: %w", err)
+	}
+	for i := range pods.Items {
+		if p := &pods.Items[i]; cluster.MountsHost(p.Spec.Volumes) && p.DeletionTimestamp == nil {
+			s.Discovery = append(s.Discovery, p.Spec.Tolerations)
+		}
+	}
 	return nil
 }
 
@@ -168,6 +199,7 @@ func (c *Controller) gatherGroups(ctx context.Context, s *autoscaling.Snapshot) 
 	for i := range made {
 		s.AddMachine(&made[i])
 	}
+	c.gatherCapacities(ctx, s)
 	return errors.Join(append(errs, err)...)
 }
 

@@ -84,7 +84,7 @@ func (s *site) start() {
 	s.Expect(err).NotTo(HaveOccurred())
 	clk := clock.RealClock{}
 	s.Expect(autoscaling.New(mgr.GetClient(), autoscaling.Options{
-		Cache: groups, PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, pluginconfig.StandAlone{}), Clock: clk, Events: events.NewFakeRecorder(1000),
+		Cache: groups, Reader: mgr.GetAPIReader(), PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, pluginconfig.StandAlone{}), Clock: clk, Events: events.NewFakeRecorder(1000),
 	}).Register(mgr)).To(Succeed())
 	ctx, stop := context.WithCancel(s.t.Context())
 	done := make(chan error)

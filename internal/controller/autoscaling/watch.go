@@ -24,6 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // gathering is how long events are collected before a reconcile. A reconcile goes over all nodes, and autoscalers look
@@ -41,6 +42,7 @@ func (c *Controller) Register(mgr manager.Manager) error {
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(updates(sameGPUs))).
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(updates(sameNode))).
+		Watches(&corev1.Pod{}, wake(), builder.WithPredicates(discovers())).
 		Watches(pluginconfig.Definitions(), wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
 		WatchesRawSource(source.TypedFunc[Request](func(_ context.Context, queue workqueue.TypedRateLimitingInterface[Request]) error {
 			c.kinds.wake = func() { queue.AddAfter(Request{}, gathering) }
@@ -58,6 +60,15 @@ func wake() handler.TypedEventHandler[client.Object, Request] {
 		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
 		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },
 		GenericFunc: func(_ context.Context, _ event.TypedGenericEvent[client.Object], q queue) { add(q) },
+	}
+}
+
+// discovers lets pods of Node Feature Discovery pass that come or go.
+func discovers() predicate.Predicate {
+	is := func(o client.Object) bool { return o.GetLabels()[cluster.LabelName] == cluster.FeatureDiscovery }
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return is(e.Object) }, DeleteFunc: func(e event.DeleteEvent) bool { return is(e.Object) },
+		UpdateFunc: func(event.UpdateEvent) bool { return false },
 	}
 }
 

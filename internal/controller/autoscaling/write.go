@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -99,6 +100,8 @@ func (c *Controller) writeOne(ctx context.Context, write autoscaling.Write) erro
 		o.SetName(write.Delete.Name)
 		uid := types.UID(write.Delete.UID)
 		return client.IgnoreNotFound(c.client.Delete(ctx, o, client.Preconditions{UID: &uid}))
+	case write.Startup != nil:
+		return c.taint(ctx, *write.Startup)
 	}
 	a := write.Annotate
 	o := &unstructured.Unstructured{}
@@ -120,6 +123,17 @@ func (c *Controller) writeOne(ctx context.Context, write autoscaling.Write) erro
 		c.wrote[write.ObjectName()] = a.ResourceVersion
 	}
 	return nil
+}
+
+// taint puts the startup taint of a node without a GPU label on it, or takes it off.
+func (c *Controller) taint(ctx context.Context, s autoscaling.Startup) error {
+	node := &corev1.Node{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: s.Node}, node); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	base := node.DeepCopy()
+	node.Spec.Taints = autoscaling.WithStartup(node.Spec.Taints, s.On)
+	return c.client.Patch(ctx, node, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}))
 }
 
 // isOutdated reports whether a write was refused because the object has changed, or is another one or none by now.

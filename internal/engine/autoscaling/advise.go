@@ -79,6 +79,7 @@ func (s *Snapshot) Advise() Advice {
 	for _, e := range entries {
 		if len(e.findings) == 0 {
 			e.announce(&wanted)
+			e.starting(&wanted)
 			if e.after > 0 && (advice.After == 0 || e.after < advice.After) {
 				advice.After = e.after
 			}
@@ -88,7 +89,7 @@ func (s *Snapshot) Advise() Advice {
 		}
 		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], e.group())
 	}
-	advice.Writes = s.writes(wanted)
+	advice.Writes = append(s.writes(wanted), s.startups(wanted)...)
 	return advice
 }
 

@@ -51,29 +51,45 @@ func (e *entry) clusterAutoscaler() {
 		"nodes with cluster-autoscaler.kubernetes.io/scale-down-disabled=true", strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
 }
 
-// hidden reports what no annotation can hide: whole GPUs that status.capacity of the infrastructure provider's template names, and that
-// nodes of the policy do not offer.
-func (e *entry) hidden() {
-	if e.resources[plan.ResourceGPU] == 0 {
+// hidden reports what no annotation can hide: resources beside the announced one that status.capacity of the infrastructure template names,
+// and that nodes of the policy do not offer so.
+func (e *entry) hidden(announced string) {
+	const help = "keep such pods off, or keep the name nvidia.com/gpu"
+	if s := e.g.scalable; s != nil && s.Capacity != nil {
+		wrong := maps.Clone(s.Capacity)
+		maps.DeleteFunc(wrong, func(name string, count int64) bool { return name == announced || e.resources[name] == count })
+		if len(wrong) > 0 {
+			e.find(v1alpha1.ReasonMultipleResources, "status.capacity of %s %s/%s says %s, and a new node will offer %s. Pods that ask for that start nodes for nothing: %s",
+				s.Template.Kind, s.Namespace, s.Template.Name, text(wrong), text(e.resources), help)
+		}
+		return
+	}
+	if announced != plan.ResourceGPU && e.resources[plan.ResourceGPU] < int64(e.shape.count) {
 		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, pods that ask for a whole GPU start "+
-			"nodes that do not offer it. Keep such pods off, or keep the name nvidia.com/gpu", e.g.Ref)
+			"nodes that do not offer it: %s", e.g.Ref, help)
 	}
 }
 
 // startupGap reports that a new node takes a while until it has the startup taint, in which Cluster Autoscaler takes it for one without
-// room: each of its loops, every 10 seconds, adds another node for the same pods. Up to 6 were seen for one.
+// room: each of its loops, every 10 seconds, adds another node for the same pods. Up to 6 were seen for one. The kubelets of clouds register
+// a node with the label of its group, before it is Ready.
 func (e *entry) startupGap() {
+	until, early := "tells its group and has the label nvidia.com/gpu.present", e.s.taintsEarly(e.by)
+	if early {
+		until = "tells its group"
+	}
 	switch {
 	case e.unshared(): // as without the operator
 	case e.by.Spec.Rollout.StartupTaint != v1alpha1.StartupTaintUntilReady:
 		e.find(v1alpha1.ReasonStartupGap, "A new node of %s is Ready before it offers what its policy asks for, and Cluster Autoscaler adds a node every 10 seconds "+
 			"meanwhile. Set rollout.startupTaint: UntilReady", e.g.Ref)
 	case e.g.Group == GroupOpenShift:
-		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it has the label nvidia.com/gpu.present, and Cluster Autoscaler adds a node every 10 "+
-			"seconds. Bound that by maxReplicas of the MachineAutoscaler", e.g.Ref)
+		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it %s, and Cluster Autoscaler adds a node every 10 "+
+			"seconds. Bound that by maxReplicas of the MachineAutoscaler", e.g.Ref, until)
+	case early && isCloud(e.g.Kind):
 	case e.g.scalable == nil || !e.g.scalable.StartupTaint:
-		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it tells its group and has a label, and Cluster Autoscaler adds "+
-			"a node every 10 seconds. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, v1alpha1.TaintStartupAutoscaler)
+		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it %s, and Cluster Autoscaler adds "+
+			"a node every 10 seconds. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, until, v1alpha1.TaintStartupAutoscaler)
 	}
 }
 

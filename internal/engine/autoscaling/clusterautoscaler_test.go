@@ -195,7 +195,7 @@ func reasonsIn(message string) []string {
 	var all []string
 	for _, reason := range []string{
 		v1alpha1.ReasonResourceNotSupported, v1alpha1.ReasonMultipleResources, v1alpha1.ReasonAcceleratorLabel, v1alpha1.ReasonScaleDownCandidate,
-		v1alpha1.ReasonStaleTemplate,
+		v1alpha1.ReasonStaleTemplate, v1alpha1.ReasonStartupGap,
 	} {
 		if strings.Contains(message, reason+": ") {
 			all = append(all, reason)

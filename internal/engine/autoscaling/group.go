@@ -16,14 +16,14 @@ import (
 // its nodes, or because a policy reported it or declares it.
 func (s *Snapshot) groups() []*group {
 	all := map[Ref]*group{}
-	of := func(r Ref) *group {
+	named := func(r Ref) *group {
 		if all[r] == nil {
 			all[r] = &group{Ref: r}
 		}
 		return all[r]
 	}
 	for i := range s.Pools {
-		of(Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: s.Pools[i].Name}).pool = &s.Pools[i]
+		named(Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: s.Pools[i].Name}).pool = &s.Pools[i]
 	}
 	owner := map[Ref]*Ref{}
 	for i := range s.Scalables {
@@ -32,21 +32,28 @@ func (s *Snapshot) groups() []*group {
 			owner[s.Ref] = s.Owner
 			continue
 		}
-		of(s.Ref).scalable = s
+		named(s.Ref).scalable = s
 	}
-	for i := range s.Nodes {
-		r, found := s.groupOf(&s.Nodes[i])
-		if !found {
-			continue
-		}
+	of := func(n *cluster.Node) (Ref, bool) {
+		r, found := s.groupOf(n)
 		if by := owner[r]; by != nil {
 			r = *by
 		}
-		g := of(r)
-		g.nodes = append(g.nodes, &s.Nodes[i])
+		return r, found
+	}
+	for i := range s.Nodes {
+		if r, found := of(&s.Nodes[i]); found {
+			g := named(r)
+			g.nodes = append(g.nodes, &s.Nodes[i])
+		}
 	}
 	for _, r := range s.clouds() {
-		of(r)
+		named(r)
+	}
+	for i := range s.Starting {
+		if r, found := of(&s.Starting[i]); found && all[r] != nil {
+			all[r].starting = append(all[r].starting, &s.Starting[i])
+		}
 	}
 	sorted := make([]*group, 0, len(all))
 	for _, g := range all {

@@ -40,6 +40,7 @@ type group struct {
 	pool     *Pool
 	scalable *Scalable
 	nodes    []*cluster.Node
+	starting []*cluster.Node // without a GPU label
 }
 
 // labels are what new nodes of the group have for certain: as its nodes have them or, if it has none, as they had them and as its object

@@ -4,10 +4,12 @@
 package autoscaling
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // Add adds an object of an autoscaler, or the ClusterVersion of OpenShift. Of other kinds nothing is read.
@@ -124,6 +127,11 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 			s.Labels[k] = v
 		}
 	}
+	if kind.Group == GroupClusterAPI {
+		of := stringsIn(o, "spec", "template", "spec", "infrastructureRef")
+		group, _, _ := strings.Cut(cmp.Or(of["apiGroup"], of["apiVersion"]), "/") // v1beta2, and before
+		s.Template = Template{Group: group, Kind: of["kind"], Name: of["name"]}
+	}
 	taints, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "taints")
 	s.StartupTaint = kind.Group == GroupClusterAPI && slices.ContainsFunc(taints, func(taint any) bool {
 		t, _ := taint.(map[string]any)
@@ -136,6 +144,18 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 	}
 	s.manage(o.GetManagedFields())
 	return s
+}
+
+// CapacityOf is what an infrastructure template says of the GPUs of a machine, for Cluster Autoscaler
+// (cloudprovider/clusterapi/clusterapi_unstructured.go).
+func CapacityOf(template *unstructured.Unstructured) map[string]int64 {
+	capacity := map[string]int64{}
+	for name, count := range stringsIn(template, "status", "capacity") {
+		if n, err := strconv.ParseInt(count, 10, 64); err == nil && n > 0 && strings.HasPrefix(name, cluster.NvidiaDomain) {
+			capacity[name] = n
+		}
+	}
+	return capacity
 }
 
 // manage records who manages the annotations of the scalable, and who but the operator has written it last.

@@ -160,9 +160,11 @@ func (e *entry) clusterAPI(wanted *wants) {
 	command := fmt.Sprintf("kubectl annotate --overwrite -n %s %s.%s %s %s", e.g.Namespace, strings.ToLower(string(e.g.Kind)), GroupClusterAPI, e.g.Name,
 		strings.Join(listing(want), " "))
 	e.paste = append(e.paste, command)
-	e.hidden()
-	if len(e.resources) > 1 {
-		rest := slices.DeleteFunc(slices.Sorted(maps.Keys(e.resources)), func(name string) bool { return name == announced })
+	e.hidden(announced)
+	rest := slices.DeleteFunc(slices.Sorted(maps.Keys(e.resources)), func(name string) bool {
+		return name == announced || e.g.scalable != nil && e.g.scalable.Capacity[name] == e.resources[name]
+	})
+	if len(rest) > 0 {
 		e.find(v1alpha1.ReasonMultipleResources, "Annotations announce one resource, which is %s. No pod that asks for %s starts the first node of %s. "+
 			"Use one MIG profile, or keep one node (minimum size 1)",
 			announced, strings.Join(rest, " or "), e.g.Ref)

@@ -272,6 +272,9 @@ func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
 	groups := s.Advise().Groups["research"]
 	g.Expect(groups).To(HaveLen(2))
 	g.Expect(groups[0].Name).To(Equal("deployment"))
+	before := len(s.Scalables)
+	s.Add(unstructuredOf(map[string]any{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool", "metadata": map[string]any{"namespace": "ns", "name": "pool"}}))
+	g.Expect(s.Scalables).To(HaveLen(before), "MachinePools are not known")
 	g.Expect(groups[0].Nodes).To(BeEquivalentTo(1))
 	g.Expect(groups[1].Reason).To(Equal(v1alpha1.ReasonNodeGroupNotFound))
 	g.Expect(groups[1].Message).To(ContainSubstring("belongs to MachineDeployment ns/deployment"))
@@ -429,7 +432,61 @@ func TestTheGapBeforeTheStartupTaintIsReported(t *testing.T) {
 	}
 	g := NewWithT(t)
 	w := scalable(t, autoscaling.GroupClusterAPI, renamed+untilReady, nil)
-	w.Scalables[0].StartupTaint = true
-	g.Expect(only(t, w).Message).NotTo(ContainSubstring(v1alpha1.ReasonStartupGap))
+	for propagation, closes := range map[string]bool{"OnInitialization": true, "Always": false} { // always: Cluster API adds it again for ever
+		w.Scalables[0] = autoscaling.ScalableOf(unstructuredOf(map[string]any{
+			"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineSet", "metadata": map[string]any{"namespace": "ns", "name": "set"},
+			"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"labels": map[string]any{"node-role.kubernetes.io/gpu": ""}}, "spec": map[string]any{
+				"taints": []any{map[string]any{"key": v1alpha1.TaintStartupAutoscaler, "effect": "NoSchedule", "propagation": propagation}},
+			}}},
+		}))
+		w.Policies[0].Spec.NodeSelector.MatchLabels = map[string]string{"node-role.kubernetes.io/gpu": ""}
+		g.Expect(reports(only(t, w), v1alpha1.ReasonStartupGap)).NotTo(Equal(closes), only(t, w).Message)
+	}
 	g.Expect(only(t, scalable(t, autoscaling.GroupClusterAPI, exclusive, nil)).Message).NotTo(ContainSubstring(v1alpha1.ReasonStartupGap))
+}
+
+// What status.capacity of the infrastructure template says beside the announced resource is reported before the first pod waits: whole GPUs that
+// nodes do not offer, and are right where nodes do. Three nodes were seen for a pod that none of them could take.
+func TestTheCapacityOfTheTemplate(t *testing.T) {
+	const profile1, profile3, gpu = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb", "nvidia.com/gpu"
+	for name, c := range map[string]struct {
+		spec     string
+		capacity map[string]int64
+		reason   string
+		says     string
+		not      string
+	}{
+		"renamed, and it names whole GPUs":      {renamed, map[string]int64{gpu: 1}, v1alpha1.ReasonMultipleResources, "status.capacity of AWSMachineTemplate ns/gpu says nvidia.com/gpu 1, and a new node will offer nvidia.com/gpu.shared 10", "If status"},
+		"renamed, and it names none":            {renamed, map[string]int64{}, v1alpha1.ReasonConfiguring, "", "status.capacity"},
+		"renamed, and nobody knows":             {renamed, nil, v1alpha1.ReasonConfiguring, "If status.capacity of the infrastructure template", ""},
+		"the name is kept":                      {unrenamed, map[string]int64{gpu: 1}, v1alpha1.ReasonConfiguring, "", "status.capacity"},
+		"two profiles, and it names the other":  {layout, map[string]int64{profile3: 1}, v1alpha1.ReasonConfiguring, "", v1alpha1.ReasonMultipleResources},
+		"two profiles, and it names too many":   {layout, map[string]int64{profile3: 2}, v1alpha1.ReasonMultipleResources, "says nvidia.com/mig-3g.20gb 2", ""},
+		"two profiles, and it names the GPU":    {layout, map[string]int64{gpu: 1, profile1: 7}, v1alpha1.ReasonMultipleResources, "says nvidia.com/gpu 1, and", ""},
+		"two profiles, and it names no profile": {layout, map[string]int64{}, v1alpha1.ReasonMultipleResources, "No pod that asks for nvidia.com/mig-3g.20gb starts", "says"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			s := scalable(t, autoscaling.GroupClusterAPI, c.spec, nil)
+			s.Scalables[0].Template, s.Scalables[0].Capacity = autoscaling.Template{Group: "infrastructure.cluster.x-k8s.io", Kind: "AWSMachineTemplate", Name: "gpu"}, c.capacity
+			group := only(t, s)
+			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
+			g.Expect(group.Message).To(ContainSubstring(c.says))
+			if c.not != "" {
+				g.Expect(group.Message).NotTo(ContainSubstring(c.not))
+			}
+		})
+	}
+	g := NewWithT(t)
+	set := func(ref map[string]any) autoscaling.Template {
+		return autoscaling.ScalableOf(unstructuredOf(map[string]any{
+			"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment", "metadata": map[string]any{"namespace": "ns", "name": "set"},
+			"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"infrastructureRef": ref}}},
+		})).Template
+	}
+	want := autoscaling.Template{Group: "infrastructure.cluster.x-k8s.io", Kind: "AWSMachineTemplate", Name: "gpu"}
+	g.Expect(set(map[string]any{"apiGroup": want.Group, "kind": want.Kind, "name": want.Name})).To(Equal(want))
+	g.Expect(set(map[string]any{"apiVersion": want.Group + "/v1beta2", "kind": want.Kind, "name": want.Name})).To(Equal(want), "of v1beta1")
+	g.Expect(autoscaling.CapacityOf(unstructuredOf(map[string]any{"status": map[string]any{"capacity": map[string]any{gpu: "2", "cpu": "8", "memory": "8Gi"}}}))).
+		To(Equal(map[string]int64{gpu: 2}))
 }

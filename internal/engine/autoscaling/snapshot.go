@@ -16,6 +16,8 @@ package autoscaling
 import (
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
@@ -37,6 +39,10 @@ type Snapshot struct {
 	Policies []v1alpha1.GPUSharingPolicy
 	// Nodes are all nodes that have a GPUNode; their pods do not matter.
 	Nodes []cluster.Node
+	// Starting are the nodes without a GPUNode that Starts picks.
+	Starting []cluster.Node
+	// Discovery is what the pods of Node Feature Discovery that run on nodes tolerate.
+	Discovery [][]corev1.Toleration
 	// MachineSets of OpenShift by the Machines that they made, both as namespace/name.
 	MachineSets map[string]string
 	// Pools are the NodePools of Karpenter.
@@ -125,6 +131,10 @@ type Scalable struct {
 	Labels map[string]string
 	// StartupTaint says that its template gives new nodes the startup taint that Cluster Autoscaler waits for, once.
 	StartupTaint bool
+	// Template is the infrastructure template of Cluster API that its machines are made of.
+	Template Template
+	// Capacity is status.capacity of that template, of GPUs; nil: it is not known.
+	Capacity map[string]int64
 	// Annotations are those for autoscalers, and the operator's record.
 	Annotations map[string]string
 	// Managers own these annotations: field managers by annotation.
@@ -132,6 +142,9 @@ type Scalable struct {
 	// LastManager wrote to the object last, besides the operator.
 	LastManager string
 }
+
+// Template names an infrastructure template, in the namespace of what refers to it.
+type Template struct{ Group, Kind, Name string }
 
 // Pool is a NodePool of Karpenter.
 type Pool struct {

@@ -16,6 +16,7 @@ type Write struct {
 	Overlay  *WriteOverlay
 	Delete   *DeleteOverlay
 	Annotate *Annotate
+	Startup  *Startup
 }
 
 // ObjectName names the object that is written, as Refused has it.
@@ -25,6 +26,8 @@ func (w Write) ObjectName() string {
 		return "NodeOverlay/" + w.Overlay.Name
 	case w.Delete != nil:
 		return "NodeOverlay/" + w.Delete.Name
+	case w.Startup != nil:
+		return "Node/" + w.Startup.Node
 	}
 	return objectNameOf(w.Annotate.Ref)
 }
@@ -48,10 +51,17 @@ type Annotate struct {
 	Force bool
 }
 
-// wants is what policies in mode Manage want to be written.
+// Startup puts the startup taint of a node without a GPU label on it, or takes it off. A node that is gone is no error.
+type Startup struct {
+	Node string
+	On   bool
+}
+
+// wants is what policies in mode Manage want to be written, and nodes that are to have the startup taint, whatever the mode.
 type wants struct {
 	overlays    []overlayWant
 	annotations []annotationWant
+	startups    []string
 }
 
 type overlayWant struct {

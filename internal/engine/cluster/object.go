@@ -297,7 +297,12 @@ func OwnTolerations(all []corev1.Toleration) []corev1.Toleration {
 
 // ToleratesChange reports whether a pod with these tolerations may come to a node that the operator drains.
 func ToleratesChange(all []corev1.Toleration) bool {
-	return clusterpolicy.Tolerates(all, corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule})
+	return Tolerates(all, v1alpha1.TaintChanging)
+}
+
+// Tolerates reports whether a pod with these tolerations may come to a node with the taint of a key that keeps new pods off.
+func Tolerates(all []corev1.Toleration, key string) bool {
+	return clusterpolicy.Tolerates(all, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
 }
 
 // RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances; none of them is

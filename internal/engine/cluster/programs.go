@@ -47,9 +47,9 @@ func (o *Programs) tell(p *Pod, pod *corev1.Pod) {
 	p.Validator = p.NVIDIA && IsValidator(pod)
 	p.MountsConfig = pod.Namespace == o.ConfigMap.Namespace && Mounts(pod, o.ConfigMap.Name)
 	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.DRADrivers, pod.Namespace) || o.PublishedOn[pod.Spec.NodeName]))
-	discovers := isDiscovery(pod) && (p.NVIDIA || MountsHost(pod.Spec.Volumes) && o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
+	p.Discovers = isDiscovery(pod) && (p.NVIDIA || MountsHost(pod.Spec.Volumes) && o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
 	p.Own = isOwn(pod) && o.inOwn(pod)
-	p.Serves = p.DRA || discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)
+	p.Serves = p.DRA || p.Discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)
 }
 
 // inOwn reports whether a pod is in a namespace of the operator.

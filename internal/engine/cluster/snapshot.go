@@ -174,6 +174,8 @@ type Pod struct {
 	ReadySince time.Time
 	// Troubles are the containers that do not run as they should; of NVIDIA's programs only.
 	Troubles []Trouble
+	// Discovers says that it is one of Node Feature Discovery's.
+	Discovers bool
 	// Serves says that it is one of the pods without which the GPUs of the node are not offered: NVIDIA's programs, and
 	// the worker of Node Feature Discovery, whose labels start them.
 	Serves bool
