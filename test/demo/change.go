@@ -34,7 +34,7 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	d.narration.say("The pod holds %s.", held)
+	d.narration.say("The pod holds %s on %s.", held, changedNode)
 	if err := d.showKubectl(ctx, ends, "gpusharing", "plan", "-f", layout); err != nil {
 		return err
 	}
@@ -56,6 +56,5 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	d.narration.say("%s offers %s, and the pod holds the same instance as before.", changedNode, now)
-	return d.sayCost(ctx, began)
+	return d.sayCost(ctx, began, fmt.Sprintf("%s offers %s, and the pod holds the same instance as before", changedNode, now))
 }

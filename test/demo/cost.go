@@ -24,6 +24,7 @@ type cost struct {
 	since   map[string]time.Time // by node that is kept from new pods now
 	most    int                  // nodes at once
 	longest time.Duration
+	evicted int // pods, since the demo began
 }
 
 // follow watches the nodes until the context ends.

@@ -52,10 +52,13 @@ const (
 	ours        = "gpu-sharing-operator"
 )
 
+// shownPolicy is the policy of which the demo shows the spec.
+const shownPolicy = "config/samples/time-slicing-t4.yaml"
+
 // samples are the policies that are applied, in this order.
 func samples() []string {
 	return []string{
-		"config/samples/mig-a100.yaml", "config/samples/mps-h100.yaml", "config/samples/time-slicing-t4.yaml", "test/demo/mig-a30.yaml",
+		"config/samples/mig-a100.yaml", "config/samples/mps-h100.yaml", shownPolicy, "test/demo/mig-a30.yaml",
 	}
 }
 
@@ -144,8 +147,7 @@ func (d *demo) logs() []string {
 }
 
 func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitGroup) error {
-	d.narration.show("The operator on simulated GPUs. etcd, kube-apiserver, controller, agents and their rights are the real ones; drivers, kubelet and\n" +
-		"NVIDIA's programs are played.")
+	d.narration.show("etcd, kube-apiserver, controller, agents and their rights are real; GPUs, drivers, kubelets and NVIDIA's programs are simulated.")
 	d.narration.chapter("A cluster with NVIDIA's GPU Operator and its DRA driver")
 	cluster, err := env.New(ctx, env.WithNVIDIA(), env.WithDir(d.dir))
 	if err != nil {
@@ -233,7 +235,7 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 		return err
 	}
 	for _, now := range slices.Sorted(maps.Keys(offered)) {
-		d.narration.say("%s offer %s each: %s. NVIDIA's DRA driver serves %s.", nodes(len(offered[now])), now, strings.Join(offered[now], ", "), draNode)
+		d.narration.say("%s offer %s each: %s.", nodes(len(offered[now])), now, strings.ReplaceAll(strings.Join(offered[now], ", "), draNode, draNode+" (by NVIDIA's DRA driver)"))
 	}
 	return nil
 }
@@ -297,8 +299,8 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 		return err
 	}
 	now, err := d.snapshot(ctx)
-	d.narration.say("Its agents report the GPUs of %s. Fields of nodes, GPUs and NVIDIA's objects that it changed: %d of %d.", nodes(len(d.machines)),
-		len(d.before.differences(now)), len(d.before))
+	d.narration.say("Its agents report the GPUs of %s. Of %d fields of nodes, GPUs and NVIDIA's objects it has changed %d.", nodes(len(d.machines)),
+		len(d.before), len(d.before.differences(now)))
 	return err
 }
 
@@ -323,6 +325,12 @@ func (d *demo) runController(ctx context.Context) (*nodesim.Process, error) {
 
 func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	d.narration.chapter("You ask: MIG on A100 and A30, MPS on H100, time-slicing on T4")
+	policy, err := os.ReadFile(shownPolicy)
+	if err != nil {
+		return err
+	}
+	_, spec, _ := strings.Cut(string(policy), "\nspec:")
+	d.narration.show("The spec of " + shownPolicy + ", the others are alike:" + spec)
 	began := time.Now()
 	args := []string{"apply"}
 	for _, sample := range samples() {
@@ -341,8 +349,7 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if denied > 0 {
 		return fmt.Errorf("the admission policy of the controller denied %d writes; controller.log names the fields", denied)
 	}
-	d.narration.say("All %d policies are Ready.", len(samples()))
-	return d.sayCost(ctx, began)
+	return d.sayCost(ctx, began, fmt.Sprintf("all %d policies are Ready", len(samples())))
 }
 
 func (d *demo) allReady(ctx context.Context) (bool, error) {

@@ -94,7 +94,7 @@ func (s *site) snapshotDRA(ctx context.Context, into snapshot) error {
 // askForShares lets two pods ask for shares: one gets it, on the node of NVIDIA's DRA driver as on any other, and one
 // asks for what no node offers.
 func (d *demo) askForShares(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("Teams ask for shares in resources.limits of their pods, and which they have or why none")
+	d.narration.chapter("Teams ask for shares in resources.limits of their pods; why says which a pod has, or why none")
 	if err := d.startOnDRA(ctx); err != nil {
 		return err
 	}

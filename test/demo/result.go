@@ -17,13 +17,14 @@ import (
 // mostLines is how long the story may be for a person to read it.
 const mostLines = 70
 
-// sayCost says what the changes have cost that began then, as it was observed.
-func (d *demo) sayCost(ctx context.Context, began time.Time) error {
+// sayCost says what the changes have reached that began then, and what they have cost, as it was observed.
+func (d *demo) sayCost(ctx context.Context, began time.Time, reached string) error {
 	evicted, err := d.evictions(ctx)
 	if err != nil {
 		return err
 	}
-	d.narration.say("It took %.1f s; %s; pods evicted so far: %d.", time.Since(began).Seconds(), d.cost.sum(), evicted)
+	d.narration.say("After %.1f s %s; %s; pods evicted: %d.", time.Since(began).Seconds(), reached, d.cost.sum(), evicted-d.cost.evicted)
+	d.cost.evicted = evicted
 	return nil
 }
 

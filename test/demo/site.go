@@ -84,7 +84,7 @@ func (s *site) heldInstance(ctx context.Context) (string, error) {
 		for _, h := range device.Holders {
 			for _, i := range device.Instances {
 				if h.Instance != nil && *h.Instance == i.ID {
-					return fmt.Sprintf("instance %s at %d:%d of GPU %d (%s)", i.Profile, i.Start, i.Size, device.Index, i.UUID), nil
+					return fmt.Sprintf("instance %s of GPU %d (%s)", i.Profile, device.Index, i.UUID), nil
 				}
 			}
 		}

@@ -109,7 +109,7 @@ func (from *site) snapshotNode(ctx context.Context, m *machine, s snapshot) erro
 
 // undo deletes every policy and waits until everything is as it was before the first.
 func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("You delete the policies")
+	d.narration.chapter("The pods have ended, and you delete the policies")
 	if _, err := d.askKubectl(ctx, "delete", "pod", "--all"); err != nil {
 		return err
 	}
@@ -129,6 +129,5 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))
 	}
-	d.narration.say("All is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's objects compared, 0 differ.", len(d.before))
-	return d.sayCost(ctx, began)
+	return d.sayCost(ctx, began, fmt.Sprintf("of %d fields of nodes, GPUs and NVIDIA's objects none differs from before the first policy", len(d.before)))
 }

@@ -96,10 +96,15 @@ func Fit(clauses []string, most int, rest func(i int) string) (said string) {
 
 // End is the end of an error that another program gives, at most so many characters: what came of it, and not where.
 func End(s string, most int) string {
-	if runes := []rune(s); len(runes) > most {
-		return "…" + string(runes[len(runes)-most+1:])
+	runes := []rune(s)
+	if len(runes) <= most {
+		return s
 	}
-	return s
+	end := string(runes[len(runes)-most+1:])
+	if _, words, several := strings.Cut(end, " "); several && len(words) > len(end)/2 {
+		end = " " + words // no part of a word
+	}
+	return "…" + end
 }
 
 // First returns the first characters of a name that is no text for people, without a sign that it was cut.

@@ -51,6 +51,15 @@ func TestOfAListThereAreTheFirst(t *testing.T) {
 	g.Expect(ListIn([]string{name, "b"}, 10)).To(Equal(name + " and 1 more"))
 }
 
+// TestTheEndOfAnErrorBeginsWithAWord, unless that leaves little of it.
+func TestTheEndOfAnErrorBeginsWithAWord(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(End("GPU-1: busy now", 15)).To(Equal("GPU-1: busy now"))
+	g.Expect(End("GPU-1: busy now", 13)).To(Equal("… busy now"))
+	g.Expect(End("GPU-1: abcdefgh", 10)).To(Equal("… abcdefgh"))
+	g.Expect(End("abcdefgh ij", 8)).To(Equal("…efgh ij"))
+}
+
 // TestWhatIsNotThePointOfAMessage does not push out what to do.
 func TestWhatIsNotThePointOfAMessage(t *testing.T) {
 	g := NewWithT(t)
