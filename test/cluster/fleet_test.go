@@ -198,7 +198,7 @@ func (f *fleet) lead() (stop func()) {
 	f.Expect(gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
-		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}),
+		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }

@@ -127,7 +127,11 @@ func (c *run) rollsOut() {
 	for _, h := range c.all() {
 		at := slices.IndexFunc(h.Pods, playedBy(pluginLabel))
 		if !h.off && at >= 0 {
-			c.deletePod(h, h.Pods[at].UID)
+			uid := h.Pods[at].UID
+			c.deletePod(h, uid)
+			if !h.stuck[uid] { // it may have been a pod of NVIDIA's MPS DaemonSet, which has the same label in its selector
+				h.plugin.running = false
+			}
 			c.version[h.Name]++
 		}
 	}

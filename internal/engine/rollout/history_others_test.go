@@ -241,6 +241,9 @@ func (c *run) restoreEvent(random *rand.Rand) {
 	case what == 3 && has && c.before[h.Name].Created.Equal(old.Created):
 		h.backedUp = true
 		h.Labels, h.Annotations = maps.Clone(old.Labels), maps.Clone(old.Annotations)
+		if c.seed%onDriver >= history.Late { // an annotation of the Node tells NFD which labels are its own
+			_, h.features.merged[v1alpha1.LabelOverridden] = old.Labels[v1alpha1.LabelOverridden]
+		}
 		h.Taints = slices.DeleteFunc(slices.Clone(old.Taints), func(t corev1.Taint) bool { return t.Key == unreachable })
 		if h.off {
 			h.Taints = append(h.Taints, corev1.Taint{Key: unreachable, Effect: corev1.TaintEffectNoSchedule})
