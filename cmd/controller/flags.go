@@ -71,7 +71,7 @@ func parseFlags(args []string) (flags, error) {
 
 // setFeatures sets the feature gates of a list.
 func (f *flags) setFeatures(list string) error {
-	for _, one := range strings.Split(list, ",") {
+	for one := range strings.SplitSeq(list, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(one), "=")
 		on, err := strconv.ParseBool(value)
 		switch {

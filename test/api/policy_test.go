@@ -565,9 +565,9 @@ func defaulted(t *testing.T, c client.Client) {
 	t.Helper()
 	g := NewWithT(t)
 	for name, spec := range map[string]string{
-		"ts":  `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
-		"mps": `sharing: {strategy: MPS, mps: {replicas: 4}}`,
-		"mig": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
+		"ts":     `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
+		"mps":    `sharing: {strategy: MPS, mps: {replicas: 4}}`,
+		"mig":    `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
 		"demand": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {profiles: [1g]}}]}}`,
 	} {
 		g.Expect(c.Create(t.Context(), policy(t, name, spec))).To(Succeed())

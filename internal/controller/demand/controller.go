@@ -4,7 +4,7 @@
 // Package demand reports, for policies with MIG layouts on demand, which pods wait for instances and what would be
 // changed for them. Its one request goes over all nodes:
 //
-//	gather (reads, from caches) → demand.Memory.Review (pure) → status.onDemand and the condition DemandMet of the policies, a metric
+//	gather (reads, from caches) → Review (pure) → status.onDemand and the condition DemandMet of the policies, a metric
 //
 // It changes nothing else, and remembers nothing from which a report follows. It runs only with the feature gate
 // OnDemandMIG.
@@ -71,7 +71,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 	}
 	onDemand := map[string]bool{}
 	for i := range policies.Items {
-		if demand.Of(&policies.Items[i]) != nil {
+		if Of(&policies.Items[i]) != nil {
 			onDemand[policies.Items[i].Name] = true
 		}
 	}
@@ -148,7 +148,7 @@ func (c *Controller) gather(ctx context.Context, onDemand map[string]bool) (*clu
 	}
 	var waiting []*corev1.Pod
 	for i := range pods {
-		if demand.Waits(&pods[i]) {
+		if Waits(&pods[i]) {
 			waiting = append(waiting, &pods[i])
 		}
 	}
@@ -167,7 +167,7 @@ func (c *Controller) podsOn(ctx context.Context, node string) ([]corev1.Pod, err
 func (c *Controller) review(
 	ctx context.Context, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
 ) (*v1alpha1.OnDemandStatus, metav1.Condition, error) {
-	if of := demand.Of(p).NamespaceSelector; of != nil {
+	if of := Of(p).NamespaceSelector; of != nil {
 		selector, err := metav1.LabelSelectorAsSelector(of)
 		if err != nil {
 			return nil, metav1.Condition{
@@ -179,8 +179,8 @@ func (c *Controller) review(
 			return nil, metav1.Condition{}, err
 		}
 	}
-	status := c.memory.Review(p, s, waiting).Status()
-	return status, demand.Condition(status), nil
+	status := Review(&c.memory, p, s, waiting)
+	return status, Condition(status), nil
 }
 
 // in are the pods of namespaces with labels.

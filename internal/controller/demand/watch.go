@@ -25,7 +25,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
@@ -96,7 +95,7 @@ func samePod(a, b client.Object) bool {
 	was, arePods := a.(*corev1.Pod)
 	is, all := b.(*corev1.Pod)
 	return arePods && all && was.UID == is.UID && was.Spec.NodeName == is.Spec.NodeName && cluster.Finished(was) == cluster.Finished(is) &&
-		demand.Waits(was) == demand.Waits(is)
+		Waits(was) == Waits(is)
 }
 
 // sameGPUs reports whether a GPUNode has the policy, the readiness and the GPUs that it had, and who has them.

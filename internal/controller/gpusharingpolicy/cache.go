@@ -104,7 +104,7 @@ func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	return own
 }
 
-// slimPod keeps what cluster.PodOf, podView, drain.Evict and, of pods that wait, engine/demand read.
+// slimPod keeps what cluster.PodOf, podView, drain.Evict and, of pods that wait, controller/demand read.
 func slimPod(object any) (any, error) {
 	pod, isPod := object.(*corev1.Pod)
 	if !isPod {

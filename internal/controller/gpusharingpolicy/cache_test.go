@@ -20,9 +20,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )

@@ -13,14 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 )
 
 // advised is MIG on demand in mode Advise, in a history: the layouts of policies have it, and their statuses say what
 // pods wait for.
 type advised struct {
-	memory           demand.Memory
+	memory           pure.Memory
 	planned, reviews int
 }
 
@@ -46,7 +47,7 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		status := a.memory.Review(p, s, manyWait(s)).Status()
+		status := demand.Review(&a.memory, p, s, manyWait(s))
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -67,24 +68,25 @@ func instancesOf(pod *corev1.Pod) map[string]int64 {
 	return requests
 }
 
-// Review is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
-type Review struct {
-	pool     Pool
-	nodes    []*cluster.Node // of the pool
-	models   []*gpu.Device
+// review is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
+type review struct {
+	memory   *demand.Memory
+	pool     demand.Pool
+	nodes    []*cluster.Node   // of the pool
 	profiles map[string]string // of the models, by resource
 	most     int64             // instances that a node can have
 	index    map[[2]string]int
-	classes  []Class
+	classes  []demand.Class
 	first    []*corev1.Pod // of each class, the one that has waited longest
-	decision Decision
+	decision demand.Decision
 }
 
-// Review decides for a policy that has GPUs on demand. The pods are those that wait and whose namespaces the policy selects.
-func (m *Memory) Review(p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *Review {
-	r := &Review{profiles: map[string]string{}, index: map[[2]string]int{}}
+// Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
+// and whose namespaces the policy selects. It is pure; the memory changes no decision.
+func Review(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *v1alpha1.OnDemandStatus {
+	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}}
 	of := Of(p)
-	r.pool = Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
+	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
 	for _, name := range of.Profiles {
 		r.pool.Profiles = append(r.pool.Profiles, string(name))
 	}
@@ -93,16 +95,16 @@ func (m *Memory) Review(p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods 
 	}
 	for i := range s.Nodes {
 		if s.Nodes[i].GPU.Spec.PolicyName == p.Name {
-			r.addNode(m, p, &s.Nodes[i], s.Now)
+			r.addNode(p, &s.Nodes[i], s.Now)
 		}
 	}
 	r.classify(pods)
 	r.decision = m.Decide(s.Now, r.pool, r.classes)
-	return r
+	return r.status()
 }
 
 // addNode adds the GPUs of a node that the policy has on demand.
-func (r *Review) addNode(m *Memory, p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
+func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	devices := plan.Devices(n.GPU.Status.Devices)
 	from := len(r.pool.GPUs)
@@ -112,12 +114,12 @@ func (r *Review) addNode(m *Memory, p *v1alpha1.GPUSharingPolicy, n *cluster.Nod
 		if !plan.Matches(p.Spec.GPUSelector, *d) || layout == nil || layout.OnDemand == nil || len(d.Profiles) == 0 {
 			continue
 		}
-		g := GPU{
-			Node: n.Name, UUID: d.UUID, Model: r.model(m, d), Frozen: !ready || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
+		g := demand.GPU{
+			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: !ready || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
 		}
 		for _, i := range d.State.Instances {
 			// Nothing reports how long it has been idle.
-			g.Instances = append(g.Instances, Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: now.Add(-r.pool.Idle)})
+			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: now.Add(-r.pool.Idle)})
 		}
 		r.pool.GPUs = append(r.pool.GPUs, g)
 		r.index[[2]string{n.Name, d.UUID}] = d.Index
@@ -133,30 +135,13 @@ func (r *Review) addNode(m *Memory, p *v1alpha1.GPUSharingPolicy, n *cluster.Nod
 // mostOfAGPU is how many instances a GPU can have.
 const mostOfAGPU = 7
 
-// model is what GPUs share that can hold the same, also with those of former reviews.
-func (r *Review) model(m *Memory, d *gpu.Device) *gpu.Device {
-	for _, known := range r.models {
-		if alike(known, d) {
-			return known
-		}
-	}
-	for _, p := range d.Profiles {
+// model is what GPUs share that can hold the same. It notes the resources of its profiles.
+func (r *review) model(d *gpu.Device) *gpu.Device {
+	m := r.memory.Model(d)
+	for _, p := range m.Profiles {
 		r.profiles[plan.ResourceOf(p.Name)] = p.Name
 	}
-	found := &gpu.Device{Product: d.Product, Profiles: d.Profiles}
-	for _, k := range m.kinds {
-		if alike(k.model, d) {
-			found = k.model
-		}
-	}
-	r.models = append(r.models, found)
-	return found
-}
-
-func alike(a, b *gpu.Device) bool {
-	return a.Product == b.Product && slices.EqualFunc(a.Profiles, b.Profiles, func(p, q gpu.Profile) bool {
-		return p.Name == q.Name && p.Slices == q.Slices && p.Size == q.Size && p.Max == q.Max && slices.Equal(p.Starts, q.Starts)
-	})
+	return m
 }
 
 // holderOf names the pod or process that has an instance; empty: none has.
@@ -175,7 +160,7 @@ func holderOf(d *gpu.Device, instance int) string {
 }
 
 // promise gives idle instances to pods that are bound to their node and are not reported to hold any yet.
-func promise(n *cluster.Node, devices []gpu.Device, gpus []GPU) {
+func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
 	for i := range n.Pods {
 		pod := &n.Pods[i]
 		holds := slices.ContainsFunc(devices, func(d gpu.Device) bool {
@@ -195,7 +180,7 @@ func promise(n *cluster.Node, devices []gpu.Device, gpus []GPU) {
 
 // classify joins the pods that ask for the same and that the same nodes would take. Left out are pods that ask for what
 // no GPU of the pool can have, or that no node of it would take.
-func (r *Review) classify(pods []*corev1.Pod) {
+func (r *review) classify(pods []*corev1.Pod) {
 	where, at := map[string]map[string]bool{}, map[string]int{}
 	for _, pod := range pods {
 		asks := r.asks(pod)
@@ -206,7 +191,7 @@ func (r *Review) classify(pods []*corev1.Pod) {
 		if nodes != nil && len(nodes) == 0 {
 			continue
 		}
-		class := Class{Asks: asks, Nodes: nodes, Oldest: waitsSince(pod)}
+		class := demand.Class{Asks: asks, Nodes: nodes, Oldest: waitsSince(pod)}
 		if pod.Spec.Priority != nil {
 			class.Priority = *pod.Spec.Priority
 		}
@@ -237,7 +222,7 @@ func waitsSince(pod *corev1.Pod) time.Time {
 }
 
 // asks are the instances that a pod asks for, by exact profile; nil if no node of the pool can have them.
-func (r *Review) asks(pod *corev1.Pod) map[string]int {
+func (r *review) asks(pod *corev1.Pod) map[string]int {
 	asks := map[string]int{}
 	for name, count := range instancesOf(pod) {
 		profile, has := r.profiles[name]
@@ -251,7 +236,7 @@ func (r *Review) asks(pod *corev1.Pod) map[string]int {
 
 // placement is what of a pod says which nodes would take it, and those of the pool that would, but for their instances,
 // CPU and memory; nil: all.
-func (r *Review) placement(pod *corev1.Pod, known map[string]map[string]bool) (key string, nodes map[string]bool) {
+func (r *review) placement(pod *corev1.Pod, known map[string]map[string]bool) (key string, nodes map[string]bool) {
 	encoded, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
 		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations,
 	})

@@ -13,21 +13,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // idleTimeUnknown is what is known of how long instances have been idle.
 const idleTimeUnknown = "Unknown"
 
 // reasons are the words of the API.
-var reasons = map[Reason]string{
-	NotAllowed: v1alpha1.ReasonProfileNotAllowed, Reserve: v1alpha1.ReasonReserveKept, Changing: v1alpha1.ReasonGPUsChanging,
-	NoIdleRoom: v1alpha1.ReasonNoIdleRoom,
+var reasons = map[demand.Reason]string{
+	demand.NotAllowed: v1alpha1.ReasonProfileNotAllowed, demand.Reserve: v1alpha1.ReasonReserveKept,
+	demand.Changing: v1alpha1.ReasonGPUsChanging, demand.NoIdleRoom: v1alpha1.ReasonNoIdleRoom,
 }
 
-// Status is the review as a policy reports it.
-func (r *Review) Status() *v1alpha1.OnDemandStatus {
+// status is the review as a policy reports it.
+func (r *review) status() *v1alpha1.OnDemandStatus {
 	s := &v1alpha1.OnDemandStatus{IdleTime: idleTimeUnknown, GPUs: number(len(r.decision.Changes))}
 	for _, n := range r.order() {
 		class, outcome := r.classes[n], r.decision.Outcomes[n]
@@ -57,14 +57,14 @@ func (r *Review) Status() *v1alpha1.OnDemandStatus {
 }
 
 // order are the classes as they are listed.
-func (r *Review) order() []int {
+func (r *review) order() []int {
 	order := make([]int, len(r.classes))
 	for n := range order {
 		order[n] = n
 	}
 	slices.SortFunc(order, func(a, b int) int {
 		x, y := &r.classes[a], &r.classes[b]
-		return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.Oldest.Compare(y.Oldest), cmp.Compare(text(*x), text(*y)),
+		return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.Oldest.Compare(y.Oldest), cmp.Compare(fmt.Sprint(x.Asks), fmt.Sprint(y.Asks)),
 			strings.Compare(r.first[a].Namespace, r.first[b].Namespace), strings.Compare(r.first[a].Name, r.first[b].Name))
 	})
 	return order
@@ -89,7 +89,7 @@ func counted(instances []gpu.Instance) (list []v1alpha1.InstanceCount) {
 }
 
 // number is a count of pods, GPUs or instances, none of which a cluster has more than 2 billion of.
-func number(n int) int32 { return int32(n) } //nolint:gosec // see above
+func number(n int) int32 { return int32(n) }
 
 // Condition is the condition DemandMet that says what a status does.
 func Condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
@@ -102,7 +102,7 @@ func Condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	case s.Unmet > 0:
 		is.Reason, is.Message = v1alpha1.ReasonNoIdleRoom, fmt.Sprintf("%s, %d would not", would, s.Unmet)
 		if at := slices.IndexFunc(s.Requests, func(d v1alpha1.DemandStatus) bool { return d.Unmet > 0 }); at >= 0 {
-			is.Reason, is.Message = s.Requests[at].Reason, is.Message+": "+Describe(&s.Requests[at])
+			is.Reason, is.Message = s.Requests[at].Reason, is.Message+", such as "+s.Requests[at].FirstPod+heldBy(s.Requests[at].Holders)
 		}
 	case s.Planned > 0:
 		is.Reason, is.Message = v1alpha1.ReasonRepartitionAdvised, would
@@ -113,24 +113,9 @@ func Condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	return is
 }
 
-// Describe says in one line what some pods wait for, and what would become of them.
-func Describe(d *v1alpha1.DemandStatus) string {
-	var asks, then []string
-	for _, i := range d.Instances {
-		asks = append(asks, fmt.Sprintf("%d %s", i.Count, plan.ResourceOf(i.Profile)))
+func heldBy(pods []string) string {
+	if len(pods) == 0 {
+		return ""
 	}
-	if d.Ready > 0 {
-		then = append(then, fmt.Sprintf("%d find idle instances", d.Ready))
-	}
-	if d.Planned > 0 {
-		then = append(then, fmt.Sprintf("%d would start after the change", d.Planned))
-	}
-	if d.Unmet > 0 {
-		why := d.Reason
-		if len(d.Holders) > 0 {
-			why += ", held by " + strings.Join(d.Holders, ", ")
-		}
-		then = append(then, fmt.Sprintf("%d would not: %s", d.Unmet, why))
-	}
-	return fmt.Sprintf("%s (%d pods, first %s): %s", strings.Join(asks, ", "), d.Pods, d.FirstPod, strings.Join(then, "; "))
+	return ": what would have to be destroyed is held by " + strings.Join(pods, ", ")
 }

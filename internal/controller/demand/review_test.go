@@ -16,11 +16,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
+
+var now = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 
 // onDemand is a policy with one layout on demand.
 func onDemand(change func(*v1alpha1.MIGOnDemand)) *v1alpha1.GPUSharingPolicy {
@@ -38,7 +42,7 @@ func a100s(t *testing.T, name string, gpus int) cluster.Node {
 	t.Helper()
 	var devices []gpu.Device
 	for n := range gpus {
-		d := *a100(t)
+		d, _ := catalogue.Find("NVIDIA-A100-SXM4-40GB")
 		d.UUID, d.Index, d.MIGCapable, d.PendingMIG = fmt.Sprint(name, "-", n), n, true, true
 		d.State = gpu.State{MIG: true, Instances: []gpu.Instance{
 			{Profile: "3g.20gb", ID: 1, UUID: "MIG-1", Placement: gpu.Placement{Start: 0, Size: 4}},
@@ -124,7 +128,7 @@ func TestReview(t *testing.T) {
 		"nobody waits":                    {nil, node(nil), nil, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, "No pod waits"},
 		"an idle instance":                {nil, node(nil), one("3g.20gb"), metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle"},
 		"a profile that the layout lacks": {nil, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, "1 would start if 1 GPUs had others"},
-		"a profile that may not be made":  {nil, node(nil), one("7g.40gb"), metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "1 nvidia.com/mig-7g.40gb (1 pods, first team/w)"},
+		"a profile that may not be made":  {nil, node(nil), one("7g.40gb"), metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "such as team/w"},
 		"a profile of another GPU":        {nil, node(nil), one("1g.6gb"), metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
 		"no node that would take it": {nil, node(nil), []*corev1.Pod{waits("w", "1g.5gb", func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"zone": "z"}
@@ -147,7 +151,7 @@ func TestReview(t *testing.T) {
 		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, ""},
 		"the reserve": {func(of *v1alpha1.MIGOnDemand) {
 			of.Reserve = []v1alpha1.MIGReserve{{Profile: "3g", Count: 2}}
-		}, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonReserveKept, [4]int32{1, 0, 0, 1}, 0, "ReserveKept"},
+		}, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonReserveKept, [4]int32{1, 0, 0, 1}, 0, ""},
 		"a node that is not ready": {nil, node(func(n *cluster.Node) {
 			n.GPU.Status.Conditions[0].Status = metav1.ConditionFalse
 			n.Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
@@ -156,7 +160,7 @@ func TestReview(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			s := new(demand.Memory).Review(onDemand(c.change), c.snapshot, c.pods).Status()
+			s := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
 			is := demand.Condition(s)
 			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
 			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
@@ -182,17 +186,17 @@ func TestAReviewIsBounded(t *testing.T) {
 			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Duration(n%7) * time.Minute))
 		}))
 	}
-	memory := &demand.Memory{}
-	first := memory.Review(onDemand(nil), s, pods).Status()
+	memory := &pure.Memory{}
+	first := demand.Review(memory, onDemand(nil), s, pods)
 	g.Expect(first.Pods).To(Equal(int32(60)))
 	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
 	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
 	g.Expect(first.Requests[0].FirstPod).To(Equal("team/w59"), "of the highest priority, since longest")
 	g.Expect(first.GPUs).To(BeNumerically(">", 0))
-	g.Expect(len(first.Changes)).To(Equal(min(int(first.GPUs), v1alpha1.MostDemands)))
+	g.Expect(first.Changes).To(HaveLen(min(int(first.GPUs), v1alpha1.MostDemands)))
 	for range 5 {
 		pods = slices.Clone(pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		g.Expect(memory.Review(onDemand(nil), s, pods).Status()).To(Equal(first))
+		g.Expect(demand.Review(memory, onDemand(nil), s, pods)).To(Equal(first))
 	}
 }
