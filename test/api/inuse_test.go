@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -60,6 +61,22 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 	g.Expect(cluster.Client.Delete(ctx, policy)).To(Succeed())
 	for _, o := range kept {
 		g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20 * time.Second).Should(Succeed())
+	}
+
+	// A policy is gone, and its node is not restored yet.
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{v1alpha1.AnnotationBaseline: "{}"}}}
+	g.Expect(cluster.Client.Create(ctx, node)).To(Succeed())
+	for _, o := range kept {
+		g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20 * time.Second).Should(
+			MatchError(And(ContainSubstring("Node a is not restored yet"), ContainSubstring("kubectl gpusharing restore"))))
+	}
+	g.Expect(deleted(ctx, others)).To(Succeed(), "another operator")
+	g.Expect(deleted(ctx, second)).To(Succeed(), "nothing goes with it")
+	g.Expect(deleted(ctx, foreign)).To(Succeed(), "another definition")
+	node.Annotations = nil
+	g.Expect(cluster.Client.Update(ctx, node)).To(Succeed())
+	for _, o := range kept {
+		g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20*time.Second).Should(Succeed(), "it is restored")
 	}
 }
 

@@ -244,6 +244,7 @@ func (s *run) join(name string, random *rand.Rand) {
 	s.serial++
 	p := &place{machine: newMachine(s.fleet, name, labels, models...), born: map[string]born{}, slots: map[string]int{}}
 	p.hardware.Update(func(n *sim.Node) {
+		n.Name = fmt.Sprintf("%s-%d", name, s.serial) // its instances have other UUIDs than those of a former one
 		for i := range n.GPUs {
 			n.GPUs[i].UUID = fmt.Sprintf("%s-%d", n.GPUs[i].UUID[:len(n.GPUs[i].UUID)-2], 10+s.serial) // another machine of that name
 			n.GPUs[i].NoReset = n.GPUs[i].NoReset || len(models) == 1 && name == "n0" && s.serial%6 == 0

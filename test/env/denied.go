@@ -26,15 +26,14 @@ import (
 // ControllerWrites is the name of the admission policy around the controller.
 const ControllerWrites = "gpu-sharing-controller-writes"
 
-// inUse is the name of the admission policy that keeps the operator's kinds while there is a policy.
-const inUse = "gpu-sharing-in-use"
-
 // DeleteKind deletes a definition of the operator's although there are policies, as a person does who insists: the
-// binding of the admission policy that refuses it goes first, and takes effect a moment later.
+// bindings of the admission policies that refuse it go first, and take effect a moment later.
 func (c *Cluster) DeleteKind(ctx context.Context, name string) error {
-	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: inUse}}
-	if err := client.IgnoreNotFound(c.Client.Delete(ctx, binding)); err != nil {
-		return fmt.Errorf("deleting the binding of %s: %w", inUse, err)
+	for _, refuses := range []string{"gpu-sharing-in-use", "gpu-sharing-not-restored"} {
+		binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: refuses}}
+		if err := client.IgnoreNotFound(c.Client.Delete(ctx, binding)); err != nil {
+			return fmt.Errorf("deleting the binding of %s: %w", refuses, err)
+		}
 	}
 	definition := &unstructured.Unstructured{}
 	definition.SetName(name)

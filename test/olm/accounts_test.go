@@ -78,17 +78,18 @@ func (s *site) limits() map[string][]attempt {
 }
 
 // accounts checks that the tables of docs/security.md are what the API server says about the controller's account, and that
-// the other accounts may write no more than it says.
-func (s *site) accounts() {
+// the other accounts may write no more than it says, nor OLM gives them more than that.
+func (s *site) accounts(byOLM ...string) {
 	s.t.Helper()
 	rows := tableOfSecurity(s.t, "| Right | For |")
 	s.Expect(slices.Sorted(maps.Keys(documentedWrites()))).To(Equal(rows))
 	// "Read GPUNodes and patch their status", "none", and on OpenShift the constraints of their own.
 	there := map[string][]string{"gpu-sharing-agent": {"patch gpunodes/status"}, mpsPods: nil}
-	here := map[string][]string{}
+	here := map[string][]string{controller: slices.Clone(byOLM)}
 	for account, writes := range there {
 		here[account] = append(slices.Clone(writes), "use securitycontextconstraints gpu-sharing-node")
 	}
+	here["gpu-sharing-agent"] = append(here["gpu-sharing-agent"], byOLM...)
 	for _, writes := range documentedWrites() {
 		for _, write := range writes {
 			name, namespaced := strings.CutSuffix(write, "!")

@@ -56,14 +56,7 @@ EOF`)
 	s.share()
 
 	// An upgrade begins while a node waits for a pod, and nobody can pull its bundle at first.
-	pod := object("v1", "Pod", "default", "holder")
-	pod.Object["spec"] = map[string]any{"nodeName": nodeA100, "containers": []any{map[string]any{
-		"name": "a", "image": "a", "resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}},
-	}}}
-	s.Expect(s.client.Create(t.Context(), pod)).To(Succeed())
-	s.do(`kubectl wait pod holder --for=jsonpath='{.status.phase}'=Running --timeout=1m
-kubectl patch gpusharingpolicy parted --type=merge --patch='{"spec": {"sharing": {"mig": {"layouts": [{"fill": "2g.10gb"}]}}}}'
-kubectl wait node gpu-a100 --for=jsonpath='{.spec.taints[?(@.key=="gpusharing.io/changing")].effect}'=NoSchedule --timeout=2m`)
+	s.whileHeld(`kubectl patch gpusharingpolicy parted --type=merge --patch='{"spec": {"sharing": {"mig": {"layouts": [{"fill": "2g.10gb"}]}}}}'`)
 	s.publish("0.2.0")
 	bundle := filepath.Join(s.released, "bundle")
 	s.Expect(os.Rename(bundle, bundle+"-lost")).To(Succeed())
@@ -84,6 +77,20 @@ kubectl wait node gpu-a100 --for=jsonpath='{.spec.taints[?(@.key=="gpusharing.io
 	s.downgradeV0()
 	s.withoutFinalizer()
 	s.uninstalls(s.documented("With OLM v0", 4), before)
+}
+
+// whileHeld runs commands by which a node is to change while a pod, holder, has a GPU instance of it, and waits until the
+// node waits for that.
+func (s *site) whileHeld(commands string) {
+	s.t.Helper()
+	pod := object("v1", "Pod", "default", "holder")
+	pod.Object["spec"] = map[string]any{"nodeName": nodeA100, "containers": []any{map[string]any{
+		"name": "a", "image": "a", "resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}},
+	}}}
+	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
+	s.do(`kubectl wait pod holder --for=jsonpath='{.status.phase}'=Running --timeout=1m
+` + commands + `
+kubectl wait node gpu-a100 --for=jsonpath='{.spec.taints[?(@.key=="gpusharing.io/changing")].effect}'=NoSchedule --timeout=2m`)
 }
 
 // deadCatalog lets the pod of the catalog run without its program: the CatalogSource says so, and the operator works on.
@@ -205,7 +212,7 @@ func (s *site) insists() {
 	s.t.Helper()
 	s.without("operator-controller", func() {
 		s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
-		s.Eventually(s.try, wait, poll).WithArguments(`kubectl delete validatingadmissionpolicybinding gpu-sharing-in-use --ignore-not-found
+		s.Eventually(s.try, wait, poll).WithArguments(`kubectl delete validatingadmissionpolicybinding gpu-sharing-in-use gpu-sharing-not-restored --ignore-not-found
 kubectl delete clusterextension gpu-sharing-operator --wait=false
 kubectl patch clusterextension gpu-sharing-operator --type=merge --patch='{"metadata": {"finalizers": null}}'`).Should(ContainSubstring("patched"))
 		for _, name := range []string{"gpunodes.gpusharing.io", "gpusharingpolicies.gpusharing.io"} {

@@ -155,6 +155,7 @@ func TestOLMv0(t *testing.T) {
 	s.Expect(s.exists(account)).To(BeTrue())
 	s.Expect(account.GetOwnerReferences()).To(BeEmpty(), "it does not go with the previous ClusterServiceVersion")
 	s.rights()
+	s.accounts("update operatorconditions gpu-sharing-operator.v0.2.0", "patch operatorconditions gpu-sharing-operator.v0.2.0")
 	s.editors()
 	s.refused("kubectl delete crd gpusharingpolicies.gpusharing.io --wait=false")
 	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
@@ -172,6 +173,12 @@ func TestOLMv0(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
+	// The policies are gone, and a node waits for a pod before it is restored. Installed again, the operator finishes that.
+	s.whileHeld("kubectl delete gpusharingpolicy --all")
+	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
+	s.uninstallV0("csv", "subscription")
+	s.do("kubectl delete pod holder")
+	s.installV0()
 	s.uninstalls(s.documented("With OLM v0", 4), before)
 
 	s.startV1()

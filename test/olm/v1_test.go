@@ -94,7 +94,7 @@ func (s *site) refused(commands string) {
 	}, wait, poll).Should(HaveOccurred(), commands)
 	out, err := s.try(commands)
 	s.Expect(err).To(HaveOccurred(), "%s\n%s", commands, out)
-	s.Expect(out).To(ContainSubstring("still shares GPUs, and would be deleted without restoring them. First run: kubectl gpusharing restore"), commands)
+	s.Expect(out).To(MatchRegexp("(still shares GPUs, and would be deleted without restoring them|is not restored yet, and would be left as it is). First run: kubectl gpusharing restore"), commands)
 }
 
 // TestOLMv1 installs with an account that has the rights of config/olm/installer.yaml and no others, upgrades, loses the
@@ -147,6 +147,11 @@ EOF`)
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 
+	// The policies are gone, and a node waits for a pod before it is restored.
+	s.whileHeld("kubectl delete gpusharingpolicy --all")
+	s.refused("kubectl delete clusterextension gpu-sharing-operator --wait=false")
+	s.refused("kubectl delete crd gpunodes.gpusharing.io --wait=false")
+	s.do("kubectl delete pod holder")
 	s.uninstalls(s.documented("With OLM v1", 3), before)
 }
 

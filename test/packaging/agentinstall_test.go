@@ -174,6 +174,8 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-in-use"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-mps-nodes"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-mps-nodes"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-not-restored"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-not-restored"),
 	} {
 		g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o)).To(Succeed())
 	}

@@ -6,6 +6,7 @@ package host_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,12 +24,33 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
-// locksItself names the file by which a process of these tests locks its own memory.
-const locksItself = "HOST_TEST_LOCKS_ITSELF"
+// locksItself names the file by which a process of these tests locks its own memory, and startsNever that by which it
+// never comes to the program that it starts. Each has pipeFolder mounted at /mnt, and a file of it open that is removed.
+const locksItself, startsNever, pipeFolder = "HOST_TEST_LOCKS_ITSELF", "HOST_TEST_STARTS_NEVER", "HOST_TEST_PIPE_FOLDER"
 
 func init() {
 	if file := os.Getenv(locksItself); file != "" {
+		mountPipe()
 		lockMemory(file)
+	}
+	if file := os.Getenv(startsNever); file != "" {
+		mountPipe()
+		if _, err := os.Open(file); err != nil { // for this program alone, so the kernel closes it before the next one starts
+			panic(err)
+		}
+		panic(unix.Exec("/proc/self/exe", []string{"next"}, []string{startsNever + "="}))
+	}
+}
+
+func mountPipe() {
+	const removed = "/mnt/removed-by-the-tenant"
+	_ = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	err := unix.Mount(os.Getenv(pipeFolder), "/mnt", "", unix.MS_BIND, "")
+	if err == nil {
+		_, err = unix.Open(removed, unix.O_CREAT|unix.O_RDWR, 0o600) // also for the next program
+	}
+	if err = errors.Join(err, os.Remove(removed)); err != nil {
+		panic(err)
 	}
 }
 
@@ -58,7 +80,7 @@ func lockMemory(file string) {
 	}
 }
 
-// silentFile is a file of a file system that answers to all but to read it. Asked tells when it was read.
+// silentFile is a file of a file system that answers to all but to read it and to close it. Asked tells when it was.
 func silentFile(t *testing.T) (file string, asked <-chan bool) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -82,7 +104,7 @@ func silentFile(t *testing.T) (file string, asked <-chan bool) {
 
 // answerFuse is the server of that file system (linux/fuse.h), until its connection ends.
 func answerFuse(fd int, reads chan<- bool) {
-	const lookup, getattr, open, read, initialize = 1, 3, 14, 15, 26
+	const lookup, getattr, open, read, flush, initialize = 1, 3, 14, 15, 25, 26
 	attributes := func(node uint64) []any { // of the folder, which is node 1, or of the file
 		mode := uint32(unix.S_IFDIR | 0o755)
 		if node != 1 {
@@ -114,7 +136,7 @@ func answerFuse(fd int, reads chan<- bool) {
 			answer = append([]any{[2]uint64{}}, attributes(request.Node)...)
 		case open:
 			answer = []any{[2]uint64{}}
-		case read:
+		case read, flush:
 			select {
 			case reads <- true:
 			default:
@@ -136,35 +158,47 @@ func answerFuse(fd int, reads chan<- bool) {
 	}
 }
 
-// TestAProcessThatLocksItsMemoryKeepsNobodyWaiting: a tenant may mount an NFS server of their own, and any process can keep
-// the lock of its memory by a page of a file there that does not come.
-func TestAProcessThatLocksItsMemoryKeepsNobodyWaiting(t *testing.T) {
-	g := gomega.NewWithT(t)
-	file, asked := silentFile(t)
-	locked := exec.Command(os.Args[0])
-	locked.Env = append(os.Environ(), locksItself+"="+file)
-	locked.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID} // as a container has
-	if err := locked.Start(); err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { _ = locked.Process.Kill(); go func() { _ = locked.Wait() }() })
-	g.Eventually(asked).WithTimeout(10 * time.Second).Should(gomega.Receive())
-	proc := procOfThisMachine(t)
-	for name, look := range map[string]func(){
-		"Describe":    func() { g.Expect(proc.Describe(locked.Process.Pid).Name).To(gomega.HavePrefix("host")) },
-		"Running":     func() { _, _ = proc.Running("config-manager") },
-		"Environment": func() { proc.Environment(locked.Process.Pid) }, "Arguments": func() { proc.Arguments(locked.Process.Pid) },
-		"WithVariable": func() { _, _ = proc.WithVariable("CUDA_MPS_PIPE_DIRECTORY") }, "User": func() { proc.User(locked.Process.Pid) },
-		"Mounted": func() { _, _ = proc.Mounted("/run") }, "Privileged": func() { proc.Privileged(locked.Process.Pid) },
-	} {
-		done := make(chan bool)
-		go func() {
-			for range 20 {
-				look()
+// TestNoProcessKeepsItsObserversWaiting: a tenant may mount an NFS server of their own, and any process can keep the lock
+// of its memory by a page of a file there that does not come, and that of who it is by such a file that is closed before
+// it starts another program.
+func TestNoProcessKeepsItsObserversWaiting(t *testing.T) {
+	for _, keeps := range []string{locksItself, startsNever} {
+		t.Run(keeps, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			pipe := t.TempDir()
+			tenant(t, pipe, `exec 3>/mnt/other && head -c 2M /dev/zero >&3 && rm /mnt/other`)
+			file, asked := silentFile(t)
+			command := exec.Command(os.Args[0])
+			command.Env = append(os.Environ(), keeps+"="+file, pipeFolder+"="+pipe)
+			command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS} // as a container has
+			if err := command.Start(); err != nil {
+				t.Skip(err)
 			}
-			close(done)
-		}()
-		g.Eventually(done).WithTimeout(20*time.Second).Should(gomega.BeClosed(), name)
+			t.Cleanup(func() { _ = command.Process.Kill(); go func() { _ = command.Wait() }() })
+			g.Eventually(asked).WithTimeout(10 * time.Second).Should(gomega.Receive())
+			proc, pid := procOfThisMachine(t), command.Process.Pid
+			for name, look := range map[string]func(){
+				"Describe":     func() { g.Expect(proc.Describe(pid).Name).To(gomega.HavePrefix("host")) },
+				"Running":      func() { _, _ = proc.Running("config-manager") },
+				"Environment":  func() { proc.Environment(pid) },
+				"Arguments":    func() { proc.Arguments(pid) },
+				"WithVariable": func() { _, _ = proc.WithVariable("CUDA_MPS_PIPE_DIRECTORY") },
+				"User":         func() { proc.User(pid) },
+				"Mounted":      func() { g.Expect(proc.Mounted(pipe)).To(gomega.HaveKeyWithValue(pipe, gomega.ContainElement(pid))) },
+				"Privileged":   func() { proc.Privileged(pid) },
+				"Trim":         func() { _, _ = proc.Trim(pipe, 1<<20, 512, true) },
+			} {
+				done := make(chan bool)
+				go func() {
+					for range 20 {
+						look()
+					}
+					close(done)
+				}()
+				g.Eventually(done).WithTimeout(20*time.Second).Should(gomega.BeClosed(), name)
+			}
+			g.Expect(proc.Trim(pipe, 1<<20, 512, true)).To(gomega.BeNumerically("<", 4096), "what others hold is emptied all the same")
+		})
 	}
 }
 

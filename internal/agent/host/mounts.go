@@ -5,7 +5,9 @@ package host
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
+	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -90,30 +92,30 @@ func (p *Proc) Mounted(folders ...string) (map[string][]int, error) {
 }
 
 // mountedBy are the wanted folders that a process has mounted. A process that is gone has none. seen holds what was
-// found by mount namespace and root: mountinfo shows nothing outside of the root.
+// found by how mountinfo begins: with the number of a mount, which no other mount has, and where it is below the root of
+// the process. The links that name namespace and root might not come (look).
 func (p *Proc) mountedBy(dir string, wanted map[mount]string, seen map[string][]string) []string {
-	namespace, err := p.root.Readlink(path.Join(dir, "ns/mnt"))
+	mountinfo, err := p.root.Open(path.Join(dir, "mountinfo"))
 	if err != nil {
 		return nil
 	}
-	root, err := p.root.Readlink(path.Join(dir, "root"))
-	if err != nil {
-		return nil
-	}
-	key := namespace + root
-	if known, is := seen[key]; is {
+	defer mountinfo.Close() //nolint:errcheck // only read
+	begins := make([]byte, os.Getpagesize())
+	n, _ := mountinfo.Read(begins) // the kernel gives no more at a time
+	begins = begins[:n]
+	if known, is := seen[string(begins)]; is {
 		return known
 	}
-	mounts, err := p.mountsOf(dir)
+	rest, err := io.ReadAll(io.LimitReader(mountinfo, maxMountinfo))
 	if err != nil {
 		return nil
 	}
 	var folders []string
-	for _, m := range mounts {
+	for _, m := range parseMounts(string(begins) + string(rest)) {
 		if folder, is := wanted[mount{device: m.device, root: m.root}]; is {
 			folders = append(folders, folder)
 		}
 	}
-	seen[key] = folders
+	seen[string(begins)] = folders
 	return folders
 }

@@ -24,8 +24,8 @@ import (
 type Proc struct {
 	root    *os.Root
 	closing atomic.Int32 // descriptors of other processes that are being closed
-	waiting atomic.Int32 // for the memory of processes
-	waits   sync.Map     // for which: *reading by name of a file
+	waiting atomic.Int32 // for processes
+	waits   sync.Map     // for which: *looking by name of a file
 }
 
 // NewProc reads the proc file system under root, such as /proc.
@@ -49,51 +49,72 @@ func (p *Proc) read(name string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, most)) //nolint:wrapcheck // likewise
 }
 
-// How long the memory of a process in a container is waited for, and of how many at a time.
-const memoryTimeout, maxWaiting = time.Second, 16
+// How long a process in a container is waited for, and how many at a time.
+const processTimeout, maxWaiting = time.Second, 16
 
-// errMemory says that the memory of a process does not come.
-var errMemory = errors.New("its memory does not come")
+// errWaits says that the kernel does not tell about a process, because the process keeps a lock.
+var errWaits = errors.New("the process does not let itself be looked at")
 
-// reading is a file of a process that is being read. What was read is set once done is closed.
-type reading struct {
-	until   time.Time // it is waited for
-	done    chan struct{}
-	content []byte
-	err     error
+// looking is a look at a process. What was seen is set once done is closed.
+type looking struct {
+	until time.Time // it is waited for
+	done  chan struct{}
+	seen  []byte
+	err   error
 }
 
-// readMemory reads a file of a process that the kernel takes from the memory of that process. Any process can keep the
-// lock of its memory: by a page of a file, on a file system that answers to nobody, that is on its way to it. The
-// goroutine that waits there is left behind, and such a process is not read again meanwhile. Tenants have no process
+// look looks at something of a process for which the kernel needs a lock that any process can keep, by a file on a file
+// system that answers to nobody:
+//
+//	of its memory (cmdline, environ), by a page of such a file that is on its way to it
+//	of who it is (environ, descriptors and links such as ns/user), by such a file that the kernel closes before the process
+//	starts another program (exec_update_lock)
+//
+// The goroutine that waits there is left behind, and the same is not looked at again meanwhile.
+func (p *Proc) look(at string, how func() ([]byte, error)) ([]byte, error) {
+	l := &looking{until: time.Now().Add(processTimeout), done: make(chan struct{})} //nolint:forbidigo // as below
+	if other, looks := p.waits.LoadOrStore(at, l); looks {
+		l = other.(*looking) //nolint:forcetypeassert // nothing else is stored
+	} else {
+		go p.finish(l, at, how)
+	}
+	select {
+	case <-l.done:
+		return l.seen, l.err
+	case <-time.After(time.Until(l.until)): //nolint:forbidigo // of the machine: the work is the kernel's, and host knows no Kubernetes
+		return nil, errWaits
+	}
+}
+
+// finish ends a look, unless too many are waited for.
+func (p *Proc) finish(l *looking, at string, how func() ([]byte, error)) {
+	if l.err = errWaits; p.waiting.Add(1) <= maxWaiting {
+		l.seen, l.err = how()
+	}
+	p.waiting.Add(-1)
+	p.waits.Delete(at)
+	close(l.done)
+}
+
+// readMemory reads a file of a process that the kernel takes from the memory of that process. Tenants have no process
 // outside of containers, so those that are outside are waited for.
 func (p *Proc) readMemory(dir, name string, most int64) ([]byte, error) {
 	file := path.Join(dir, name)
 	if p.inOwnPIDs(dir) {
 		return p.read(file, most)
 	}
-	r := &reading{until: time.Now().Add(memoryTimeout), done: make(chan struct{})} //nolint:forbidigo // as below
-	if other, reads := p.waits.LoadOrStore(file, r); reads {
-		r = other.(*reading) //nolint:forcetypeassert // nothing else is stored
-	} else {
-		go p.finish(r, file, most)
-	}
-	select {
-	case <-r.done:
-		return r.content, r.err
-	case <-time.After(time.Until(r.until)): //nolint:forbidigo // of the machine: the work is the kernel's, and host knows no Kubernetes
-		return nil, errMemory
-	}
+	return p.look(file, func() ([]byte, error) { return p.read(file, most) })
 }
 
-// finish reads the file of a reading, unless too many are waited for.
-func (p *Proc) finish(r *reading, file string, most int64) {
-	if r.err = errMemory; p.waiting.Add(1) <= maxWaiting {
-		r.content, r.err = p.read(file, most)
+// status is a field of what the kernel says about a process without a lock; empty if it is gone.
+func (p *Proc) status(dir, field string) string {
+	status, _ := p.read(path.Join(dir, "status"), maxStatus)
+	for line := range strings.Lines(string(status)) {
+		if value, is := strings.CutPrefix(line, field+":"); is {
+			return strings.TrimSpace(value)
+		}
 	}
-	p.waiting.Add(-1)
-	p.waits.Delete(file)
-	close(r.done)
+	return ""
 }
 
 // Describe implements Processes.
@@ -106,16 +127,9 @@ func (p *Proc) Describe(pid int) Process {
 	return described
 }
 
-// inOwnPIDs reports whether a process is in the PID namespace of this one, which is the host's. That of a process that
-// is gone is not known.
-func (p *Proc) inOwnPIDs(dir string) bool {
-	own, err := p.root.Readlink("self/ns/pid")
-	if err != nil {
-		return false
-	}
-	its, err := p.root.Readlink(path.Join(dir, "ns/pid"))
-	return err == nil && its == own
-}
+// inOwnPIDs reports whether a process is in the PID namespace of this proc file system, which is the host's: the kernel
+// lists the PIDs that it has, one in each namespace from that one on.
+func (p *Proc) inOwnPIDs(dir string) bool { return len(strings.Fields(p.status(dir, "NSpid"))) == 1 }
 
 // name is the base name of the first argument, or what the kernel calls it: comm ends after 15 characters, too short
 // for nvidia-cuda-mps-server.

@@ -56,8 +56,8 @@ func procOf(t *testing.T, files, links map[string]string) *host.Proc {
 func TestAProcessIsNVIDIAsByItsPIDNamespaceNotByItsName(t *testing.T) {
 	g := gomega.NewWithT(t)
 	const server = "nvidia-cuda-mps-server"
-	proc := procOf(t, map[string]string{"7/cmdline": server + "\x00", "8/cmdline": server + "\x00", "9/cmdline": server + "\x00"}, map[string]string{
-		"self": "1", "1/ns/pid": "pid:[4026531836]", "7/ns/pid": "pid:[4026531836]", "8/ns/pid": "pid:[4026532999]",
+	proc := newProc(t, map[string]string{
+		"7/cmdline": server + "\x00", "8/cmdline": server + "\x00", "9/cmdline": server + "\x00", "7/status": "NSpid:\t7\n", "8/status": "NSpid:\t8\t1\n",
 	})
 	g.Expect(proc.Describe(7).Runs(server)).To(gomega.BeTrue())
 	g.Expect(proc.Describe(8).Runs(server)).To(gomega.BeFalse(), "a container without hostPID calls its processes as it likes")
@@ -75,14 +75,11 @@ func TestMountedFindsWhoWasGivenAFolderOfTheNode(t *testing.T) {
 	)
 	proc := procOf(t, map[string]string{
 		"1/mountinfo": own, "10/mountinfo": client,
-		"11/mountinfo": "", // shares the mounts of 10, and is not asked
+		"11/mountinfo": client, // shares the mounts of 10
 		"12/mountinfo": "50 1 0:51 / / rw - overlay layers rw\n51 50 0:25 /nvidia/mps /mps rw - tmpfs memory rw\n",
 		"13/mountinfo": "60 1 0:52 / / rw - overlay layers rw\n61 60 0:66 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs memory rw\n",
 		"13/environ":   "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe\x00",
-	}, map[string]string{
-		"self": "1", "1/ns/mnt": "mnt:[1]", "1/root": "/", "10/ns/mnt": "mnt:[10]", "10/root": "/", "11/ns/mnt": "mnt:[10]", "11/root": "/",
-		"12/ns/mnt": "mnt:[12]", "12/root": "/", "13/ns/mnt": "mnt:[13]", "13/root": "/",
-	})
+	}, map[string]string{"self": "1"})
 	g.Expect(proc.Mounted(pipe, other)).To(gomega.Equal(map[string][]int{pipe: {10, 11}}),
 		"neither NVIDIA's device plugin, which has the whole MPS root, nor a tenant with a file system of its own that looks the same")
 	g.Expect(proc.Mounted()).To(gomega.BeEmpty())
@@ -174,11 +171,11 @@ func TestPrivilegedIsWhoMayAdministerTheNode(t *testing.T) {
 // TestAProcessIsNotReadWithoutEnd: any process may name terabytes of its own memory as its arguments and environment.
 func TestAProcessIsNotReadWithoutEnd(t *testing.T) {
 	dir := t.TempDir()
-	link(t, dir, map[string]string{"self": "7", "7/ns/pid": "pid:[1]", "7/ns/user": "user:[1]", "7/ns/mnt": "mnt:[1]", "7/root": "/"})
+	link(t, dir, map[string]string{"self": "7", "7/ns/user": "user:[1]"})
 	const endless = 256 << 20
 	for _, name := range []string{"cmdline", "environ", "comm", "status", "cgroup", "mountinfo"} {
 		file := filepath.Join(dir, "7", name)
-		if err := errors.Join(os.WriteFile(file, []byte("config-manager\x00A=B\x00"), 0o600), os.Truncate(file, endless)); err != nil {
+		if err := errors.Join(os.WriteFile(file, []byte("config-manager\x00A=B\x00\nNSpid:\t7\n"), 0o600), os.Truncate(file, endless)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -138,20 +139,20 @@ func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile)
 		return nil // the process is gone
 	}
 	defer descriptors.Close() //nolint:errcheck // only read
-	process, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil
-	}
-	defer unix.Close(process) //nolint:errcheck // only looked at
 	for len(files) < most {
 		names, _ := descriptors.Readdirnames(1024) // a process may have a million
 		for _, name := range names {
-			target, err := p.root.Readlink(path.Join(dir, "fd", name))
-			number, notNumber := strconv.Atoi(name)
-			if err != nil || notNumber != nil || !strings.HasSuffix(target, " (deleted)") || p.closing.Load() >= maxClosing || len(files) >= most {
+			if p.closing.Load() >= maxClosing || len(files) >= most {
 				continue
 			}
-			if f, ok := p.held(process, number, ids); ok {
+			fd, err := p.descriptor(pid, name)
+			if errors.Is(err, errWaits) {
+				return files
+			}
+			if err != nil {
+				continue
+			}
+			if f, ok := p.held(fd, ids); ok {
 				files = append(files, f)
 			}
 		}
@@ -162,19 +163,64 @@ func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile)
 	return files
 }
 
-// held takes a descriptor of a process, if its file is a regular one on one of these mounts. Until that is known nothing
-// is asked of the file system behind it, which may be another one by now.
-func (p *Proc) held(process, number int, ids map[string]bool) (removedFile, bool) {
-	fd, err := unix.PidfdGetfd(process, number, 0)
-	if err != nil {
-		return removedFile{}, false
+// descriptor takes a descriptor of a process, if its file was removed. It is waited for as look does, and a process that
+// is waited for is not asked again.
+func (p *Proc) descriptor(pid int, name string) (fd int, err error) {
+	at := path.Join(strconv.Itoa(pid), "fd")
+	if _, waits := p.waits.LoadOrStore(at, &looking{}); waits {
+		return -1, errWaits
 	}
+	type result struct {
+		fd  int
+		err error
+	}
+	taken := make(chan result, 1)
+	go func() {
+		r := result{fd: -1, err: errWaits}
+		if p.waiting.Add(1) <= maxWaiting {
+			r.fd, r.err = p.descriptorOf(pid, name)
+		}
+		p.waiting.Add(-1)
+		p.waits.Delete(at)
+		taken <- r
+	}()
+	select {
+	case r := <-taken:
+		return r.fd, r.err
+	case <-time.After(processTimeout): //nolint:forbidigo // of the machine, as in look
+		go func() {
+			if r := <-taken; r.err == nil {
+				p.closing.Add(1)
+				p.close(r.fd)
+			}
+		}()
+		return -1, errWaits
+	}
+}
+
+func (p *Proc) descriptorOf(pid int, name string) (fd int, err error) {
+	target, err := p.root.Readlink(path.Join(strconv.Itoa(pid), "fd", name))
+	if err == nil && !strings.HasSuffix(target, " (deleted)") {
+		err = fs.ErrExist
+	}
+	number, notNumber := strconv.Atoi(name)
+	if err := errors.Join(err, notNumber); err != nil {
+		return -1, err
+	}
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, err //nolint:wrapcheck // the process is gone
+	}
+	defer unix.Close(process)                  //nolint:errcheck // only looked at
+	return unix.PidfdGetfd(process, number, 0) //nolint:wrapcheck // the descriptor is gone
+}
+
+// held keeps a descriptor, if its file is a regular one on one of these mounts. Until that is known nothing is asked of
+// the file system behind it, which may be another one by now.
+func (p *Proc) held(fd int, ids map[string]bool) (removedFile, bool) {
 	if !ids[p.mountOf("self", strconv.Itoa(fd))] {
 		p.closing.Add(1)
-		go func() {
-			_ = unix.Close(fd) // of a file system that may answer to nobody
-			p.closing.Add(-1)
-		}()
+		go p.close(fd)
 		return removedFile{}, false
 	}
 	var stat unix.Stat_t
@@ -183,6 +229,12 @@ func (p *Proc) held(process, number int, ids map[string]bool) (removedFile, bool
 		return removedFile{}, false
 	}
 	return removedFile{fd: fd, bytes: stat.Size}, true
+}
+
+// close closes a descriptor whose file system may answer to nobody.
+func (p *Proc) close(fd int) {
+	_ = unix.Close(fd)
+	p.closing.Add(-1)
 }
 
 // mountIDs are the numbers of the mounts of a folder in a process.

@@ -25,41 +25,31 @@ type Users interface {
 
 // User implements Users.
 func (p *Proc) User(pid int) (uid int64, runs bool) {
-	status, err := p.read(path.Join(strconv.Itoa(pid), "status"), maxStatus)
-	if err != nil {
+	ids := strings.Fields(p.status(strconv.Itoa(pid), "Uid")) // real, effective, saved, file system
+	if len(ids) < 2 {
 		return 0, false
 	}
-	for line := range strings.Lines(string(status)) {
-		ids, found := strings.CutPrefix(line, "Uid:")
-		if fields := strings.Fields(ids); found && len(fields) > 1 {
-			uid, err := strconv.ParseInt(fields[1], 10, 64) // real, effective, saved, file system
-			return uid, err == nil
-		}
-	}
-	return 0, false
+	uid, err := strconv.ParseInt(ids[1], 10, 64)
+	return uid, err == nil
 }
 
 // Privileged implements Programs.
 func (p *Proc) Privileged(pid int) bool {
 	dir := strconv.Itoa(pid)
+	capabilities, err := strconv.ParseUint(p.status(dir, "CapEff"), 16, 64)
+	if err != nil || capabilities&(1<<unix.CAP_SYS_ADMIN) == 0 {
+		return false
+	}
 	own, err := p.root.Readlink("self/ns/user")
 	if err != nil {
 		return false
 	}
-	if its, err := p.root.Readlink(path.Join(dir, "ns/user")); err != nil || its != own {
-		return false // in a user namespace of its own any process has all capabilities
-	}
-	status, err := p.read(path.Join(dir, "status"), maxStatus)
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(status)) {
-		if set, found := strings.CutPrefix(line, "CapEff:"); found {
-			capabilities, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
-			return err == nil && capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
-		}
-	}
-	return false
+	link := path.Join(dir, "ns/user")
+	its, err := p.look(link, func() ([]byte, error) {
+		target, err := p.root.Readlink(link)
+		return []byte(target), err
+	})
+	return err == nil && string(its) == own // in a user namespace of its own any process has all capabilities
 }
 
 // WithVariable implements Users.

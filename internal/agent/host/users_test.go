@@ -27,13 +27,12 @@ func TestUserIsTheEffectiveOne(t *testing.T) {
 
 func TestWithVariableFindsProcessesByTheirEnvironment(t *testing.T) {
 	g := NewWithT(t)
-	p := procOf(t, map[string]string{
+	p := newProc(t, map[string]string{
+		"12/status": "NSpid:\t12\n", "13/status": "NSpid:\t13\n", "14/status": "NSpid:\t14\n", "15/status": "NSpid:\t15\t1\n",
 		"12/environ": "HOME=/root\x00CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe\x00",
 		"13/environ": "NOT_CUDA_MPS_PIPE_DIRECTORY=x\x00",
 		"14/comm":    "kthreadd\n",
 		"15/environ": "CUDA_MPS_PIPE_DIRECTORY=x\x00",
-	}, map[string]string{
-		"self": "13", "12/ns/pid": "pid:[1]", "13/ns/pid": "pid:[1]", "14/ns/pid": "pid:[1]", "15/ns/pid": "pid:[2]",
 	})
 	g.Expect(p.WithVariable("CUDA_MPS_PIPE_DIRECTORY")).To(Equal(map[int]string{12: "/mps/nvidia.com/gpu/pipe"}), "a container's process names what it likes")
 }

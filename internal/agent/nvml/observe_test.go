@@ -46,7 +46,7 @@ func TestEarlyR535DriversTellWrongProcesses(t *testing.T) {
 			g.Expect(driver(t).LoadModule(version)).To(Succeed())
 			t.Cleanup(func() { g.Expect(driver(t).LoadModule(own)).To(Succeed()) })
 			processes := []gpu.Process{
-				{PID: 900001, Name: "python3", Instance: gpu.WholeGPU}, {PID: 900002, Name: "python3", Instance: gpu.WholeGPU},
+				{PID: 900001, Instance: gpu.WholeGPU}, {PID: 900002, Instance: gpu.WholeGPU},
 			}
 			for _, p := range processes {
 				g.Expect(driver(t).AddProcess(uuid, p)).To(Succeed())

@@ -6,9 +6,7 @@ package nvml
 import (
 	"cmp"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -68,7 +66,8 @@ func (r reader) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo, t
 	return nil
 }
 
-// readProcesses lists the processes of a GPU, each once per instance.
+// readProcesses lists the processes of a GPU, each once per instance. Their names are not asked for: NVIDIA's library reads
+// them from the memory of the process, which may keep it waiting for ever.
 func (r reader) readProcesses(handle nvml.Device, d *gpu.Device) error {
 	seen := map[nvml.ProcessInfo]bool{}
 	err := r.eachProcess(handle, func(p nvml.ProcessInfo, _ bool) {
@@ -78,7 +77,7 @@ func (r reader) readProcesses(handle nvml.Device, d *gpu.Device) error {
 		return err
 	}
 	for p := range seen {
-		d.Processes = append(d.Processes, r.process(p))
+		d.Processes = append(d.Processes, gpu.Process{PID: int(p.Pid), Instance: instanceOf(p)})
 	}
 	slices.SortFunc(d.Processes, func(a, b gpu.Process) int {
 		return cmp.Or(a.PID-b.PID, a.Instance-b.Instance)
@@ -92,14 +91,4 @@ func instanceOf(p nvml.ProcessInfo) int {
 		return gpu.WholeGPU
 	}
 	return int(p.GpuInstanceId)
-}
-
-func (r reader) process(p nvml.ProcessInfo) gpu.Process {
-	process := gpu.Process{PID: int(p.Pid), Instance: instanceOf(p)}
-	if name, ret := r.lib.SystemGetProcessName(process.PID); ret == nvml.SUCCESS {
-		program, _, _ := strings.Cut(name, " ")
-		process.Name = path.Base(program)
-	}
-	process.MPSServer = process.Name == gpu.MPSServer // by its own account: the agent asks the kernel
-	return process
 }

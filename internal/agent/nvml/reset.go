@@ -76,7 +76,7 @@ func (r *resetting) look() error {
 			return err
 		}
 		if len(d.Processes) > 0 {
-			return fmt.Errorf("%w: process %d (%s) uses GPU %s", gpu.ErrBusy, d.Processes[0].PID, d.Processes[0].Name, busID(pci))
+			return fmt.Errorf("%w: process %d uses GPU %s", gpu.ErrBusy, d.Processes[0].PID, busID(pci))
 		}
 		if mode, ret := handle.GetPersistenceMode(); ret == nvml.SUCCESS && mode == nvml.FEATURE_ENABLED {
 			r.persistent = append(r.persistent, uuid)

@@ -150,6 +150,9 @@ func (c *run) machine(name string, random *rand.Rand) {
 	for !one(2) && len(models) < 3 {
 		models = append(models, models[0])
 	}
+	if c.version[name] > 0 && c.seed%onDriver >= history.Late {
+		c.replaced++
+	}
 	h := c.add(name, models...)
 	h.pool = []string{"a", "b"}[random.IntN(2)]
 	h.Labels[history.PoolLabel] = h.pool

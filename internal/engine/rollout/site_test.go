@@ -48,6 +48,7 @@ type site struct {
 	memory       remembering
 	sleeps       sleeping
 	pods         int     // given out so far
+	replaced     int     // machines that got the name of a former one: their GPUs have other UUIDs
 	reconfigured bool    // by the last reconcile: what mig-manager reads
 	crashes      []crash // of NVIDIA's config-manager
 	byHand       string  // the default configuration, which nodes without a label get
@@ -120,7 +121,11 @@ func newSite() *site {
 }
 
 func (c *site) add(name string, models ...sim.Model) *host {
-	n, err := sim.NewNode(name, models...)
+	chassis := name
+	if c.replaced > 0 {
+		chassis = fmt.Sprintf("%s-%d", name, c.replaced)
+	}
+	n, err := sim.NewNode(chassis, models...)
 	if err != nil {
 		panic(err)
 	}
