@@ -26,6 +26,9 @@ const (
 	// ConditionMemoryPressure is true when the memory guard of a policy finds a GPU almost full while a container uses more than its share, and
 	// Unknown if the agents of some nodes do not measure. It never makes a policy not Ready.
 	ConditionMemoryPressure = "MemoryPressure"
+	// ConditionDemandMet reports whether no pod waits for MIG instances that a policy may make on demand and that are not idle. It is absent
+	// if no layout has onDemand. It never makes a policy not Ready.
+	ConditionDemandMet = "DemandMet"
 	// ConditionMemoryGuarded is true, on a GPUNode whose policy has a memory guard, if the agent measures for it. An agent that is older than
 	// the guard does not report it for the generation that has the guard.
 	ConditionMemoryGuarded = "MemoryGuarded"
@@ -40,6 +43,11 @@ const (
 	// ConditionLicenseMissing is true when a vGPU of the node has no license. It changes nothing about how the GPU is shared.
 	ConditionLicenseMissing = "LicenseMissing"
 )
+
+// ConditionsOfOthers are the conditions of a policy that other controllers report than that of the rollout.
+func ConditionsOfOthers() []string {
+	return []string{ConditionAutoscalingConfigured, ConditionMemoryPressure, ConditionDemandMet}
+}
 
 // Reasons of a policy's Accepted condition.
 const (
@@ -142,6 +150,26 @@ const (
 const (
 	// ReasonRequestNotOffered: no node will offer what the workloads ask for; the message says what to change.
 	ReasonRequestNotOffered = "RequestNotOffered"
+)
+
+// Reasons of a policy's DemandMet condition, and of the requests in its status.onDemand.
+const (
+	// ReasonNoDemand: no pod waits for MIG instances of the policy's GPUs.
+	ReasonNoDemand = "NoDemand"
+	// ReasonInstancesIdle: the instances for which pods wait are idle. It is the scheduler's turn.
+	ReasonInstancesIdle = "InstancesIdle"
+	// ReasonRepartitionAdvised: other MIG instances would let pods start that wait. Mode Advise makes none.
+	ReasonRepartitionAdvised = "RepartitionAdvised"
+	// ReasonProfileNotAllowed: pods wait for a MIG profile that onDemand.profiles does not list.
+	ReasonProfileNotAllowed = "ProfileNotAllowed"
+	// ReasonNoIdleRoom: pods hold what would have to be destroyed for the instances for which others wait.
+	ReasonNoIdleRoom = "NoIdleRoom"
+	// ReasonReserveKept: the instances that would have to be destroyed are those that onDemand.reserve keeps idle.
+	ReasonReserveKept = "ReserveKept"
+	// ReasonGPUsChanging: the GPUs that could have the instances are being changed, or not ready.
+	ReasonGPUsChanging = "GPUsChanging"
+	// ReasonInvalidSelector: onDemand.namespaceSelector is none that Kubernetes understands, so no pod counts.
+	ReasonInvalidSelector = "InvalidSelector"
 )
 
 // Reasons of a policy's MemoryPressure condition.

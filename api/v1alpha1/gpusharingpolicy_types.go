@@ -369,7 +369,8 @@ type GPUSharingPolicyStatus struct {
 	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
 	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
 	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there), AutoscalingConfigured
-	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise) and, when true,
+	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise), DemandMet (if a layout has onDemand,
+	// whether pods wait for MIG instances that are not idle) and, when true,
 	// WorkloadsAffected (workloads ask for what no node offers then) and MemoryPressure (the memory guard finds a container over its share on a
 	// GPU that is almost full). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	// +optional
@@ -394,6 +395,10 @@ type GPUSharingPolicyStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	NodeGroups []NodeGroupStatus `json:"nodeGroups,omitempty"`
+
+	// onDemand is what pods wait for, and what would be changed for them, if a layout has onDemand and the feature gate OnDemandMIG is on.
+	// +optional
+	OnDemand *OnDemandStatus `json:"onDemand,omitempty"`
 
 	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	// +optional

@@ -227,6 +227,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.layouts.all(l, has(l.gpus))",message="wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".wholeGPUs"
 // +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="resourceNames Uniform advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use PerProfile for different profiles",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(j, j >= self.layouts.size() || [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, p in self.layouts[i].gpus.products))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes)))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, and a layout without gpus must be the last",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.layouts.all(l, !has(l.onDemand)) || (self.resourceNames == 'PerProfile' && self.actuator == 'Agent')",message="onDemand needs resourceNames PerProfile and actuator Agent",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.layouts.filter(l, has(l.onDemand)).size() <= 1",message="one layout at most may have onDemand; give other GPUs a policy of their own",fieldPath=".layouts"
 type MIG struct {
 	// resourceNames is how NVIDIA's device plugin advertises the instances. PerProfile, NVIDIA's strategy mixed: each profile as
 	// nvidia.com/mig-<profile>, GPUs without MIG as nvidia.com/gpu. Uniform, NVIDIA's strategy single: all instances as nvidia.com/gpu;
@@ -268,6 +270,7 @@ type MIGWholeGPUs struct {
 
 // MIGLayout says which instances one GPU is partitioned into.
 //
+// +kubebuilder:validation:XValidation:rule="!has(self.onDemand) || (!has(self.replicas) && (!has(self.instances) || self.instances.all(i, !has(i.replicas))))",message="onDemand and replicas cannot be combined in one layout",fieldPath=".onDemand"
 // +kubebuilder:validation:XValidation:rule="has(self.instances) != has(self.fill)",message="exactly one of instances and fill must be set"
 // +kubebuilder:validation:XValidation:rule="!has(self.replicas) || has(self.fill)",message="replicas of a layout are those of fill: give each of instances its own",fieldPath=".replicas"
 // +kubebuilder:validation:XValidation:rule="!has(self.instances) || (self.instances.map(i, i.profile.matches('^[1-7]') ? i.count * int(i.profile.substring(0, 1)) : 0).sum() <= 7 && self.instances.map(i, i.profile.matches('^[1-7]') ? i.count * (i.profile.startsWith('3g') ? 4 : int(i.profile.substring(0, 1))) : 0).sum() <= 8)",message="are more instances than any GPU holds: it has at most 7 compute slices, and 8 memory slices, of which 3g and 4g take 4",fieldPath=".instances"
@@ -296,6 +299,11 @@ type MIGLayout struct {
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=256
 	Replicas int32 `json:"replicas,omitempty"`
+
+	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. It needs the controller's feature
+	// gate OnDemandMIG (alpha); without it, it has no effect. The layout stays what the GPUs have. Absent: nothing looks at pods that wait.
+	// +optional
+	OnDemand *MIGOnDemand `json:"onDemand,omitempty"`
 }
 
 // MIGProfile is the name of a MIG profile: exact, as nvidia-smi lists it (1g.10gb, 1g.10gb+me, 1g.24gb-me), or by

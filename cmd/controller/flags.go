@@ -9,6 +9,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -25,6 +27,7 @@ type flags struct {
 	nodeSelector   labels.Selector
 	standAlone     pluginconfig.StandAlone
 	readinessTaint bool
+	onDemandMIG    bool
 	leaderElect    bool
 	healthAddress  string
 	metricsAddress string
@@ -49,6 +52,8 @@ func parseFlags(args []string) (flags, error) {
 		"ConfigMap that a device plugin reads which the GPU Operator does not run; keys are added to it, and those there are left alone")
 	set.BoolVar(&f.readinessTaint, "karpenter-readiness-taint", false, "Karpenter is v1.13 or newer, so its new nodes may get the taint "+
 		v1alpha1.TaintStartupReadiness+" until they are ready (startupTaint: UntilReady)")
+	set.Func("feature-gates", "features that are off by default, as NAME=true by comma: OnDemandMIG (alpha) reports which MIG instances pods wait for",
+		f.setFeatures)
 	set.BoolVar(&f.leaderElect, "leader-elect", true, "act only while holding the lease, so that several replicas may run")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", cmp.Or(os.Getenv(metricsVariable), "0"),
@@ -62,6 +67,24 @@ func parseFlags(args []string) (flags, error) {
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&logging)))
 	return f, nil
+}
+
+// setFeatures sets the feature gates of a list.
+func (f *flags) setFeatures(list string) error {
+	for one := range strings.SplitSeq(list, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(one), "=")
+		on, err := strconv.ParseBool(value)
+		switch {
+		case name == "":
+		case name != "OnDemandMIG":
+			return fmt.Errorf("no feature gate is called %q; there is OnDemandMIG", name)
+		case err != nil:
+			return fmt.Errorf("feature gate %s must be true or false, not %q", name, value)
+		default:
+			f.onDemandMIG = on
+		}
+	}
+	return nil
 }
 
 func (f *flags) check(selector string, rest []string) error {

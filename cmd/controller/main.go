@@ -32,6 +32,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/memoryguard"
@@ -167,6 +168,14 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	}
 	err := memoryguard.New(mgr.GetClient(), memoryguard.Options{Reader: mgr.GetAPIReader(), Clock: clk, Events: mgr.GetEventRecorder(name)}).Register(mgr)
 	if err != nil {
+		return err
+	}
+	onDemand := demand.New(mgr.GetClient(), clk)
+	registerDemand := onDemand.RegisterOff
+	if f.onDemandMIG {
+		registerDemand = onDemand.Register
+	}
+	if err := registerDemand(mgr); err != nil {
 		return err
 	}
 	if err := mgr.Add(newRest()); err != nil {

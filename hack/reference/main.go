@@ -28,7 +28,7 @@ const (
 
 func metricSources() []string {
 	return []string{
-		"internal/controller/gpusharingpolicy/metrics.go", "internal/controller/memoryguard/metrics.go",
+		"internal/controller/gpusharingpolicy/metrics.go", "internal/controller/memoryguard/metrics.go", "internal/controller/demand/metrics.go",
 		"internal/agent/metrics.go", "internal/agent/usage_metrics.go",
 	}
 }

@@ -121,7 +121,7 @@ const bad = `
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 2}], replicas: 2}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 2g, replicas: 2}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}, advertise: {renameByDefault: true}}}
-{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {profiles: [1g]}}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g]}}]}}}
 # rollout, taints and the rest
 {sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 0}}
 {sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 110%}}

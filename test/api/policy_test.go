@@ -298,6 +298,28 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 257}}}`,
 			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be less than or equal to 256"},
 		},
+		"to apply what pods ask for":                  onDemandRefused(`mode: Apply, profiles: [1g]`, "mode", `supported values: "Advise"`),
+		"no profile on demand":                        onDemandRefused(`profiles: []`, "profiles", "should have at least 1 items"),
+		"nine profiles on demand":                     onDemandRefused(`profiles: [1g, 2g, 3g, 4g, 7g, 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb]`, "profiles", "must have at most 8 items"),
+		"a profile on demand twice":                   onDemandRefused(`profiles: [1g, 1g]`, "profiles[1]", "Duplicate value"),
+		"a reserve of a profile that may not be made": onDemandRefused(`profiles: [1g], reserve: [{profile: 2g, count: 1}]`, "reserve", "a profile of reserve must be one of profiles"),
+		"a reserve of none":                           onDemandRefused(`profiles: [1g], reserve: [{profile: 1g, count: 0}]`, "reserve[0].count", "greater than or equal to 1"),
+		"instances that are idle for a moment":        onDemandRefused(`profiles: [1g], idleSeconds: 29`, "idleSeconds", "greater than or equal to 30"),
+		"instances that are idle for more than a day": onDemandRefused(`profiles: [1g], idleSeconds: 86401`, "idleSeconds", "less than or equal to 86400"),
+		"replicas of what is made on demand": layoutsRefused(
+			`{fill: 1g, replicas: 2, onDemand: {profiles: [1g]}}`, "[0].onDemand", "onDemand and replicas cannot be combined"),
+		"replicas of one profile of what is made on demand": layoutsRefused(
+			`{instances: [{profile: 1g, count: 1, replicas: 2}], onDemand: {profiles: [1g]}}`, "[0].onDemand", "onDemand and replicas cannot be combined"),
+		"two layouts on demand": layoutsRefused(
+			`{gpus: {indexes: [0]}, fill: 1g, onDemand: {profiles: [1g]}}, {fill: 2g, onDemand: {profiles: [1g]}}`, "", "one layout at most may have onDemand"),
+		"on demand under one name": {
+			spec: `sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{fill: 1g, onDemand: {profiles: [1g]}}]}}`,
+			says: []string{"spec.sharing.mig.layouts", "onDemand needs resourceNames PerProfile and actuator Agent"},
+		},
+		"on demand by NVIDIA's mig-manager": {
+			spec: `sharing: {strategy: MIG, mig: {actuator: MIGManager, layouts: [{fill: 1g, onDemand: {profiles: [1g]}}]}}`,
+			says: []string{"spec.sharing.mig.layouts", "onDemand needs resourceNames PerProfile and actuator Agent"},
+		},
 		"NVIDIA's MIG strategy": {
 			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`,
 			says: []string{`unknown field "spec.sharing.mig.strategy"`},
@@ -456,6 +478,10 @@ func layoutsRefused(layouts, field, reason string) refusal {
 	}
 }
 
+func onDemandRefused(onDemand, field, reason string) refusal {
+	return layoutsRefused("{fill: 1g, onDemand: {"+onDemand+"}}", "[0].onDemand."+field, reason)
+}
+
 func taintRefused(taint, field, reason string) refusal {
 	return refusal{spec: fmt.Sprintf(`{sharing: {strategy: Exclusive}, taints: [%s]}`, taint), says: []string{"spec.taints[0]." + field, reason}}
 }
@@ -505,6 +531,8 @@ func accepted(t *testing.T, c client.Client) {
 		"a memory guard with defaults":                               `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {}}}}`,
 		"a memory guard with all":                                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 8Gi, guard: {mode: Evict, freeBelowPercent: 50, gracePeriodSeconds: 3600}}}}`,
 		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {freeBelowPercent: 1, gracePeriodSeconds: 10}}}}`,
+		"MIG instances on demand":                                    `sharing: {strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {profiles: [1g, 2g, 3g]}}]}}`,
+		"MIG instances on demand with all":                           `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g, replicas: 2}, {fill: 3g, onDemand: {mode: Advise, profiles: [1g, 2g], reserve: [{profile: 1g, count: 3}], idleSeconds: 30, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: b, operator: Exists}]}}}]}}`,
 		"everything at once": `
 nodeSelector:
   matchLabels: {pool: research}
@@ -537,9 +565,10 @@ func defaulted(t *testing.T, c client.Client) {
 	t.Helper()
 	g := NewWithT(t)
 	for name, spec := range map[string]string{
-		"ts":  `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
-		"mps": `sharing: {strategy: MPS, mps: {replicas: 4}}`,
-		"mig": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
+		"ts":     `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
+		"mps":    `sharing: {strategy: MPS, mps: {replicas: 4}}`,
+		"mig":    `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
+		"demand": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {profiles: [1g]}}]}}`,
 	} {
 		g.Expect(c.Create(t.Context(), policy(t, name, spec))).To(Succeed())
 	}
@@ -568,6 +597,10 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(get("mig").Sharing.MIG.ResourceNames).To(Equal(v1alpha1.MIGResourceNamesPerProfile))
 	g.Expect(get("mig").Sharing.MIG.Actuator).To(Equal(v1alpha1.MIGActuatorAgent))
 	g.Expect(get("mig").Sharing.MIG.WholeGPUs).To(BeNil(), "whole GPUs are shared only if the policy says so")
+	g.Expect(get("mig").Sharing.MIG.Layouts[0].OnDemand).To(BeNil())
+	g.Expect(get("demand").Sharing.MIG.Layouts[0].OnDemand).To(HaveValue(Equal(v1alpha1.MIGOnDemand{
+		Mode: v1alpha1.OnDemandModeAdvise, Profiles: []v1alpha1.MIGProfile{"1g"}, IdleSeconds: 300,
+	})))
 }
 
 func atOnce(t *testing.T, c client.Client) {

@@ -29,6 +29,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.BlockerStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ConfigStatus"):
 		return &apiv1alpha1.ConfigStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DemandStatus"):
+		return &apiv1alpha1.DemandStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeviceSharing"):
 		return &apiv1alpha1.DeviceSharingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeviceSpec"):
@@ -57,6 +59,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.HolderStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("InstanceCount"):
 		return &apiv1alpha1.InstanceCountApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("InstanceRequest"):
+		return &apiv1alpha1.InstanceRequestApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("InstanceStatus"):
 		return &apiv1alpha1.InstanceStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MaintenanceWindow"):
@@ -75,6 +79,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MIGInstancesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIGLayout"):
 		return &apiv1alpha1.MIGLayoutApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MIGOnDemand"):
+		return &apiv1alpha1.MIGOnDemandApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MIGReserve"):
+		return &apiv1alpha1.MIGReserveApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIGWholeGPUs"):
 		return &apiv1alpha1.MIGWholeGPUsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPS"):
@@ -103,6 +111,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.NodeSharingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Numbering"):
 		return &apiv1alpha1.NumberingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("OnDemandChange"):
+		return &apiv1alpha1.OnDemandChangeApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("OnDemandStatus"):
+		return &apiv1alpha1.OnDemandStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PendingNode"):
 		return &apiv1alpha1.PendingNodeApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProcessStatus"):

@@ -104,13 +104,14 @@ func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	return own
 }
 
-// slimPod keeps what cluster.PodOf, podView and drain.Evict read.
+// slimPod keeps what cluster.PodOf, podView, drain.Evict and, of pods that wait, controller/demand read.
 func slimPod(object any) (any, error) {
 	pod, isPod := object.(*corev1.Pod)
 	if !isPod {
 		return object, nil
 	}
 	claims, group := cluster.HasClaims(pod), pod.Spec.SchedulingGroup
+	affinity, priority := requiredAffinity(pod), pod.Spec.Priority
 	pod.ManagedFields = nil
 	pod.Annotations = podAnnotations(pod.Annotations)
 	pod.Labels = podLabels(pod)
@@ -124,14 +125,29 @@ func slimPod(object any) (any, error) {
 		Tolerations:    serverTolerations(pod),
 		Resources:      gpuRequest(&pod.Spec),
 	}
+	if cluster.Waits(pod) {
+		pod.Spec.Affinity, pod.Spec.Priority = affinity, priority
+	}
 	if claims {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{}} // stands for all of them
 		pod.Spec.SchedulingGroup = group
 	}
 	pod.Status = corev1.PodStatus{
 		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),
+		NominatedNodeName: pod.Status.NominatedNodeName,
 	}
 	return pod, nil
+}
+
+// requiredAffinity is what a pod says of the nodes that would take it, beside the node selector.
+func requiredAffinity(pod *corev1.Pod) *corev1.Affinity {
+	a := pod.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution,
+	}}
 }
 
 func podAnnotations(all map[string]string) map[string]string {
@@ -156,9 +172,11 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 
 // serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come
 // back to a node with a taint. Of pods that may be drained it stands for all tolerations whether they tolerate the
-// operator's taint.
+// operator's taint. Of those that wait for GPUs all are kept.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	switch {
+	case cluster.Waits(pod):
+		return pod.Spec.Tolerations
 	case cluster.MayServe(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
 		return cluster.OwnTolerations(pod.Spec.Tolerations)
 	case cluster.Drains(pod) && cluster.ToleratesChange(pod.Spec.Tolerations):
@@ -281,7 +299,11 @@ func slimConditions(all []corev1.PodCondition) []corev1.PodCondition {
 	var kept []corev1.PodCondition
 	for _, c := range all {
 		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
-			kept = append(kept, corev1.PodCondition{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime})
+			one := corev1.PodCondition{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime}
+			if c.Reason == corev1.PodReasonUnschedulable {
+				one.Reason = corev1.PodReasonUnschedulable // a text that all share
+			}
+			kept = append(kept, one)
 		}
 	}
 	return kept

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
@@ -99,6 +100,18 @@ func TestSlimPods(t *testing.T) {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: &yes}}
 			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 		},
+		"one that waits for a MIG instance": func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Spec.Priority = "", new(int32(7))
+			p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/mig-1g.5gb": resource.MustParse("1")}}}}
+			p.Spec.Tolerations = []corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpExists}}
+			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}, NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpExists}},
+				}}},
+			}}
+			p.Status.Phase, p.Status.NominatedNodeName = corev1.PodPending, "a"
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/5 nodes"}}
+		},
 		"the controller":     func(p *corev1.Pod) { p.Namespace, p.Labels[cluster.LabelName] = "own", "gpu-sharing-controller" },
 		"one that has ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
 	} {
@@ -110,6 +123,14 @@ func TestSlimPods(t *testing.T) {
 			ours := types.NamespacedName{Namespace: "gpu-operator", Name: pluginconfig.ConfigMapName}
 			for _, programs := range []*cluster.Programs{{ConfigMap: ours}, {ConfigMap: ours, Unverified: true}} {
 				g.Expect(cluster.PodOf(slim.(*corev1.Pod), programs)).To(Equal(cluster.PodOf(pod, programs)))
+			}
+			if kept := slim.(*corev1.Pod); name == "one that waits for a MIG instance" {
+				g.Expect(kept.Spec.Affinity.NodeAffinity).To(Equal(pod.Spec.Affinity.NodeAffinity))
+				g.Expect([]any{kept.Spec.Priority, kept.Spec.Tolerations}).To(Equal([]any{pod.Spec.Priority, pod.Spec.Tolerations}))
+				g.Expect(demand.Waits(kept)).To(BeFalse(), "it is nominated")
+				kept.Status.NominatedNodeName = ""
+				g.Expect(demand.Waits(kept)).To(BeTrue())
+				kept.Status.NominatedNodeName = "a"
 			}
 			view, matters := c.podView(pod)
 			slimView, slimMatters := c.podView(slim.(*corev1.Pod))

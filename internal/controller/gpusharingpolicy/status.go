@@ -58,11 +58,11 @@ func (r *reconciliation) reportPolicy(
 	return nil
 }
 
-// ownStatus is the status of a policy without what the controllers of autoscaling and of the memory guard report.
+// ownStatus is the status of a policy without what other controllers report.
 func ownStatus(policy *v1alpha1.GPUSharingPolicy) v1alpha1.GPUSharingPolicyStatus {
 	own := policy.Status
-	own.NodeGroups = nil
-	for _, another := range []string{v1alpha1.ConditionAutoscalingConfigured, v1alpha1.ConditionMemoryPressure} {
+	own.NodeGroups, own.OnDemand = nil, nil
+	for _, another := range v1alpha1.ConditionsOfOthers() {
 		if _, reported := condition.Find(own.Conditions, another); reported {
 			own.Conditions = condition.Remove(own.Conditions, another)
 		}

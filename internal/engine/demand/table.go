@@ -85,6 +85,7 @@ type wanted struct{ needs, limit tally }
 
 // Memory keeps the layouts that GPUs can have, by what they have, from one decision to the next. It changes no decision.
 type Memory struct {
+	models []*gpu.Device
 	kinds  []kind
 	tables map[string]*table
 }
@@ -96,12 +97,29 @@ type kind struct {
 	reserved []string // of names
 }
 
+// Model is the one that stands for all GPUs that can hold the same as a GPU, also in former decisions.
+func (m *Memory) Model(d *gpu.Device) *gpu.Device {
+	same := func(p, q gpu.Profile) bool {
+		return p.Name == q.Name && p.Slices == q.Slices && p.Size == q.Size && p.Max == q.Max && slices.Equal(p.Starts, q.Starts)
+	}
+	for _, known := range m.models {
+		if known.Product == d.Product && slices.EqualFunc(known.Profiles, d.Profiles, same) {
+			return known
+		}
+	}
+	m.models = append(m.models, &gpu.Device{Product: d.Product, Profiles: d.Profiles})
+	return m.models[len(m.models)-1]
+}
+
 // maxTables and maxKinds bound what is kept.
 const maxTables, maxKinds = 1 << 12, 1 << 6
 
 func (m *Memory) begin() {
+	if len(m.models) > maxKinds {
+		m.models = nil
+	}
 	if len(m.tables) > maxTables || len(m.kinds) > maxKinds || m.tables == nil {
-		*m = Memory{tables: map[string]*table{}}
+		*m = Memory{models: m.models, tables: map[string]*table{}}
 	}
 }
 

@@ -95,6 +95,15 @@ var reasons = map[string]reason{
 
 	v1alpha1.ReasonRequestNotOffered: {Plain, "Change the workloads, or the policy, as the message says: they ask for a resource that no node will have"},
 
+	v1alpha1.ReasonNoDemand:           {Plain, doNothing},
+	v1alpha1.ReasonInstancesIdle:      {Plain, "Wait for the scheduler. If that lasts, `kubectl describe pod` says what else a pod lacks: CPU, memory, a volume"},
+	v1alpha1.ReasonRepartitionAdvised: {Plain, "Change the layouts to what `status.onDemand.changes` lists, or leave it: pods start as others end"},
+	v1alpha1.ReasonProfileNotAllowed:  {Plain, "Add the profile to `onDemand.profiles`, or let the pods ask for another"},
+	v1alpha1.ReasonNoIdleRoom:         {Plain, "Wait until pods end (`status.onDemand.requests[].holders`), or add nodes"},
+	v1alpha1.ReasonReserveKept:        {Plain, "Lower `onDemand.reserve`, or add nodes"},
+	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
+	v1alpha1.ReasonInvalidSelector:    {Plain, "Correct `onDemand.namespaceSelector`, as the message says"},
+
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
 	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard"},
 

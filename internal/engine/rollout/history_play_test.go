@@ -32,6 +32,7 @@ func play(h history.History, tells bool) (broken string, transcript []string) {
 type watching struct {
 	sum     hash.Hash // of all that is decided; nil: nobody asks
 	effects *effects  // nil: nobody asks
+	advised *advised  // MIG on demand in mode Advise; nil: off
 }
 
 // playing is play, with what looks at all that is decided and written.
@@ -191,6 +192,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
 	s := c.known()
 	c.seesOthers(s)
+	c.advised.look(&s)
 	var d rollout.Decision
 	if c.double {
 		d = c.memory.decide(s)

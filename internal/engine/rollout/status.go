@@ -34,10 +34,12 @@ func observedGeneration(g *Group) int64 {
 	return cmp.Or(g.By.Status.ObservedGeneration, last.ObservedGeneration)
 }
 
-// ownConditions are the conditions of a policy without those that the controllers of autoscaling and of the memory
-// guard report.
+// ownConditions are the conditions of a policy without those that other controllers report.
 func ownConditions(conditions []metav1.Condition) []metav1.Condition {
-	return condition.Remove(condition.Remove(conditions, v1alpha1.ConditionAutoscalingConfigured), v1alpha1.ConditionMemoryPressure)
+	for _, another := range v1alpha1.ConditionsOfOthers() {
+		conditions = condition.Remove(conditions, another)
+	}
+	return conditions
 }
 
 // computeStatus is the status of a policy.

@@ -49,7 +49,7 @@ func resolveMIG(m v1alpha1.MIG, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 func partitionsOf(m v1alpha1.MIG, selected []gpu.Device) ([]partition, error) {
 	var partitions []partition
 	for _, d := range selected {
-		layout := layoutOf(m, d)
+		layout := LayoutOf(m, d)
 		if layout == nil {
 			continue
 		}
@@ -73,8 +73,8 @@ func without(partitions []partition, selected []gpu.Device) []gpu.Device {
 	})
 }
 
-// layoutOf is the first layout for a GPU; nil if there is none.
-func layoutOf(m v1alpha1.MIG, d gpu.Device) *v1alpha1.MIGLayout {
+// LayoutOf is the first layout for a GPU; nil if there is none.
+func LayoutOf(m v1alpha1.MIG, d gpu.Device) *v1alpha1.MIGLayout {
 	for i := range m.Layouts {
 		if Matches(m.Layouts[i].GPUs, d) {
 			return &m.Layouts[i]

@@ -121,6 +121,44 @@ var schemaYAML = typed.YAMLObject(`types:
             scalar: string
           elementRelationship: atomic
     elementRelationship: atomic
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DemandStatus
+  map:
+    fields:
+    - name: firstPod
+      type:
+        scalar: string
+    - name: holders
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: instances
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceRequest
+          elementRelationship: associative
+          keys:
+          - profile
+    - name: planned
+      type:
+        scalar: numeric
+    - name: pods
+      type:
+        scalar: numeric
+    - name: ready
+      type:
+        scalar: numeric
+    - name: reason
+      type:
+        scalar: string
+    - name: sinceTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: unmet
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSharing
   map:
     fields:
@@ -526,6 +564,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: observedGeneration
       type:
         scalar: numeric
+    - name: onDemand
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandStatus
     - name: pending
       type:
         list:
@@ -556,6 +597,15 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
+  map:
+    fields:
+    - name: count
+      type:
+        scalar: numeric
+    - name: profile
+      type:
+        scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceRequest
   map:
     fields:
     - name: count
@@ -635,13 +685,53 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - profile
+    - name: onDemand
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGOnDemand
     - name: replicas
       type:
         scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGMode
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGOnDemand
+  map:
+    fields:
+    - name: idleSeconds
+      type:
+        scalar: numeric
+      default: 300
+    - name: mode
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandMode
+      default: Advise
+    - name: namespaceSelector
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+    - name: profiles
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
+          elementRelationship: associative
+    - name: reserve
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGReserve
+          elementRelationship: associative
+          keys:
+          - profile
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGReserve
+  map:
+    fields:
+    - name: count
+      type:
+        scalar: numeric
+    - name: profile
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGProfile
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGResourceNames
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGWholeGPUs
@@ -1011,6 +1101,66 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandChange
+  map:
+    fields:
+    - name: create
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
+          elementRelationship: associative
+          keys:
+          - profile
+    - name: destroy
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
+          elementRelationship: associative
+          keys:
+          - profile
+    - name: index
+      type:
+        scalar: numeric
+    - name: nodeName
+      type:
+        scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandMode
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandStatus
+  map:
+    fields:
+    - name: changes
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandChange
+          elementRelationship: atomic
+    - name: gpus
+      type:
+        scalar: numeric
+    - name: idleTime
+      type:
+        scalar: string
+    - name: planned
+      type:
+        scalar: numeric
+    - name: pods
+      type:
+        scalar: numeric
+    - name: ready
+      type:
+        scalar: numeric
+    - name: requests
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DemandStatus
+          elementRelationship: atomic
+    - name: unmet
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PendingNode
   map:
     fields:
@@ -1300,6 +1450,38 @@ var schemaYAML = typed.YAMLObject(`types:
         elementType:
           namedType: __untyped_deduced_
         elementRelationship: separable
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+  map:
+    fields:
+    - name: matchExpressions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+          elementRelationship: atomic
+    - name: matchLabels
+      type:
+        map:
+          elementType:
+            scalar: string
+    elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorOperator
+  scalar: string
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+    - name: operator
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorOperator
+    - name: values
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.ManagedFieldsEntry
   map:
     fields:

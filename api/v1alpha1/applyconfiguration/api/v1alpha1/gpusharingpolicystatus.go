@@ -20,7 +20,8 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
 	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
 	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there), AutoscalingConfigured
-	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise) and, when true,
+	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise), DemandMet (if a layout has onDemand,
+	// whether pods wait for MIG instances that are not idle) and, when true,
 	// WorkloadsAffected (workloads ask for what no node offers then) and MemoryPressure (the memory guard finds a container over its share on a
 	// GPU that is almost full). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
@@ -30,6 +31,8 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
 	// nodeGroups are the node groups whose nodes the policy governs or will govern, and what their autoscaler knows: at most 64.
 	NodeGroups []NodeGroupStatusApplyConfiguration `json:"nodeGroups,omitempty"`
+	// onDemand is what pods wait for, and what would be changed for them, if a layout has onDemand and the feature gate OnDemandMIG is on.
+	OnDemand *OnDemandStatusApplyConfiguration `json:"onDemand,omitempty"`
 	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
 	// pending lists at most ten nodes that are not ready, the worst first, with the reason for each: nodes that failed, unsupported nodes,
@@ -96,6 +99,14 @@ func (b *GPUSharingPolicyStatusApplyConfiguration) WithNodeGroups(values ...*Nod
 		}
 		b.NodeGroups = append(b.NodeGroups, *values[i])
 	}
+	return b
+}
+
+// WithOnDemand sets the OnDemand field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OnDemand field is set to the value of the last call.
+func (b *GPUSharingPolicyStatusApplyConfiguration) WithOnDemand(value *OnDemandStatusApplyConfiguration) *GPUSharingPolicyStatusApplyConfiguration {
+	b.OnDemand = value
 	return b
 }
 

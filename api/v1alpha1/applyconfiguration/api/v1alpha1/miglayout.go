@@ -24,6 +24,9 @@ type MIGLayoutApplyConfiguration struct {
 	// replicas is the number of times that each instance of fill is advertised; those of instances stand there. Replicas of an instance are not
 	// isolated from each other; status shows them as oversubscription. Absent: once.
 	Replicas *int32 `json:"replicas,omitempty"`
+	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. It needs the controller's feature
+	// gate OnDemandMIG (alpha); without it, it has no effect. The layout stays what the GPUs have. Absent: nothing looks at pods that wait.
+	OnDemand *MIGOnDemandApplyConfiguration `json:"onDemand,omitempty"`
 }
 
 // MIGLayoutApplyConfiguration constructs a declarative configuration of the MIGLayout type for use with
@@ -66,5 +69,13 @@ func (b *MIGLayoutApplyConfiguration) WithFill(value apiv1alpha1.MIGProfile) *MI
 // If called multiple times, the Replicas field is set to the value of the last call.
 func (b *MIGLayoutApplyConfiguration) WithReplicas(value int32) *MIGLayoutApplyConfiguration {
 	b.Replicas = &value
+	return b
+}
+
+// WithOnDemand sets the OnDemand field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OnDemand field is set to the value of the last call.
+func (b *MIGLayoutApplyConfiguration) WithOnDemand(value *MIGOnDemandApplyConfiguration) *MIGLayoutApplyConfiguration {
+	b.OnDemand = value
 	return b
 }

@@ -1,0 +1,205 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// OnDemandMode decides what is done for pods that wait for MIG instances.
+// +kubebuilder:validation:Enum=Advise
+type OnDemandMode string
+
+// OnDemandModeAdvise changes nothing.
+const OnDemandModeAdvise OnDemandMode = "Advise"
+
+// MIGOnDemand says which MIG instances may be made for pods that wait.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.reserve) || self.reserve.all(r, r.profile in self.profiles)",message="a profile of reserve must be one of profiles, in the same words",fieldPath=".reserve"
+type MIGOnDemand struct {
+	// mode. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Default: Advise.
+	// +optional
+	// +kubebuilder:default=Advise
+	Mode OnDemandMode `json:"mode,omitempty"`
+
+	// profiles are what may be made.
+	// +required
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	Profiles []MIGProfile `json:"profiles,omitempty"`
+
+	// reserve are instances that stay idle, on whichever GPUs of the layout, when others are made.
+	// +optional
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	Reserve []MIGReserve `json:"reserve,omitempty"`
+
+	// idleSeconds is how long an instance must have been held by no pod before it may be destroyed. Nothing reports that time yet: in mode
+	// Advise an instance that no pod holds counts as idle for long enough, and status.onDemand.idleTime is Unknown. Default: 300.
+	// +optional
+	// +kubebuilder:default=300
+	// +kubebuilder:validation:Minimum=30
+	// +kubebuilder:validation:Maximum=86400
+	IdleSeconds int32 `json:"idleSeconds,omitempty"`
+
+	// namespaceSelector selects, by their labels, the namespaces whose pods count. Absent: all.
+	// +optional
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+}
+
+// MIGReserve is a number of idle instances of one profile.
+type MIGReserve struct {
+	// profile of the instances, one of profiles.
+	// +required
+	Profile MIGProfile `json:"profile,omitempty"`
+
+	// count is how many of them stay idle, on all nodes together.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	Count int32 `json:"count,omitempty"`
+}
+
+// MostDemands is the largest number of requests, and of changes, that status.onDemand of a policy lists.
+const MostDemands = 10
+
+// OnDemandStatus is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
+type OnDemandStatus struct {
+	// pods that wait, and that a node of the policy would take if it had the instances. Neither CPU nor memory are looked at.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Pods int32 `json:"pods"`
+
+	// ready is the number of them for which instances are idle: it is the scheduler's turn.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Ready int32 `json:"ready"`
+
+	// planned is the number of them for which changes would make instances.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Planned int32 `json:"planned"`
+
+	// unmet is the number of them for which nothing can be done now.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Unmet int32 `json:"unmet"`
+
+	// idleTime is Unknown: nothing reports how long instances have been idle, so each that no pod holds counts as idle for long enough.
+	// +optional
+	// +kubebuilder:validation:Enum=Unknown
+	IdleTime string `json:"idleTime,omitempty"`
+
+	// requests lists the first ten kinds of pods that wait: of the highest priority first, then those that have waited longest.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Requests []DemandStatus `json:"requests,omitempty"`
+
+	// gpus is the number of GPUs that would be changed.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	GPUs int32 `json:"gpus"`
+
+	// changes lists the first ten of these GPUs, by node and index.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Changes []OnDemandChange `json:"changes,omitempty"`
+}
+
+// DemandStatus is pods that wait for the same.
+type DemandStatus struct {
+	// instances that each of the pods asks for, by profile.
+	// +required
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Instances []InstanceRequest `json:"instances,omitempty"`
+
+	// pods is how many wait.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Pods int32 `json:"pods,omitempty"`
+
+	// firstPod is the one that has waited longest, as namespace/name.
+	// +optional
+	// +kubebuilder:validation:MaxLength=317
+	FirstPod string `json:"firstPod,omitempty"`
+
+	// sinceTime is since when it has waited.
+	// +optional
+	SinceTime metav1.Time `json:"sinceTime,omitzero"`
+
+	// ready, planned and unmet add up to pods; see those of onDemand.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Ready int32 `json:"ready"`
+
+	// planned: changes would make instances for so many.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Planned int32 `json:"planned"`
+
+	// unmet: nothing can be done now for so many.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Unmet int32 `json:"unmet"`
+
+	// reason why, one of those of the condition DemandMet.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
+
+	// holders are pods that hold what would have to be destroyed, where these are fewest: the first three, as namespace/name.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=3
+	// +kubebuilder:validation:items:MaxLength=317
+	Holders []string `json:"holders,omitempty"`
+}
+
+// InstanceRequest is a number of MIG instances of one profile that a pod asks for.
+type InstanceRequest struct {
+	// profile is the exact name, such as 1g.10gb.
+	// +required
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=32
+	Profile string `json:"profile,omitempty"`
+	// count is the number of instances.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1024
+	Count int32 `json:"count,omitempty"`
+}
+
+// OnDemandChange is what would be changed of one GPU.
+type OnDemandChange struct {
+	// nodeName is the name of its node.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	NodeName string `json:"nodeName,omitempty"`
+
+	// index of the GPU in the node.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Index int32 `json:"index"`
+
+	// destroy are the idle instances that would be destroyed.
+	// +optional
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MaxItems=16
+	Destroy []InstanceCount `json:"destroy,omitempty"`
+
+	// create are the instances that would be created.
+	// +optional
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MaxItems=16
+	Create []InstanceCount `json:"create,omitempty"`
+}

@@ -1,0 +1,235 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package demand reports, for policies with MIG layouts on demand, which pods wait for instances and what would be
+// changed for them. Its one request goes over all nodes:
+//
+//	gather (reads, from caches) → Review (pure) → status.onDemand and the condition DemandMet of the policies, a metric
+//
+// It changes nothing else, and remembers nothing from which a report follows. It runs only with the feature gate
+// OnDemandMIG.
+package demand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
+)
+
+const (
+	// FieldManager owns status.onDemand and the condition DemandMet of the policies.
+	FieldManager = "gpusharing-controller-on-demand"
+	// nodeNameField is the index of pods by their node, which the controller of policies makes.
+	nodeNameField = "spec.nodeName"
+)
+
+// Request is the one request that the controller knows: look at everything.
+type Request struct{}
+
+// Controller reports what pods wait for.
+type Controller struct {
+	client  client.Client
+	clock   clock.PassiveClock
+	metrics *metrics
+	memory  demand.Memory // of layouts that GPUs can have; it changes no decision
+}
+
+// New returns a controller.
+func New(c client.Client, clk clock.PassiveClock) *Controller {
+	return &Controller{client: c, clock: clk, metrics: newMetrics()}
+}
+
+// Name of the controller.
+func (*Controller) Name() string { return "demand" }
+
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=nodes;pods;namespaces,verbs=get;list;watch
+
+// Reconcile decides for each policy with GPUs on demand, and reports.
+func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return reconcile.Result{}, fmt.Errorf("reading policies: %w", err)
+	}
+	onDemand := map[string]bool{}
+	for i := range policies.Items {
+		if Of(&policies.Items[i]) != nil {
+			onDemand[policies.Items[i].Name] = true
+		}
+	}
+	s, waiting, err := c.gather(ctx, onDemand)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	var errs []error
+	reported := map[string]*v1alpha1.OnDemandStatus{}
+	for i := range policies.Items {
+		p := &policies.Items[i]
+		var status *v1alpha1.OnDemandStatus
+		var is metav1.Condition
+		if onDemand[p.Name] {
+			if status, is, err = c.review(ctx, p, s, waiting); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			reported[p.Name] = status
+		}
+		errs = append(errs, c.report(ctx, p, status, is))
+	}
+	c.metrics.set(reported)
+	return reconcile.Result{}, errors.Join(errs...)
+}
+
+// Withdraw removes from the policies what the controller has reported.
+func (c *Controller) Withdraw(ctx context.Context) error {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return fmt.Errorf("reading policies: %w", err)
+	}
+	var errs []error
+	for i := range policies.Items {
+		errs = append(errs, c.report(ctx, &policies.Items[i], nil, metav1.Condition{}))
+	}
+	return errors.Join(errs...)
+}
+
+// gather reads the nodes that policies with GPUs on demand govern, with their pods, and the pods that wait. What it
+// returns is shared with the cache and must not be changed.
+func (c *Controller) gather(ctx context.Context, onDemand map[string]bool) (*cluster.Snapshot, []*corev1.Pod, error) {
+	s := &cluster.Snapshot{Now: c.clock.Now()}
+	if len(onDemand) == 0 {
+		return s, nil, nil
+	}
+	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
+	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, nil, fmt.Errorf("reading nodes: %w", err)
+	}
+	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, nil, fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	governed := map[string]*v1alpha1.GPUNode{}
+	for i := range gpuNodes.Items {
+		if n := &gpuNodes.Items[i]; onDemand[n.Spec.PolicyName] {
+			governed[n.Name] = n
+		}
+	}
+	s.AddNodes(nodes.Items, governed)
+	programs := &cluster.Programs{}
+	for i := range s.Nodes {
+		pods, err := c.podsOn(ctx, s.Nodes[i].Name)
+		if err != nil {
+			return nil, nil, err
+		}
+		for j := range pods {
+			s.Nodes[i].AddPod(&pods[j], programs)
+		}
+	}
+	pods, err := c.podsOn(ctx, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	var waiting []*corev1.Pod
+	for i := range pods {
+		if Waits(&pods[i]) {
+			waiting = append(waiting, &pods[i])
+		}
+	}
+	return s, waiting, nil
+}
+
+func (c *Controller) podsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: node}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("reading the pods on node %q: %w", node, err)
+	}
+	return pods.Items, nil
+}
+
+// review decides for a policy about the pods of the namespaces that it selects.
+func (c *Controller) review(
+	ctx context.Context, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
+) (*v1alpha1.OnDemandStatus, metav1.Condition, error) {
+	if of := Of(p).NamespaceSelector; of != nil {
+		selector, err := metav1.LabelSelectorAsSelector(of)
+		if err != nil {
+			return nil, metav1.Condition{
+				Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonInvalidSelector,
+				Message: fmt.Sprintf("No pod counts, because onDemand.namespaceSelector is invalid: %v", err),
+			}, nil
+		}
+		if waiting, err = c.in(ctx, selector, waiting); err != nil {
+			return nil, metav1.Condition{}, err
+		}
+	}
+	status := Review(&c.memory, p, s, waiting)
+	return status, Condition(status), nil
+}
+
+// in are the pods of namespaces with labels.
+func (c *Controller) in(ctx context.Context, selector labels.Selector, pods []*corev1.Pod) ([]*corev1.Pod, error) {
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	namespaces := namespaceList()
+	if err := c.client.List(ctx, namespaces, client.MatchingLabelsSelector{Selector: selector}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("reading namespaces: %w", err)
+	}
+	selected := map[string]bool{}
+	for i := range namespaces.Items {
+		selected[namespaces.Items[i].Name] = true
+	}
+	var of []*corev1.Pod
+	for _, pod := range pods {
+		if selected[pod.Namespace] {
+			of = append(of, pod)
+		}
+	}
+	return of, nil
+}
+
+// report applies status.onDemand and the condition DemandMet of a policy, and nothing else of its status; no status and
+// no condition: it removes them.
+func (c *Controller) report(ctx context.Context, p *v1alpha1.GPUSharingPolicy, status *v1alpha1.OnDemandStatus, is metav1.Condition) error {
+	var was, own []metav1.Condition
+	if reported, found := condition.Find(p.Status.Conditions, v1alpha1.ConditionDemandMet); found {
+		was = append(was, reported)
+	}
+	if is.Type != "" {
+		is.ObservedGeneration = p.Generation
+		own = condition.Set(was, is, c.clock.Now())
+	}
+	if equality.Semantic.DeepEqual(was, own) && equality.Semantic.DeepEqual(p.Status.OnDemand, status) {
+		return nil
+	}
+	want := ac.GPUSharingPolicy(p.Name)
+	if status != nil || len(own) > 0 {
+		of, err := ssa.Configuration[ac.GPUSharingPolicyStatusApplyConfiguration](v1alpha1.GPUSharingPolicyStatus{OnDemand: status, Conditions: own})
+		if err != nil {
+			return err
+		}
+		want.WithStatus(of)
+	}
+	_, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: c.client, Name: FieldManager}, p, want, ac.ExtractGPUSharingPolicyStatus)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("reporting on policy %s: %w", p.Name, err)
+	}
+	return nil
+}

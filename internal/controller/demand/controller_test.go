@@ -1,0 +1,271 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+func TestMain(m *testing.M) {
+	log.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
+
+// site is a cluster with a policy, a node with an A100 and the controller with the rights and the admission policy that
+// it ships with.
+type site struct {
+	*WithT
+	t          *testing.T
+	cluster    *env.Cluster
+	as         client.WithWatch
+	controller *demand.Controller
+	writes     int
+}
+
+func TestDemand(t *testing.T) {
+	cluster := env.Start(t)
+	NewWithT(t).Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
+		"config/manager/admission.yaml")).To(Succeed())
+	for name, test := range map[string]func(s *site){
+		"a policy says what pods wait for, and what would be changed":     says,
+		"what has not changed is not written":                             writesOnce,
+		"pods of other namespaces do not count":                           selects,
+		"a selector that is none is reported, and no pod counts":          invalid,
+		"a layout that is static again leaves nothing":                    staticAgain,
+		"the feature gate off: what was reported goes":                    withdraws,
+		"a restarted controller reports the same, and writes nothing":     restarts,
+		"a request of which no node can have as many is no demand at all": tooMany,
+	} {
+		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
+	}
+}
+
+func newSite(t *testing.T, cluster *env.Cluster) *site {
+	t.Helper()
+	s := &site{WithT: NewWithT(t), t: t, cluster: cluster}
+	as, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.as, err = client.NewWithWatch(as, client.Options{Scheme: cluster.Scheme})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.restart()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	s.Expect(cluster.Client.Create(t.Context(), node)).To(Succeed())
+	node.Spec.Taints = nil // the API server gives a new node that it is not ready
+	s.Expect(cluster.Client.Update(t.Context(), node)).To(Succeed())
+	s.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: v1alpha1.GPUNodeSpec{PolicyName: "research"},
+	})).To(Succeed())
+	d, _ := catalogue.Find("NVIDIA-A100-SXM4-40GB")
+	d.UUID, d.MIGCapable, d.PendingMIG = "GPU-1", true, true
+	d.State = gpu.State{MIG: true, Instances: []gpu.Instance{{Profile: "7g.40gb", UUID: "MIG-1", Placement: gpu.Placement{Size: 8}}}}
+	status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{
+		Devices:    plan.Reported([]gpu.Device{d}),
+		Conditions: condition.Set(nil, metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"}, time.Now()),
+	})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(cluster.Client.Status().Apply(t.Context(), ac.GPUNode("n1").WithStatus(status), client.FieldOwner("test"), client.ForceOwnership)).To(Succeed())
+	t.Cleanup(func() {
+		ctx := context.Background()
+		for _, of := range []client.Object{&v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}, &corev1.Node{}} {
+			s.Expect(cluster.Client.DeleteAllOf(ctx, of)).To(Succeed())
+		}
+		s.Expect(cluster.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	})
+	return s
+}
+
+// restart starts the controller anew: all that it knew is gone. Its client counts what it writes, and lets it apply
+// statuses alone.
+func (s *site) restart() {
+	s.controller = demand.New(interceptor.NewClient(s.as, interceptor.Funcs{
+		SubResourceApply: func(
+			ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption,
+		) error {
+			s.writes++
+			return c.SubResource(sub).Apply(ctx, o, opts...)
+		},
+		Patch: func(_ context.Context, _ client.WithWatch, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
+			s.t.Errorf("%T %s was patched", o, o.GetName())
+			return nil
+		},
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			s.t.Error("an object was applied")
+			return nil
+		},
+	}), clocktesting.NewFakePassiveClock(time.Now()))
+}
+
+func (s *site) policy(onDemand *v1alpha1.MIGOnDemand) {
+	s.t.Helper()
+	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUSharingPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "research"},
+		Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{
+			Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Fill: "7g", OnDemand: onDemand}}},
+		}},
+	})).To(Succeed())
+}
+
+// waits creates a pod that asks for instances of 2g and that the scheduler has found no node for.
+func (s *site) waits(name, count string) {
+	s.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "main", Image: "example.invalid/main",
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/mig-2g.10gb": resource.MustParse(count)}},
+		}}},
+	}
+	s.Expect(s.cluster.Client.Create(s.t.Context(), pod)).To(Succeed())
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), pod)).To(Succeed())
+}
+
+// reconcile reconciles and returns what the policy reports.
+func (s *site) reconcile() (*v1alpha1.OnDemandStatus, metav1.Condition) {
+	s.t.Helper()
+	_, err := s.controller.Reconcile(s.t.Context(), demand.Request{})
+	s.Expect(err).NotTo(HaveOccurred())
+	return s.reported()
+}
+
+func (s *site) reported() (*v1alpha1.OnDemandStatus, metav1.Condition) {
+	s.t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	is, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionDemandMet)
+	return p.Status.OnDemand, is
+}
+
+func small() *v1alpha1.MIGOnDemand {
+	return &v1alpha1.MIGOnDemand{Profiles: []v1alpha1.MIGProfile{"1g", "2g"}}
+}
+
+func says(s *site) {
+	s.policy(small())
+	status, is := s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
+	s.Expect(status.Pods).To(BeZero())
+	s.waits("a", "1")
+	s.waits("b", "3")
+	s.waits("c", "1")
+	status, is = s.reconcile()
+	s.Expect(is.Status).To(Equal(metav1.ConditionFalse))
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoIdleRoom), is.Message)
+	s.Expect([]int32{status.Pods, status.Ready, status.Planned, status.Unmet}).To(Equal([]int32{3, 0, 2, 1}))
+	s.Expect(status.Requests).To(HaveLen(2))
+	s.Expect(status.Changes).To(Equal([]v1alpha1.OnDemandChange{{
+		NodeName: "n1", Destroy: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, Create: []v1alpha1.InstanceCount{{Profile: "2g.10gb", Count: 2}},
+	}}))
+	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	_, is = s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
+}
+
+func writesOnce(s *site) {
+	s.policy(small())
+	s.waits("a", "1")
+	for range 3 {
+		s.reconcile()
+		s.Expect(s.writes).To(Equal(1))
+	}
+}
+
+func selects(s *site) {
+	of := small()
+	of.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "kube-system"}}
+	s.policy(of)
+	s.waits("a", "1")
+	_, is := s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
+	s.edit(func(of *v1alpha1.MIGOnDemand) { of.NamespaceSelector.MatchLabels[corev1.LabelMetadataName] = "default" })
+	_, is = s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitionAdvised))
+}
+
+// edit changes what the policy has on demand.
+func (s *site) edit(change func(*v1alpha1.MIGOnDemand)) {
+	s.t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	layout := &p.Spec.Sharing.MIG.Layouts[0]
+	if change == nil {
+		layout.OnDemand = nil
+	} else {
+		change(layout.OnDemand)
+	}
+	s.Expect(s.cluster.Client.Update(s.t.Context(), p)).To(Succeed())
+}
+
+func invalid(s *site) {
+	of := small()
+	of.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"no label!": ""}}
+	s.policy(of)
+	s.waits("a", "1")
+	status, is := s.reconcile()
+	s.Expect(status).To(BeNil())
+	s.Expect([]any{is.Status, is.Reason}).To(Equal([]any{metav1.ConditionUnknown, v1alpha1.ReasonInvalidSelector}))
+}
+
+func staticAgain(s *site) {
+	s.policy(small())
+	s.reconcile()
+	s.edit(nil)
+	status, is := s.reconcile()
+	s.Expect(status).To(BeNil())
+	s.Expect(is).To(BeZero())
+	writes := s.writes
+	s.reconcile()
+	s.Expect(s.writes).To(Equal(writes))
+}
+
+func withdraws(s *site) {
+	s.policy(small())
+	s.reconcile()
+	s.Expect(s.controller.Withdraw(s.t.Context())).To(Succeed())
+	status, is := s.reported()
+	s.Expect(status).To(BeNil())
+	s.Expect(is).To(BeZero())
+}
+
+func restarts(s *site) {
+	s.policy(small())
+	s.waits("a", "1")
+	first, was := s.reconcile()
+	s.restart()
+	again, is := s.reconcile()
+	s.Expect(again).To(Equal(first))
+	s.Expect(is).To(Equal(was))
+	s.Expect(s.writes).To(Equal(1))
+}
+
+func tooMany(s *site) {
+	s.policy(small())
+	s.waits("a", "1000000000000")
+	_, is := s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
+}

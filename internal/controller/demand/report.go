@@ -1,0 +1,121 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// idleTimeUnknown is what is known of how long instances have been idle.
+const idleTimeUnknown = "Unknown"
+
+// reasons are the words of the API.
+var reasons = map[demand.Reason]string{
+	demand.NotAllowed: v1alpha1.ReasonProfileNotAllowed, demand.Reserve: v1alpha1.ReasonReserveKept,
+	demand.Changing: v1alpha1.ReasonGPUsChanging, demand.NoIdleRoom: v1alpha1.ReasonNoIdleRoom,
+}
+
+// status is the review as a policy reports it.
+func (r *review) status() *v1alpha1.OnDemandStatus {
+	s := &v1alpha1.OnDemandStatus{IdleTime: idleTimeUnknown, GPUs: number(len(r.decision.Changes))}
+	for _, n := range r.order() {
+		class, outcome := r.classes[n], r.decision.Outcomes[n]
+		one := v1alpha1.DemandStatus{
+			Instances: requested(class.Asks), Pods: number(class.Pods), FirstPod: r.first[n].Namespace + "/" + r.first[n].Name,
+			SinceTime: metav1.NewTime(class.Oldest), Ready: number(outcome.Ready), Planned: number(outcome.Planned), Unmet: number(outcome.Unmet),
+			Holders: outcome.Blockers,
+		}
+		if outcome.Unmet > 0 {
+			one.Reason = cmp.Or(reasons[outcome.Reason], v1alpha1.ReasonGPUsChanging)
+		}
+		s.Pods, s.Ready, s.Planned, s.Unmet = s.Pods+one.Pods, s.Ready+one.Ready, s.Planned+one.Planned, s.Unmet+one.Unmet
+		if len(s.Requests) < v1alpha1.MostDemands {
+			s.Requests = append(s.Requests, one)
+		}
+	}
+	for _, c := range r.decision.Changes {
+		s.Changes = append(s.Changes, v1alpha1.OnDemandChange{
+			NodeName: c.Node, Index: number(r.index[[2]string{c.Node, c.UUID}]), Destroy: counted(c.Destroy), Create: counted(c.Create),
+		})
+	}
+	slices.SortFunc(s.Changes, func(a, b v1alpha1.OnDemandChange) int {
+		return cmp.Or(strings.Compare(a.NodeName, b.NodeName), cmp.Compare(a.Index, b.Index))
+	})
+	s.Changes = s.Changes[:min(len(s.Changes), v1alpha1.MostDemands)]
+	return s
+}
+
+// order are the classes as they are listed.
+func (r *review) order() []int {
+	order := make([]int, len(r.classes))
+	for n := range order {
+		order[n] = n
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		x, y := &r.classes[a], &r.classes[b]
+		return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.Oldest.Compare(y.Oldest), cmp.Compare(fmt.Sprint(x.Asks), fmt.Sprint(y.Asks)),
+			strings.Compare(r.first[a].Namespace, r.first[b].Namespace), strings.Compare(r.first[a].Name, r.first[b].Name))
+	})
+	return order
+}
+
+func requested(asks map[string]int) (list []v1alpha1.InstanceRequest) {
+	for _, name := range slices.Sorted(maps.Keys(asks)) {
+		list = append(list, v1alpha1.InstanceRequest{Profile: name, Count: number(asks[name])})
+	}
+	return list
+}
+
+func counted(instances []gpu.Instance) (list []v1alpha1.InstanceCount) {
+	counts := map[string]int{}
+	for _, i := range instances {
+		counts[i.Profile]++
+	}
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, v1alpha1.InstanceCount{Profile: name, Count: number(counts[name])})
+	}
+	return list
+}
+
+// number is a count of pods, GPUs or instances, none of which a cluster has more than 2 billion of.
+func number(n int) int32 { return int32(n) }
+
+// Condition is the condition DemandMet that says what a status does.
+func Condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
+	is := metav1.Condition{Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionFalse}
+	would := fmt.Sprintf("%d pods wait for MIG instances: %d find idle ones, %d would start if %d GPUs had others (status.onDemand.changes), which mode "+
+		"Advise leaves as they are", s.Pods, s.Ready, s.Planned, s.GPUs)
+	switch {
+	case s.Pods == 0:
+		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonNoDemand, "No pod waits for MIG instances of the policy's GPUs"
+	case s.Unmet > 0:
+		is.Reason, is.Message = v1alpha1.ReasonNoIdleRoom, fmt.Sprintf("%s, %d would not", would, s.Unmet)
+		if at := slices.IndexFunc(s.Requests, func(d v1alpha1.DemandStatus) bool { return d.Unmet > 0 }); at >= 0 {
+			is.Reason, is.Message = s.Requests[at].Reason, is.Message+", such as "+s.Requests[at].FirstPod+heldBy(s.Requests[at].Holders)
+		}
+	case s.Planned > 0:
+		is.Reason, is.Message = v1alpha1.ReasonRepartitionAdvised, would
+	default:
+		is.Status, is.Reason = metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle
+		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle", s.Pods)
+	}
+	return is
+}
+
+func heldBy(pods []string) string {
+	if len(pods) == 0 {
+		return ""
+	}
+	return ": what would have to be destroyed is held by " + strings.Join(pods, ", ")
+}

@@ -1,0 +1,267 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+)
+
+// Of is what a policy lets be made on demand; nil: nothing.
+func Of(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MIGOnDemand {
+	if p.Spec.Sharing.MIG == nil || !p.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	for i := range p.Spec.Sharing.MIG.Layouts {
+		if of := p.Spec.Sharing.MIG.Layouts[i].OnDemand; of != nil {
+			return of
+		}
+	}
+	return nil
+}
+
+// Waits reports whether a pod waits for MIG instances that the scheduler finds nowhere. One that the scheduler has not
+// seen yet does not, nor one that a gate holds back or for which it evicts others, nor one of a DaemonSet, which has one
+// node only.
+func Waits(pod *corev1.Pod) bool {
+	if !cluster.Waits(pod) || pod.DeletionTimestamp != nil || pod.Status.NominatedNodeName != "" {
+		return false
+	}
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind == "DaemonSet" {
+		return false
+	}
+	is := scheduled(pod)
+	return is.Status == corev1.ConditionFalse && is.Reason == corev1.PodReasonUnschedulable && len(instancesOf(pod)) > 0
+}
+
+func scheduled(pod *corev1.Pod) corev1.PodCondition {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			return c
+		}
+	}
+	return corev1.PodCondition{}
+}
+
+// instancesOf are the resources of MIG instances that a pod asks for.
+func instancesOf(pod *corev1.Pod) map[string]int64 {
+	requests := cluster.GPURequests(&pod.Spec)
+	maps.DeleteFunc(requests, func(name string, _ int64) bool { return !strings.HasPrefix(name, plan.ResourcePrefix) })
+	return requests
+}
+
+// review is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
+type review struct {
+	memory   *demand.Memory
+	pool     demand.Pool
+	nodes    []*cluster.Node   // of the pool
+	profiles map[string]string // of the models, by resource
+	most     int64             // instances that a node can have
+	index    map[[2]string]int
+	classes  []demand.Class
+	first    []*corev1.Pod // of each class, the one that has waited longest
+	decision demand.Decision
+}
+
+// Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
+// and whose namespaces the policy selects. It is pure; the memory changes no decision.
+func Review(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *v1alpha1.OnDemandStatus {
+	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}}
+	of := Of(p)
+	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
+	for _, name := range of.Profiles {
+		r.pool.Profiles = append(r.pool.Profiles, string(name))
+	}
+	for _, kept := range of.Reserve {
+		r.pool.Reserve[string(kept.Profile)] = int(kept.Count)
+	}
+	for i := range s.Nodes {
+		if s.Nodes[i].GPU.Spec.PolicyName == p.Name {
+			r.addNode(p, &s.Nodes[i], s.Now)
+		}
+	}
+	r.classify(pods)
+	r.decision = m.Decide(s.Now, r.pool, r.classes)
+	return r.status()
+}
+
+// addNode adds the GPUs of a node that the policy has on demand.
+func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
+	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	devices := plan.Devices(n.GPU.Status.Devices)
+	from := len(r.pool.GPUs)
+	for i := range devices {
+		d := &devices[i]
+		layout := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
+		if !plan.Matches(p.Spec.GPUSelector, *d) || layout == nil || layout.OnDemand == nil || len(d.Profiles) == 0 {
+			continue
+		}
+		g := demand.GPU{
+			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: !ready || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
+		}
+		for _, i := range d.State.Instances {
+			// Nothing reports how long it has been idle.
+			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: now.Add(-r.pool.Idle)})
+		}
+		r.pool.GPUs = append(r.pool.GPUs, g)
+		r.index[[2]string{n.Name, d.UUID}] = d.Index
+	}
+	if len(r.pool.GPUs) == from {
+		return
+	}
+	r.nodes = append(r.nodes, n)
+	r.most = max(r.most, int64(len(r.pool.GPUs)-from)*mostOfAGPU)
+	promise(n, devices, r.pool.GPUs[from:])
+}
+
+// mostOfAGPU is how many instances a GPU can have.
+const mostOfAGPU = 7
+
+// model is what GPUs share that can hold the same. It notes the resources of its profiles.
+func (r *review) model(d *gpu.Device) *gpu.Device {
+	m := r.memory.Model(d)
+	for _, p := range m.Profiles {
+		r.profiles[plan.ResourceOf(p.Name)] = p.Name
+	}
+	return m
+}
+
+// holderOf names the pod or process that has an instance; empty: none has.
+func holderOf(d *gpu.Device, instance int) string {
+	for _, h := range d.Holders {
+		if h.Instance == instance {
+			return h.Namespace + "/" + h.Pod
+		}
+	}
+	for _, p := range d.Processes {
+		if p.Instance == instance {
+			return fmt.Sprintf("process %d", p.PID)
+		}
+	}
+	return ""
+}
+
+// promise gives idle instances to pods that are bound to their node and are not reported to hold any yet.
+func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
+	for i := range n.Pods {
+		pod := &n.Pods[i]
+		holds := slices.ContainsFunc(devices, func(d gpu.Device) bool {
+			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
+		})
+		for name, count := range pod.Requests {
+			for g := 0; g < len(gpus) && !holds; g++ {
+				for at := range gpus[g].Instances {
+					if of := &gpus[g].Instances[at]; count > 0 && of.Holder == "" && plan.ResourceOf(of.Profile) == name {
+						of.Holder, count = pod.Namespace+"/"+pod.Name, count-1
+					}
+				}
+			}
+		}
+	}
+}
+
+// classify joins the pods that ask for the same and that the same nodes would take. Left out are pods that ask for what
+// no GPU of the pool can have, or that no node of it would take.
+func (r *review) classify(pods []*corev1.Pod) {
+	where, at := map[string]map[string]bool{}, map[string]int{}
+	for _, pod := range pods {
+		asks := r.asks(pod)
+		if len(asks) == 0 {
+			continue
+		}
+		placement, nodes := r.placement(pod, where)
+		if nodes != nil && len(nodes) == 0 {
+			continue
+		}
+		class := demand.Class{Asks: asks, Nodes: nodes, Oldest: waitsSince(pod)}
+		if pod.Spec.Priority != nil {
+			class.Priority = *pod.Spec.Priority
+		}
+		key := fmt.Sprint(class.Priority, asks, placement)
+		n, known := at[key]
+		if !known {
+			n = len(r.classes)
+			at[key], r.classes, r.first = n, append(r.classes, class), append(r.first, pod)
+		}
+		of := &r.classes[n]
+		of.Pods++
+		if before(pod, r.first[n]) {
+			of.Oldest, r.first[n] = class.Oldest, pod
+		}
+	}
+}
+
+// before orders pods by how long they have waited.
+func before(a, b *corev1.Pod) bool {
+	return cmp.Or(waitsSince(a).Compare(waitsSince(b)), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name)) < 0
+}
+
+func waitsSince(pod *corev1.Pod) time.Time {
+	if at := scheduled(pod).LastTransitionTime; !at.IsZero() {
+		return at.Time
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// asks are the instances that a pod asks for, by exact profile; nil if no node of the pool can have them.
+func (r *review) asks(pod *corev1.Pod) map[string]int {
+	asks := map[string]int{}
+	for name, count := range instancesOf(pod) {
+		profile, has := r.profiles[name]
+		if !has || count > r.most {
+			return nil
+		}
+		asks[profile] = int(count)
+	}
+	return asks
+}
+
+// placement is what of a pod says which nodes would take it, and those of the pool that would, but for their instances,
+// CPU and memory; nil: all.
+func (r *review) placement(pod *corev1.Pod, known map[string]map[string]bool) (key string, nodes map[string]bool) {
+	encoded, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
+		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations,
+	})
+	key = string(encoded)
+	if nodes, found := known[key]; found {
+		return key, nodes
+	}
+	nodes = map[string]bool{}
+	for _, n := range r.nodes {
+		if takes(n, pod) {
+			nodes[n.Name] = true
+		}
+	}
+	if len(nodes) == len(r.nodes) && len(nodes) > 0 {
+		nodes = nil
+	}
+	known[key] = nodes
+	return key, nodes
+}
+
+// takes reports whether a node has the labels that a pod selects, and no taint that keeps it off, but for those of a
+// change.
+func takes(n *cluster.Node, pod *corev1.Pod) bool {
+	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}})
+	return err == nil && matches && !slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool {
+		return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != v1alpha1.TaintChanging && !clusterpolicy.Tolerates(pod.Spec.Tolerations, t)
+	})
+}

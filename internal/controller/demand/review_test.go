@@ -1,0 +1,202 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+)
+
+var now = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+
+// onDemand is a policy with one layout on demand.
+func onDemand(change func(*v1alpha1.MIGOnDemand)) *v1alpha1.GPUSharingPolicy {
+	p := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}
+	of := &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeAdvise, Profiles: []v1alpha1.MIGProfile{"1g", "2g", "3g"}, IdleSeconds: 300}
+	if change != nil {
+		change(of)
+	}
+	p.Spec.Sharing = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: of}}}}
+	return p
+}
+
+// a100s is a node of the policy with A100s that have two instances of 3g each.
+func a100s(t *testing.T, name string, gpus int) cluster.Node {
+	t.Helper()
+	var devices []gpu.Device
+	for n := range gpus {
+		d, _ := catalogue.Find("NVIDIA-A100-SXM4-40GB")
+		d.UUID, d.Index, d.MIGCapable, d.PendingMIG = fmt.Sprint(name, "-", n), n, true, true
+		d.State = gpu.State{MIG: true, Instances: []gpu.Instance{
+			{Profile: "3g.20gb", ID: 1, UUID: "MIG-1", Placement: gpu.Placement{Start: 0, Size: 4}},
+			{Profile: "3g.20gb", ID: 2, UUID: "MIG-2", Placement: gpu.Placement{Start: 4, Size: 4}},
+		}}
+		devices = append(devices, d)
+	}
+	n := cluster.Node{Name: name, Labels: map[string]string{"zone": name}}
+	n.GPU.Name, n.GPU.Spec.PolicyName = name, "research"
+	n.GPU.Status.Devices = plan.Reported(devices)
+	n.GPU.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}
+	return n
+}
+
+// waits is a pod that waits for an instance of a profile since a minute ago.
+func waits(name, profile string, change func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
+	pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+		corev1.ResourceName(plan.ResourceOf(profile)): resource.MustParse("1"),
+	}}}}
+	pod.Status.Phase = corev1.PodPending
+	pod.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(now.Add(-time.Minute)),
+	}}
+	if change != nil {
+		change(pod)
+	}
+	return pod
+}
+
+func TestWhichPodsWait(t *testing.T) {
+	yes := true
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		want   bool
+	}{
+		"one that the scheduler found no room for": {nil, true},
+		"one that it has not seen":                 {func(p *corev1.Pod) { p.Status.Conditions = nil }, false},
+		"one that a gate holds back":               {func(p *corev1.Pod) { p.Status.Conditions[0].Reason = corev1.PodReasonSchedulingGated }, false},
+		"one for which it evicts others":           {func(p *corev1.Pod) { p.Status.NominatedNodeName = "a" }, false},
+		"one that ends":                            {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} }, false},
+		"one on a node":                            {func(p *corev1.Pod) { p.Spec.NodeName = "a" }, false},
+		"one of a DaemonSet": {func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: &yes}}
+		}, false},
+		"one that asks for a whole GPU": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(demand.Waits(waits("a", "1g.5gb", c.change))).To(Equal(c.want))
+		})
+	}
+}
+
+// TestReview: what a policy reports, and under which reason.
+func TestReview(t *testing.T) {
+	node := func(change func(*cluster.Node)) *cluster.Snapshot {
+		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+		if change != nil {
+			change(&s.Nodes[0])
+		}
+		return s
+	}
+	hold := func(n *cluster.Node, ids ...int32) {
+		for _, id := range ids {
+			n.GPU.Status.Devices[0].Holders = append(n.GPU.Status.Devices[0].Holders, v1alpha1.HolderStatus{
+				Namespace: "other", PodName: fmt.Sprint("h", id), ContainerName: "c", Instance: &id,
+			})
+		}
+	}
+	one := func(profile string) []*corev1.Pod { return []*corev1.Pod{waits("w", profile, nil)} }
+	for name, c := range map[string]struct {
+		change   func(*v1alpha1.MIGOnDemand)
+		snapshot *cluster.Snapshot
+		pods     []*corev1.Pod
+		status   metav1.ConditionStatus
+		reason   string
+		counts   [4]int32 // pods, ready, planned, unmet
+		gpus     int32
+		message  string
+	}{
+		"nobody waits":                    {nil, node(nil), nil, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, "No pod waits"},
+		"an idle instance":                {nil, node(nil), one("3g.20gb"), metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle"},
+		"a profile that the layout lacks": {nil, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, "1 would start if 1 GPUs had others"},
+		"a profile that may not be made":  {nil, node(nil), one("7g.40gb"), metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "such as team/w"},
+		"a profile of another GPU":        {nil, node(nil), one("1g.6gb"), metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"no node that would take it": {nil, node(nil), []*corev1.Pod{waits("w", "1g.5gb", func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"zone": "z"}
+		})}, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"a taint that it does not tolerate": {nil, node(func(n *cluster.Node) {
+			n.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}}
+		}), one("1g.5gb"), metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"more than a node can have": {nil, node(nil), []*corev1.Pod{waits("w", "1g.5gb", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits["nvidia.com/mig-1g.5gb"] = resource.MustParse("1000000000000")
+		})}, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"all held":         {nil, node(func(n *cluster.Node) { hold(n, 1, 2) }), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, "held by other/h"},
+		"all but one held": {nil, node(func(n *cluster.Node) { hold(n, 1) }), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, ""},
+		"one held, and one of a pod that is bound and not reported yet": {nil, node(func(n *cluster.Node) {
+			hold(n, 1)
+			n.Pods = []cluster.Pod{{Namespace: "other", Name: "bound", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}}}
+		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, "held by other/"},
+		"a process that belongs to no pod": {nil, node(func(n *cluster.Node) {
+			hold(n, 1)
+			n.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 7, Name: "x", Instance: new(int32(2))}}
+		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, ""},
+		"the reserve": {func(of *v1alpha1.MIGOnDemand) {
+			of.Reserve = []v1alpha1.MIGReserve{{Profile: "3g", Count: 2}}
+		}, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonReserveKept, [4]int32{1, 0, 0, 1}, 0, ""},
+		"a node that is not ready": {nil, node(func(n *cluster.Node) {
+			n.GPU.Status.Conditions[0].Status = metav1.ConditionFalse
+			n.Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
+		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonGPUsChanging, [4]int32{1, 0, 0, 1}, 0, ""},
+		"a node of another policy": {nil, node(func(n *cluster.Node) { n.GPU.Spec.PolicyName = "other" }), one("1g.5gb"), metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			s := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
+			is := demand.Condition(s)
+			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
+			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
+			g.Expect(s.GPUs).To(Equal(c.gpus))
+			g.Expect(is.Message).To(ContainSubstring(c.message))
+			g.Expect(s.IdleTime).To(Equal("Unknown"))
+		})
+	}
+}
+
+// TestAReviewIsBounded, and the same whatever the order of the pods, and with what the memory keeps.
+func TestAReviewIsBounded(t *testing.T) {
+	g := NewWithT(t)
+	s := &cluster.Snapshot{Now: now}
+	for n := range 20 {
+		s.Nodes = append(s.Nodes, a100s(t, fmt.Sprintf("n%02d", n), 2))
+	}
+	r := rand.New(rand.NewPCG(3, 44))
+	var pods []*corev1.Pod
+	for n := range 60 {
+		pods = append(pods, waits(fmt.Sprint("w", n), []string{"1g.5gb", "2g.10gb", "7g.40gb"}[n%3], func(p *corev1.Pod) {
+			p.Spec.Priority = new(int32(n % 15))
+			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Duration(n%7) * time.Minute))
+		}))
+	}
+	memory := &pure.Memory{}
+	first := demand.Review(memory, onDemand(nil), s, pods)
+	g.Expect(first.Pods).To(Equal(int32(60)))
+	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
+	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
+	g.Expect(first.Requests[0].FirstPod).To(Equal("team/w59"), "of the highest priority, since longest")
+	g.Expect(first.GPUs).To(BeNumerically(">", 0))
+	g.Expect(first.Changes).To(HaveLen(min(int(first.GPUs), v1alpha1.MostDemands)))
+	for range 5 {
+		pods = slices.Clone(pods)
+		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
+		g.Expect(demand.Review(memory, onDemand(nil), s, pods)).To(Equal(first))
+	}
+}

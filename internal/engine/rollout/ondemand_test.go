@@ -1,0 +1,92 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+)
+
+// advised is MIG on demand in mode Advise, in a history: the layouts of policies have it, and their statuses say what
+// pods wait for.
+type advised struct {
+	memory           pure.Memory
+	planned, reviews int
+}
+
+// look gives the policies that a reconcile sees their layouts on demand, and decides for them.
+func (a *advised) look(s *cluster.Snapshot) {
+	if a == nil {
+		return
+	}
+	s.Policies = slices.Clone(s.Policies)
+	for i := range s.Policies {
+		p := s.Policies[i].DeepCopy()
+		s.Policies[i] = *p
+		if mig := p.Spec.Sharing.MIG; mig != nil {
+			mig.Layouts[0].OnDemand = &v1alpha1.MIGOnDemand{
+				Mode: v1alpha1.OnDemandModeAdvise, Profiles: []v1alpha1.MIGProfile{"1g", "2g", "3g"}, IdleSeconds: 300,
+				Reserve: []v1alpha1.MIGReserve{{Profile: "1g", Count: 1}},
+			}
+		}
+		if demand.Of(p) == nil {
+			continue
+		}
+		before := ""
+		if a.reviews%100 == 0 {
+			before = canonical(s.Nodes)
+		}
+		status := demand.Review(&a.memory, p, s, manyWait(s))
+		if before != "" && canonical(s.Nodes) != before {
+			panic("a review changes what it looks at")
+		}
+		p.Status.OnDemand = status
+		p.Status.Conditions = append(p.Status.Conditions, demand.Condition(status))
+		s.Policies[i] = *p
+		a.reviews, a.planned = a.reviews+1, a.planned+int(status.Planned)
+	}
+}
+
+// manyWait are pods that wait for instances of each profile.
+func manyWait(s *cluster.Snapshot) (pods []*corev1.Pod) {
+	for _, name := range []string{"nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.6gb"} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name[len("nvidia.com/"):]}}
+		pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+			corev1.ResourceName(name): resource.MustParse("1"),
+		}}}}
+		pod.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(s.Now),
+		}}
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
+// TestAdviceChangesNothing: with MIG on demand in mode Advise the controller writes what it writes without.
+func TestAdviceChangesNothing(t *testing.T) {
+	g := NewWithT(t)
+	a := &advised{}
+	for n := uint64(1); n <= 220; n++ {
+		seed := n
+		if n > 200 {
+			seed = onDriver + n
+		}
+		e := &effects{}
+		if _, _ = playing(historyOf(seed), false, watching{effects: e, advised: a}); !slices.Equal(e.lines, effectsOf(seed)) {
+			t.Fatalf("seed %d has other effects with advice", seed)
+		}
+	}
+	g.Expect(a.reviews).To(BeNumerically(">", 1000))
+	g.Expect(a.planned).To(BeNumerically(">", 1000))
+}
