@@ -54,19 +54,18 @@ func (e *entry) clusterAutoscaler() {
 // hidden reports what no annotation can hide: resources beside the announced one that status.capacity of the infrastructure template names,
 // and that nodes of the policy do not offer so.
 func (e *entry) hidden(announced string) {
-	const help = "keep such pods off, or keep the name nvidia.com/gpu"
 	if s := e.g.scalable; s != nil && s.Capacity != nil {
 		wrong := maps.Clone(s.Capacity)
 		maps.DeleteFunc(wrong, func(name string, count int64) bool { return name == announced || e.resources[name] == count })
 		if len(wrong) > 0 {
-			e.find(v1alpha1.ReasonMultipleResources, "status.capacity of %s %s/%s says %s, and a new node of %s will offer %s. A pod that asks for that starts nodes for nothing, "+
-				"and no annotation hides it: %s", s.Template.Kind, s.Namespace, s.Template.Name, text(wrong), e.g.Ref, text(e.resources), help)
+			e.find(v1alpha1.ReasonMultipleResources, "status.capacity of %s %s/%s says %s, and nodes will offer %s: pods that ask for that start nodes for nothing. "+
+				"Keep them off, or keep the name nvidia.com/gpu", s.Template.Kind, s.Namespace, s.Template.Name, text(wrong), text(e.resources))
 		}
 		return
 	}
 	if announced != plan.ResourceGPU && e.resources[plan.ResourceGPU] < int64(e.shape.count) {
-		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, a pod that asks for a whole GPU starts "+
-			"nodes that do not offer it, and no annotation hides that: %s", e.g.Ref, help)
+		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, pods that ask for a whole GPU start "+
+			"nodes that do not offer it. Keep such pods off, or keep the name nvidia.com/gpu", e.g.Ref)
 	}
 }
 
@@ -74,7 +73,7 @@ func (e *entry) hidden(announced string) {
 // room: each of its loops, every 10 seconds, adds another node for the same pods. Up to 6 were seen for one. The kubelets of clouds register
 // a node with the label of its group, before it is Ready.
 func (e *entry) startupGap() {
-	until, early := "tells its group and has the label nvidia.com/gpu.present", e.s.taintsEarly(e.by)
+	until, early := "tells its group and has a label", e.s.taintsEarly(e.by)
 	if early {
 		until = "tells its group"
 	}
@@ -85,11 +84,11 @@ func (e *entry) startupGap() {
 			"meanwhile. Set rollout.startupTaint: UntilReady", e.g.Ref)
 	case e.g.Group == GroupOpenShift:
 		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it %s, and Cluster Autoscaler adds a node every 10 "+
-			"seconds meanwhile. A MachineSet may not have the taint, so bound that by maxReplicas of the MachineAutoscaler", e.g.Ref, until)
+			"seconds. Bound that by maxReplicas of the MachineAutoscaler", e.g.Ref, until)
 	case early && isCloud(e.g.Kind):
 	case e.g.scalable == nil || !e.g.scalable.StartupTaint:
 		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it %s, and Cluster Autoscaler adds "+
-			"a node every 10 seconds meanwhile. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, until, v1alpha1.TaintStartupAutoscaler)
+			"a node every 10 seconds. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, until, v1alpha1.TaintStartupAutoscaler)
 	}
 }
 
