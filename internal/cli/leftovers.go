@@ -104,7 +104,9 @@ func leftNodes(ctx context.Context, c client.Client) (left []string, err error) 
 				}
 			}
 			for _, t := range n.Spec.Taints {
-				add("taint", t.Key)
+				if add("taint", t.Key); autoscaling.AwaitsLabel(t) {
+					left = append(left, fmt.Sprintf("node/%s has the taint %s", n.Name, t.Key))
+				}
 			}
 			for _, name := range slices.Sorted(maps.Keys(n.Labels)) {
 				add("label", name)

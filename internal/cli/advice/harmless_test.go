@@ -12,6 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // underPolicy is a cluster whose node a policy research governs.
@@ -102,6 +103,7 @@ func TestAdviceKnowsWhatItAdvises(t *testing.T) {
 		"one that the policy takes":                  {two, "TimeSlicing", ""},
 		"a pod of which nothing was observed":        {unseen, "MIG, 7 × 1g.5gb", "the driver did not report the memory of team/infer-1"},
 		"a pod that runs, though fewer were seen so": {running(on(gpus(a100, 1), equal(8, 1, 0.1)...), "nvidia.com/gpu", nil), "MIG, 7 × 1g.5gb", "it has room for 7, and 8 were held"},
+		"MPS beside NVIDIA's DRA driver":             {driven(running(on(gpus(t4, 2), equal(2, 1, 0.1)...), "nvidia.com/gpu", new(int64(1)))), "MPS", "node a refuses it"},
 		"a node that refuses all":                    {optedOut(on(gpus(a100, 1), equal(2, 1, 0.1)...)), "MIG, 7 × 1g.5gb", "node a refuses it"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -116,6 +118,12 @@ func TestAdviceKnowsWhatItAdvises(t *testing.T) {
 			NewWithT(t).Expect(o.Against).To(ContainElement(ContainSubstring(c.against)))
 		})
 	}
+}
+
+// driven is a cluster whose node NVIDIA's DRA driver serves.
+func driven(c advice.Cluster) advice.Cluster {
+	c.Nodes[0].DRANode = cluster.DRANode{DRA: "ResourceSlice a", Published: &dra.Pool{Complete: true}}
+	return c
 }
 
 func optedOut(c advice.Cluster) advice.Cluster {

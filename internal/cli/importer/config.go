@@ -160,9 +160,7 @@ func (c configuration) shared() (r *replicated, mps bool) {
 // lost is what of a configuration no policy can say, apart from its sharing.
 func (c configuration) lost() []string {
 	var notes []string
-	names := map[string]bool{}
-	flatten("flags", c.Flags, names)
-	flatten("imex", c.IMEX, names)
+	names := c.set()
 	delete(names, "flags."+flagMIGStrategy)
 	delete(names, "flags."+flagMPSRoot)
 	if len(names) > 0 {
@@ -198,15 +196,49 @@ func (r *replicated) neutral() []string {
 	return notes
 }
 
+// set is what the key sets beside sharing, by name.
+func (c configuration) set() map[string]any {
+	names := map[string]any{}
+	flatten("flags", c.Flags, names)
+	flatten("imex", c.IMEX, names)
+	return names
+}
+
+// gives is what decides how a container gets the GPUs that it is given, with the values that NVIDIA's plugin has without a key
+// (cmd/nvidia-device-plugin/main.go).
+var gives = map[string]string{
+	"flags.nvidiadriverroot": "/", "flags.nvidiadevroot": "/", "flags.gdrcopyenabled": "false", "flags.gdsenabled": "false", "flags.mofedenabled": "false",
+	"flags.devicediscoverystrategy": "auto", "flags.plugin.passdevicespecs": "false", "flags.plugin.deviceliststrategy": "envvar",
+	"flags.plugin.deviceidstrategy": "uuid", "flags.plugin.cdiannotationprefix": "cdi.k8s.io/", "flags.plugin.nvidiactkpath": "/usr/bin/nvidia-ctk",
+	"flags.plugin.containerdriverroot": "/driver-root", "imex.channelids": "", "imex.required": "false",
+}
+
+// given says what of that the key sets another way: a policy would take it from the pods that start after it; empty: nothing.
+func (c configuration) given() string {
+	var others []string
+	for name, value := range c.set() {
+		is := strings.Trim(fmt.Sprint(value), "[]") // a list of one counts as that one
+		if usual, known := gives[strings.ToLower(name)]; known && is != usual {
+			others = append(others, name+" "+is)
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	slices.Sort(others)
+	return fmt.Sprintf("its key sets %s, which no policy can say, and pods that start later would not get their GPUs so. Set it by the environment of NVIDIA's "+
+		"device plugin (GPU Operator: devicePlugin.env of the ClusterPolicy), remove it from the key, and import again", strings.Join(others, " and "))
+}
+
 // flatten collects the names of what is set.
-func flatten(prefix string, set map[string]any, names map[string]bool) {
+func flatten(prefix string, set map[string]any, names map[string]any) {
 	for name, value := range set {
 		if inner, is := value.(map[string]any); is {
 			flatten(prefix+"."+name, inner, names)
 			continue
 		}
 		if value != nil {
-			names[prefix+"."+name] = true
+			names[prefix+"."+name] = value
 		}
 	}
 }

@@ -173,3 +173,32 @@ func TestImportLeavesOutNodesThatOptedOut(t *testing.T) {
 		})
 	}
 }
+
+// What decides how a container gets its GPUs is not taken from pods that start later: a policy cannot say it. What NVIDIA's README shows is what its
+// plugin does anyway.
+func TestImportTakesNoWayOfGivingGPUs(t *testing.T) {
+	const readme = "migStrategy: none, failOnInitError: true, nvidiaDriverRoot: /, plugin: {passDeviceSpecs: false, deviceListStrategy: [envvar], deviceIDStrategy: uuid}"
+	for flags, left := range map[string]string{
+		"flags: {" + readme + "}":                                    "",
+		"flags: {gfd: {sleepInterval: 30s}}":                         "",
+		"flags: {plugin: {deviceListStrategy: volume-mounts}}":       "flags.plugin.deviceListStrategy volume-mounts",
+		"flags: {Plugin: {DeviceIDStrategy: index}}":                 "flags.Plugin.DeviceIDStrategy index",
+		"flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}}":   "flags.plugin.deviceListStrategy envvar cdi-cri",
+		"flags: {gdsEnabled: true, plugin: {passDeviceSpecs: true}}": "flags.gdsEnabled true and flags.plugin.passDeviceSpecs true",
+		"imex: {channelIDs: [0]}":                                    "imex.channelIDs 0",
+	} {
+		t.Run(flags, func(t *testing.T) {
+			g := NewWithT(t)
+			d := importer.Describe(importer.Cluster{
+				ConfigMap: "ConfigMap a/b", GPUOperator: true, Nodes: []cluster.Node{node("a", labels{configLabel: "k"}, whole(0))},
+				Configs: map[string]string{"k": "{version: v1, " + flags + ", sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"},
+			})
+			if left == "" {
+				g.Expect(d.Policies).To(HaveLen(1), "%v", d.Rest)
+				return
+			}
+			g.Expect(d.Policies).To(BeEmpty())
+			g.Expect(d.Rest).To(ContainElement(ContainSubstring("node a: its key sets " + left + ", which no policy can say")))
+		})
+	}
+}

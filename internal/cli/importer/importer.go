@@ -191,7 +191,7 @@ func (c Cluster) describe(n *cluster.Node) (f found, why string) {
 		f.whole = errors.Is(err, errNothing)
 		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
 	}
-	if why := c.changes(n, f.sharing); why != "" {
+	if why := cmp.Or(config.given(), c.changes(n, f.sharing)); why != "" {
 		return f, strings.Join(append([]string{why}, left...), "; ")
 	}
 	f.name = cmp.Or(key, n.Labels[v1alpha1.LabelMIGConfig], "shared")

@@ -181,7 +181,7 @@ func TestDescribe(t *testing.T) {
 		"what-no-policy-can-say": {
 			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
 			Configs: labels{
-				"more": "version: v1\nflags: {gfd: {sleepInterval: 30s}, migStrategy: none}\nimex: {channelIDs: [0]}\n" +
+				"more": "version: v1\nflags: {gfd: {sleepInterval: 30s}, migStrategy: none}\n" +
 					"resources: {gpus: [{pattern: '*', name: nvidia.com/mine}]}\n" +
 					"sharing: {timeSlicing: {resources: [{name: gpu, rename: mine, devices: [0], replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}\n",
 				"both": cernSlice4 + "  mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}\n",

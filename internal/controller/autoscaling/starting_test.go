@@ -41,7 +41,7 @@ spec:
   rollout: {startupTaint: UntilReady}
   autoscaling: {nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, nodeGroups: [{kind: EKSNodeGroup, name: gpu}]}]}
 `)
-	s.Expect(s.reports(v1alpha1.ReasonAdviceOnly)).To(ContainSubstring("has the label nvidia.com/gpu.present"))
+	s.Expect(s.reports(v1alpha1.ReasonAdviceOnly)).To(ContainSubstring("tells its group and has a label"))
 	p := &v1alpha1.GPUSharingPolicy{}
 	s.Expect(s.client.Get(t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
 	p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{ // by the rollout, which does not run here
@@ -68,7 +68,7 @@ spec:
 	join("new", "gpu")
 	s.Eventually(ours("new"), wait, poll).Should(Equal([]corev1.Taint{{Key: v1alpha1.TaintStartupAutoscaler, Value: pure.Unlabelled, Effect: corev1.TaintEffectNoSchedule}}))
 	s.Expect(ours("cpu")()).To(BeEmpty())
-	s.Eventually(func() string { return s.groups()[0].Message }, wait, poll).ShouldNot(ContainSubstring("has the label nvidia.com/gpu.present"))
+	s.Eventually(func() string { return s.groups()[0].Message }, wait, poll).ShouldNot(ContainSubstring("tells its group and has a label"))
 	s.deletePolicy()
 	s.Eventually(ours("new"), wait, poll).Should(BeEmpty())
 }

@@ -54,19 +54,18 @@ func (e *entry) clusterAutoscaler() {
 // hidden reports what no annotation can hide: resources beside the announced one that status.capacity of the infrastructure template names,
 // and that nodes of the policy do not offer so.
 func (e *entry) hidden(announced string) {
-	const help = "keep such pods off, or keep the name nvidia.com/gpu"
 	if s := e.g.scalable; s != nil && s.Capacity != nil {
 		wrong := maps.Clone(s.Capacity)
 		maps.DeleteFunc(wrong, func(name string, count int64) bool { return name == announced || e.resources[name] == count })
 		if len(wrong) > 0 {
-			e.find(v1alpha1.ReasonMultipleResources, "status.capacity of %s %s/%s says %s, and a new node will offer %s. Pods that ask for that start nodes for nothing: %s",
-				s.Template.Kind, s.Namespace, s.Template.Name, text(wrong), text(e.resources), help)
+			e.find(v1alpha1.ReasonMultipleResources, "status.capacity of %s %s/%s says %s, and nodes will offer %s: pods that ask for that start nodes for nothing. "+
+				"Keep them off, or keep the name nvidia.com/gpu", s.Template.Kind, s.Namespace, s.Template.Name, text(wrong), text(e.resources))
 		}
 		return
 	}
 	if announced != plan.ResourceGPU && e.resources[plan.ResourceGPU] < int64(e.shape.count) {
 		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, pods that ask for a whole GPU start "+
-			"nodes that do not offer it: %s", e.g.Ref, help)
+			"nodes that do not offer it. Keep such pods off, or keep the name nvidia.com/gpu", e.g.Ref)
 	}
 }
 
@@ -74,7 +73,7 @@ func (e *entry) hidden(announced string) {
 // room: each of its loops, every 10 seconds, adds another node for the same pods. Up to 6 were seen for one. The kubelets of clouds register
 // a node with the label of its group, before it is Ready.
 func (e *entry) startupGap() {
-	until, early := "tells its group and has the label nvidia.com/gpu.present", e.s.taintsEarly(e.by)
+	until, early := "tells its group and has a label", e.s.taintsEarly(e.by)
 	if early {
 		until = "tells its group"
 	}

@@ -456,7 +456,7 @@ func TestTheCapacityOfTheTemplate(t *testing.T) {
 		says     string
 		not      string
 	}{
-		"renamed, and it names whole GPUs":      {renamed, map[string]int64{gpu: 1}, v1alpha1.ReasonMultipleResources, "status.capacity of AWSMachineTemplate ns/gpu says nvidia.com/gpu 1, and a new node will offer nvidia.com/gpu.shared 10", "If status"},
+		"renamed, and it names whole GPUs":      {renamed, map[string]int64{gpu: 1}, v1alpha1.ReasonMultipleResources, "status.capacity of AWSMachineTemplate ns/gpu says nvidia.com/gpu 1, and nodes will offer nvidia.com/gpu.shared 10", "If status"},
 		"renamed, and it names none":            {renamed, map[string]int64{}, v1alpha1.ReasonConfiguring, "", "status.capacity"},
 		"renamed, and nobody knows":             {renamed, nil, v1alpha1.ReasonConfiguring, "If status.capacity of the infrastructure template", ""},
 		"the name is kept":                      {unrenamed, map[string]int64{gpu: 1}, v1alpha1.ReasonConfiguring, "", "status.capacity"},

@@ -32,10 +32,11 @@ const startingFor = time.Hour
 // Starts reports whether a node without a GPUNode may be one that starts in a group, or has the startup taint as the operator put it there.
 func Starts(n *corev1.Node, now time.Time) bool {
 	is := cluster.Node{Labels: n.Labels, Annotations: n.Annotations, Taints: n.Spec.Taints}
-	return slices.ContainsFunc(n.Spec.Taints, awaitsLabel) || now.Sub(n.CreationTimestamp.Time) < startingFor && cluster.InGroup(&is) && !cluster.IsKarpenters(&is)
+	return slices.ContainsFunc(n.Spec.Taints, AwaitsLabel) || now.Sub(n.CreationTimestamp.Time) < startingFor && cluster.InGroup(&is) && !cluster.IsKarpenters(&is)
 }
 
-func awaitsLabel(t corev1.Taint) bool {
+// AwaitsLabel reports whether a taint is the one that the operator put on a node without a GPU label.
+func AwaitsLabel(t corev1.Taint) bool {
 	return t.Key == v1alpha1.TaintStartupAutoscaler && t.Value == Unlabelled
 }
 
@@ -46,7 +47,7 @@ var startupTaint = corev1.Taint{Key: v1alpha1.TaintStartupAutoscaler, Value: Unl
 func WithStartup(taints []corev1.Taint, on bool) []corev1.Taint {
 	switch has := slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&startupTaint) }); {
 	case !on:
-		return slices.DeleteFunc(slices.Clone(taints), awaitsLabel)
+		return slices.DeleteFunc(slices.Clone(taints), AwaitsLabel)
 	case !has:
 		return append(slices.Clone(taints), startupTaint)
 	}
