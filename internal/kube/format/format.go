@@ -28,9 +28,13 @@ func Message(s string) string {
 	return shorten(Sentence(strings.ToValidUTF8(s, "�")), MostMessage)
 }
 
-// shorten leaves out the middle of a text that is longer than so many characters.
+// shorten leaves out the middle of a text that is longer than so many characters: first of long names, which a tenant can
+// give a pod.
 func shorten(s string, most int) string {
 	const mark, leastBegin = " … ", 40
+	if utf8.RuneCountInString(s) > most {
+		s = shortNames(s)
+	}
 	if utf8.RuneCountInString(s) <= most || most < leastBegin {
 		return Cut(s, most)
 	}
@@ -44,6 +48,17 @@ func shorten(s string, most int) string {
 		begin = begin[:at]
 	}
 	return strings.TrimRight(begin+mark+end, " ")
+}
+
+func shortNames(s string) string {
+	const most, begin, end = 63, 40, 20 // characters
+	words := strings.Split(s, " ")
+	for i, word := range words {
+		if runes := []rune(word); len(runes) > most {
+			words[i] = string(runes[:begin]) + "…" + string(runes[len(runes)-end:])
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // lastClause is where the last clause of a text begins; 0 if it has only one.

@@ -26,15 +26,18 @@ func TestSentencesBeginWithACapitalLetter(t *testing.T) {
 func TestOfALongMessageTheMiddleIsLeftOut(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(Message("stderr: \xff")).To(Equal("Stderr: �"))
-	long, word := strings.Repeat("ü", 150), strings.Repeat("b", 90)
-	g.Expect(Message("it failed: " + long + "; " + word + "; edit the policy")).To(Equal("It failed: " + long + "; … edit the policy"))
-	g.Expect(Message("It failed: " + long + long + ". Edit the policy")).To(And(HavePrefix("It failed: üü"), HaveSuffix("ü … Edit the policy")))
-	g.Expect(Message(word+"; "+long+long)).To(HaveSuffix("ü …"), "an end that is too long is cut")
+	long, word := strings.TrimSpace(strings.Repeat("üüüü ", 30)), strings.TrimSpace(strings.Repeat("bb ", 30))
+	g.Expect(Message("it failed: " + long + "; " + word + "; edit the policy")).To(And(HavePrefix("It failed: "+long+"; bb"), HaveSuffix("bb … edit the policy")))
+	g.Expect(Message("It failed: " + long + " " + long + ". Edit the policy")).To(And(HavePrefix("It failed: üüüü"), HaveSuffix("üüüü … Edit the policy")))
+	g.Expect(Message(word+"; "+long+" "+long)).To(HaveSuffix("üüüü …"), "an end that is too long is cut")
+	name := strings.Repeat("n", 253)
+	g.Expect(Message("pod "+name+" uses 33 GiB; end it")).To(Equal("Pod "+name[:40]+"…"+name[:20]+" uses 33 GiB; end it"), "a tenant chose the name")
 	for _, s := range []string{long + long, long + "; " + long, strings.Repeat("a ", 150), strings.Repeat("a; ", 150), long + "; " + word + "; " + word} {
 		g.Expect(utf8.RuneCountInString(Message(s))).To(BeNumerically("<=", MostMessage))
 		g.Expect(Message(Message(s))).To(Equal(Message(s)))
 	}
-	g.Expect(Message("It failed: " + long + "; " + strings.Repeat("b", 155))).To(And(HavePrefix("It failed: üü"), HaveSuffix("ü … "+strings.Repeat("b", 155))))
+	end := strings.TrimSpace(strings.Repeat("bbbb ", 31))
+	g.Expect(Message("It failed: " + long + "; " + end)).To(And(HavePrefix("It failed: üü"), HaveSuffix("üüüü … "+end)))
 	exact := "A" + strings.Repeat("b", MostMessage-1)
 	g.Expect(Message(exact)).To(Equal(exact))
 }
