@@ -188,6 +188,9 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 				why.row(0, "", fmt.Sprintf("%s of %s: %s", c.Type, p.Name, c.Message))
 			}
 		}
+		for _, line := range onDemandOf(p) {
+			why.row(0, "", fmt.Sprintf("on demand of %s: %s", p.Name, line))
+		}
 	}
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()

@@ -109,6 +109,8 @@ type answer struct {
 	// Offers are the resources of GPUs that nodes offer.
 	Offers []offer   `json:"offers,omitempty"`
 	Nodes  []verdict `json:"nodes,omitempty"`
+	// OnDemand is what policies with MIG layouts on demand report of pods that ask for the same.
+	OnDemand []string `json:"onDemand,omitempty"`
 	// Holders are who has shares on the nodes that would take the pod, by namespace.
 	Holders []holding `json:"holders,omitempty"`
 	Quotas  []quota   `json:"quotas,omitempty"`
@@ -170,6 +172,9 @@ func whyOf(q inquiry) answer {
 		q.placed(&a)
 	default:
 		q.pending(&a)
+		for i := range q.snapshot.Policies {
+			a.OnDemand = append(a.OnDemand, onDemandFor(&q.snapshot.Policies[i], a.Requests)...)
+		}
 	}
 	return a
 }

@@ -40,6 +40,7 @@ func (t *text) why(a *answer) {
 		below.rows("offered", offerLines(a.Offers))
 		below.rows("nodes", verdictLines(a.Nodes))
 		below.rows("held by", holdingLines(a.Holders))
+		below.rows("on demand", a.OnDemand)
 	}
 	for _, q := range a.Quotas {
 		below.row(2, "quota", fmt.Sprintf("%d of %d %s are taken, by ResourceQuota %s", q.Used, q.Hard, q.Resource, q.Name))

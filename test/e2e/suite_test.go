@@ -103,6 +103,7 @@ var _ = Describe("On a real node", func() {
 	olmSpecs()
 	migSpecs()
 	mixtureSpecs()
+	onDemandSpecs()
 	openSpecs()
 	switchSpecs()
 	upgradeSpecs()

@@ -98,10 +98,10 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 	return reconcile.Result{}, errors.Join(errs...)
 }
 
-// Withdraw removes from the policies what the controller has reported.
-func (c *Controller) Withdraw(ctx context.Context) error {
+// Withdraw removes from the policies, which it reads from a reader, what the controller has reported.
+func (c *Controller) Withdraw(ctx context.Context, from client.Reader) error {
 	policies := &v1alpha1.GPUSharingPolicyList{}
-	if err := c.client.List(ctx, policies); err != nil {
+	if err := from.List(ctx, policies); err != nil {
 		return fmt.Errorf("reading policies: %w", err)
 	}
 	var errs []error

@@ -5,6 +5,7 @@ package demand_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -45,6 +46,7 @@ type site struct {
 	as         client.WithWatch
 	controller *demand.Controller
 	writes     int
+	starting   bool // the cache holds nothing yet
 }
 
 func TestDemand(t *testing.T) {
@@ -108,6 +110,12 @@ func (s *site) restart() {
 		) error {
 			s.writes++
 			return c.SubResource(sub).Apply(ctx, o, opts...)
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if s.starting {
+				return errors.New("is not cached")
+			}
+			return c.List(ctx, list, opts...)
 		},
 		Patch: func(_ context.Context, _ client.WithWatch, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
 			s.t.Errorf("%T %s was patched", o, o.GetName())
@@ -246,7 +254,8 @@ func staticAgain(s *site) {
 func withdraws(s *site) {
 	s.policy(small())
 	s.reconcile()
-	s.Expect(s.controller.Withdraw(s.t.Context())).To(Succeed())
+	s.starting = true
+	s.Expect(s.controller.Withdraw(s.t.Context(), s.cluster.Client)).To(Succeed())
 	status, is := s.reported()
 	s.Expect(status).To(BeNil())
 	s.Expect(is).To(BeZero())

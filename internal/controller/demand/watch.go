@@ -60,10 +60,11 @@ func (c *Controller) Register(mgr manager.Manager) error {
 		Complete(c)
 }
 
-// RegisterOff makes a manager remove once what the controller reported while the feature gate was on.
+// RegisterOff makes a manager remove once what the controller reported while the feature gate was on. It reads past the
+// cache, which holds no policies before the other controllers have started.
 func (c *Controller) RegisterOff(mgr manager.Manager) error {
 	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		if err := c.Withdraw(ctx); err != nil {
+		if err := c.Withdraw(ctx, mgr.GetAPIReader()); err != nil {
 			log.FromContext(ctx).Error(err, "Removing status.onDemand of policies failed")
 		}
 		return nil

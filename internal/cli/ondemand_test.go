@@ -1,0 +1,99 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+)
+
+// advised is a policy that reports what pods wait for.
+func advised() v1alpha1.GPUSharingPolicy {
+	p := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}
+	p.Spec.Sharing = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{
+		Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{Profiles: []v1alpha1.MIGProfile{"1g"}},
+	}}}}
+	p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoIdleRoom}}
+	p.Status.OnDemand = &v1alpha1.OnDemandStatus{
+		Pods: 6, Ready: 1, Planned: 2, Unmet: 3, GPUs: 2, IdleTime: "Unknown",
+		Requests: []v1alpha1.DemandStatus{
+			{Instances: []v1alpha1.InstanceRequest{{Profile: "1g.5gb+me", Count: 1}}, Pods: 3, FirstPod: "team/a", Ready: 1, Planned: 2},
+			{
+				Instances: []v1alpha1.InstanceRequest{{Profile: "7g.40gb", Count: 2}}, Pods: 3, FirstPod: "team/b", Unmet: 3,
+				Reason: v1alpha1.ReasonNoIdleRoom, Holders: []string{"other/x"},
+			},
+		},
+		Changes: []v1alpha1.OnDemandChange{{
+			NodeName: "n1", Index: 3, Destroy: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 1}}, Create: []v1alpha1.InstanceCount{{Profile: "1g.5gb+me", Count: 2}},
+		}},
+	}
+	return p
+}
+
+const (
+	toStart = "3 pods for nvidia.com/mig-1g.5gb.me: 1, team/a first: for 1 instances are idle, so it is the scheduler's turn; 2 would start after the change below"
+	inVain  = "3 pods for nvidia.com/mig-7g.40gb: 2, team/b first: for 3 nothing can be done (NoIdleRoom): instances are held by other/x. " +
+		"Wait until pods end (`status.onDemand.requests[].holders`), or add nodes"
+	changes = "would change GPU 3 of node n1: destroy the idle 1 × 3g.20gb, create 2 × 1g.5gb+me"
+)
+
+// TestStatusSaysWhatPodsWaitFor, what would be changed for them, and why not.
+func TestStatusSaysWhatPodsWaitFor(t *testing.T) {
+	unreported, served, unknown, static := advised(), advised(), advised(), advised()
+	unreported.Status = v1alpha1.GPUSharingPolicyStatus{}
+	served.Status.OnDemand = &v1alpha1.OnDemandStatus{IdleTime: "Unknown"}
+	served.Status.Conditions[0].Status = metav1.ConditionTrue
+	unknown.Status.OnDemand, unknown.Status.Conditions[0].Status, unknown.Status.Conditions[0].Message = nil, metav1.ConditionUnknown, "No pod counts"
+	static.Spec.Sharing.MIG.Layouts[0].OnDemand, static.Status = nil, v1alpha1.GPUSharingPolicyStatus{}
+	for name, c := range map[string]struct {
+		policy v1alpha1.GPUSharingPolicy
+		want   []string
+	}{
+		"pods wait":                {advised(), []string{toStart, inVain, changes, "and 1 GPU more", "mode Advise changes nothing"}},
+		"nobody waits":             {served, nil},
+		"a selector that is none":  {unknown, []string{"No pod counts"}},
+		"without the feature gate": {unreported, []string{"not reported: the controller runs without the feature gate OnDemandMIG (chart: featureGates.OnDemandMIG=true)"}},
+		"a static layout":          {static, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			g.Expect(onDemandOf(&c.policy)).To(Equal(c.want))
+			var shown text
+			shown.status(cluster.Snapshot{Policies: []v1alpha1.GPUSharingPolicy{c.policy}}, query{})
+			for _, line := range c.want {
+				g.Expect(shown.String()).To(ContainSubstring("on demand of research: " + line + "\n"))
+			}
+		})
+	}
+}
+
+// TestWhySaysWhatWouldBeChangedForAPod, and of no other pods.
+func TestWhySaysWhatWouldBeChangedForAPod(t *testing.T) {
+	for asks, want := range map[string][]string{
+		"nvidia.com/mig-1g.5gb.me": {"policy research: " + toStart, changes, "and 1 GPU more", "mode Advise changes nothing"},
+		"nvidia.com/mig-7g.40gb":   nil, // others ask for two
+	} {
+		t.Run(asks, func(t *testing.T) {
+			g := NewWithT(t)
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "a"}}
+			pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+				corev1.ResourceName(asks): resource.MustParse("1"),
+			}}}}
+			said := whyOf(inquiry{namespace: "team", pod: pod, snapshot: cluster.Snapshot{Policies: []v1alpha1.GPUSharingPolicy{advised()}}})
+			g.Expect(said.OnDemand).To(Equal(want))
+			var shown text
+			shown.why(&said)
+			for _, line := range want {
+				g.Expect(shown.String()).To(ContainSubstring(line))
+			}
+		})
+	}
+}

@@ -1,0 +1,82 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+func onDemandSpecs() {
+	Describe("MIG on demand, as advice", Ordered, Offset(1), func() {
+		var metrics *prometheus
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.A100, sim.A100)
+			serveMetrics(ctx, "featureGates.OnDemandMIG=true", "metrics.enabled=true")
+			metrics = startPrometheus(ctx)
+		})
+
+		It("reports which pods wait, what would be changed for them and why not, and changes nothing", func(ctx SpecContext) {
+			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {profiles: [1g, 2g, 3g], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: `+users+`}}}}]}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 4})
+			expectReady(ctx, "shared")
+			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonNoDemand))
+			startPod(ctx, "holder", "nvidia.com/mig-3g.20gb", 1)
+			expectRunning(ctx, "holder")
+			before, err := instances()
+			Expect(err).NotTo(HaveOccurred())
+			desired, err := gpuNode(ctx)
+			Expect(err).NotTo(HaveOccurred())
+
+			startPod(ctx, "small", "nvidia.com/mig-1g.5gb", 1)
+			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonRepartitionAdvised))
+			startPod(ctx, "large", "nvidia.com/mig-7g.40gb", 1)
+			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonProfileNotAllowed))
+			status := kubectl(ctx, "", "gpusharing", "status")
+			Expect(status).To(ContainSubstring("1 pod for nvidia.com/mig-1g.5gb: 1, " + users + "/small first: 1 would start after the change below"))
+			change := `would change GPU [01] of node ` + nodeName + `: destroy the idle 1 × 3g.20gb, create 1 × 1g.5gb`
+			Expect(status).To(MatchRegexp(change))
+			Expect(kubectl(ctx, "", "gpusharing", "why", "small", "-n", users)).To(MatchRegexp(change))
+			Expect(kubectl(ctx, "", "gpusharing", "why", "large", "-n", users)).To(ContainSubstring(v1alpha1.ReasonProfileNotAllowed))
+			for outcome, pods := range map[string]int{"ready": 0, "planned": 1, "unmet": 1} {
+				Eventually(metrics.value).WithContext(ctx).WithArguments(`gpusharing_mig_on_demand_pods{policy="shared",outcome="`+outcome+`"}`).
+					Should(HaveValue(BeEquivalentTo(pods)), outcome)
+			}
+			Consistently(instances, "5s").Should(ConsistOf(before))
+			is, err := gpuNode(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(is.Spec).To(Equal(desired.Spec))
+			expectReady(ctx, "shared")
+		})
+
+		It("forgets pods that are gone, and leaves nothing behind", func(ctx SpecContext) {
+			stopPods(ctx)
+			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonNoDemand))
+			serveMetrics(ctx, "metrics.enabled=false") // and without the feature gate
+			Eventually(demandReason).WithContext(ctx).Should(BeEmpty())
+			p := &v1alpha1.GPUSharingPolicy{}
+			Expect(kube.Get(ctx, client.ObjectKey{Name: "shared"}, p)).To(Succeed())
+			Expect(p.Status.OnDemand).To(BeNil())
+			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			Eventually(instances).WithContext(ctx).Should(BeEmpty())
+		})
+	})
+}
+
+// demandReason is the reason of the condition DemandMet of policy shared; empty: it has none.
+func demandReason(ctx context.Context) (string, error) {
+	p := &v1alpha1.GPUSharingPolicy{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: "shared"}, p); err != nil {
+		return "", err
+	}
+	is, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionDemandMet)
+	return is.Reason, nil
+}
