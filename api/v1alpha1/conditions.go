@@ -168,8 +168,6 @@ const (
 	ReasonReserveKept = "ReserveKept"
 	// ReasonGPUsChanging: the GPUs that could have the instances are being changed, or not ready.
 	ReasonGPUsChanging = "GPUsChanging"
-	// ReasonInvalidSelector: onDemand.namespaceSelector is none that Kubernetes understands, so no pod counts.
-	ReasonInvalidSelector = "InvalidSelector"
 )
 
 // Reasons of a policy's MemoryPressure condition.

@@ -46,7 +46,21 @@ type MIGOnDemand struct {
 
 	// namespaceSelector selects, by their labels, the namespaces whose pods count. Absent: all.
 	// +optional
-	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	NamespaceSelector *NamespaceSelector `json:"namespaceSelector,omitempty"`
+}
+
+// NamespaceSelector selects namespaces by their labels. All requirements must match. What no label can be matches nothing.
+type NamespaceSelector struct {
+	// matchLabels are labels that a namespace must have, with these values.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=12
+	MatchLabels map[string]string `json:"matchLabels,omitempty"`
+
+	// matchExpressions are requirements on the labels of a namespace.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4
+	MatchExpressions []NodeSelectorRequirement `json:"matchExpressions,omitempty"`
 }
 
 // MIGReserve is a number of idle instances of one profile.

@@ -93,6 +93,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MPSStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPSWaitingPod"):
 		return &apiv1alpha1.MPSWaitingPodApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NamespaceSelector"):
+		return &apiv1alpha1.NamespaceSelectorApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeCounts"):
 		return &apiv1alpha1.NodeCountsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeGroupReference"):

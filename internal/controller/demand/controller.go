@@ -28,6 +28,7 @@ import (
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
@@ -168,14 +169,8 @@ func (c *Controller) review(
 	ctx context.Context, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
 ) (*v1alpha1.OnDemandStatus, metav1.Condition, error) {
 	if of := Of(p).NamespaceSelector; of != nil {
-		selector, err := metav1.LabelSelectorAsSelector(of)
-		if err != nil {
-			return nil, metav1.Condition{
-				Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonInvalidSelector,
-				Message: fmt.Sprintf("No pod counts, because onDemand.namespaceSelector is invalid: %v", err),
-			}, nil
-		}
-		if waiting, err = c.in(ctx, selector, waiting); err != nil {
+		var err error
+		if waiting, err = c.in(ctx, policy.SelectorOf((*v1alpha1.NodeSelector)(of)), waiting); err != nil {
 			return nil, metav1.Condition{}, err
 		}
 	}

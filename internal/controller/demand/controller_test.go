@@ -57,7 +57,6 @@ func TestDemand(t *testing.T) {
 		"a policy says what pods wait for, and what would be changed":     says,
 		"what has not changed is not written":                             writesOnce,
 		"pods of other namespaces do not count":                           selects,
-		"a selector that is none is reported, and no pod counts":          invalid,
 		"a layout that is static again leaves nothing":                    staticAgain,
 		"the feature gate off: what was reported goes":                    withdraws,
 		"a restarted controller reports the same, and writes nothing":     restarts,
@@ -205,7 +204,7 @@ func writesOnce(s *site) {
 
 func selects(s *site) {
 	of := small()
-	of.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "kube-system"}}
+	of.NamespaceSelector = &v1alpha1.NamespaceSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "kube-system"}}
 	s.policy(of)
 	s.waits("a", "1")
 	_, is := s.reconcile()
@@ -227,16 +226,6 @@ func (s *site) edit(change func(*v1alpha1.MIGOnDemand)) {
 		change(layout.OnDemand)
 	}
 	s.Expect(s.cluster.Client.Update(s.t.Context(), p)).To(Succeed())
-}
-
-func invalid(s *site) {
-	of := small()
-	of.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"no label!": ""}}
-	s.policy(of)
-	s.waits("a", "1")
-	status, is := s.reconcile()
-	s.Expect(status).To(BeNil())
-	s.Expect([]any{is.Status, is.Reason}).To(Equal([]any{metav1.ConditionUnknown, v1alpha1.ReasonInvalidSelector}))
 }
 
 func staticAgain(s *site) {

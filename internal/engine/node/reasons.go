@@ -102,7 +102,6 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonNoIdleRoom:         {Plain, "Wait until pods end (`status.onDemand.requests[].holders`), or add nodes"},
 	v1alpha1.ReasonReserveKept:        {Plain, "Lower `onDemand.reserve`, or add nodes"},
 	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
-	v1alpha1.ReasonInvalidSelector:    {Plain, "Correct `onDemand.namespaceSelector`, as the message says"},
 
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
 	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard"},

@@ -104,7 +104,7 @@ func Rank(policies []v1alpha1.GPUSharingPolicy) Ranking {
 	ranking := make(Ranking, 0, len(policies))
 	for i := range policies {
 		if policies[i].DeletionTimestamp.IsZero() {
-			ranking = append(ranking, ranked{policy: &policies[i], selector: selectorOf(policies[i].Spec.NodeSelector)})
+			ranking = append(ranking, ranked{policy: &policies[i], selector: SelectorOf(policies[i].Spec.NodeSelector)})
 		}
 	}
 	slices.SortFunc(ranking, func(a, b ranked) int { return precedence(a.policy, b.policy) })
@@ -198,9 +198,9 @@ func selectGPUs(p *v1alpha1.GPUSharingPolicy, devices []gpu.Device) []gpu.Device
 	return selected
 }
 
-// selectorOf is a node selector in the form that matches labels; without requirements it matches every node. What no label
-// can be, which the API server refuses, matches no node.
-func selectorOf(s *v1alpha1.NodeSelector) labels.Selector {
+// SelectorOf is a selector of a policy in the form that matches labels; absent or without requirements it matches all. What
+// no label can be, which the API server refuses, matches nothing.
+func SelectorOf(s *v1alpha1.NodeSelector) labels.Selector {
 	if s == nil {
 		return labels.Everything()
 	}

@@ -7,7 +7,6 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
 // MIGOnDemandApplyConfiguration represents a declarative configuration of the MIGOnDemand type for use
@@ -25,7 +24,7 @@ type MIGOnDemandApplyConfiguration struct {
 	// Advise an instance that no pod holds counts as idle for long enough, and status.onDemand.idleTime is Unknown. Default: 300.
 	IdleSeconds *int32 `json:"idleSeconds,omitempty"`
 	// namespaceSelector selects, by their labels, the namespaces whose pods count. Absent: all.
-	NamespaceSelector *v1.LabelSelectorApplyConfiguration `json:"namespaceSelector,omitempty"`
+	NamespaceSelector *NamespaceSelectorApplyConfiguration `json:"namespaceSelector,omitempty"`
 }
 
 // MIGOnDemandApplyConfiguration constructs a declarative configuration of the MIGOnDemand type for use with
@@ -76,7 +75,7 @@ func (b *MIGOnDemandApplyConfiguration) WithIdleSeconds(value int32) *MIGOnDeman
 // WithNamespaceSelector sets the NamespaceSelector field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the NamespaceSelector field is set to the value of the last call.
-func (b *MIGOnDemandApplyConfiguration) WithNamespaceSelector(value *v1.LabelSelectorApplyConfiguration) *MIGOnDemandApplyConfiguration {
+func (b *MIGOnDemandApplyConfiguration) WithNamespaceSelector(value *NamespaceSelectorApplyConfiguration) *MIGOnDemandApplyConfiguration {
 	b.NamespaceSelector = value
 	return b
 }
