@@ -26,9 +26,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 2062},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2405},
-	{"KB of tests and of test", 4209},
+	{"KB of Go in internal, without tests", 2074},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2421},
+	{"KB of tests and of test", 4258},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 39},
@@ -37,8 +37,8 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 16090},
-	{"words of other docs that are written by hand", 15475},
+	{"words of docs/dev", 16350},
+	{"words of other docs that are written by hand", 15580},
 	{"words of README.md", 924},
 }
 

@@ -5,7 +5,9 @@ package simdriver_test
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,6 +20,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/gputest"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver/mpsclient"
@@ -25,6 +28,8 @@ import (
 
 // clientUser is the variable that makes this test program an MPS client of that user.
 const clientUser = "TEST_MPS_CLIENT_USER"
+
+var errServerEnded = errors.New("CUDA_ERROR_MPS_RPC_FAILURE")
 
 func TestMain(m *testing.M) {
 	if user := os.Getenv(clientUser); user != "" {
@@ -58,56 +63,36 @@ func beClient(user string) error {
 		return err
 	}
 	c.Lost()
-	return nil
+	return errServerEnded
 }
 
-// mpsClient is a running client.
-type mpsClient struct {
-	*exec.Cmd
-
-	answers chan mpsclient.Answer
+// TestMPS holds the simulated program to what NVIDIA's does.
+func TestMPS(t *testing.T) {
+	gputest.MPSContract(t, simulatedMPS{root(t, sim.T4)})
 }
 
-func startClient(t *testing.T, dir string, uid int) mpsClient {
+// simulatedMPS is the MPS of the simulated driver.
+type simulatedMPS struct{ *simdriver.Driver }
+
+type simulatedDaemon struct {
+	simulatedMPS
+	dir string
+}
+
+func (simulatedMPS) Users() [2]int {
+	if os.Getuid() != 0 {
+		return [2]int{os.Getuid(), os.Getuid()}
+	}
+	return [2]int{1001, 1002}
+}
+
+func (m simulatedMPS) Start(t *testing.T, args ...string) gputest.MPSDaemon {
 	t.Helper()
-	c := mpsClient{Cmd: exec.Command(os.Args[0]), answers: make(chan mpsclient.Answer, 1)}
-	c.Env = []string{clientUser + "=" + strconv.Itoa(uid), "CUDA_MPS_PIPE_DIRECTORY=" + dir + "/pipe"}
-	out, err := c.StdoutPipe()
-	g := NewWithT(t)
-	g.Expect(err).NotTo(HaveOccurred())
-	c.Stderr = os.Stderr
-	g.Expect(c.Start()).To(Succeed())
-	go func() {
-		if line, err := bufio.NewReader(out).ReadBytes('\n'); err == nil {
-			var a mpsclient.Answer
-			_ = json.Unmarshal(line, &a)
-			c.answers <- a
-		}
-	}()
-	t.Cleanup(c.end)
-	return c
-}
-
-func (c mpsClient) end() {
-	_ = c.Process.Kill()
-	_ = c.Wait()
-}
-
-func (c mpsClient) expectServed(t *testing.T) mpsclient.Answer {
-	t.Helper()
-	var a mpsclient.Answer
-	NewWithT(t).Eventually(c.answers, 20*time.Second).Should(Receive(&a))
-	return a
-}
-
-// startMPS starts a daemon, and ends it with the test.
-func startMPS(t *testing.T, d *simdriver.Driver, args ...string) (dir string) {
-	t.Helper()
-	dir = mpsDir(t)
-	out, status := mps(t, d, dir, "", append([]string{"-d"}, args...)...)
+	dir := mpsDir(t)
+	out, status := mps(t, m.Driver, dir, "", append([]string{"-d"}, args...)...)
 	NewWithT(t).Expect(status).To(Equal(0), out)
 	t.Cleanup(func() {
-		quit := exec.Command(filepath.Join(d.Root(), "usr/bin/nvidia-cuda-mps-control"))
+		quit := exec.Command(filepath.Join(m.Root(), "usr/bin/nvidia-cuda-mps-control"))
 		quit.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + dir + "/pipe"}
 		quit.Stdin = strings.NewReader("quit -t 0\n")
 		lock, err := os.Open(dir + "/pipe/control_lock")
@@ -117,73 +102,94 @@ func startMPS(t *testing.T, d *simdriver.Driver, args ...string) (dir string) {
 			_ = lock.Close()
 		}
 	})
-	return dir
+	return simulatedDaemon{m, dir}
 }
 
-func TestAnMPSServerServesOneUserAtATime(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root starts programs of other users")
-	}
-	g, d := NewWithT(t), root(t, sim.T4)
-	dir := startMPS(t, d)
-	out, _ := mps(t, d, dir, "set_default_device_pinned_mem_limit 0 512M\nset_default_active_thread_percentage 25\nget_server_list\n")
-	g.Expect(out).To(Equal("25.0\n"), "no server before the first client")
+func (d simulatedDaemon) Tell(t *testing.T, line string) (answer string, status int) {
+	t.Helper()
+	return mps(t, d.Driver, d.dir, line+"\n")
+}
 
-	first := startClient(t, dir, 1001)
-	got := first.expectServed(t)
-	g.Expect(got).To(Equal(mpsclient.Answer{Server: got.Server, User: 1001, Percentage: 25, MemoryMiB: map[int]int64{0: 512}}))
-	out, _ = mps(t, d, dir, fmt.Sprintf("get_server_list\nget_client_list %d\n", got.Server))
-	g.Expect(out).To(Equal(fmt.Sprintf("%d\n%d\n", got.Server, first.Process.Pid)))
+func (d simulatedDaemon) Client(t *testing.T, uid int) gputest.MPSClient {
+	t.Helper()
+	return d.client(t, uid)
+}
+
+// mpsClient is a running client.
+type mpsClient struct {
+	*exec.Cmd
+
+	answers chan mpsclient.Answer
+	shares  chan gputest.MPSShare
+	failed  chan string
+	ended   chan struct{}
+}
+
+func (d simulatedDaemon) client(t *testing.T, uid int) mpsClient {
+	t.Helper()
+	c := mpsClient{
+		exec.Command(os.Args[0]), make(chan mpsclient.Answer, 1), make(chan gputest.MPSShare, 1), make(chan string, 1), make(chan struct{}),
+	}
+	c.Env = []string{clientUser + "=" + strconv.Itoa(uid), "CUDA_MPS_PIPE_DIRECTORY=" + d.dir + "/pipe"}
+	out, err := c.StdoutPipe()
+	g := NewWithT(t)
+	g.Expect(err).NotTo(HaveOccurred())
+	var said bytes.Buffer
+	c.Stderr = &said
+	g.Expect(c.Start()).To(Succeed())
+	go func() {
+		if line, err := bufio.NewReader(out).ReadBytes('\n'); err == nil {
+			var a mpsclient.Answer
+			_ = json.Unmarshal(line, &a)
+			c.answers <- a
+			c.shares <- gputest.MPSShare{MemoryMiB: a.MemoryMiB[0], Percentage: a.Percentage}
+		}
+		_ = c.Wait()
+		c.failed <- said.String()
+		close(c.ended)
+	}()
+	t.Cleanup(c.End)
+	return c
+}
+
+func (c mpsClient) PID() int                        { return c.Process.Pid }
+func (c mpsClient) Served() <-chan gputest.MPSShare { return c.shares }
+func (c mpsClient) Error() <-chan string            { return c.failed }
+
+func (c mpsClient) End() {
+	_ = c.Process.Kill()
+	<-c.ended
+}
+
+func TestAnMPSServerHoldsTheGPUAsTheUserOfItsClients(t *testing.T) {
+	g, d := NewWithT(t), simulatedMPS{root(t, sim.T4)}
+	users := d.Users()
+	daemon := d.Start(t).(simulatedDaemon) //nolint:forcetypeassert // it is one
+	c := daemon.client(t, users[0])
+	var got mpsclient.Answer
+	g.Eventually(c.answers, 20*time.Second).Should(Receive(&got))
+	g.Expect(got.User).To(Equal(users[0]))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", got.Server))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(string(status)).To(MatchRegexp(`Uid:\s+1001\s+1001`))
-	g.Expect(filepath.Join(dir, "log", "server.log")).To(BeAnExistingFile())
+	g.Expect(string(status)).To(MatchRegexp(`Uid:\s+%[1]d\s+%[1]d`, users[0]))
+	g.Expect(filepath.Join(daemon.dir, "log", "server.log")).To(BeAnExistingFile())
+	c.End()
 
-	second := startClient(t, dir, 1002)
-	g.Consistently(second.answers, time.Second).ShouldNot(Receive(), "it waits without an error")
-	first.end()
-	other := second.expectServed(t)
-	g.Expect(other.Server).NotTo(Equal(got.Server))
-	second.end()
-
-	g.Eventually(func() []string { return names(t, d) }, time.Minute, 10*time.Millisecond).Should(Equal([]string{simdriver.MPSServerName}), "an idle server holds the GPU")
-	mps(t, d, dir, fmt.Sprintf("shutdown_server %d\n", other.Server))
-	g.Eventually(func() []string { return names(t, d) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
+	g.Eventually(func() []string { return names(t, d.Driver) }, time.Minute, 10*time.Millisecond).
+		Should(Equal([]string{simdriver.MPSServerName}), "an idle server holds the GPU")
+	daemon.Tell(t, fmt.Sprintf("shutdown_server %d", got.Server))
+	g.Eventually(func() []string { return names(t, d.Driver) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
 }
 
-func TestOneMPSServerServesAllUsers(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root starts programs of other users")
-	}
-	g, d := NewWithT(t), root(t, sim.T4)
-	dir := startMPS(t, d, "-multiuser-server")
-	first, second := startClient(t, dir, 1001), startClient(t, dir, 1002)
-	server := first.expectServed(t).Server
-	g.Expect(second.expectServed(t).Server).To(Equal(server))
-}
-
-func TestLimitsReachMPSClientsThatConnectLater(t *testing.T) {
-	g, d := NewWithT(t), root(t, sim.T4)
-	dir, uid := startMPS(t, d), os.Getuid()
-	first := startClient(t, dir, uid).expectServed(t)
-	g.Expect(first.Percentage).To(Equal(100.0))
-	mps(t, d, dir, "set_default_active_thread_percentage 10\n")
-	g.Expect(startClient(t, dir, uid).expectServed(t).Percentage).To(Equal(100.0), "defaults are for the next server")
-	mps(t, d, dir, fmt.Sprintf("set_active_thread_percentage %d 20\n", first.Server))
-	g.Expect(startClient(t, dir, uid).expectServed(t).Percentage).To(Equal(20.0))
-}
-
-func TestMPSClientsFailWithTheirServer(t *testing.T) {
-	g, d := NewWithT(t), root(t, sim.T4)
-	dir := startMPS(t, d)
-	c := startClient(t, dir, os.Getuid())
-	server := c.expectServed(t).Server
-	g.Expect(unix.Kill(server, unix.SIGKILL)).To(Succeed())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Wait() }()
-	g.Eventually(ended, 20*time.Second).Should(Receive(HaveOccurred()))
-	g.Eventually(func() []string { return names(t, d) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
-	g.Expect(startClient(t, dir, os.Getuid()).expectServed(t).Server).NotTo(Equal(server))
+func TestMPSClientsFailWithTheProcessOfTheirServer(t *testing.T) {
+	g, d := NewWithT(t), simulatedMPS{root(t, sim.T4)}
+	daemon := d.Start(t).(simulatedDaemon) //nolint:forcetypeassert // it is one
+	c := daemon.client(t, os.Getuid())
+	var got mpsclient.Answer
+	g.Eventually(c.answers, 20*time.Second).Should(Receive(&got))
+	g.Expect(unix.Kill(got.Server, unix.SIGKILL)).To(Succeed())
+	g.Eventually(c.failed, 20*time.Second).Should(Receive(ContainSubstring("CUDA_ERROR_MPS_RPC_FAILURE")))
+	g.Eventually(func() []string { return names(t, d.Driver) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
 }
 
 // names are those of the processes on the first GPU.

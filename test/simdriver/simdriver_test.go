@@ -197,8 +197,6 @@ func TestMPSControlDaemon(t *testing.T) {
 	g.Expect(out).To(Equal("10.0\n"))
 	out, _ = mps(t, d, dir, "get_default_device_pinned_mem_limit 0\nget_default_active_thread_percentage")
 	g.Expect(out).To(Equal("1G\n10.0\n"))
-	out, _ = mps(t, d, dir, "set_default_device_pinned_mem_limit 5 1G")
-	g.Expect(out).To(Equal("Invalid device 5\n"))
 	g.Expect(filepath.Join(dir, "log", "control.log")).To(BeAnExistingFile())
 
 	out, status = mps(t, d, dir, "quit\n")

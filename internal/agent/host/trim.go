@@ -204,7 +204,7 @@ func (p *Proc) descriptorOf(pid int, name string) (fd int, err error) {
 		err = fs.ErrExist
 	}
 	number, notNumber := strconv.Atoi(name)
-	if err = errors.Join(err, notNumber); err != nil {
+	if err := errors.Join(err, notNumber); err != nil {
 		return -1, err
 	}
 	process, err := unix.PidfdOpen(pid, 0)

@@ -21,11 +21,15 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 // errInUse says that a daemon is not ended although it does not answer.
 var errInUse = fmt.Errorf("%w does not answer, and pods use it: waiting until it answers or they have ended", ErrDaemon)
 
+// errHasClients says why a daemon is not told to quit: it would wait for its clients, and refuse all others meanwhile
+// (seen with driver 580.159.04: CUDA_ERROR_MPS_CONNECTION_FAILED).
+var errHasClients = errors.New("it has clients: waiting until they have ended")
+
 // stopper ends daemons of ours, also those that do not answer.
 type stopper struct{ tools }
 
 // quit ends a daemon of ours: by its process if it does not answer, or does not do what it is told. One that is in use
-// stays.
+// stays, and goes on serving.
 func (s stopper) quit(ctx context.Context, was record) error {
 	resource := was.Daemon.Resource
 	_, answers, err := s.control.ask(ctx, resource)
@@ -34,11 +38,12 @@ func (s stopper) quit(ctx context.Context, was record) error {
 	}
 	var failed error
 	if answers {
+		servers, err := s.control.Servers(ctx, resource)
+		if err == nil && len(connected(servers)) > 0 {
+			return errHasClients
+		}
 		failed = s.control.Quit(ctx, resource)
 		if failed == nil || ctx.Err() != nil {
-			return failed
-		}
-		if servers, err := s.control.Servers(ctx, resource); err == nil && len(connected(servers)) > 0 {
 			return failed
 		}
 	}

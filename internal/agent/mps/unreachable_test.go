@@ -167,7 +167,7 @@ func TestADaemonThatDoesNotQuitEndsByItsProcess(t *testing.T) {
 				g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 				pid := use(n)
 				n.doesNotQuit()
-				g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("stopping MPS control daemon for nvidia.com/gpu: running nvidia-cuda-mps-control"))
+				g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("stopping MPS control daemon for nvidia.com/gpu: "))
 				g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil())
 				_, runs := n.daemons.User(pid)
 				g.Expect(runs).To(gomega.BeTrue())

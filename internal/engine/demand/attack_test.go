@@ -41,6 +41,32 @@ func TestTheReserveIsFirstWhatMayNotGo(t *testing.T) {
 	}
 }
 
+// Which idle instances are the reserve is part of the choice: a pod that only one node takes may need one of them there.
+func TestTheReserveIsWhereNoPodNeedsIt(t *testing.T) {
+	d := a100(t)
+	idle := func(node string) demand.GPU {
+		return demand.GPU{Node: node, UUID: node, Model: d, Instances: []demand.Instance{has(d, "1g.5gb", 0, "", time.Hour)}}
+	}
+	for only, more := range map[string]int{"a": 0, "b": 0, "z": 200} { // beyond 128 GPUs, nothing is searched
+		t.Run(only, func(t *testing.T) {
+			p := pool(idle("a"), idle("b"), idle("z"))
+			for n := range more {
+				p.GPUs = append(p.GPUs, idle(fmt.Sprintf("n%03d", n)))
+			}
+			p.Reserve = map[string]int{"1g": len(p.GPUs) - 1}
+			class := asks("7g.40gb", 2)
+			class.Nodes = map[string]bool{only: true}
+			got := demand.Decide(now, p, []demand.Class{class})
+			NewWithT(t).Expect(got.Outcomes[0].Planned).To(Equal(1))
+			other := asks("7g.40gb", 1)
+			other.Oldest = class.Oldest.Add(time.Second)
+			got = demand.Decide(now, p, []demand.Class{class, other})
+			NewWithT(t).Expect(got.Outcomes[1]).To(Equal(demand.Outcome{Unmet: 1, Reason: demand.Reserve}))
+			NewWithT(t).Expect(got.Changes).To(HaveLen(1))
+		})
+	}
+}
+
 // Numbers that no API lets through end no process.
 func TestOddNumbersEndNothing(t *testing.T) {
 	d := a100(t)

@@ -24,6 +24,7 @@ type place struct {
 	table     *table
 	needs     tally   // of pods that were given instances of it
 	option    *option // the least costly one that offers them
+	limit     *tally  // that the search sets to what may go of the reserved profiles; nil: what the reserve allows
 	bucket    *bucket
 }
 
@@ -37,6 +38,7 @@ func (p *place) at(start int) Instance {
 type bucket struct {
 	table   *table
 	needs   tally
+	limit   tally
 	tainted bool  // the node, by another GPU or this one
 	places  []int // ascending
 	gains   []gain
@@ -49,9 +51,9 @@ type gain struct {
 }
 
 type bucketKey struct {
-	table   *table
-	needs   tally
-	tainted bool
+	table        *table
+	needs, limit tally
+	tainted      bool
 }
 
 type nodeState struct {
@@ -80,6 +82,9 @@ type chooser struct {
 	order    [][]*bucket // of each profile of asked: those that can serve it, the cheapest first
 	tainted  int         // nodes
 	cost     cost
+	spare    map[string]int // idle instances of each reserved profile, exact, that may still be destroyed
+	reserved []int          // places that have such instances which may be destroyed
+	most     int            // such instances that one GPU has
 }
 
 func newChooser(m *Memory, now time.Time, pool Pool, classes []Class, r relaxed) *chooser {
@@ -98,20 +103,13 @@ func newChooser(m *Memory, now time.Time, pool Pool, classes []Class, r relaxed)
 		}
 	}
 	c.ask()
-	reserve := c.reserved()
-	for _, g := range order { // what may not go in any case is the reserve first
-		for _, i := range g.Instances {
-			if s := c.state(g, i); s == idle || s == mayGo && g.Frozen {
-				reserve[i.Profile]--
-			}
-		}
-	}
+	c.reserve(order)
 	model, number := (*gpu.Device)(nil), uint16(0)
 	for _, g := range order {
 		if g.Model != model {
-			model, number = g.Model, m.number(g.Model, allowed(g.Model, pool.Profiles))
+			model, number = g.Model, m.number(c.kindOf(g.Model))
 		}
-		c.add(g, number, m.kinds[number].names, reserve)
+		c.add(g, number)
 	}
 	for n := range c.places {
 		c.file(n)
@@ -183,33 +181,53 @@ func (c *chooser) exactly(name string) (list []int) {
 	return list
 }
 
-// reserved is how many idle instances of each exact profile may not be destroyed.
-func (c *chooser) reserved() map[string]int {
-	left := map[string]int{}
-	if c.relaxed.reserve {
-		return left
-	}
+// unlimited is more than a pool can have.
+const unlimited = 1 << 30
+
+// reserve counts the instances of reserved profiles that may be destroyed: those that are idle beyond the reserve.
+func (c *chooser) reserve(gpus []*GPU) {
+	c.spare = map[string]int{}
 	for _, d := range c.models {
 		for name, count := range c.pool.Reserve {
-			if p, err := mig.Resolve(*d, name); err == nil {
-				left[p.Name] = count
+			if p, err := mig.Resolve(*d, name); err == nil && count > 0 {
+				c.spare[p.Name] = -count
 			}
 		}
 	}
-	return left
+	if len(c.spare) == 0 {
+		return
+	}
+	for _, g := range gpus {
+		for _, i := range g.Instances {
+			if _, is := c.spare[i.Profile]; is && i.Holder == "" {
+				c.spare[i.Profile]++
+			}
+		}
+	}
+	for name, n := range c.spare {
+		if c.spare[name] = max(0, n); c.relaxed.reserve {
+			c.spare[name] = unlimited
+		}
+	}
+}
+
+func (c *chooser) kindOf(d *gpu.Device) kind {
+	of := kind{model: d, names: allowed(d, c.pool.Profiles)}
+	for _, name := range of.names {
+		if _, is := c.spare[name]; is {
+			of.reserved = append(of.reserved, name)
+		}
+	}
+	return of
 }
 
 // add takes in a GPU, whose table it shares with those that have the same.
-func (c *chooser) add(g *GPU, number uint16, names []string, reserve map[string]int) {
+func (c *chooser) add(g *GPU, number uint16) {
 	p := &place{gpu: g, instances: byPlacement(g.Instances), states: make([]state, len(g.Instances))}
 	key := make([]byte, 0, 128)
 	frozen := g.Frozen && !c.relaxed.frozen
 	for n, i := range p.instances {
 		s := c.state(g, i)
-		if s == mayGo && !g.Frozen && reserve[i.Profile] > 0 {
-			s = idle
-			reserve[i.Profile]--
-		}
 		p.states[n] = s
 		key = append(key, byte(i.Placement.Start), byte(s))
 		if of, found := g.Model.Profile(i.Profile); s == stays && found && !strings.ContainsAny(i.Profile, "+-") {
@@ -224,10 +242,14 @@ func (c *chooser) add(g *GPU, number uint16, names []string, reserve map[string]
 	key = binary.BigEndian.AppendUint16(key, number)
 	found := c.memory.tables[string(key)]
 	if found == nil {
-		found = newTable(g.Model, names, p.instances, p.states, frozen)
+		found = newTable(c.memory.kinds[number], p.instances, p.states, frozen)
 		c.memory.tables[string(key)] = found
 	}
-	p.table, p.option = found, found.with(tally{})
+	p.table, p.option = found, found.with(tally{}, tally{})
+	if found.reserved != (tally{}) {
+		c.reserved = append(c.reserved, len(c.places))
+		c.most = max(c.most, int(slices.Max(found.reserved[:])))
+	}
 	if n := len(c.nodes); n == 0 || c.nodes[n-1].name != g.Node {
 		c.nodes = append(c.nodes, &nodeState{name: g.Node})
 	}
@@ -269,9 +291,9 @@ func goes(pool Pool, g *GPU, i Instance) time.Time {
 // file puts a GPU into its bucket.
 func (c *chooser) file(n int) {
 	p := c.places[n]
-	key := bucketKey{p.table, p.needs, c.nodes[p.node].tainted > 0}
+	key := bucketKey{p.table, p.needs, c.limitOf(p), c.nodes[p.node].tainted > 0}
 	if b := p.bucket; b != nil {
-		if (bucketKey{b.table, b.needs, b.tainted}) == key {
+		if (bucketKey{b.table, b.needs, b.limit, b.tainted}) == key {
 			return
 		}
 		at, _ := slices.BinarySearch(b.places, n)
@@ -288,9 +310,9 @@ func (c *chooser) file(n int) {
 }
 
 func (c *chooser) newBucket(key bucketKey) *bucket {
-	b := &bucket{table: key.table, needs: key.needs, tainted: key.tainted, gains: make([]gain, len(c.asked))}
+	b := &bucket{table: key.table, needs: key.needs, limit: key.limit, tainted: key.tainted, gains: make([]gain, len(c.asked))}
 	c.byKey[key] = b
-	now := b.table.with(b.needs)
+	now := b.table.with(b.needs, b.limit)
 	for asked, name := range c.asked {
 		g := &b.gains[asked]
 		at := b.table.number(name)
@@ -299,7 +321,7 @@ func (c *chooser) newBucket(key bucketKey) *bucket {
 		}
 		needs := b.needs
 		needs[at]++
-		if g.option = b.table.with(needs); g.option == nil {
+		if g.option = b.table.with(needs, b.limit); g.option == nil {
 			continue
 		}
 		if g.cost = g.option.cost.minus(now.cost); b.tainted {
@@ -334,7 +356,8 @@ func (c *chooser) give(n, asked int, less bool) {
 		p.needs[at]++
 		node.given++
 	}
-	p.option = p.table.with(p.needs)
+	p.option = p.table.with(p.needs, c.limitOf(p))
+	c.spend(p, before)
 	was := node.tainted > 0
 	node.tainted += p.option.cost.tainted - before.cost.tainted
 	change := p.option.cost.minus(before.cost)
@@ -351,6 +374,41 @@ func (c *chooser) give(n, asked int, less bool) {
 	}
 	c.cost = c.cost.plus(change)
 	c.file(n)
+}
+
+// limitOf is how many instances of reserved profiles a GPU may lose, those included that it is to lose already.
+func (c *chooser) limitOf(p *place) tally {
+	limit := p.table.reserved
+	if limit == (tally{}) {
+		return limit
+	}
+	for at, name := range p.table.names {
+		if limit[at] > 0 {
+			limit[at] = uint8(min(int(limit[at]), c.spare[name]+int(p.option.gone[at])))
+		}
+		if p.limit != nil {
+			limit[at] = min(limit[at], p.limit[at])
+		}
+	}
+	return limit
+}
+
+// spend accounts for the instances of reserved profiles that a GPU is to lose now, and was before.
+func (c *chooser) spend(p *place, before *option) {
+	matters := false
+	for at, now := range p.option.gone {
+		if d := int(now) - int(before.gone[at]); d != 0 {
+			name := p.table.names[at]
+			was := c.spare[name]
+			c.spare[name] = was - d
+			matters = matters || min(was, was-d) < c.most
+		}
+	}
+	if matters {
+		for _, n := range c.reserved {
+			c.file(n)
+		}
+	}
 }
 
 // placed is a pod with the GPUs of its instances.
@@ -460,6 +518,9 @@ func (c *chooser) take(i item, gpus []int) {
 
 // possible reports whether a pod can be served as things are, and leaves them so.
 func (c *chooser) possible(i item) bool {
+	if len(i.asks) == 1 {
+		return c.cheapest(i.asks[0], none, c.nodesOf(i)) != none
+	}
 	gpus := c.put(i)
 	c.take(i, gpus)
 	return gpus != nil

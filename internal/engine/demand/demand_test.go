@@ -213,7 +213,6 @@ func TestTheDecisionIsTheBest(t *testing.T) {
 	served := 0
 	for n := range 1500 {
 		p, classes := world(t, r)
-		p.Reserve = nil // its refilling is not what is compared
 		got := demand.Decide(now, p, classes)
 		if mine, best := valueOf(p, classes, got), oracle(p, classes); mine.compare(best) != 0 {
 			t.Fatalf("%d: %v, the oracle %v\n%+v\n%+v\n%+v", n, mine, best, p, classes, got)

@@ -112,13 +112,11 @@ func (c *chooser) never(class Class) Reason {
 // again is the same pool with what was chosen, but for what is left out of account.
 func (c *chooser) again(chosen []placed, r relaxed) *chooser {
 	o := newChooser(c.memory, c.now, c.pool, c.classes, r)
-	for _, p := range chosen {
-		for n, g := range p.gpus {
-			if p.class != none || !r.reserve {
-				o.give(g, p.asks[n], false)
-			}
-		}
+	gone := c.gone(chosen)
+	if r.reserve {
+		chosen = slices.DeleteFunc(slices.Clone(chosen), func(p placed) bool { return p.class == none })
 	}
+	o.replay(chosen, gone)
 	return o
 }
 
@@ -237,6 +235,9 @@ func (c *chooser) restore(p *place, d *Decision) {
 		return
 	}
 	change := Change{Node: p.gpu.Node, UUID: p.gpu.UUID, Destroy: packing.Destroy, Create: packing.Create}
+	if !c.keepsReserve(change) {
+		return
+	}
 	if node := c.nodes[p.node]; change.Disruptive() && node.tainted == 0 {
 		if !c.mayTaint() {
 			return
@@ -244,5 +245,24 @@ func (c *chooser) restore(p *place, d *Decision) {
 		node.tainted++
 		c.tainted++
 	}
+	for _, i := range change.Destroy {
+		if _, reserved := c.spare[i.Profile]; reserved {
+			c.spare[i.Profile]--
+		}
+	}
 	d.Changes = append(d.Changes, change)
+}
+
+// keepsReserve reports whether what a change destroys is idle beyond the reserve.
+func (c *chooser) keepsReserve(change Change) bool {
+	lost := map[string]int{}
+	for _, i := range change.Destroy {
+		lost[i.Profile]++
+	}
+	for name, n := range lost {
+		if spare, reserved := c.spare[name]; reserved && n > spare {
+			return false
+		}
+	}
+	return true
 }

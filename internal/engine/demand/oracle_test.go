@@ -5,6 +5,7 @@ package demand_test
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -77,9 +78,16 @@ func tiersOf(classes []demand.Class) (tiers []int, number int) {
 
 func valueOf(p demand.Pool, classes []demand.Class, d demand.Decision) value {
 	tiers, number := tiersOf(classes)
-	v := value{served: make([]int, number)}
+	v := value{served: make([]int, number+1)}
+	given := map[string]int{}
 	for n, o := range d.Outcomes {
 		v.served[tiers[n]] += o.Ready + o.Planned
+		for name, count := range classes[n].Asks {
+			given[name] += count * (o.Ready + o.Planned)
+		}
+	}
+	for name, count := range reserveOf(p) {
+		v.served[number] += min(count, idleAfter(p, d, name)-given[name])
 	}
 	tainted := map[string]bool{}
 	for _, c := range d.Changes {
@@ -108,10 +116,20 @@ func valueOf(p demand.Pool, classes []demand.Class, d demand.Decision) value {
 	return v
 }
 
+// reserveOf is what a pool reserves, by exact profile.
+func reserveOf(p demand.Pool) map[string]int {
+	exactly := map[string]int{}
+	for name, count := range p.Reserve {
+		exactly[exact(p.GPUs[0].Model, []string{name})[0]] = count
+	}
+	return exactly
+}
+
 // way is a layout that a GPU can have.
 type way struct {
 	offers map[string]int
-	cost   [5]int // the first: 1 if it destroys anything
+	gone   map[string]int // idle instances of reserved profiles that it destroys
+	cost   [5]int         // the first: 1 if it destroys anything
 }
 
 // placesOf are all places at which instances can be made.
@@ -141,9 +159,10 @@ func waysOf(p demand.Pool, g demand.GPU) (ways []way) {
 		}
 	}
 	places := placesOf(g, names)
+	var gone map[string]int
 	var add func(from int, instances []demand.Instance, created int)
 	add = func(from int, instances []demand.Instance, created int) {
-		w := way{offers: map[string]int{}}
+		w := way{offers: map[string]int{}, gone: gone}
 		var all []gpu.Instance
 		for _, i := range instances {
 			all = append(all, i.Instance)
@@ -163,9 +182,12 @@ func waysOf(p demand.Pool, g demand.GPU) (ways []way) {
 	}
 	for kept := range 1 << len(free) {
 		instances := slices.Clone(fixed)
+		gone = map[string]int{}
 		for n, i := range free {
 			if kept>>n&1 == 1 {
 				instances = append(instances, i)
+			} else if reserveOf(p)[i.Profile] > 0 {
+				gone[i.Profile]++
 			}
 		}
 		add(0, instances, 0)
@@ -179,27 +201,32 @@ type everything struct {
 	classes []demand.Class
 	tiers   []int
 	ways    [][]way
-	known   []map[string]*way
+	known   []map[string][]*way
 	needs   []map[string]int
 	pods    []int // classes
+	spare   map[string]int
 	served  []int
 	best    value
 }
 
 func oracle(p demand.Pool, classes []demand.Class) value {
 	tiers, number := tiersOf(classes)
-	e := &everything{pool: p, classes: classes, tiers: tiers, served: make([]int, number)}
+	e := &everything{pool: p, classes: slices.Clone(classes), tiers: tiers, served: make([]int, number+1), spare: map[string]int{}}
+	for name, count := range reserveOf(p) { // the reserve is served last, and what is idle beyond it may go
+		e.spare[name] = max(0, idleAfter(p, demand.Decision{}, name)-count)
+		e.classes, e.tiers = append(e.classes, demand.Class{Asks: map[string]int{name: 1}, Pods: count}), append(e.tiers, number)
+	}
 	for _, g := range p.GPUs {
 		e.ways = append(e.ways, waysOf(p, g))
-		e.known = append(e.known, map[string]*way{})
+		e.known = append(e.known, map[string][]*way{})
 		e.needs = append(e.needs, map[string]int{})
 	}
-	for n, c := range classes {
+	for n, c := range e.classes {
 		for range c.Pods {
 			e.pods = append(e.pods, n)
 		}
 	}
-	e.best = value{served: slices.Repeat([]int{-1}, number)}
+	e.best = value{served: slices.Repeat([]int{-1}, number+1)}
 	e.next(0)
 	return e.best
 }
@@ -231,43 +258,72 @@ func (e *everything) serve(pod int, asks []string, node string) {
 			continue
 		}
 		e.needs[n][asks[0]]++
-		if e.way(n) != nil {
+		if len(e.waysFor(n)) > 0 {
 			e.serve(pod, asks[1:], g.Node)
 		}
 		e.needs[n][asks[0]]--
 	}
 }
 
-// way is the least costly layout of a GPU that offers what pods need.
-func (e *everything) way(n int) *way {
+// waysFor are the layouts of a GPU that offer what pods need: the least costly for each number of reserved instances that
+// it destroys.
+func (e *everything) waysFor(n int) []*way {
 	key := ""
 	for _, name := range slices.Sorted(maps.Keys(e.needs[n])) {
 		for range e.needs[n][name] {
 			key += name + " "
 		}
 	}
-	if w, known := e.known[n][key]; known {
-		return w
+	if list, known := e.known[n][key]; known {
+		return list
 	}
-	var best *way
+	best := map[string]*way{}
 	for at, w := range e.ways[n] {
 		enough := true
 		for name, count := range e.needs[n] {
 			enough = enough && w.offers[name] >= count
 		}
-		if enough && (best == nil || slices.Compare(w.cost[:], best.cost[:]) < 0) {
-			best = &e.ways[n][at]
+		lost := fmt.Sprint(w.gone)
+		if enough && (best[lost] == nil || slices.Compare(w.cost[:], best[lost].cost[:]) < 0) {
+			best[lost] = &e.ways[n][at]
 		}
 	}
-	e.known[n][key] = best
-	return best
+	e.known[n][key] = slices.Collect(maps.Values(best))
+	return e.known[n][key]
 }
 
 func (e *everything) offer() {
+	if slices.Compare(e.served, e.best.served) >= 0 {
+		e.combine(make([]*way, 0, len(e.pool.GPUs)), maps.Clone(e.spare))
+	}
+}
+
+// combine picks a layout for each GPU.
+func (e *everything) combine(picked []*way, spare map[string]int) {
+	if len(picked) == len(e.pool.GPUs) {
+		e.compare(picked)
+		return
+	}
+	for _, w := range e.waysFor(len(picked)) {
+		enough := true
+		for name, n := range w.gone {
+			spare[name] -= n
+			enough = enough && spare[name] >= 0
+		}
+		if enough {
+			e.combine(append(picked, w), spare)
+		}
+		for name, n := range w.gone {
+			spare[name] += n
+		}
+	}
+}
+
+func (e *everything) compare(picked []*way) {
 	v := value{served: slices.Clone(e.served)}
 	tainted := map[string]bool{}
 	for n, g := range e.pool.GPUs {
-		w := e.way(n)
+		w := picked[n]
 		for at := 1; at < len(v.cost); at++ {
 			v.cost[at] += w.cost[at]
 		}

@@ -36,12 +36,38 @@ func (c *chooser) choose(items []item) []placed {
 		c.take(p.item, p.gpus)
 	}
 	s.next(0, 0)
-	for _, p := range s.best {
+	c.replay(s.best, s.bestGone)
+	return s.best
+}
+
+// gone are the instances of reserved profiles that the GPUs of pods are to lose; nil if there is no reserve.
+func (c *chooser) gone(chosen []placed) map[int]tally {
+	if len(c.spare) == 0 {
+		return nil
+	}
+	gone := map[int]tally{}
+	for _, p := range chosen {
+		for _, n := range p.gpus {
+			gone[n] = c.places[n].option.gone
+		}
+	}
+	return gone
+}
+
+// replay serves pods as they were served before, where the GPUs lost no more than then.
+func (c *chooser) replay(chosen []placed, gone map[int]tally) {
+	for n, limit := range gone {
+		c.places[n].limit = &limit
+	}
+	for _, p := range chosen {
 		for n, g := range p.gpus {
 			c.give(g, p.asks[n], false)
 		}
 	}
-	return s.best
+	for n := range gone {
+		c.places[n].limit = nil
+		c.file(n)
+	}
 }
 
 func same(a, b item) bool { return a.class == b.class && slices.Equal(a.asks, b.asks) }
@@ -58,11 +84,14 @@ type search struct {
 	best       []placed
 	bestServed []int
 	bestCost   cost
+	bestGone   map[int]tally
 }
 
 func newSearch(c *chooser, items []item, first []placed) *search {
 	tiers := items[len(items)-1].tier + 1
-	s := &search{chooser: c, items: items, rest: make([][]int, len(items)+1), served: make([]int, tiers), best: first, bestCost: c.cost}
+	s := &search{
+		chooser: c, items: items, rest: make([][]int, len(items)+1), served: make([]int, tiers), best: first, bestCost: c.cost, bestGone: c.gone(first),
+	}
 	s.rest[len(items)] = make([]int, tiers)
 	for n := len(items) - 1; n >= 0; n-- {
 		s.rest[n] = slices.Clone(s.rest[n+1])
@@ -144,22 +173,29 @@ func (s *search) serve(at int, gpus []int, from int) {
 			from = 0
 		}
 	}
-	for _, n := range s.candidates(asked, node, from, s.nodesOf(i)) {
-		s.give(n, asked, false)
-		s.serve(at, append(slices.Clip(gpus), n), 0)
-		s.give(n, asked, true)
+	for _, of := range s.candidates(asked, node, from, s.nodesOf(i)) {
+		p := s.places[of.place]
+		was := p.limit
+		p.limit = of.limit
+		s.give(of.place, asked, false)
+		s.serve(at, append(slices.Clip(gpus), of.place), 0)
+		p.limit = was
+		s.give(of.place, asked, true)
 	}
 }
 
+// candidate is a GPU that can serve an instance, and what it loses of reserved profiles for it.
+type candidate struct {
+	place int
+	limit *tally // nil: it has nothing of them that may go
+	cost  cost
+}
+
 // candidates are the GPUs that can serve an instance, cheapest first, one of those that are the same.
-func (s *search) candidates(asked, node, from int, nodes map[string]bool) []int {
+func (s *search) candidates(asked, node, from int, nodes map[string]bool) []candidate {
 	type like struct {
 		bucket *bucket
 		node   int
-	}
-	type candidate struct {
-		place int
-		cost  cost
 	}
 	var list []candidate
 	seen := map[like]bool{}
@@ -173,17 +209,54 @@ func (s *search) candidates(asked, node, from int, nodes map[string]bool) []int 
 		if node != none && p.node != node || !admits(nodes, on.name) || seen[k] {
 			continue
 		}
-		if of, can := s.gain(n, asked); can {
+		if p.table.reserved != (tally{}) {
 			seen[k] = true
-			list = append(list, candidate{n, of})
+			list = append(list, s.ways(n, asked)...)
+		} else if of, can := s.gain(n, asked); can {
+			seen[k] = true
+			list = append(list, candidate{place: n, cost: of})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b candidate) int { return cmp.Or(a.cost.compare(b.cost), cmp.Compare(a.place, b.place)) })
-	found := make([]int, 0, len(list))
-	for _, of := range list {
-		found = append(found, of.place)
+	return list
+}
+
+// ways are the options by which a GPU can serve an instance more: the least costly one, and those that lose less of
+// reserved profiles, which another GPU may have to lose.
+func (s *search) ways(n, asked int) (list []candidate) {
+	p := s.places[n]
+	needs, at := p.needs, p.table.number(s.asked[asked])
+	if at < 0 {
+		return nil
 	}
-	return found
+	needs[at]++
+	was := p.limit
+	p.limit = nil
+	limits := []tally{s.limitOf(p)}
+	p.limit = was
+	for len(limits) > 0 {
+		limit := limits[0]
+		limits = limits[1:]
+		o := p.table.with(needs, limit)
+		if o == nil || slices.ContainsFunc(list, func(c candidate) bool { return *c.limit == o.gone }) {
+			continue
+		}
+		of := o.cost.minus(p.option.cost)
+		if of.tainted > 0 && s.nodes[p.node].tainted > 0 {
+			of.tainted = 0
+		}
+		if of.tainted <= 0 || s.mayTaint() {
+			list = append(list, candidate{place: n, limit: &o.gone, cost: of})
+		}
+		for less, lost := range o.gone {
+			if lost > 0 && s.spare[p.table.names[less]] < unlimited/2 {
+				limit[less] = lost - 1
+				limits = append(limits, limit)
+				limit[less] = lost
+			}
+		}
+	}
+	return list
 }
 
 // promises reports whether what is picked can become better than the best if all items from one on are served at no
@@ -202,5 +275,5 @@ func (s *search) offer() {
 	if d := slices.Compare(s.served, s.bestServed); d < 0 || d == 0 && s.cost.compare(s.bestCost) >= 0 {
 		return
 	}
-	s.best, s.bestServed, s.bestCost = slices.Clone(s.picked), slices.Clone(s.served), s.cost
+	s.best, s.bestServed, s.bestCost, s.bestGone = slices.Clone(s.picked), slices.Clone(s.served), s.cost, s.gone(s.picked)
 }

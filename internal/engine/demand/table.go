@@ -60,6 +60,7 @@ func (c cost) minus(o cost) cost {
 // option is a layout that a GPU can have beside what must stay.
 type option struct {
 	offers, made tally // idle instances; those of them that are created
+	gone         tally // instances of reserved profiles that are destroyed
 	create       []gpu.Instance
 	destroy      []int // where the instances begin
 	cost         cost  // tainted: 1 if it destroys anything
@@ -74,9 +75,13 @@ func (o *option) kept(profile int) int { return int(o.offers[profile] - o.made[p
 type table struct {
 	names         []string // profiles that may be made, exact
 	options       []*option
-	best          map[tally]*option
-	fragmentation int // of what the GPU has
+	best          map[wanted]*option
+	reserved      tally // instances of reserved profiles that may be destroyed
+	fragmentation int   // of what the GPU has
 }
+
+// wanted is how many instances an option must offer, and how many of reserved profiles it may destroy.
+type wanted struct{ needs, limit tally }
 
 // Memory keeps the layouts that GPUs can have, by what they have, from one decision to the next. It changes no decision.
 type Memory struct {
@@ -84,10 +89,11 @@ type Memory struct {
 	tables map[string]*table
 }
 
-// kind is GPUs that can hold the same, of which a policy lets the same be made.
+// kind is GPUs that can hold the same, of which a policy lets the same be made and reserves the same.
 type kind struct {
-	model *gpu.Device
-	names []string
+	model    *gpu.Device
+	names    []string
+	reserved []string // of names
 }
 
 // maxTables and maxKinds bound what is kept.
@@ -100,29 +106,32 @@ func (m *Memory) begin() {
 }
 
 // number is that of a kind.
-func (m *Memory) number(d *gpu.Device, names []string) uint16 {
-	at := slices.IndexFunc(m.kinds, func(k kind) bool { return k.model == d && slices.Equal(k.names, names) })
+func (m *Memory) number(of kind) uint16 {
+	at := slices.IndexFunc(m.kinds, func(k kind) bool {
+		return k.model == of.model && slices.Equal(k.names, of.names) && slices.Equal(k.reserved, of.reserved)
+	})
 	if at < 0 {
 		at = len(m.kinds)
-		m.kinds = append(m.kinds, kind{d, names})
+		m.kinds = append(m.kinds, of)
 	}
 	return uint16(at)
 }
 
 func (t *table) number(name string) int { return slices.Index(t.names, name) }
 
-// with is the least costly option that offers at least so many instances; nil if there is none.
-func (t *table) with(needs tally) *option {
-	if found, known := t.best[needs]; known {
+// with is the least costly option that offers at least so many instances, and destroys at most so many of reserved
+// profiles; nil if there is none.
+func (t *table) with(needs, limit tally) *option {
+	if found, known := t.best[wanted{needs, limit}]; known {
 		return found
 	}
 	var best *option
 	for _, o := range t.options {
-		if o.offers.covers(needs) && (best == nil || o.cost.compare(best.cost) < 0) {
+		if o.offers.covers(needs) && limit.covers(o.gone) && (best == nil || o.cost.compare(best.cost) < 0) {
 			best = o
 		}
 	}
-	t.best[needs] = best
+	t.best[wanted{needs, limit}] = best
 	return best
 }
 
@@ -140,8 +149,9 @@ const maxFurther = 16
 
 // newTable lists the layouts. Frozen: only the one that the GPU has. The first of equal options is the one whose
 // instances lie lowest.
-func newTable(d *gpu.Device, names []string, instances []Instance, states []state, frozen bool) *table {
-	t := &table{names: names, best: map[tally]*option{}}
+func newTable(of kind, instances []Instance, states []state, frozen bool) *table {
+	d, names := of.model, of.names
+	t := &table{names: names, best: map[wanted]*option{}}
 	all, fixed, free := make([]gpu.Instance, 0, len(instances)), make([]gpu.Instance, 0, len(instances)+maxFurther), []gpu.Instance(nil)
 	var offers tally
 	for n, i := range instances {
@@ -157,20 +167,26 @@ func newTable(d *gpu.Device, names []string, instances []Instance, states []stat
 	}
 	t.fragmentation = mig.Fragmentation(*d, all, names)
 	if frozen {
-		fixed, free = nil, nil
 		t.options = []*option{t.asItIs(instances, states)}
 		return t
 	}
+	for _, i := range free {
+		if at := t.number(i.Profile); slices.Contains(of.reserved, i.Profile) && at >= 0 {
+			t.reserved[at]++
+		}
+	}
 	err := mig.Beside(*d, fixed, free, names, func(further []gpu.Instance) {
 		o := t.option(offers, free, further)
-		if slices.ContainsFunc(t.options, func(p *option) bool { return p.offers == o.offers && p.cost.compareBounded(o.cost) < 0 }) {
+		if slices.ContainsFunc(t.options, func(p *option) bool {
+			return p.offers == o.offers && o.gone.covers(p.gone) && p.cost.compareBounded(o.cost) < 0
+		}) {
 			return // whatever its fragmentation
 		}
 		o.cost.growth = mig.Fragmentation(*d, append(fixed, further...), names) - t.fragmentation
 		t.options = append(t.options, o)
 	})
 	if err != nil { // instances that the driver does not describe
-		t.options = []*option{t.asItIs(instances, states)}
+		t.options, t.reserved = []*option{t.asItIs(instances, states)}, tally{}
 	}
 	return t
 }
@@ -205,8 +221,12 @@ func (t *table) option(offers tally, there, further []gpu.Instance) *option {
 	if o.cost.destroyed = len(there) - stay; o.cost.destroyed > 0 {
 		o.cost.tainted = 1
 		for _, i := range there {
-			if !slices.Contains(further, i) {
-				o.destroy = append(o.destroy, i.Placement.Start)
+			if slices.Contains(further, i) {
+				continue
+			}
+			o.destroy = append(o.destroy, i.Placement.Start)
+			if at := t.number(i.Profile); at >= 0 && t.reserved[at] > 0 {
+				o.gone[at]++
 			}
 		}
 	}

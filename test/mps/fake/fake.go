@@ -22,9 +22,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/mps/sim"
 )
 
-// GPUs is the number of GPUs of the node.
-const GPUs = 8
-
 // Daemons are the MPS control daemons of a node, by pipe directory, and the processes around them.
 type Daemons struct {
 	mu        sync.Mutex
@@ -66,6 +63,9 @@ func (d *Daemons) Program(ctx context.Context, c host.Command) (string, error) {
 	daemon, runs := d.byPipe[pipe]
 	if !runs {
 		return "", errors.New("exit status 1: Cannot find MPS control daemon process")
+	}
+	if daemon.Quitting {
+		return "", errors.New("exit status 1: Cannot send command to MPS control daemon process")
 	}
 	var answers strings.Builder
 	for line := range strings.Lines(c.Stdin) {
@@ -134,9 +134,6 @@ func (d *Daemons) EndServer(pid int) { delete(d.processes, pid) }
 // EndClient implements sim.Node.
 func (d *Daemons) EndClient(pid int) { delete(d.processes, pid) }
 
-// GPUs implements sim.Node.
-func (d *Daemons) GPUs() int { return GPUs }
-
 // Run starts a process of a pod that was given a pipe directory. It uses no GPU yet.
 func (d *Daemons) Run(pipe, podUID string, uid int) (pid int) {
 	d.mu.Lock()
@@ -201,6 +198,9 @@ func (d *Daemons) End(pid int) {
 	delete(d.processes, pid)
 	if daemon, runs := d.byPipe[p.pipe]; runs {
 		daemon.Disconnect(pid)
+		if daemon.Quitting && daemon.Clients() == 0 {
+			d.end(p.pipe)
+		}
 	}
 }
 

@@ -10,12 +10,10 @@ import (
 	"strings"
 )
 
-const usage = "Invalid command or arguments; see the manual of nvidia-cuda-mps-control"
-
 // mebibytesPerGibibyte is the factor between the units of a memory limit.
 const mebibytesPerGibibyte = 1024
 
-// Tell carries out one command. quit reports whether the daemon is to end: a caller that lets the daemon wait for its
+// Tell carries out one command. Once the daemon was told to quit, nobody asks it any more. quit reports whether the daemon is to end: a caller that lets the daemon wait for its
 // clients does that before it calls Close.
 func (d *Daemon) Tell(line string) (answer string, quit bool) {
 	words := strings.Fields(line)
@@ -25,11 +23,12 @@ func (d *Daemon) Tell(line string) (answer string, quit bool) {
 	d.Commands = append(d.Commands, strings.Join(words, " "))
 	name, args := words[0], words[1:]
 	if name == "quit" {
+		d.Quitting = true
 		return "", true
 	}
 	command, known := commands[name]
 	if !known || len(args) < command.least || len(args) > command.most {
-		return usage, false
+		return fmt.Sprintf("Unknown command %q", name), false
 	}
 	return command.do(d, args), false
 }
@@ -43,12 +42,12 @@ var commands = map[string]command{
 	"get_default_active_thread_percentage": {0, 0, func(d *Daemon, _ []string) string { return d.Defaults.percentage() }},
 	"set_default_active_thread_percentage": {1, 1, func(d *Daemon, a []string) string { return d.Defaults.setPercentage(a[0]) }},
 	"get_default_device_pinned_mem_limit":  {1, 1, func(d *Daemon, a []string) string { return d.Defaults.memory(a[0]) }},
-	"set_default_device_pinned_mem_limit":  {2, 2, func(d *Daemon, a []string) string { return d.setMemory(&d.Defaults, a[0], a[1]) }},
+	"set_default_device_pinned_mem_limit":  {2, 2, func(d *Daemon, a []string) string { return d.Defaults.setMemory(a[0], a[1]) }},
 	"get_active_thread_percentage":         {1, 1, ofServer(func(_ *Daemon, s *Server, _ []string) string { return s.Limits.percentage() })},
 	"set_active_thread_percentage":         {2, 2, ofServer(func(_ *Daemon, s *Server, a []string) string { return s.Limits.setPercentage(a[0]) })},
 	"get_device_pinned_mem_limit":          {2, 2, ofServer(func(_ *Daemon, s *Server, a []string) string { return s.Limits.memory(a[0]) })},
-	"set_device_pinned_mem_limit": {3, 3, ofServer(func(d *Daemon, s *Server, a []string) string {
-		return d.setMemory(&s.Limits, a[0], a[1])
+	"set_device_pinned_mem_limit": {3, 3, ofServer(func(_ *Daemon, s *Server, a []string) string {
+		return s.Limits.setMemory(a[0], a[1])
 	})},
 	"get_server_list":   {0, 0, (*Daemon).serverList},
 	"get_server_status": {1, 1, ofServer((*Daemon).serverStatus)},
@@ -72,37 +71,36 @@ func (l *Limits) percentage() string { return fmt.Sprintf("%.1f", l.Percentage) 
 
 func (l *Limits) setPercentage(value string) string {
 	p, err := strconv.ParseFloat(value, 64)
-	if err != nil || p <= 0 || p > 100 {
-		return fmt.Sprintf("Invalid active thread percentage %s", value)
+	if err == nil && p > 0 && p <= 100 {
+		l.Percentage = p
 	}
-	l.Percentage = p
 	return l.percentage()
 }
 
-// memory shows gibibytes without their fraction, as driver 595 does.
+// memory shows gibibytes without their fraction, and nothing where there is no limit.
 func (l *Limits) memory(device string) string {
 	index, err := strconv.Atoi(device)
 	limit, limited := l.Memory[index]
 	switch {
 	case err != nil || !limited:
-		return "0"
+		return ""
 	case limit >= mebibytesPerGibibyte:
 		return fmt.Sprintf("%dG", limit/mebibytesPerGibibyte)
 	}
 	return fmt.Sprintf("%dM", limit)
 }
 
-// setMemory takes the index of a GPU and a size such as 512M or 4G.
-func (d *Daemon) setMemory(l *Limits, device, size string) string {
+// setMemory takes the index of a GPU, whether or not there is one, and a size such as 512M or 4G. It says nothing, and
+// what is no size is no limit.
+func (l *Limits) setMemory(device, size string) string {
 	index, err := strconv.Atoi(device)
-	if err != nil || index < 0 || index >= d.node.GPUs() {
-		return fmt.Sprintf("Invalid device %s", device)
+	if err != nil {
+		return ""
 	}
-	limit, ok := mebibytes(size)
-	if !ok {
-		return fmt.Sprintf("Invalid memory limit %s", size)
+	delete(l.Memory, index)
+	if limit, ok := mebibytes(size); ok {
+		l.Memory[index] = limit
 	}
-	l.Memory[index] = limit
 	return ""
 }
 
@@ -139,12 +137,9 @@ func (d *Daemon) clientList(s *Server, _ []string) string {
 	return b.String()
 }
 
-// shutdown ends a server once it has no clients, or with -f at once.
+// shutdown ends a server once it has no clients, whom it goes on serving, or with -f at once.
 func (d *Daemon) shutdown(s *Server, args []string) string {
 	force := len(args) == 1 && args[0] == "-f"
-	if len(args) == 1 && !force {
-		return usage
-	}
 	s.Ending = true
 	if force || len(s.Clients) == 0 {
 		d.end(s)
@@ -155,6 +150,9 @@ func (d *Daemon) shutdown(s *Server, args []string) string {
 
 // processes is ps: the clients that are served. Those that wait are not among them.
 func (d *Daemon) processes([]string) string {
+	if len(d.Servers) == 0 {
+		return "Server not found"
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-8s %-10s %s\n", "PID", "ID", "SERVER")
 	id := 0

@@ -12,7 +12,11 @@
 //   - The default limits are copied when a server starts. Later defaults do not reach it.
 //   - The limits of a server are copied when a client connects. Later limits do not reach that client.
 //   - After a fatal fault a server accepts no clients until those that it had are gone.
-//   - A refused command is text on stdout. The program's exit status is 0 all the same.
+//   - A server that is told to end while it has clients serves them, and those that come, until it has none.
+//   - A daemon that is told to quit waits for the clients. It serves no other one meanwhile, and answers nobody.
+//   - A refused command is text on stdout, or nothing at all. The program's exit status is 0 all the same.
+//
+// gputest.MPSContract holds it to NVIDIA's program.
 package sim
 
 import (
@@ -29,6 +33,9 @@ var ErrNotReady = errors.New("MPS server is not ready to accept new MPS client r
 
 // ErrMaxClients refuses a client of a server that has MaxClients, as CUDA_ERROR_MPS_MAX_CLIENTS_REACHED does.
 var ErrMaxClients = errors.New("the hardware resources required to create MPS client have been exhausted")
+
+// ErrQuitting refuses a client of a daemon that was told to quit.
+var ErrQuitting = errors.New("CUDA_ERROR_MPS_CONNECTION_FAILED")
 
 // Limits are what one client may use.
 type Limits struct {
@@ -68,17 +75,16 @@ type Node interface {
 	EndServer(pid int)
 	// EndClient fails a client whose server has ended.
 	EndClient(pid int)
-	// GPUs is the number of GPUs of the machine.
-	GPUs() int
 }
 
 // Daemon is one control daemon. It is not safe for concurrent use.
 type Daemon struct {
 	MultiUser bool // started with -multiuser-server
 	Defaults  Limits
-	Servers   []*Server // one that accepts clients at most, and those that end with their last client
+	Servers   []*Server // one at most
 	Waiting   []Client  // in the order in which they connected
 	Commands  []string  // all that it was told since it started
+	Quitting  bool      // it ends with its last client
 
 	node Node
 }
@@ -90,6 +96,9 @@ func New(node Node, multiUser bool) *Daemon {
 
 // Connect connects a client. The client waits while another user has the server: then served is false without an error.
 func (d *Daemon) Connect(pid, uid int) (limits Limits, served bool, err error) {
+	if d.Quitting {
+		return Limits{}, false, ErrQuitting
+	}
 	d.Waiting = append(d.Waiting, Client{PID: pid, UID: uid})
 	if err := d.serve(); err != nil {
 		d.Disconnect(pid)
@@ -173,7 +182,7 @@ func (d *Daemon) Clients() int {
 
 // Clone is a copy for readers.
 func (d *Daemon) Clone() *Daemon {
-	c := &Daemon{MultiUser: d.MultiUser, Defaults: d.Defaults.clone(), Waiting: slices.Clone(d.Waiting), Commands: slices.Clone(d.Commands)}
+	c := &Daemon{MultiUser: d.MultiUser, Quitting: d.Quitting, Defaults: d.Defaults.clone(), Waiting: slices.Clone(d.Waiting), Commands: slices.Clone(d.Commands)}
 	for _, s := range d.Servers {
 		server := *s
 		server.Limits, server.Clients = s.Limits.clone(), slices.Clone(s.Clients)
@@ -210,7 +219,7 @@ func (d *Daemon) serverFor(c Client) (*Server, error) {
 	}
 	d.endIdle(func(s *Server) bool { return s.UID != uid })
 	if len(d.Servers) > 0 {
-		if s := d.Servers[0]; s.UID == uid && !s.Ending {
+		if s := d.Servers[0]; s.UID == uid {
 			return s, nil
 		}
 		return nil, nil //nolint:nilnil // no server and no error: the client waits

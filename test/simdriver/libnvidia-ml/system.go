@@ -74,7 +74,7 @@ func setCUDA(version *C.int) C.int {
 	})
 }
 
-// nvmlSystemGetProcessName is missing, so that whoever calls it ends: NVIDIA's reads /proc/<pid>/cmdline, and a process
+// nvmlSystemGetProcessName is missing, so that a program that calls it ends: NVIDIA's reads /proc/<pid>/cmdline, and a process
 // that keeps the lock of its memory keeps the caller waiting for ever.
 
 // fill writes a C string into a buffer.

@@ -129,15 +129,6 @@ func (d *daemon) EndClient(pid int) {
 	}
 }
 
-// GPUs implements sim.Node.
-func (d *daemon) GPUs() int {
-	state, err := d.driver.Read()
-	if err != nil {
-		return 0
-	}
-	return len(state.Node.GPUs)
-}
-
 func isHello(line string) ([]string, bool) {
 	words := strings.Fields(line)
 	return words, len(words) > 0 && words[0] == mpsclient.Hello

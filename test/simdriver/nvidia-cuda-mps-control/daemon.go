@@ -125,6 +125,9 @@ func (d *daemon) listen(c net.Conn) {
 			d.connect(c, hello)
 			return
 		}
+		if d.quitting() {
+			return
+		}
 		d.log("Received command: %s", line)
 		answer, quit := d.answer(line)
 		if answer != "" && !strings.HasSuffix(answer, "\n") {
@@ -139,6 +142,12 @@ func (d *daemon) listen(c net.Conn) {
 			return
 		}
 	}
+}
+
+func (d *daemon) quitting() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.model.Quitting
 }
 
 // watch ends the daemon when its pipe directory is gone or the node has rebooted.

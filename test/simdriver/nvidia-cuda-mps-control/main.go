@@ -39,7 +39,8 @@ const (
 var (
 	errRunning  = errors.New("An instance of this daemon is already running") //nolint:staticcheck // NVIDIA's words
 	errUsage    = errors.New("usage: " + program + " [-d | -f] [-multiuser-server]")
-	errNoDaemon = errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // NVIDIA's words
+	errNoDaemon = errors.New("Cannot find MPS control daemon process")            //nolint:staticcheck // NVIDIA's words
+	errNoAnswer = errors.New("Cannot send command to MPS control daemon process") //nolint:staticcheck // NVIDIA's words
 )
 
 func main() {
@@ -152,11 +153,11 @@ func talk(pipe string) error {
 	commands := bufio.NewScanner(os.Stdin)
 	for commands.Scan() {
 		if _, err := fmt.Fprintln(c, commands.Text()); err != nil {
-			return errNoDaemon
+			return errNoAnswer
 		}
 		answer, err := answers.ReadString(endOfAnswer)
 		if err != nil {
-			return errNoDaemon
+			return errNoAnswer
 		}
 		fmt.Print(answer[:len(answer)-1])
 	}
