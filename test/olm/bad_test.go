@@ -73,6 +73,7 @@ EOF`)
 	s.do("kubectl patch gpusharingpolicy parted --type=merge --patch='{\"spec\": {\"sharing\": {\"mig\": {\"layouts\": [{\"fill\": \"1g.5gb\"}]}}}}'")
 	s.shared()
 
+	s.groupless()
 	s.deadCatalog()
 	s.downgradeV0()
 	s.withoutFinalizer()
@@ -91,6 +92,19 @@ func (s *site) whileHeld(commands string) {
 	s.do(`kubectl wait pod holder --for=jsonpath='{.status.phase}'=Running --timeout=1m
 ` + commands + `
 kubectl wait node gpu-a100 --for=jsonpath='{.spec.taints[?(@.key=="gpusharing.io/changing")].effect}'=NoSchedule --timeout=2m`)
+}
+
+// groupless deletes the OperatorGroup alone, which OLM notices when it next looks at the ClusterServiceVersion: the operator
+// works on, and all is well once there is one again.
+func (s *site) groupless() {
+	s.t.Helper()
+	s.do("kubectl -n gpu-sharing-operator delete operatorgroup --all\nkubectl -n gpu-sharing-operator annotate csv --all example.com/looked=at")
+	s.Eventually(s.try, wait, poll).WithArguments("kubectl -n gpu-sharing-operator get csv -o jsonpath='{.items[*].status.reason}'").Should(Equal("NoOperatorGroup"))
+	s.do(`kubectl patch gpusharingpolicy sliced --type=merge --patch='{"spec": {"sharing": {"timeSlicing": {"replicas": 3}}}}'`)
+	s.Eventually(s.offers, wait, poll).WithArguments(nodeT4).Should(Equal(map[string]int64{"nvidia.com/gpu": 3}))
+	s.do(`kubectl patch gpusharingpolicy sliced --type=merge --patch='{"spec": {"sharing": {"timeSlicing": {"replicas": 4}}}}'`)
+	s.installV0()
+	s.shared()
 }
 
 // deadCatalog lets the pod of the catalog run without its program: the CatalogSource says so, and the operator works on.
