@@ -36,16 +36,17 @@ func (b limitBench) found(what string, got ...any) {
 	b.Logf("found: %s: %v", what, got)
 }
 
-// fill is how much memory a program gets in steps.
+// fill is how much memory a program gets, to 16 MiB, and the error that ended it.
 func (b limitBench) fill(p LimitedProgram, kind sim.MemoryKind, most uint64) (got uint64, failed string) {
-	const step = 16 * mib
-	for got < most {
-		if failed = p.Allocate(kind, step); failed != "" {
-			return got, failed
+	for step := uint64(1024 * mib); got < most && step >= 16*mib; {
+		if said := p.Allocate(kind, step); said != "" {
+			failed = said
+			step /= 2
+			continue
 		}
 		got += step
 	}
-	return got, ""
+	return got, failed
 }
 
 func probeHard(b limitBench) {
