@@ -63,6 +63,10 @@ type Allocation struct {
 
 // SetMemoryLimit is nvmlDeviceSetMemoryLimits_v1, called by root or another user.
 func (n *Node) SetMemoryLimit(uuid, path string, soft, hard uint64, root bool) error {
+	if !root {
+		return refuse(NoPermission, "only root sets limits")
+	}
+	n.sweep()
 	g, chain, err := n.limitable(uuid, path)
 	total := uint64(0)
 	if g != nil {
@@ -71,8 +75,6 @@ func (n *Node) SetMemoryLimit(uuid, path string, soft, hard uint64, root bool) e
 	switch {
 	case err != nil:
 		return err
-	case !root:
-		return refuse(NoPermission, "only root sets limits")
 	case soft > hard, soft > total, hard > total && hard != NoLimit:
 		return refuse(InvalidArgument, "soft %d, hard %d, the GPU has %d", soft, hard, total)
 	case n.Cgroups.Backend == Misc:
@@ -156,7 +158,6 @@ func (n *Node) limitable(uuid, path string) (*GPU, []cgroup, error) {
 	if n.Cgroups.none() || g.Spec().MemoryMiB == 0 {
 		return nil, nil, refuse(NotSupported, "nothing charges the memory of cgroups")
 	}
-	n.sweep()
 	chain, err := n.Cgroups.find(path)
 	if err != nil {
 		return nil, nil, refuse(OperatingSystem, "%v", err)
@@ -295,7 +296,6 @@ func (n *Node) charging(pid int) ([]cgroup, error) {
 	if !known || n.Cgroups.none() {
 		return nil, nil
 	}
-	n.sweep()
 	chain, err := n.Cgroups.find(path)
 	return withFiles(chain), err
 }
