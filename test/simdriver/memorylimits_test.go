@@ -33,7 +33,7 @@ func TestMemoryLimits(t *testing.T) {
 	d := rootOf(t, spec)
 	lib := nvml.New(nvml.WithLibraryPath(filepath.Join(d.Root(), "usr/lib64/libnvidia-ml.so.1")))
 	g.Expect(lib.Init()).To(Equal(nvml.SUCCESS))
-	t.Cleanup(func() { lib.Shutdown() })
+	t.Cleanup(func() { _ = lib.Shutdown() })
 	gputest.MemoryLimitContract(t, func(t *testing.T, b sim.Backend) gputest.MemoryLimits {
 		t.Helper()
 		NewWithT(t).Expect(d.Replace(spec)).To(Succeed())

@@ -61,7 +61,7 @@ func TestMemoryLimitsOfRealGPUs(t *testing.T) {
 	if l.lib.Init() != nvml.SUCCESS {
 		t.Skip("NoDriver: NVML cannot be opened")
 	}
-	t.Cleanup(func() { l.lib.Shutdown() })
+	t.Cleanup(func() { _ = l.lib.Shutdown() })
 	var reason string
 	if l.backend, reason = l.detect(); reason != "" {
 		t.Skip(reason)
@@ -175,11 +175,10 @@ func (l realLimits) GPUs() (uuids []string) {
 	return uuids
 }
 
-func (l realLimits) Backend() sim.Backend            { return l.backend }
-func (realLimits) Simulated() bool                   { return false }
-func (realLimits) Rounds() int                       { return 10_000 }
-func (realLimits) Root() string                      { return cgroups }
-func (realLimits) MIGInstance(*testing.T) (_ string) { return }
+func (l realLimits) Backend() sim.Backend        { return l.backend }
+func (realLimits) Simulated() bool               { return false }
+func (realLimits) Root() string                  { return cgroups }
+func (realLimits) MIGInstance(*testing.T) string { return "" }
 
 func (l realLimits) Set(gpu, cgroup string, soft, hard uint64) sim.Return {
 	return sim.Return(l.device(gpu).SetMemoryLimits_v1(cgroup, soft, hard))
@@ -204,7 +203,7 @@ func (l realLimits) Cgroup(t *testing.T, parent string, delegated bool) string {
 		enable := []byte("+" + string(l.backend))
 		g.Expect(os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), enable, 0)).To(Succeed())
 	}
-	path, err := os.MkdirTemp(parent, "gputest-")
+	path, err := os.MkdirTemp(parent, "gputest-") //nolint:usetesting // it is a cgroup
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = os.Remove(path) })
 	return path
@@ -253,7 +252,9 @@ func (l realLimits) Disturb(how gputest.Disturbance) error {
 	if mode, _ := l.device(l.GPUs()[0]).GetPersistenceMode(); mode == nvml.FEATURE_ENABLED && how == gputest.LastClose {
 		return errors.New("persistence mode is on")
 	}
-	l.lib.Shutdown()
+	if ret := l.lib.Shutdown(); ret != nvml.SUCCESS {
+		return ret
+	}
 	var err error
 	switch how {
 	case gputest.Reset:

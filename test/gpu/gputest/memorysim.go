@@ -44,10 +44,11 @@ func (c SimulatedCgroups) node(t *testing.T) (now *sim.Node) {
 	return now
 }
 
-// Simulated and Rounds implement MemoryLimits, Root LimitedCgroups.
+// Simulated implements MemoryLimits.
 func (SimulatedCgroups) Simulated() bool { return true }
-func (SimulatedCgroups) Rounds() int     { return 20 }
-func (c SimulatedCgroups) Root() string  { return c.Folder }
+
+// Root implements LimitedCgroups.
+func (c SimulatedCgroups) Root() string { return c.Folder }
 
 // Backend implements MemoryLimits.
 func (c SimulatedCgroups) Backend() (b sim.Backend) {
@@ -88,7 +89,7 @@ func (c SimulatedCgroups) Cgroup(t *testing.T, parent string, delegated bool) st
 	if parent == "" {
 		parent = c.Folder
 	}
-	path, err := os.MkdirTemp(parent, "cgroup-")
+	path, err := os.MkdirTemp(parent, "cgroup-") //nolint:usetesting // it lies below its parent
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	if delegated {
 		c.delegate(t, path)

@@ -90,14 +90,15 @@ func (n *Node) SetMemoryLimit(uuid, path string, soft, hard uint64, root bool) e
 // ancestors.
 func (n *Node) setDmem(g *GPU, chain []cgroup, soft, hard uint64) {
 	own := g.keepLimit(chain[0])
-	raised := soft - own.Soft // modulo 2^64
+	more, less := soft-min(soft, own.Soft), own.Soft-min(soft, own.Soft)
 	if hard >= g.used(own.Cgroup) || n.Cgroups.AppliesBelowUse {
 		own.Hard = hard
 	}
 	own.Soft = soft
 	for _, ancestor := range chain[1:] {
-		if raised != 0 && ancestor.files {
-			g.keepLimit(ancestor).Soft += raised
+		if more+less > 0 && ancestor.files {
+			above := g.keepLimit(ancestor)
+			above.Soft = above.Soft + more - min(above.Soft, less)
 		}
 	}
 }
@@ -244,10 +245,14 @@ func (n *Node) StartProgram(uuid string, p gpu.Process, cgroup string) error {
 		n.Cgroups.Members = map[int]string{}
 	}
 	n.Cgroups.Members[p.PID] = cgroup
-	if err := n.Allocate(uuid, p.PID, contextMemory, idleMemory); err != nil {
-		return err
+	err := n.Allocate(uuid, p.PID, contextMemory, idleMemory)
+	if err == nil {
+		err = n.AddProcess(uuid, p)
 	}
-	return n.AddProcess(uuid, p)
+	if err != nil {
+		n.RemoveProcess(p.PID)
+	}
+	return err
 }
 
 // Allocate takes memory for a process, or returns ErrOutOfMemory. The driver charges nothing while MIG is on.
