@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // words finds the words that docs/dev/language.md replaces: in comments, strings and names of Go files, and in docs,
-// manifests and scripts. It runs at the top of the repository, reads the names of the files from stdin, and ends with 1
+// manifests and scripts, and messages of conditions and Events that are not as that page asks. It runs at the top of the repository, reads the names of the files from stdin, and ends with 1
 // if it finds any.
 package main
 
@@ -121,6 +121,11 @@ func check(files []string, read func(string) ([]byte, error)) ([]string, error) 
 		if err != nil {
 			return nil, err
 		}
+		messages, err := checkMessages(file, content)
+		if err != nil {
+			return nil, err
+		}
+		problems = append(problems, messages...)
 		for _, f := range find(file, content) {
 			if folder := exception(file); folder != "" {
 				needed[folder] = true

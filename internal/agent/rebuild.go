@@ -44,7 +44,7 @@ func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now ti
 	return at, &plan.Problem{
 		Reason: v1alpha1.ReasonChangedByOthers,
 		Message: fmt.Sprintf("another program keeps changing MIG or the time-slice interval on %s; the agent restored it %d times within an hour and leaves it "+
-			"until %s UTC; find who does it: nvidia-smi mig or compute-policy by hand, NVIDIA's mig-manager, a MIG service of the host, another operator",
+			"until %s UTC; stop that program, such as a MIG service of the host",
 			strings.Join(changed, "; "), len(at), until.UTC().Format("15:04:05")),
 	}
 }

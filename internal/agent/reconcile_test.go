@@ -97,7 +97,7 @@ func reportsWithoutPolicy(s scenario) {
 	n.expectReady()
 	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonNoPolicy)
 	n.Expect(n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionTrue, v1alpha1.ReasonDiscovered)).
-		To(gomega.MatchRegexp(`^read 2 GPUs with driver \d+\.`))
+		To(gomega.MatchRegexp(`^Read 2 GPUs with driver \d+\.`))
 	status := n.get().Status
 	n.Expect(status.BootID).To(gomega.Equal("boot-1"))
 	n.Expect(status.Devices).To(gomega.HaveLen(2))
@@ -649,7 +649,7 @@ func unknownDevice(s scenario) {
 	n.specify(mig("GPU-gone", instances("1g.5gb", 7)), mig(n.uuid(0), instances("1g.5gb", 7)))
 	n.settle()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonUnknownDevice)).
-		To(gomega.ContainSubstring("the node has no GPU GPU-gone (any more)"))
+		To(gomega.ContainSubstring("The node has no GPU GPU-gone (any more)"))
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
 }
 

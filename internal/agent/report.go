@@ -54,7 +54,7 @@ func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNod
 	conditions, now := status.Conditions, c.clock.Now()
 	set := func(s metav1.Condition) {
 		s.ObservedGeneration = node.Generation
-		conditions = condition.Set(conditions, s, now)
+		conditions = condition.SetInFull(conditions, s, now)
 	}
 	set(discovered(r, len(status.Devices)))
 	set(applied(node, r, able))
@@ -180,8 +180,8 @@ func notKept(devices []gpu.Device) string {
 	if len(lost) == 0 {
 		return ""
 	}
-	return "; the compute mode of " + format.Join(lost) + " is not kept while no program has it open, since its driver has no persistence mode: until an " +
-		"MPS server runs, a program that is no MPS client can use the GPU without the limits; start nvidia-persistenced on the node"
+	return "; the compute mode of " + format.Join(lost) + " is not kept until an MPS server runs, since its driver has no persistence mode; " +
+		"start nvidia-persistenced on the node"
 }
 
 // beside is the message of a spec that cannot be reached for some GPUs, with what is the matter with the others.

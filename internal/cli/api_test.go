@@ -127,7 +127,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		out, err := run(strings.Replace(research, "spec:", "spec:\n  taints: [{key: team}]", 1), "plan", "-f", "-")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("add {key: team, operator: Exists, effect: NoSchedule} to " +
-			"spec.daemonsets.tolerations of ClusterPolicy cluster-policy"))
+			"daemonsets.tolerations of the ClusterPolicy"))
 	})
 	t.Run("plan and import tell that clients of NVIDIA's MPS daemons hold policies up", func(t *testing.T) {
 		waitsForMPSClients(t, cluster.Client, run)
@@ -245,7 +245,7 @@ func waitsForMPSClients(t *testing.T, c client.Client, run func(string, ...strin
 	}
 	g.Expect(c.Create(t.Context(), configMap)).To(Succeed())
 	configured(`{"name":"by-hand","default":"any"}`)
-	const why = "restarts NVIDIA's MPS daemons, which ends their clients: pod team/infer. The operator changes it once these pods have ended"
+	const why = "restarts NVIDIA's MPS daemons, which ends their clients: pod team/infer; it is changed once these have ended"
 	g.Expect(printed("", "import")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
 	g.Expect(printed(research, "plan", "-f", "-")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
 

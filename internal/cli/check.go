@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // checkEvery is how often a check looks again.
@@ -247,7 +249,7 @@ func rightsFindings(granted, missing []grant) (found []finding) {
 	for _, account := range slices.Sorted(maps.Keys(lacks)) {
 		if names := lacks[account]; len(names) > 0 {
 			found = append(found, finding{levelError, fmt.Sprintf("ServiceAccount %s may not %s. Its Roles or their bindings were changed or deleted: "+
-				"helm upgrade creates them again", account, firstOf(names))})
+				"helm upgrade creates them again", account, format.Few(names, mostNamed))})
 			continue
 		}
 		found = append(found, finding{levelOK, fmt.Sprintf("ServiceAccount %s has its rights", account)})

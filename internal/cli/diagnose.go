@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -137,18 +138,12 @@ func (d *diagnosis) definitions(is installation) {
 	}
 	for _, s := range is.skews {
 		d.add(level, "The CRD of %s is older than this program: it lacks %s. Apply the CRDs of the operator's version: helm upgrade with crds.install=true, "+
-			"or kubectl apply --server-side -f config/crd", s.kind, firstOf(s.lacks))
+			"or kubectl apply --server-side -f config/crd", s.kind, format.Few(s.lacks, mostNamed))
 	}
 }
 
-// firstOf names the first few, and counts the others.
-func firstOf(names []string) string {
-	const most = 5
-	if len(names) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return strings.Join(names, ", ")
-}
+// mostNamed is how many of something a diagnosis names.
+const mostNamed = 5
 
 // updates diagnoses updates of the agents, and agents that Kubernetes does not create.
 func (d *diagnosis) updates(is installation) {

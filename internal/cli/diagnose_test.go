@@ -184,7 +184,7 @@ func TestDoctor(t *testing.T) {
 		"a right that the user lacks":  {drivenIn(func(is *installation) { is.lacks = []string{"You may not list ResourceClaims"} }), levelWarning, "You may not list ResourceClaims"},
 		"two classes for one resource": {drivenIn(func(is *installation) {
 			is.snapshot.DRA.Classes = append(is.snapshot.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "x"}, dra.Class{Name: "y"})
-		}), levelWarning, "DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine. When"},
+		}), levelWarning, "DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu; when one is deleted"},
 		"many nodes": {func(is *installation) {
 			*is = healthy(t, 9)
 			for i := range is.nodes {

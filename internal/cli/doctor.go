@@ -26,6 +26,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -463,9 +464,5 @@ func (t *text) findings(all []finding) {
 
 // nodesNamed names the first few of some nodes, and counts them.
 func nodesNamed(names []string) string {
-	const most = 5
-	if len(names) > most {
-		return fmt.Sprintf("%d nodes (%s and %d more)", len(names), strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return fmt.Sprintf("%s (%s)", count(len(names), "node"), strings.Join(names, ", "))
+	return fmt.Sprintf("%s (%s)", count(len(names), "node"), format.Few(names, mostNamed))
 }

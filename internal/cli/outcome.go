@@ -31,7 +31,8 @@ const (
 	// Disruptive: some must, so that pods wait or are evicted; or workloads would find nothing to run on; or a node does
 	// not report, so that it is not known.
 	Disruptive OutcomeError = 3
-	// Unsatisfiable: a policy is not accepted, or a node that it selects cannot satisfy it.
+	// Unsatisfiable: a policy is not accepted, for another reason than that one of higher priority governs some of its
+	// nodes; or a node that it selects cannot satisfy it.
 	Unsatisfiable OutcomeError = 4
 )
 
@@ -74,7 +75,8 @@ func changeOf(s cluster.Snapshot, p *v1alpha1.GPUSharingPolicy) string {
 
 // outcomeOf is the worst that a change of policies comes to. A policy that is unchanged counts for nothing.
 func outcomeOf(s cluster.Snapshot, c change) OutcomeError {
-	before, after := rollout.Decide(s), rollout.Decide(c.of(s))
+	then := c.of(s)
+	before, after := rollout.Decide(s), rollout.Decide(then)
 	worst, names := NoChange, slices.Clone(c.deleted)
 	for _, name := range c.deleted {
 		if worst = max(worst, NonDisruptive); len(lost(name, c, s, before.Nodes, after.Nodes)) > 0 {
@@ -90,7 +92,9 @@ func outcomeOf(s cluster.Snapshot, c change) OutcomeError {
 		if len(after.Unmet[p.Name]) > 0 {
 			worst = max(worst, Disruptive)
 		}
-		if accepted, _ := condition.Find(after.Policies[p.Name].Conditions, v1alpha1.ConditionAccepted); accepted.Status == metav1.ConditionFalse {
+		accepted, _ := condition.Find(after.Policies[p.Name].Conditions, v1alpha1.ConditionAccepted)
+		intended := accepted.Reason == v1alpha1.ReasonConflicted && rollout.YieldsByPriority(&then, p.Name)
+		if accepted.Status == metav1.ConditionFalse && !intended {
 			worst = Unsatisfiable
 		}
 	}

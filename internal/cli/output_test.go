@@ -159,6 +159,33 @@ func TestPlanForPrograms(t *testing.T) {
 	g.Expect(text).NotTo(ContainSubstring("unread"))
 }
 
+// TestAnOverlapByPriorityIsNoConflict: a policy for all nodes below one for some of them is what priorities are for. Two
+// of the same priority must be settled.
+func TestAnOverlapByPriorityIsNoConflict(t *testing.T) {
+	some := policy(t, "some", slicing)
+	some.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
+	for title, tc := range map[string]struct {
+		priority int32
+		every    bool // the other selects all nodes too
+		outcome  OutcomeError
+	}{
+		"of a higher priority, on some nodes": {10, false, NonDisruptive},
+		"of the same priority":                {0, false, Unsatisfiable},
+		"of a higher priority, on every node": {10, true, Unsatisfiable},
+	} {
+		t.Run(title, func(t *testing.T) {
+			s := snapshotOf(newNode(t, "a", sim.T4), newNode(t, "b", sim.T4))
+			other := *some.DeepCopy()
+			if other.Spec.Priority = tc.priority; tc.every {
+				other.Spec.NodeSelector = &v1alpha1.NodeSelector{}
+			}
+			s.Policies = []v1alpha1.GPUSharingPolicy{other}
+			all := policy(t, "z-all", slicing)
+			NewWithT(t).Expect(outcomeOf(s, change{applied: []v1alpha1.GPUSharingPolicy{all}})).To(Equal(tc.outcome))
+		})
+	}
+}
+
 // failure is an error unless it is what a plan has found.
 func failure(err error) error {
 	if outcome := NoChange; errors.As(err, &outcome) {

@@ -46,10 +46,48 @@ func sharesOn(n *cluster.Node, stack dra.Stack) (s shares) {
 	for _, count := range n.OfferedGPUs(stack) {
 		s.Offered += count
 	}
-	for _, d := range devicesOf(n) {
-		s.InUse += int64(len(d.Holders))
+	for _, held := range heldOn(n) {
+		s.InUse += held
 	}
 	return s
+}
+
+// heldOn is how many shares of a node the pods of each namespace have. A GPUNode lists 64 holders of a GPU at most, and
+// fewer where there are many, so it is at least what the pods there ask for.
+func heldOn(n *cluster.Node) map[string]int64 {
+	held, asked := listedOn(n), map[string]int64{}
+	for _, p := range n.Pods {
+		for _, count := range p.Requests {
+			asked[p.Namespace] += count
+		}
+	}
+	for namespace, count := range asked {
+		held[namespace] = max(held[namespace], count)
+	}
+	return held
+}
+
+// listedOn is how many holders of each namespace the GPUNode lists.
+func listedOn(n *cluster.Node) map[string]int64 {
+	held := map[string]int64{}
+	for _, d := range devicesOf(n) {
+		for _, h := range d.Holders {
+			held[h.Namespace]++
+		}
+	}
+	return held
+}
+
+// unlistedHolders says how many shares are in use of which the GPUNode does not say by whom; empty: of none.
+func unlistedHolders(r *report) string {
+	more := r.Shares.InUse
+	for _, listed := range listedOn(r.node) {
+		more -= listed
+	}
+	if more <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s more in use, whose pods start or for which the GPUNode has no room", count(int(more), "share"))
 }
 
 // anyPolicy stands for all nodes, also those that no policy governs.
@@ -75,10 +113,8 @@ type namespaceUse struct {
 func byNamespace(nodes []report) (all []namespaceUse) {
 	held := map[string]int64{}
 	for i := range nodes {
-		for _, d := range devicesOf(nodes[i].node) {
-			for _, h := range d.Holders {
-				held[h.Namespace]++
-			}
+		for namespace, n := range heldOn(nodes[i].node) {
+			held[namespace] += n
 		}
 	}
 	for namespace, n := range held {

@@ -261,3 +261,24 @@ func TestStatusTellsProgramsWhatIsNotKnown(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(shown).To(ContainSubstring("unread:\n- DeviceClasses are not known\n"))
 }
+
+// TestHoldersThatAGPUNodeDoesNotListAreCounted: it lists 64 of a GPU at most.
+func TestHoldersThatAGPUNodeDoesNotListAreCounted(t *testing.T) {
+	g := NewWithT(t)
+	n := newNode(t, "a", sim.T4)
+	n.Allocatable = map[string]int64{plainGPU: 96}
+	for i := range 80 {
+		pod := fmt.Sprintf("train-%02d", i)
+		n.Pods = append(n.Pods, cluster.Pod{Namespace: "team", Name: pod, UID: pod, GPU: true, Requests: map[string]int64{plainGPU: 1}})
+		if i < 64 {
+			n.GPU.Status.Devices[0].Holders = append(n.GPU.Status.Devices[0].Holders, v1alpha1.HolderStatus{Namespace: "team", PodName: pod, ContainerName: "main"})
+		}
+	}
+	printed := func(q query) string {
+		shown := text{width: 200}
+		shown.status(snapshotOf(n), q)
+		return shown.String()
+	}
+	g.Expect(printed(query{names: []string{"a"}})).To(And(ContainSubstring("80 of 96 shares in use"), ContainSubstring("not shown    16 shares more in use, whose pods start or for which the GPUNode has no room")))
+	g.Expect(printed(query{})).To(ContainSubstring("In use by namespace: team 80"))
+}

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // restorePoll is how often restore looks whether everything is as before.
@@ -244,7 +245,7 @@ func (r restoration) createdAgain(ctx context.Context) []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s created after all policies were deleted: %s. Stop what creates policies, such as Argo CD or Flux, and run the command again",
-		count(len(names), "GPUSharingPolicy object"), firstOf(names))}
+		count(len(names), "GPUSharingPolicy object"), format.Few(names, mostNamed))}
 }
 
 // adviseRestore adds to an error which rights restore needs.

@@ -271,7 +271,7 @@ func waitsForTheLastTrace(s *shared) {
 	s.Expect(s.clock.waits).To(Equal(10), "not a moment longer")
 	for _, line := range []string{
 		"gpusharingpolicy/research deleted\n", "node/a is shared by policy research\n",
-		"node/a is not restored yet: GPUInUse: pod team/train uses GPU 0\n",
+		"node/a is not restored yet: GPUInUse: Pod team/train uses GPU 0\n",
 		"node/a has the taint gpusharing.io/changing\n", "node/a has the annotation gpusharing.io/selected\n",
 		"node/a has the label gpusharing.io/mps.capable-overridden\n",
 		"nodefeature/zz-gpu-sharing-a of the operator exists in namespace gpu-sharing-operator\n",

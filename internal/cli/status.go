@@ -248,6 +248,9 @@ func (t *text) statusOf(r *report) {
 	t.rows("plan", r.Plan)
 	t.rows("blocked by", r.BlockedBy)
 	t.picture(r.node, r.Stack)
+	if more := unlistedHolders(r); more != "" {
+		t.row(2, "not shown", more)
+	}
 }
 
 // profilesOf are the MIG profiles that GPUs of a node can have, and how many of each, a line for each product.

@@ -133,7 +133,7 @@ type verdict struct {
 	Node    string     `json:"node"`
 	Cause   cause      `json:"cause"`
 	Message string     `json:"message"`
-	Until   *time.Time `json:"until,omitempty"` // when a change must be over
+	Until   *time.Time `json:"until,omitempty"` // when the stage of a change must be over
 }
 
 // holding is how many shares the pods of a namespace have.
@@ -527,7 +527,8 @@ func (q *inquiry) unschedulable(n *candidate) string {
 			return "is not ready (" + t.Key + ")"
 		}
 	}
-	if n.object.Spec.Unschedulable {
+	cordon := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+	if n.object.Spec.Unschedulable && !clusterpolicy.Tolerates(q.pod.Spec.Tolerations, cordon) {
 		return "is cordoned"
 	}
 	return ""
@@ -540,31 +541,45 @@ func (q *inquiry) changing(n *candidate) bool {
 		q.blindNodes && slices.Contains([]node.State{node.Draining, node.StoppingOperands, node.Idle, node.Applying}, state)
 }
 
-// changeOn says which change of a node is under way, and until when it must be over if that is known.
+// changeOn says which change of a node is under way, and until when its stage must be over if that is known.
 func (q *inquiry) changeOn(n *candidate) (message string, until *time.Time) {
 	by := "is restored"
+	ready, reported := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	if name := cmp.Or(n.GPU.Status.Rollout.PolicyName, n.GPU.Spec.PolicyName); name != "" {
 		by = fmt.Sprintf("is changed by policy %s", name)
 	}
+	stage, end := q.stageOf(n, ready.Reason)
+	if stage != "" {
+		by, until = by+fmt.Sprintf(", and is %s until %s at the latest", stage, format.Clock(end)), &end
+	}
+	if reported && ready.Message != "" {
+		by += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
+	}
+	return by, until
+}
+
+// stageOf is the stage of a change, and when it must be over; empty if that is not known.
+func (q *inquiry) stageOf(n *candidate, reason string) (stage string, until time.Time) {
 	since := n.DevicesTaintedAt
 	for _, t := range n.object.Spec.Taints {
 		if t.Key == v1alpha1.TaintChanging && t.TimeAdded != nil {
 			since = t.TimeAdded.Time
 		}
 	}
+	asked := n.GPU.Spec.ChangeTime
 	switch state := node.State(n.GPU.Status.Rollout.State); {
 	case state == node.Draining && !since.IsZero():
-		until = new(since.Add(q.drainTimeout(n)))
-	case state == node.Applying && !n.GPU.Spec.ChangeTime.IsZero():
-		until = new(n.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout))
+		return "drained", since.Add(q.drainTimeout(n))
+	case asked.IsZero():
+		return "", time.Time{}
+	case reason == v1alpha1.ReasonRebooting:
+		return "rebooted", asked.Add(timing.RebootTimeout)
+	case state == node.Applying && n.GPU.Spec.Reboot != nil:
+		return "at work, or rebooted,", asked.Add(timing.RebootTimeout)
+	case state == node.Applying:
+		return "at work", asked.Add(timing.ApplyTimeout)
 	}
-	if until != nil {
-		by += ", until " + format.Clock(*until) + " at the latest"
-	}
-	if ready, reported := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady); reported && ready.Message != "" {
-		by += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
-	}
-	return by, until
+	return "", time.Time{}
 }
 
 // drainTimeout is how long a node may be drained.

@@ -167,7 +167,7 @@ func TestWhyAPodIsPending(t *testing.T) {
 				n.Status.Conditions[0].Message = "waiting for pod others/one"
 			}, sim.T4)
 			w.pod(requesting("team", "train", plainGPU, 1), "")
-		}, And(HavePrefix("Node a would take it, but is changed by policy research, until 08:06:00 UTC at the latest (GPUInUse: waiting for pod others/one)."),
+		}, And(HavePrefix("Node a would take it, but is changed by policy research, and is drained until 08:06:00 UTC at the latest (GPUInUse: waiting for pod others/one)."),
 			HaveSuffix("The pod starts by itself after that, if a share is free.")), nil},
 		causeTaint: {func(w whyCluster) {
 			w.node("a", map[string]int64{plainGPU: 4}, func(object *corev1.Node, _ *v1alpha1.GPUNode) {
@@ -420,4 +420,45 @@ func TestWhySaysNothingOfNodesThatItCannotRead(t *testing.T) {
 func TestWhySaysThatAJobHasFailed(t *testing.T) {
 	q := inquiry{now: now, namespace: "team", workload: "Job team/train", wanted: 1, missing: true, pod: requesting("team", "", plainGPU, 1), failed: "Job has reached the specified backoff limit"}
 	NewWithT(t).Expect(whyOf(q)).To(And(HaveField("Cause", causeEnded), HaveField("Answer", "The Job has failed, and makes no more pods: Job has reached the specified backoff limit")))
+}
+
+// TestWhyACordonedNodeTakesAPodThatTolerates: as the scheduler's NodeUnschedulable lets it.
+func TestWhyACordonedNodeTakesAPodThatTolerates(t *testing.T) {
+	g := NewWithT(t)
+	seen := newNode(t, "a", sim.T4)
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	object.Spec.Unschedulable = true
+	object.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+	q := inquiry{now: now, namespace: "team", pod: requesting("team", "train", plainGPU, 1)}
+	q.nodes = []candidate{{Node: &seen, object: object, offers: map[string]int64{plainGPU: 1}}}
+	g.Expect(whyOf(q)).To(HaveField("Cause", causeUnschedulable))
+	q.pod.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}}
+	g.Expect(whyOf(q)).To(HaveField("Cause", causeNone))
+}
+
+// TestWhyAStageOfAChangeEnds: a reboot may take longer than a change without one.
+func TestWhyAStageOfAChangeEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		state  node.State
+		reason string
+		reboot bool
+		says   string
+	}{
+		"the agent at work":             {node.Applying, v1alpha1.ReasonApplying, false, "is at work until 08:15:00 UTC at the latest"},
+		"the agent, which may reboot":   {node.Applying, v1alpha1.ReasonApplying, true, "is at work, or rebooted, until 08:30:00 UTC at the latest"},
+		"a node that is being rebooted": {node.Unknown, v1alpha1.ReasonRebooting, true, "is rebooted until 08:30:00 UTC at the latest"},
+		"a node that is verified":       {node.Verifying, v1alpha1.ReasonVerifying, false, "is changed by policy p (Verifying"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "a", sim.T4)
+			n.GPU.Spec.ChangeTime, n.GPU.Spec.PolicyName, n.GPU.Status.Rollout.State = metav1.NewTime(now), "p", string(tc.state)
+			if tc.reboot {
+				n.GPU.Spec.Reboot = &v1alpha1.RebootPermission{}
+			}
+			n.GPU.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: tc.reason, Message: "waiting"}}
+			q := inquiry{now: now, namespace: "team", pod: requesting("team", "train", plainGPU, 1)}
+			message, _ := q.changeOn(&candidate{Node: &n, object: &corev1.Node{}})
+			NewWithT(t).Expect(message).To(ContainSubstring(tc.says))
+		})
+	}
 }

@@ -150,7 +150,7 @@ func TestDRA(t *testing.T) {
 			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 		}
 		f.policy(sevenEach, "{maxUnavailable: 2, drain: {mode: Evict}}")
-		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(ContainSubstring("ResourceClaim %s/shared, which pods can share", users))
+		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(ContainSubstring("is not evicted, since ResourceClaim %s/shared, which pods can share, stays; scale its workload down", users))
 		for _, name := range []string{"first", "second"} {
 			f.Expect(f.phase(name)).To(Equal(corev1.PodRunning))
 			f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())

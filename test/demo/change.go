@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 )
 
 // What the change is about: a pod holds an instance of a node while the node's policy asks for another layout, in which
@@ -21,7 +22,7 @@ const (
 
 // changeLayout changes the layout of a node on which a pod runs: first looked at, then done.
 func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("Another layout, while a pod holds an instance: looked at first, then done")
+	d.narration.chapter("Another MIG layout, while a pod holds an instance: looked at first, then done")
 	if err := d.runKubectl(ctx, "apply", "-f", holder); err != nil {
 		return err
 	}
@@ -33,10 +34,11 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	d.narration.say(changedNode, "the pod holds %s", held)
-	if err := d.showKubectl(ctx, "gpusharing", "plan", "-f", layout); err != nil {
+	d.narration.say("The pod holds %s.", held)
+	if err := d.showKubectl(ctx, ends, "gpusharing", "plan", "-f", layout); err != nil {
 		return err
 	}
+	began := time.Now()
 	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
 		return err
 	}
@@ -50,6 +52,10 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if still != held {
 		return fmt.Errorf("the pod held %s before the change and holds %q after it", held, still)
 	}
-	d.narration.say(changedNode, "the pod still holds %s", still)
-	return d.showKubectl(ctx, "gpusharing", "status", changedNode)
+	now, err := d.advertises(ctx, changedNode)
+	if err != nil {
+		return err
+	}
+	d.narration.say("%s offers %s, and the pod holds the same instance as before.", changedNode, now)
+	return d.sayCost(ctx, began)
 }

@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,10 +41,9 @@ type demo struct {
 	user
 
 	dir    string
-	was    map[string]string // what each node advertised before, by name
-	result []row             // of each node, once every policy was Ready
-	before snapshot          // of everything that is not ours, before the operator came
-	ready  bool              // every policy was Ready
+	before snapshot // of everything that is not ours, before the operator came
+	ready  bool     // every policy was Ready
+	cost   cost
 }
 
 // gpuOperator is the namespace of NVIDIA's operator, ours that of this one.
@@ -84,7 +85,6 @@ func (d *demo) play(ctx context.Context) error {
 		}
 	}
 	if d.keep {
-		d.showInvitation()
 		<-ctx.Done()
 	}
 	return nil
@@ -94,11 +94,11 @@ func (d *demo) play(ctx context.Context) error {
 type act = func(limited, background context.Context, running *sync.WaitGroup) error
 
 func (d *demo) acts() []act {
-	acts := []act{d.startCluster, d.startNodes, d.startController, d.applyPolicies, d.noteResult, d.runOnDRA}
-	if !d.keep {
-		acts = append(acts, d.changeLayout, d.failLayout, d.undo)
+	begin := []act{d.startCluster, d.startNodes, d.startController, d.applyPolicies, d.showStatus, d.askForShares}
+	if d.keep {
+		return append(begin, d.showInvitation)
 	}
-	return append(acts, d.showResult)
+	return append(begin, d.endOnDRA, d.changeLayout, d.failLayout, d.undo, d.showNext)
 }
 
 // explain adds to an error what the deadline means and where to look.
@@ -110,7 +110,7 @@ func (d *demo) explain(err error) error {
 		err = fmt.Errorf("within %s: %w", deadline, err)
 	}
 	if kept, failed := d.keepLogs(); failed == nil {
-		d.narration.show("\nwhat the programs logged is kept in " + kept)
+		d.narration.show("What the programs logged is kept in " + kept)
 	}
 	return err
 }
@@ -144,7 +144,9 @@ func (d *demo) logs() []string {
 }
 
 func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitGroup) error {
-	d.narration.chapter("A cluster with NVIDIA's GPU Operator, as its Helm chart installs it")
+	d.narration.show("The operator on simulated GPUs. etcd, kube-apiserver, controller, agents and their rights are the real ones; drivers, kubelet and\n" +
+		"NVIDIA's programs are played.")
+	d.narration.chapter("A cluster with NVIDIA's GPU Operator and its DRA driver")
 	cluster, err := env.New(ctx, env.WithNVIDIA(), env.WithDir(d.dir))
 	if err != nil {
 		return err
@@ -153,7 +155,6 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 	if err := d.writeKubeconfig(ctx); err != nil {
 		return err
 	}
-	d.narration.say("cluster", "etcd and kube-apiserver run")
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gpuOperator}}
 	if err := cluster.Client.Create(ctx, namespace); err != nil {
 		return fmt.Errorf("creating namespace %s: %w", gpuOperator, err)
@@ -166,13 +167,13 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 	}
 	operator := &nodesim.GPUOperator{
 		Client: cluster.Client, Namespace: gpuOperator, Clock: clock.RealClock{},
-		Tell: func(format string, args ...any) { d.narration.say("NVIDIA", format, args...) },
+		Tell: func(format string, args ...any) { d.narration.note("NVIDIA", format, args...) },
 	}
 	running.Go(func() { operator.Run(background, 200*time.Millisecond) })
 	running.Go(func() {
 		for background.Err() == nil {
 			if err := nodesim.ReportDaemonSets(background, cluster.Client); err != nil && background.Err() == nil {
-				d.narration.say("cluster", "%v", err)
+				d.narration.note("cluster", "%v", err)
 			}
 			select {
 			case <-background.Done():
@@ -210,24 +211,31 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 		d.machines = append(d.machines, m)
 		running.Go(func() {
 			if err := m.run(background); err != nil {
-				d.narration.say(m.name, "%v", err)
+				d.narration.note(m.name, "%v", err)
 			}
 		})
 	}
-	d.was = map[string]string{}
+	offered := map[string][]string{}
 	for _, m := range d.machines {
+		var now string
 		if err := until(ctx, func() (bool, error) {
-			d.was[m.name], err = d.advertises(ctx, m.name)
-			if d.was[m.name] == nothing || err != nil {
+			now, err = d.advertises(ctx, m.name)
+			if now == nothing || err != nil {
 				return false, err
 			}
 			return d.discovered(ctx, m.name)
 		}); err != nil {
 			return err
 		}
+		offered[now] = append(offered[now], m.name)
 	}
-	d.before, err = d.settled(ctx)
-	return err
+	if d.before, err = d.settled(ctx); err != nil {
+		return err
+	}
+	for _, now := range slices.Sorted(maps.Keys(offered)) {
+		d.narration.say("%s offer %s each: %s. NVIDIA's DRA driver serves %s.", nodes(len(offered[now])), now, strings.Join(offered[now], ", "), draNode)
+	}
+	return nil
 }
 
 // discovered reports whether Node Feature Discovery has labelled a node with what GPU Feature Discovery found. That
@@ -253,13 +261,14 @@ func (s *site) settled(ctx context.Context) (last snapshot, err error) {
 }
 
 func (d *demo) startController(ctx, background context.Context, running *sync.WaitGroup) error {
-	d.narration.chapter("The GPU Sharing Operator is installed: it looks, and changes nothing")
+	d.narration.chapter("The GPU Sharing Operator is installed")
 	if err := d.cluster.Apply(ctx, "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
 		"config/manager/admission.yaml",
 		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/daemonset/agent.yaml", "config/agent/mps.yaml"); err != nil {
 		return err
 	}
-	(&narrator{site: d.site, narration: d.narration, told: map[string]string{}}).narrate(background)
+	d.cost.since = map[string]time.Time{}
+	running.Go(func() { d.cost.follow(background, &d.site) })
 	p, err := d.runController(ctx)
 	if err != nil {
 		return err
@@ -268,7 +277,7 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 		<-background.Done()
 		p.Stop()
 	})
-	return until(ctx, func() (bool, error) {
+	err = until(ctx, func() (bool, error) {
 		nodes := &v1alpha1.GPUNodeList{}
 		if err := d.cluster.Client.List(ctx, nodes); err != nil {
 			return false, err
@@ -284,6 +293,13 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 		}
 		return reported == len(d.machines), nil
 	})
+	if err != nil {
+		return err
+	}
+	now, err := d.snapshot(ctx)
+	d.narration.say("Its agents report the GPUs of %s. Fields of nodes, GPUs and NVIDIA's objects that it changed: %d of %d.", nodes(len(d.machines)),
+		len(d.before.differences(now)), len(d.before))
+	return err
 }
 
 // runController runs the controller as its manifest does, with its own service account.
@@ -306,11 +322,14 @@ func (d *demo) runController(ctx context.Context) (*nodesim.Process, error) {
 }
 
 func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("Four policies are applied")
+	d.narration.chapter("You ask: MIG on A100 and A30, MPS on H100, time-slicing on T4")
+	began := time.Now()
+	args := []string{"apply"}
 	for _, sample := range samples() {
-		if err := d.runKubectl(ctx, "apply", "-f", sample); err != nil {
-			return err
-		}
+		args = append(args, "-f", sample)
+	}
+	if err := d.runKubectl(ctx, args...); err != nil {
+		return err
 	}
 	if err := until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
 		return err
@@ -322,11 +341,8 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if denied > 0 {
 		return fmt.Errorf("the admission policy of the controller denied %d writes; controller.log names the fields", denied)
 	}
-	select { // the last Events are on their way
-	case <-ctx.Done():
-	case <-time.After(500 * time.Millisecond):
-	}
-	return nil
+	d.narration.say("All %d policies are Ready.", len(samples()))
+	return d.sayCost(ctx, began)
 }
 
 func (d *demo) allReady(ctx context.Context) (bool, error) {

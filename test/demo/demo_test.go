@@ -11,7 +11,9 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
 func TestMain(m *testing.M) {
@@ -42,57 +44,30 @@ func TestSweeperLeavesNothing(t *testing.T) {
 	g.Expect(dir).NotTo(BeAnExistingFile())
 }
 
-func TestAbridge(t *testing.T) {
-	policy := corev1.ObjectReference{Kind: "GPUSharingPolicy", Name: "p"}
-	node := &corev1.ObjectReference{Kind: "Node", Name: "n"}
-	cases := map[string]struct {
-		event       eventsv1.Event
-		about, note string
-	}{
-		"an action on a node, without the labels": {
-			event: eventsv1.Event{Regarding: policy, Related: node, Note: "patch node n (selecting the configuration k): a=b c=d"},
-			about: "n", note: "selecting the configuration k",
-		},
-		"a desired state": {
-			event: eventsv1.Event{Regarding: policy, Related: node, Note: "set spec of GPUNode n: applying policy p"},
-			about: "n", note: "applying policy p",
-		},
-		"a taint": {
-			event: eventsv1.Event{Regarding: policy, Related: node, Note: "taint node n with x:NoSchedule"},
-			about: "n", note: "taint the node with x:NoSchedule",
-		},
-		"a node, and one whose name begins alike": {
-			event: eventsv1.Event{Regarding: policy, Related: node, Note: "wait for node n; node n-b waits too"},
-			about: "n", note: "wait for the node; node n-b waits too",
-		},
-		"a node that a policy waits for": {
-			event: eventsv1.Event{Regarding: policy, Note: "0 of 2 nodes ready; node n: the agent is changing the GPUs"},
-			about: "n", note: "the agent is changing the GPUs",
-		},
-		"a policy": {
-			event: eventsv1.Event{Regarding: policy, Note: "1 node advertises what the policy asks for"},
-			about: "p", note: "1 node advertises what the policy asks for",
-		},
+// TestCostIsWhatTheTaintsSay: how many nodes were kept from new pods at once, and for how long.
+func TestCostIsWhatTheTaintsSay(t *testing.T) {
+	g := NewWithT(t)
+	node := func(name string, taints ...corev1.Taint) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Taints: taints}}
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			about, note := abridge(&tc.event)
-			g.Expect(about).To(Equal(tc.about))
-			g.Expect(note).To(Equal(tc.note))
-		})
-	}
+	kept, now := corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}, time.Now()
+	c := cost{since: map[string]time.Time{}}
+	g.Expect(c.sum()).To(Equal("no node was kept from new pods"))
+	c.observe(node("a", kept), now)
+	c.observe(node("b", corev1.Taint{Key: "example.com/other"}), now)
+	c.observe(node("b", kept), now.Add(time.Second))
+	c.observe(node("a"), now.Add(3*time.Second))
+	c.observe(node("b"), now.Add(3*time.Second))
+	g.Expect(c.sum()).To(Equal("at most 2 nodes at once kept from new pods, for 3.0 s at most"))
+	g.Expect(c.sum()).To(Equal("no node was kept from new pods"), "each change is counted for itself")
 }
 
-func TestCallOf(t *testing.T) {
-	cases := map[string]struct{ line, want string }{
-		"a call":           {"12:00:00.000 NVML[4711] nvmlDeviceSetMigMode GPU-1 SUCCESS", "nvmlDeviceSetMigMode"},
-		"one that failed":  {"12:00:00.000 NVML[4711] nvmlDeviceSetMigMode GPU-1 IN_USE", "nvmlDeviceSetMigMode (IN_USE)"},
-		"one of a program": {"12:00:00.000 nvidia-smi[4711] nvidia-smi --gpu-reset GPU-1 SUCCESS", "nvidia-smi --gpu-reset"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) { NewWithT(t).Expect(callOf(tc.line)).To(Equal(tc.want)) })
-	}
+// TestOfAnOutputThatMatters: what is left out is marked.
+func TestOfAnOutputThatMatters(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(ends("a\n  b\n\nc\n\nd")).To(Equal("a\n  b\n[…]\nd"))
+	g.Expect(ends("a\n\nb")).To(Equal("a\nb"))
+	g.Expect(answer("a\nb\n\nc")).To(Equal("a\nb"))
 }
 
 func TestPathsOfAContainerOnItsNode(t *testing.T) {

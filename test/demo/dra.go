@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,16 +17,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
-// The node that NVIDIA's DRA driver serves, and which pod runs there.
+// The node that NVIDIA's DRA driver serves, which pod runs there, and one that asks for what no node offers.
 const (
 	draNode      = "gpu-a30-dra"
 	draNamespace = "nvidia-dra-driver-gpu"
 	draPod       = "on-dra"
 	draResource  = "nvidia.com/mig-1g.6gb"
+	unoffered    = "test/demo/unoffered.yaml"
 )
 
 // draLabels are those by which NVIDIA's DRA driver serves a node, and its device plugin does not.
@@ -45,7 +48,6 @@ func (d *demo) installDRADriver(ctx context.Context) error {
 			return fmt.Errorf("installing NVIDIA's DRA driver: %w", err)
 		}
 	}
-	d.narration.say("NVIDIA", "the DRA driver serves node %s, and the device plugin the others", draNode)
 	return nil
 }
 
@@ -89,9 +91,25 @@ func (s *site) snapshotDRA(ctx context.Context, into snapshot) error {
 	return nil
 }
 
-// runOnDRA lets a pod run that requests an instance as it would beside the device plugin, and shows who has it.
-func (d *demo) runOnDRA(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("A pod on the node of NVIDIA's DRA driver: it requests " + draResource + " as on the other nodes")
+// askForShares lets two pods ask for shares: one gets it, on the node of NVIDIA's DRA driver as on any other, and one
+// asks for what no node offers.
+func (d *demo) askForShares(ctx, _ context.Context, _ *sync.WaitGroup) error {
+	d.narration.chapter("Teams ask for shares in resources.limits of their pods, and which they have or why none")
+	if err := d.startOnDRA(ctx); err != nil {
+		return err
+	}
+	if _, err := d.askKubectl(ctx, "apply", "-f", unoffered); err != nil {
+		return err
+	}
+	d.narration.say("Two pods: %s asks for %s: 1, unoffered for nvidia.com/mig-4g.20gb: 1.", draPod, draResource)
+	if err := d.showKubectl(ctx, answer, "gpusharing", "why", draPod); err != nil {
+		return err
+	}
+	return d.showKubectl(ctx, answer, "gpusharing", "why", "unoffered")
+}
+
+// startOnDRA starts a pod that requests an instance as it would beside the device plugin.
+func (d *demo) startOnDRA(ctx context.Context) error {
 	one := corev1.ResourceList{draResource: resource.MustParse("1")}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: draPod},
@@ -106,22 +124,21 @@ func (d *demo) runOnDRA(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("scheduling pod %s: %w", draPod, err)
 	}
-	err = until(ctx, func() (bool, error) {
-		err := d.cluster.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod)
-		return pod.Status.Phase == corev1.PodRunning, err
+	err = until(ctx, func() (bool, error) { // until its holder is reported, which why names
+		node := &v1alpha1.GPUNode{}
+		err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: draNode}, node)
+		return slices.ContainsFunc(node.Status.Devices, func(g v1alpha1.DeviceStatus) bool { return len(g.Holders) > 0 }), err
 	})
 	if err != nil {
 		return fmt.Errorf("starting pod %s: %w", draPod, err)
 	}
-	if err := d.showKubectl(ctx, "gpusharing", "status", draNode); err != nil {
+	return nil
+}
+
+// endOnDRA ends the pod. Nothing here plays the controller of Kubernetes that deletes the claim with its pod.
+func (d *demo) endOnDRA(ctx, _ context.Context, _ *sync.WaitGroup) error {
+	if _, err := d.askKubectl(ctx, "delete", "pod", draPod, "unoffered"); err != nil {
 		return err
 	}
-	if d.keep {
-		return nil
-	}
-	if err := d.runKubectl(ctx, "delete", "pod", draPod); err != nil {
-		return err
-	}
-	// Nothing here plays the controller of Kubernetes that deletes the claim with its pod.
 	return d.cluster.Client.DeleteAllOf(ctx, &resourcev1.ResourceClaim{}, client.InNamespace("default"))
 }

@@ -25,12 +25,12 @@ const (
 	// agentsTime is how long an agent has for a change before the node goes back, and left what the demo leaves of it:
 	// enough for the agent to say once more why it fails.
 	agentsTime = 15 * time.Minute
-	remaining  = 3 * time.Second
+	remaining  = 2 * time.Second
 )
 
 // failLayout asks for a layout that one GPU does not take: its node goes back by itself, and no other is touched.
 func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("A layout that fails on one node: the node goes back by itself, and no other is touched")
+	d.narration.chapter("A change that fails on one node")
 	before, err := d.advertisedBy(ctx, changedNode, otherNode)
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := m.breakGPU(ctx, 1); err != nil {
 		return err
 	}
-	d.narration.say(changedNode, "the driver of GPU 1 refuses to destroy instances from now on: a fault that the demo injects")
+	d.narration.say("From now on the driver of GPU 1 of %s refuses to destroy instances: a fault that the demo injects.", changedNode)
 	if err := d.runKubectl(ctx, "apply", "-f", failing); err != nil {
 		return err
 	}
@@ -65,25 +65,17 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: the nodes advertised %s before the layout that failed, and %s after it", err, before, now)
 	}
-	d.narration.show("\n         The nodes are as they were. The policy's status says why:")
+	d.narration.say("Both nodes offer what they offered before. The policy's status says why:")
 	for _, n := range pending {
-		d.narration.show(fmt.Sprintf("           %s: %s (%s): %s", n.NodeName, n.State, n.Reason, n.Message))
+		d.narration.show(fmt.Sprintf("  %s  %s (%s): %s", n.NodeName, n.State, n.Reason, n.Message))
 	}
-	d.narration.show("")
-	if err := m.driver.ClearFaults(); err != nil {
-		return err
-	}
-	d.narration.say("you", "the policy is set right: back to the layout that worked")
-	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
-		return err
-	}
-	return until(ctx, func() (bool, error) { return d.allReady(ctx) })
+	return m.driver.ClearFaults()
 }
 
 // rolledBack reports whether the first node is back at its last good state, and the other was not begun.
 func rolledBack(pending []v1alpha1.PendingNode) bool {
 	return len(pending) == 2 && pending[0].State == string(node.Failed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
-		strings.Contains(pending[0].Message, "was rolled back to its last good state")
+		strings.Contains(pending[0].Message, "rolled back")
 }
 
 // breakGPU lets the driver refuse to destroy instances of a GPU.
@@ -113,6 +105,6 @@ func (d *demo) dateBack(ctx context.Context) error {
 	if err := controller.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("dating the change of %s back: %w", changedNode, err)
 	}
-	d.narration.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the change back", agentsTime)
+	d.narration.say("The agent reports StepFailed and tries again for %.0f minutes. The demo does not wait: it dates the change back.", agentsTime.Minutes())
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -77,10 +78,17 @@ func run(args []string) error {
 	if err := os.Setenv(marker, dir); err != nil {
 		return err
 	}
-	d := &demo{options: o, dir: dir, user: user{narration: newNarration(os.Stdout), plugins: o.programs}}
+	told := newNarration(os.Stdout)
+	log, err := os.Create(filepath.Join(dir, "nodes.log"))
+	if err != nil {
+		return fmt.Errorf("making the log of the nodes: %w", err)
+	}
+	defer log.Close() //nolint:errcheck // it is for people
+	told.log = log
+	d := &demo{options: o, dir: dir, user: user{narration: told, plugins: o.programs}}
 	err = d.play(ctx)
 	if ctx.Err() != nil {
-		d.narration.say("", "stopped; cleaning up")
+		d.narration.say("Stopped; cleaning up.")
 		if err == nil || d.ready {
 			return nil
 		}

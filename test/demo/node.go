@@ -28,6 +28,9 @@ const (
 	podResources = "var/lib/kubelet/pod-resources/kubelet.sock"
 )
 
+// pace is how long the kubelet and NVIDIA's programs take for what takes the real ones up to half a minute.
+const pace = 300 * time.Millisecond
+
 // machine is one simulated node. Its file system is a folder of the demo's.
 type machine struct {
 	name    string
@@ -36,8 +39,6 @@ type machine struct {
 	cluster *env.Cluster
 	driver  *simdriver.Driver
 	sim     *nodesim.Node
-
-	callsRead int // bytes of the log of calls that were told
 }
 
 // newMachine makes a node with a simulated driver.
@@ -54,8 +55,8 @@ func newMachine(d *demo, spec simdriver.Spec, agent string) (*machine, error) {
 	m.sim = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: draLabels(m.name), Client: d.cluster.Client, Clock: clock.RealClock{},
 		Inventory: m.inventory, OpenNVML: m.openNVML, MPSAnswers: m.mpsAnswers, Start: m.start,
-		Tell:         func(format string, args ...any) { d.narration.say(m.name, format, args...) },
-		StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second,
+		Tell:         func(format string, args ...any) { d.narration.note(m.name, format, args...) },
+		StatusPeriod: pace, RestartDelay: pace, RetryDelay: pace,
 	})
 	return m, nil
 }

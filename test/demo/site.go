@@ -35,8 +35,8 @@ func (s *site) advertises(ctx context.Context, name string) (string, error) {
 	}
 	var parts []string
 	for resource, quantity := range node.Status.Allocatable {
-		if short, is := strings.CutPrefix(string(resource), "nvidia.com/"); is && !quantity.IsZero() {
-			parts = append(parts, fmt.Sprintf("%s: %s", short, quantity.String()))
+		if strings.HasPrefix(string(resource), "nvidia.com/") && !quantity.IsZero() {
+			parts = append(parts, fmt.Sprintf("%s: %s", resource, quantity.String()))
 		}
 	}
 	published, err := s.published(ctx, name)
@@ -44,7 +44,7 @@ func (s *site) advertises(ctx context.Context, name string) (string, error) {
 		return nothing, err
 	}
 	for resource, count := range published {
-		parts = append(parts, fmt.Sprintf("%s: %d", strings.TrimPrefix(resource, "nvidia.com/"), count))
+		parts = append(parts, fmt.Sprintf("%s: %d", resource, count))
 	}
 	if len(parts) == 0 {
 		return nothing, nil

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -108,11 +109,13 @@ func (from *site) snapshotNode(ctx context.Context, m *machine, s snapshot) erro
 
 // undo deletes every policy and waits until everything is as it was before the first.
 func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.narration.chapter("The policies are deleted")
-	for _, args := range [][]string{{"delete", "pod", "holder"}, {"delete", "gsp", "--all"}} {
-		if err := d.runKubectl(ctx, args...); err != nil {
-			return err
-		}
+	d.narration.chapter("You delete the policies")
+	if _, err := d.askKubectl(ctx, "delete", "pod", "--all"); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := d.runKubectl(ctx, "delete", "gpusharingpolicies", "--all"); err != nil {
+		return err
 	}
 	var differences []string
 	err := until(ctx, func() (bool, error) {
@@ -126,7 +129,6 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))
 	}
-	d.narration.say("you", "everything is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's ClusterPolicy compared",
-		len(d.before))
-	return nil
+	d.narration.say("All is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's objects compared, 0 differ.", len(d.before))
+	return d.sayCost(ctx, began)
 }

@@ -101,7 +101,7 @@ func expectTaintedOnlyWhenSafe(ctx context.Context, s guides.Replay, taint corev
 	applySpec(ctx, guidePolicy, *s.Policy)
 	Eventually(tainted).WithContext(ctx).WithArguments(guidePolicy).Should(And(
 		HavePrefix(v1alpha1.ReasonTolerationMissing), ContainSubstring("%s/%s", users, holderName(0)),
-		ContainSubstring("add {key: %s, operator: Exists, effect: %s} to spec.daemonsets.tolerations", taint.Key, taint.Effect)))
+		ContainSubstring("add {key: %s, operator: Exists, effect: %s} to daemonsets.tolerations of the ClusterPolicy", taint.Key, taint.Effect)))
 	Expect(tolerance(ctx)).To(HaveField("Taints", Not(ContainElement(taint))))
 	stopPod(ctx, holderName(0))
 	// What is not NVIDIA's operator's to change, the administrator changes.

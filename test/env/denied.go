@@ -63,32 +63,46 @@ func Denied(ctx context.Context, config *rest.Config, policy string) (int, error
 	return denied[policy], err
 }
 
-// denials counts denied requests by policy, from the API server's metrics.
+// denials counts denied requests by policy.
 func denials(ctx context.Context, config *rest.Config) (map[string]int, error) {
+	denied := map[string]int{}
+	err := counters(ctx, config, func(labels string, n int) {
+		if strings.HasPrefix(labels, "apiserver_validating_admission_policy_check_total{") && strings.Contains(labels, `enforcement_action="deny"`) {
+			_, policy, _ := strings.Cut(labels, `policy="`)
+			policy, _, _ = strings.Cut(policy, `"`)
+			denied[policy] += n
+		}
+	})
+	return denied, err
+}
+
+// Evictions counts the evictions of pods that the API server was asked for since it started, whatever became of them.
+func Evictions(ctx context.Context, config *rest.Config) (asked int, err error) {
+	err = counters(ctx, config, func(labels string, n int) {
+		if strings.HasPrefix(labels, "apiserver_request_total{") && strings.Contains(labels, `subresource="eviction"`) {
+			asked += n
+		}
+	})
+	return asked, err
+}
+
+// counters calls each for the counters in the API server's metrics, with name and labels.
+func counters(ctx context.Context, config *rest.Config, each func(labels string, n int)) error {
 	c, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("reading the API server's metrics: %w", err)
+		return fmt.Errorf("reading the API server's metrics: %w", err)
 	}
 	metrics, err := c.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("reading the API server's metrics: %w", err)
+		return fmt.Errorf("reading the API server's metrics: %w", err)
 	}
-	denied := map[string]int{}
 	lines := bufio.NewScanner(bytes.NewReader(metrics))
 	lines.Buffer(nil, len(metrics)+1)
 	for lines.Scan() {
 		labels, value, is := strings.Cut(lines.Text(), "} ")
-		if !is || !strings.HasPrefix(labels, "apiserver_validating_admission_policy_check_total{") ||
-			!strings.Contains(labels, `enforcement_action="deny"`) {
-			continue
+		if n, err := strconv.ParseFloat(value, 64); is && err == nil {
+			each(labels, int(n))
 		}
-		n, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return nil, fmt.Errorf("reading the API server's metrics: %w", err)
-		}
-		_, policy, _ := strings.Cut(labels, `policy="`)
-		policy, _, _ = strings.Cut(policy, `"`)
-		denied[policy] += int(n)
 	}
-	return denied, lines.Err()
+	return lines.Err()
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // ExpectStatusSane checks what holds for the status of every object of ours at any time, whatever happened before.
@@ -86,6 +87,10 @@ func expectConditionsSane(g Gomega, name string, generation, observed int64, con
 		about := fmt.Sprintf("condition %s of %s: %+v", c.Type, name, c)
 		g.Expect(c.Reason).NotTo(BeEmpty(), about)
 		g.Expect(c.Message).NotTo(BeEmpty(), about)
+		g.Expect(c.Message).To(Equal(format.Sentence(c.Message)), about)
+		if c.Type == v1alpha1.ConditionReady || c.Type == v1alpha1.ConditionAccepted { // what an agent says of its node may be longer
+			g.Expect(c.Message).To(Equal(format.Message(c.Message)), about)
+		}
 		g.Expect(c.ObservedGeneration).To(BeNumerically("<=", generation), about)
 	}
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
@@ -110,6 +115,9 @@ func expectPolicySane(g Gomega, name string, s v1alpha1.GPUSharingPolicyStatus) 
 	n := s.Nodes
 	g.Expect(n.Ready+n.Changing+n.Waiting+n.Failed+n.Conflicted).
 		To(Equal(n.Matched), "the node counts of %s do not add up: %+v", name, n)
+	for _, n := range s.Pending {
+		g.Expect(n.Message).To(Equal(format.Message(n.Message)), "%s of %s", n.NodeName, name)
+	}
 	g.Expect(len(s.Pending)).To(BeNumerically(">=", min(n.Changing+n.Waiting+n.Failed, v1alpha1.MostPending)),
 		"%s lists too few of its nodes that are not ready: %+v", name, s)
 	g.Expect(slices.IsSortedFunc(s.Resources, func(a, b v1alpha1.ResourceCount) int {

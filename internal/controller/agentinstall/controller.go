@@ -41,9 +41,6 @@ const FieldManager = "gpusharing-operands"
 // again is how soon everything is applied again: another controller may have deleted or changed what is not watched.
 const again = time.Minute
 
-// maxNote is how long the note of an Event may be.
-const maxNote = 1024
-
 // Options are what a Controller works with.
 type Options struct {
 	// Owner is the Deployment that this runs in.
@@ -200,7 +197,7 @@ func (c *Controller) tell(owner *appsv1.Deployment, err error) {
 	c.lacking = err
 	if news {
 		c.told++
-		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, "Install"+strconv.Itoa(c.told), "%s", format.CutBytes(err.Error(), maxNote))
+		c.events.Eventf(owner, nil, corev1.EventTypeWarning, v1alpha1.EventOperandsNotInstalled, "Install"+strconv.Itoa(c.told), "%s", format.Message(err.Error()))
 	}
 }
 

@@ -86,13 +86,10 @@ func (c *Controller) reportPolicy(
 		if is.Status == metav1.ConditionFalse && is.Reason != v1alpha1.ReasonAdviceOnly {
 			kind = corev1.EventTypeWarning
 		}
-		c.events.Eventf(p, nil, kind, is.Reason, "Autoscaling", "%s", format.CutBytes(is.Message, maxNote))
+		c.events.Eventf(p, nil, kind, is.Reason, "Autoscaling", "%s", format.Message(is.Message))
 	}
 	return nil
 }
 
 // longestUnread is how much is reported of why objects cannot be read, in characters.
 const longestUnread = 1024
-
-// maxNote is the longest note of an Event in bytes, from the API server's validation.
-const maxNote = 1024

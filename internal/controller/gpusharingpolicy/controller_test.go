@@ -75,7 +75,7 @@ mig: {}
 	s.Expect(s.announced()).To(ContainElements(
 		"Normal ClusterPolicyConfigured spec.devicePlugin.config names ConfigMap gpu-operator/gpu-sharing-device-plugin and spec.mig.strategy is "+
 			"empty, so that each node's key counts; what they were is recorded",
-		"Normal DesiredStateChanged set spec of GPUNode t4: applying policy research",
+		"Normal DesiredStateChanged Set spec of GPUNode t4: applying policy research",
 		"Normal Ready 1 node advertises what the policy asks for",
 	))
 }
@@ -113,9 +113,9 @@ func testConflict(s *scenario) {
 	s.settle()
 	s.expectReady("second")
 	s.Expect(s.expectCondition("first", v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonConflicted)).
-		To(Equal("policy second governs t4; give this policy a higher priority, or select other nodes"))
+		To(Equal("Policy second governs t4; give this policy a higher priority, or select other nodes"))
 	s.Expect(s.allocatable("t4")).To(HaveKeyWithValue("nvidia.com/gpu", int64(8)))
-	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning Conflicted policy second governs t4")))
+	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning Conflicted Policy second governs t4")))
 
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("second"))).To(Succeed())
 	s.settle()
@@ -225,7 +225,7 @@ func testEviction(s *scenario) {
 	s.policy("research", migPolicy("Evict"))
 
 	s.Eventually(s.evictions, "20s", "1ms").Should(ContainElement("eviction Pod holder"))
-	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked pod default/holder is not evicted: Cannot evict")))
+	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked Pod default/holder is not evicted: The disruption budget ")))
 	result, err := s.controller().Reconcile(s.ctx(), reconciliation())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(BeNumerically("~", 10e9, 1e9), "nothing tells when a budget allows it")
@@ -274,7 +274,7 @@ func testEmptied(s *scenario) {
 	}))
 	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(ContainSubstring("pod default/web (the node, which must be rebooted)"))
-	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked pod default/web is not evicted: Cannot evict")))
+	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked Pod default/web is not evicted: The disruption budget ")))
 	s.Expect(s.gpuNode("a100").Spec.Reboot).To(BeNil())
 	s.Expect(rebooter.Requested()).To(BeZero())
 
@@ -304,7 +304,7 @@ func testRestoreInUse(s *scenario) {
 	s.settle()
 	const who = "pod default/train (GPU 0, instance 3g.20gb"
 	ready, _ := condition.Find(s.gpuNode("a100").Status.Conditions, v1alpha1.ConditionReady)
-	s.Expect(ready).To(And(HaveField("Reason", "GPUInUse"), HaveField("Message", And(HavePrefix("waiting for what must be freed"), ContainSubstring(who)))))
+	s.Expect(ready).To(And(HaveField("Reason", "GPUInUse"), HaveField("Message", And(MatchRegexp(`^Waiting until \d\d:\d\d:\d\d UTC for what must be freed: `), ContainSubstring(who)))))
 	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning GPUInUse Node a100 is not in its baseline yet"), ContainSubstring(who))))
 	s.Expect(m.hardware.SetHolders(d.UUID)).To(Succeed())
 	s.settle()
@@ -457,8 +457,10 @@ func testOverridden(s *scenario) {
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(And(BeNumerically(">", 0), BeNumerically("<=", time.Hour)))
 	s.Expect(without(s.writes, "status")).NotTo(ContainElement(HavePrefix("patch")))
-	const who = `field manager "kubectl" set spec.devicePlugin.config.name "theirs", spec.devicePlugin.config.default "any", spec.mig.strategy "single" again`
-	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonConfiguringDevicePlugin)).To(ContainSubstring(who))
+	const who = `ClusterPolicy: field manager "kubectl" set devicePlugin.config.name "theirs", devicePlugin.config.default "any", mig.strategy "single" again; reverted at `
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonConfiguringDevicePlugin)).To(And(
+		HavePrefix("0 of 1 node ready; node t4: "+who[:len(`ClusterPolicy: field manager "kubectl" set devicePlugin.config.name "theirs"`)]), HaveSuffix(" … Make it leave that alone")))
+	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("Message", And(HavePrefix(who), HaveSuffix(" UTC. Make it leave that alone")))))
 	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning ClusterPolicyReverted"), ContainSubstring(who))))
 }
 
@@ -473,10 +475,10 @@ func testPolicyTaints(s *scenario) {
 	written := s.settle()
 	s.expectReady("research")
 	s.Expect(s.expectCondition("research", v1alpha1.ConditionTainted, metav1.ConditionTrue, v1alpha1.ReasonTaintsPresent)).
-		To(Equal("the nodes of the policy have its taints: example.com/shared=yes:NoSchedule"))
+		To(Equal("The nodes of the policy have its taints: example.com/shared=yes:NoSchedule"))
 	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(shared))
 	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "configured and tolerated at once")
-	s.Expect(s.announced()).To(ContainElement("Normal PolicyTaintsChanged keep on node t4 the taints example.com/shared=yes:NoSchedule"))
+	s.Expect(s.announced()).To(ContainElement("Normal PolicyTaintsChanged Keep on node t4 the taints example.com/shared=yes:NoSchedule"))
 	s.Expect(s.allocatable("t4")).To(HaveKeyWithValue("nvidia.com/gpu", int64(4)))
 
 	node := s.node("t4")

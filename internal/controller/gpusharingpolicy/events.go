@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,9 +53,6 @@ var (
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
 )
 
-// maxNote is the longest note of an Event in bytes, from the API server's validation.
-const maxNote = 1024
-
 // eventRecorder reports what a reconcile does, as Events on policies and nodes.
 type eventRecorder struct {
 	*seen
@@ -68,7 +64,7 @@ type eventRecorder struct {
 }
 
 func (an *eventRecorder) emit(e announcement, regarding, related runtime.Object, note string) {
-	an.recorder.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", format.CutBytes(note, maxNote))
+	an.recorder.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", format.Message(note))
 }
 
 // announce tells about an action, on the policy that asked for it if one did and on the node.
@@ -94,6 +90,31 @@ func (an *eventRecorder) announce(a action.Action) {
 	default:
 		an.emit(e, policy, node, a.String())
 	}
+}
+
+// logged is the log's line of an action, and from which verbosity on it is logged. By default the log has what an
+// administrator on call reads: a line for each decision that changes something. What only records or syncs is for
+// debugging.
+func (an *eventRecorder) logged(of action.Action) (line string, verbosity int) {
+	line = format.Sentence(of.String())
+	switch a := of.(type) {
+	case action.Report: // there may be one for each of thousands of nodes that wait
+		if _, note, announced := an.newsOf(a); announced {
+			return note, 0
+		}
+		return line, 1
+	case action.TriggerSync:
+		return line, 1
+	case action.SetSpec:
+		if an.records(a) {
+			return line, 1
+		}
+	case action.PatchNode:
+		if len(a.Labels) == 0 {
+			return line, 1
+		}
+	}
+	return line, 0
 }
 
 func (an *eventRecorder) announceReport(a action.Report) {
@@ -155,19 +176,15 @@ func (an *eventRecorder) together(e announcement, policy, why string, a action.A
 // differ in their notes only are taken for one that repeats, and the notes of the later ones are lost (client-go's
 // tools/events).
 func (an *eventRecorder) announceTogether() {
-	const most = 8 // nodes that a note names
 	for what, actions := range an.done {
 		slices.SortFunc(actions, func(a, b action.Action) int { return cmp.Compare(a.NodeName(), b.NodeName()) })
 		note := actions[0].String()
 		if len(actions) > 1 {
-			names := make([]string, 0, most)
-			for _, a := range actions[:min(len(actions), most)] {
+			names := make([]string, 0, len(actions))
+			for _, a := range actions {
 				names = append(names, a.NodeName())
 			}
-			note = fmt.Sprintf("%s on %d nodes: %s", what.why, len(actions), strings.Join(names, ", "))
-			if more := len(actions) - most; more > 0 {
-				note += fmt.Sprintf(" and %d more", more)
-			}
+			note = fmt.Sprintf("%s on %d nodes: %s", what.why, len(actions), format.List(names))
 		}
 		an.emit(what.announcement, an.policies[what.policy], an.nodeNamed(actions[0].NodeName()), note)
 	}
@@ -237,7 +254,7 @@ func (an *eventRecorder) announceRefusal(a action.Evict, message string) {
 func (an *eventRecorder) announceConfiguration(ctx context.Context, changed bool, e announcement) {
 	if changed {
 		note := an.plugin.Describe()
-		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
+		log.FromContext(ctx).Info("Changed the ClusterPolicy: " + note)
 		an.emit(e, an.plugin.Subject(), nil, note)
 	}
 	if why := an.plugin.Waits(); why != "" && e == eventRestored {

@@ -86,11 +86,8 @@ func (r *reconciliation) carryOut(ctx context.Context, a action.Action) error {
 	}
 	if wrote {
 		r.repeats.Note(a, r.snapshot.Now)
-		logger := log.FromContext(ctx)
-		if _, reports := a.(action.Report); reports {
-			logger = logger.V(1) // there may be one for each of thousands of nodes that wait
-		}
-		logger.Info(a.String(), about(a)...)
+		line, verbosity := r.recorder.logged(a)
+		log.FromContext(ctx).V(verbosity).Info(line, about(a)...)
 		r.recorder.announce(a)
 		r.metrics.did(a, r.failedOf(a.NodeName()))
 	}

@@ -22,7 +22,7 @@ func TestNodesThatWorry(t *testing.T) {
 	s.settle()
 	told := func() (all []string) {
 		for _, e := range s.announced() {
-			if strings.Contains(e, "node t4: ") && !strings.Contains(e, "nodes ready") && !strings.Contains(e, "node ready") {
+			if strings.Contains(e, " Node t4: ") && !strings.Contains(e, "nodes ready") && !strings.Contains(e, "node ready") {
 				all = append(all, e)
 			}
 		}
@@ -32,14 +32,14 @@ func TestNodesThatWorry(t *testing.T) {
 	s.label("t4", "nvidia.com/gpu.deploy.operands", "false")
 	s.settle()
 	s.Expect(told()).To(HaveExactElements(
-		HavePrefix("Warning NodeOptedOut node t4: "), HavePrefix("Warning NodeOptedOut node t4: "),
+		HavePrefix("Warning NodeOptedOut Node t4: "), HavePrefix("Warning NodeOptedOut Node t4: "),
 	))
 	s.label("t4", "nvidia.com/gpu.deploy.operands", "true")
 	s.settle()
 	end := told() // the device plugin comes back, which may be told too
 	s.Expect(len(end)).To(BeNumerically(">=", 2))
 	s.Expect(end[len(end)-2:]).To(HaveExactElements(
-		HavePrefix("Normal Recovered node t4: no longer"), HavePrefix("Normal Recovered node t4: no longer"),
+		HavePrefix("Normal Recovered Node t4: no longer"), HavePrefix("Normal Recovered Node t4: no longer"),
 	))
 	s.expectReady("t4s")
 }

@@ -98,7 +98,8 @@ func testNodeFeatureIgnored(s *scenario) {
 	s.settle()
 	pending := s.getPolicy("research").Status.Pending
 	s.Expect(pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonNodeFeatureIgnored)))
-	s.Expect(pending[0].Message).To(ContainSubstring("NodeFeature zz-gpu-sharing-t4"))
+	s.Expect(pending[0].Message).To(And(HavePrefix("NFD ignored NodeFeature zz-gpu-sharing-t4 for 30s, unlike "),
+		HaveSuffix("; look at restrictions.denyNodeFeatureLabels, denyLabelNs and labelWhiteList of nfd-master")))
 	s.Expect(s.nodeFeature("t4")).To(BeNil())
 	s.expectNotOverridden("t4")
 	s.Expect(s.node("t4").Spec.Taints).To(BeEmpty())

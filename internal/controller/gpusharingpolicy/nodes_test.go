@@ -112,8 +112,8 @@ func TestNodesOfAReconcileAreAnnouncedTogether(t *testing.T) {
 		announced = append(announced, e)
 	}
 	g.Expect(announced).To(ConsistOf(
-		"Normal NodeLabelsChanged selecting research-1 on 9 nodes: n0, n1, n2, n4, n5, n6, n7, n8 and 1 more",
-		"Normal NodeLabelsChanged patch node n3 (selecting research-2): step=1",
+		"Normal NodeLabelsChanged Selecting research-1 on 9 nodes: n0, n1, n2, n4, n5, n6, n7, n8 and 1 more",
+		"Normal NodeLabelsChanged Patch node n3 (selecting research-2): step=1",
 	))
 }
 

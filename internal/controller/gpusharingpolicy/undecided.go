@@ -43,6 +43,6 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 	if err != nil {
 		return err
 	}
-	message := fmt.Sprintf("The controller has decided nothing about any node since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
+	message := fmt.Sprintf("The controller decides nothing since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
 	return newReconciliation(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.snapshot.Policies, message, now)})
 }

@@ -49,9 +49,8 @@ func TestUndecided(t *testing.T) {
 	s.Expect(reconcileOnce()).To(BeNumerically(">", 0))
 	for _, name := range []string{"research", "fresh"} {
 		message := s.expectCondition(name, v1alpha1.ConditionReady, metav1.ConditionUnknown, v1alpha1.ReasonClusterNotRead)
-		s.Expect(message).To(Equal("The controller has decided nothing about any node since " + since + ": " +
-			"CustomResourceDefinition gpuclusters.nvidia.com serves no version, so the objects of kind GPUCluster are not read " +
-			"yet; set served of one of its spec.versions, or delete the definition"))
+		s.Expect(message).To(Equal("The controller decides nothing since " + since + ": CustomResourceDefinition gpuclusters.nvidia.com serves no version, so " +
+			"GPUCluster is not read yet; serve one of its versions, or delete it"))
 	}
 	s.expectCondition("research", v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonAccepted)
 	s.expectCondition("fresh", v1alpha1.ConditionAccepted, metav1.ConditionUnknown, v1alpha1.ReasonClusterNotRead)

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -201,6 +202,7 @@ func (r *reconciliation) node(
 		r.lookAgain(pressureAgain)
 		outcome, err := r.handle(ctx, of)
 		errs = append(errs, err)
+		outcome = strings.TrimPrefix(outcome, fmt.Sprintf("pod %s/%s is ", pod.Namespace, pod.Name)) // of which Describe tells
 		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), outcome})
 	}
 	return findings, errors.Join(errs...)

@@ -6,7 +6,6 @@ package memoryguard
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,12 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
-const (
-	// maxNote is the longest note of an Event in bytes, from the API server's validation.
-	maxNote = 1024
-	// maxNamed is how many findings the condition of a policy names.
-	maxNamed = 3
-)
+// maxNamed is how many nodes the condition of a policy names.
+const maxNamed = 3
 
 // report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not
 // measured, and nothing else of its status.
@@ -61,35 +56,28 @@ func (r *reconciliation) report(ctx context.Context, policy *v1alpha1.GPUSharing
 }
 
 func unmeasuredMessage(nodes []string) string {
-	named := strings.Join(nodes[:min(len(nodes), maxNamed)], ", ")
-	if more := len(nodes) - maxNamed; more > 0 {
-		named = fmt.Sprintf("%s and %d more", named, more)
-	}
-	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. If they are older than the "+
-		"controller, wait for the update of their DaemonSet; otherwise look at their pods", len(nodes), named)
+	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. Wait for an update of their "+
+		"DaemonSet, or look at their pods", len(nodes), format.Few(nodes, maxNamed))
 }
 
 func messageOf(findings []finding) string {
-	lines := make([]string, 0, maxNamed+1)
-	for _, f := range findings[:min(len(findings), maxNamed)] {
+	lines := make([]string, 0, len(findings))
+	for _, f := range findings {
 		text := f.text
 		if f.outcome != "" {
-			text += " (" + f.outcome + ")"
+			text += "; " + f.outcome // at the end, which a message keeps
 		}
 		lines = append(lines, text)
 	}
-	if more := len(findings) - maxNamed; more > 0 {
-		lines = append(lines, fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", more))
-	}
-	const length = 2048
-	return format.Cut(strings.Join(lines, ". "), length)
+	return format.Fit(lines, format.MostMessage, func(i int) string {
+		return fmt.Sprintf("%d more in status.memoryPressure of GPUNodes", len(lines)-i)
+	})
 }
 
 // announce tells of an incident on the pod and on the policy.
 func (r *reconciliation) announce(of incident, kind, reason, action, note string) {
-	note = format.CutBytes(note, maxNote)
 	if of.pod != nil {
-		r.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", note)
+		r.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", format.Message(note))
 	}
-	r.events.Eventf(of.policy, of.node, kind, reason, action, "%s", note)
+	r.events.Eventf(of.policy, of.node, kind, reason, action, "%s", format.Message(note))
 }

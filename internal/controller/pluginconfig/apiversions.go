@@ -71,8 +71,8 @@ func (c *Configurer) served(ctx context.Context, k kind) (version, error) {
 		c.versions.of[k.crd] = known
 	}
 	if known.version == "" {
-		return version{}, fmt.Errorf("CustomResourceDefinition %s serves no version, so the objects of kind %s are %w; "+
-			"set served of one of its spec.versions, or delete the definition", k.crd, k.Kind, ErrNotSynced)
+		return version{}, fmt.Errorf("CustomResourceDefinition %s serves no version, so %s is %w; "+
+			"serve one of its versions, or delete it", k.crd, k.Kind, ErrNotSynced)
 	}
 	return version{k.GroupKind().WithVersion(known.version), definition.UID}, nil
 }

@@ -43,8 +43,8 @@ func TestServedVersions(t *testing.T) {
 	f.Expect(cluster.Serve(t.Context(), clusters)).To(Succeed())
 	_, err := c.Observe(t.Context())
 	f.Expect(err).To(MatchError(pluginconfig.ErrNotSynced), "objects that cannot be read are not absent")
-	f.Expect(err).To(MatchError(Equal("CustomResourceDefinition gpuclusters.nvidia.com serves no version, so the objects of kind " +
-		"GPUCluster are not read yet; set served of one of its spec.versions, or delete the definition")))
+	f.Expect(err).To(MatchError(Equal("CustomResourceDefinition gpuclusters.nvidia.com serves no version, so GPUCluster is " +
+		"not read yet; serve one of its versions, or delete it")))
 	f.Expect(cluster.Serve(t.Context(), clusters, "v1beta2", "v1alpha1")).To(Succeed())
 	f.Eventually(func() (string, error) {
 		o, err := c.Observe(t.Context())

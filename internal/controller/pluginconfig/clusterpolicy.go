@@ -61,19 +61,15 @@ func pointerAt(o *unstructured.Unstructured, path ...string) *string {
 // (controllers/gpucluster_controller.go: validatePrerequisites; clusterpolicy_controller.go: "cannot co-exist").
 func draStackActive(clusters []unstructured.Unstructured, policy *unstructured.Unstructured) (message string) {
 	if policy != nil {
-		return fmt.Sprintf("GPUCluster %[1]s and ClusterPolicy %[2]s exist, and NVIDIA's GPU Operator serves only "+
-			"one of them: it refuses the GPUCluster, runs no DRA driver, and follows no change of the ClusterPolicy any more, whose device plugin goes on "+
-			"as it is. Delete the one that is not meant: GPUCluster %[1]s to keep NVIDIA's device plugin, or ClusterPolicy %[2]s to move to its "+
-			"DRA driver (docs/dra.md)", clusters[0].GetName(), policy.GetName())
+		return fmt.Sprintf("GPUCluster %[1]s and ClusterPolicy %[2]s exist, and the GPU Operator serves only one. Delete GPUCluster %[1]s to keep "+
+			"the device plugin, or ClusterPolicy %[2]s to move to DRA (docs/dra.md)", clusters[0].GetName(), policy.GetName())
 	}
-	return fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is "+
-		"no device plugin to configure. Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, "+
-		"or replace the GPUCluster by a ClusterPolicy", clusters[0].GetName())
+	return fmt.Sprintf("GPUCluster %s exists, so there is no device plugin to configure, and NVIDIA's DRA driver does not serve the node. Look at the driver's "+
+		"pod there, or replace the GPUCluster by a ClusterPolicy", clusters[0].GetName())
 }
 
 func noDevicePlugin(policy *unstructured.Unstructured) string {
-	const remedy = "or start the controller with --device-plugin-namespace and --device-plugin-configmap, naming the " +
-		"ConfigMap that a stand-alone device plugin reads"
+	const remedy = "or name a stand-alone plugin's ConfigMap by --device-plugin-namespace and --device-plugin-configmap"
 	if policy != nil {
 		return fmt.Sprintf("ClusterPolicy %s has spec.devicePlugin.enabled false; enable it, %s", policy.GetName(), remedy)
 	}
@@ -94,7 +90,7 @@ func differs(policy *unstructured.Unstructured, defaultKey string) []string {
 		want string
 	}{{configNamePath(), ConfigMapName}, {defaultKeyPath(), defaultKey}, {strategyPath(), ""}} {
 		if is := stringAt(policy, field.path...); is != field.want {
-			fields = append(fields, fmt.Sprintf("%s %q", strings.Join(field.path, "."), is))
+			fields = append(fields, fmt.Sprintf("%s %q", strings.Join(field.path[1:], "."), is)) // below spec
 		}
 	}
 	return fields

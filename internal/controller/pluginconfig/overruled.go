@@ -86,10 +86,8 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 	if !again || !now.Before(until) {
 		return nil
 	}
-	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy %s: field manager %q set %s again "+
-		"at %s, so nodes may not offer what their policy asks for; make it leave that alone (Helm: empty the values; Argo CD: "+
-		"ignoreDifferences); the operator reverts it at %s", o.clusterPolicy.GetName(), manager,
-		format.List(differs(o.clusterPolicy, o.defaultKey)), at.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
+	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy: field manager %q set %s again; reverted at %s. "+
+		"Make it leave that alone", manager, format.List(differs(o.clusterPolicy, o.defaultKey)), format.Clock(until))}
 }
 
 // overruled returns the baseline once our fields are set again: with the manager that had reverted them, if one had,

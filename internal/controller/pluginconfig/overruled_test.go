@@ -183,7 +183,7 @@ func testFightCalms(f *fixture) {
 		f.Expect(f.configure(research)).NotTo(ContainElement("patch ClusterPolicy"))
 		overridden := f.observe().Overridden
 		f.Expect(overridden.Until).To(BeTemporally("~", time.Now().Add(time.Duration(minutes)*time.Minute), 10*time.Second))
-		f.Expect(overridden.Message).To(ContainSubstring(`set spec.mig.strategy "single" again`))
+		f.Expect(overridden.Message).To(ContainSubstring(`set mig.strategy "single" again`))
 		f.clock.SetTime(overridden.Until)
 		f.configure(research)
 		f.Expect(f.observe().Ready).To(BeTrue())

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
@@ -93,7 +93,7 @@ func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Tol
 		for _, t := range ours {
 			keys = append(keys, t.Key)
 		}
-		says = "spec.daemonsets.tolerations has those of the operator for " + strings.Join(keys, ", ") + ", which taints of policies need"
+		says = "spec.daemonsets.tolerations has those of the operator for " + format.List(keys) + ", which taints of policies need"
 	}
 	o.did = append(o.did, says)
 	return want, nil

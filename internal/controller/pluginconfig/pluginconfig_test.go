@@ -35,9 +35,8 @@ func TestWithoutNVIDIA(t *testing.T) {
 	f := newFixtureWithout(t)
 	o := f.observe()
 	f.Expect(o.Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
-	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or start the " +
-		"controller with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone " +
-		"device plugin reads"))
+	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or name a stand-alone " +
+		"plugin's ConfigMap by --device-plugin-namespace and --device-plugin-configmap"))
 	f.Expect(f.configure(research)).To(BeEmpty())
 	f.Expect(f.restore(false)).To(BeEmpty())
 }
@@ -94,21 +93,20 @@ func testReasons(top *fixture) {
 		"a GPUCluster": {
 			cluster: true,
 			reason:  v1alpha1.ReasonDRAStackActive,
-			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device plugin to configure. " +
-				"Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, or replace the GPUCluster by a ClusterPolicy",
+			message: "GPUCluster dra exists, so there is no device plugin to configure, and NVIDIA's DRA driver does not serve the node. Look at the driver's pod there, " +
+				"or replace the GPUCluster by a ClusterPolicy",
 		},
 		"a GPUCluster beside a ClusterPolicy": {
 			cluster: true, spec: installed, namespace: true,
 			reason: v1alpha1.ReasonDRAStackActive,
-			message: "GPUCluster dra and ClusterPolicy cluster-policy exist, and NVIDIA's GPU Operator serves only one of them: it refuses the " +
-				"GPUCluster, runs no DRA driver, and follows no change of the ClusterPolicy any more, whose device plugin goes on as it is. Delete the " +
-				"one that is not meant: GPUCluster dra to keep NVIDIA's device plugin, or ClusterPolicy cluster-policy to move to its DRA driver (docs/dra.md)",
+			message: "GPUCluster dra and ClusterPolicy cluster-policy exist, and the GPU Operator serves only one. Delete GPUCluster dra to keep the device plugin, or " +
+				"ClusterPolicy cluster-policy to move to DRA (docs/dra.md)",
 		},
 		"a ClusterPolicy that disables the device plugin": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
 			reason: v1alpha1.ReasonNoDevicePlugin,
-			message: "ClusterPolicy cluster-policy has spec.devicePlugin.enabled false; enable it, or start the controller " +
-				"with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone device plugin reads",
+			message: "ClusterPolicy cluster-policy has spec.devicePlugin.enabled false; enable it, or name a stand-alone " +
+				"plugin's ConfigMap by --device-plugin-namespace and --device-plugin-configmap",
 		},
 		"a ClusterPolicy that disables the device plugin, beside a stand-alone one": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
@@ -401,10 +399,8 @@ func testFight(f *fixture) {
 	f.Expect(f.configure(research)).To(BeEmpty())
 	overridden := f.observe().Overridden
 	f.Expect(overridden).NotTo(BeNil())
-	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy cluster-policy: field manager "argocd-controller" set ` +
-		`spec.devicePlugin.config.name "theirs", spec.mig.strategy "mixed" again at 20\S+Z, so nodes may not offer what their ` +
-		`policy asks for; make it leave that alone \(Helm: empty the values; Argo CD: ignoreDifferences\); ` +
-		`the operator reverts it at 20\S+Z$`))
+	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy: field manager "argocd-controller" set devicePlugin.config.name "theirs", ` +
+		`mig.strategy "mixed" again; reverted at \d\d:\d\d:\d\d UTC\. Make it leave that alone$`))
 
 	f.clock.SetTime(overridden.Until)
 	f.configure(research)

@@ -143,7 +143,7 @@ func (DeleteClass) For() PolicyRef { return PolicyRef{} }
 func (a SetSpec) For() PolicyRef { return a.Policy }
 
 func (a WriteConfigs) String() string {
-	return "write keys " + strings.Join(slices.Sorted(maps.Keys(a.Data)), ", ")
+	return "write keys " + format.List(slices.Sorted(maps.Keys(a.Data)))
 }
 
 func (a TriggerSync) String() string {
@@ -195,7 +195,7 @@ func (a AllowMPS) String() string {
 }
 
 func (a TaintDevices) String() string {
-	return fmt.Sprintf("keep new pods off the GPUs of node %s by DeviceTaintRule %s", a.Node, dra.TaintRuleName(a.Node))
+	return fmt.Sprintf("write DeviceTaintRule %s, which keeps new pods off the GPUs of node %s", dra.TaintRuleName(a.Node), a.Node)
 }
 
 func (a UntaintDevices) String() string {

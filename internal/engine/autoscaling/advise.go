@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -36,6 +37,8 @@ type Group struct {
 	v1alpha1.NodeGroupStatus
 	// Paste is what a user can paste: YAML for kubectl apply, commands, or tags.
 	Paste []string
+	// Worst is the worst of what Message says.
+	Worst string
 }
 
 // entry is a group as one policy reports it: with one shape of its nodes.
@@ -83,7 +86,7 @@ func (s *Snapshot) Advise() Advice {
 		for _, doubt := range e.doubts {
 			e.find(v1alpha1.ReasonNodesDisagree, "%s", doubt)
 		}
-		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], Group{NodeGroupStatus: e.status(), Paste: e.paste})
+		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], e.group())
 	}
 	advice.Writes = s.writes(wanted)
 	return advice
@@ -292,8 +295,8 @@ func (s *Snapshot) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGr
 	if len(entries) == 0 {
 		help := ""
 		if groups[at].Group == GroupClusterAPI {
-			help = ". Cluster API gives nodes only labels of node-role.kubernetes.io, node-restriction.kubernetes.io and node.cluster.x-k8s.io. If it gives them others " +
-				"(--additional-sync-machine-labels), name these in the annotation " + annotationLabels
+			help = ". Cluster API gives nodes only labels of node-role.kubernetes.io, node-restriction.kubernetes.io and node.cluster.x-k8s.io; name others in the " +
+				"annotation " + annotationLabels
 		}
 		e.find(v1alpha1.ReasonNodeGroupNotSelected, "nodeSelector of the policy does not select the labels that new nodes of %s get. Add the labels to the "+
 			"node group, or correct nodeSelector%s", ref, help)
@@ -363,12 +366,12 @@ func bySeverity(a, b string) int {
 	return cmp.Compare(slices.Index(severity, a), slices.Index(severity, b)) // -1, the worst: a node cannot have the policy
 }
 
-// status is what is reported of the group.
-func (e *entry) status() v1alpha1.NodeGroupStatus {
+// group is what is reported of the group.
+func (e *entry) group() Group {
 	const longest, longestProduct, mostTypes = 2048, 256, 32 // of the schema
 	findings := slices.Clone(e.findings)
 	slices.SortStableFunc(findings, func(a, b finding) int { return bySeverity(a.reason, b.reason) })
-	messages := make([]string, 0, len(findings))
+	worst, messages := findings[0].message, make([]string, 0, len(findings))
 	for i, f := range findings {
 		if i > 0 && f.reason == v1alpha1.ReasonConfigured {
 			continue
@@ -387,12 +390,12 @@ func (e *entry) status() v1alpha1.NodeGroupStatus {
 	if e.g.scalable != nil {
 		uid = e.g.scalable.UID
 	}
-	return v1alpha1.NodeGroupStatus{
+	return Group{Paste: e.paste, Worst: worst, NodeGroupStatus: v1alpha1.NodeGroupStatus{
 		Kind: e.g.Kind, Namespace: e.g.Namespace, Name: e.g.Name, UID: uid, Autoscaler: e.g.autoscaler(), Nodes: int32(e.shape.nodes),
 		Product: format.Cut(e.shape.product, longestProduct), GPUsPerNode: int32(e.shape.count), InstanceTypes: types,
 		Resources: listed(e.resources), Advertised: listed(e.shape.advertised), Written: e.written,
 		Reason: findings[0].reason, Message: format.Cut(strings.Join(messages, ". "), longest),
-	}
+	}}
 }
 
 func listed(counts map[string]int64) []v1alpha1.NodeResource {
@@ -441,12 +444,15 @@ func Condition(groups []Group) (c metav1.Condition, requested bool) {
 			same++
 		}
 	}
-	c.Message = fmt.Sprintf("%s %s: %s", worst.Kind, strings.TrimPrefix(worst.Namespace+"/"+worst.Name, "/"), worst.Message)
+	about := fmt.Sprintf("%s %s: ", worst.Kind, strings.TrimPrefix(worst.Namespace+"/"+worst.Name, "/"))
+	if c.Message = about + worst.Message; utf8.RuneCountInString(c.Message) > format.MostMessage {
+		c.Message = format.Beside(about+worst.Worst, "more in status.nodeGroups")
+	}
 	if same > 1 {
-		c.Message += fmt.Sprintf(". The same holds for %d more node groups, see status.nodeGroups", same-1)
+		c.Message = format.Beside(c.Message, fmt.Sprintf("%d more node groups likewise, see status.nodeGroups", same-1))
 	}
 	if len(groups) > v1alpha1.MostNodeGroups {
-		c.Message += fmt.Sprintf(". status.nodeGroups lists %d of %d node groups", v1alpha1.MostNodeGroups, len(groups))
+		c.Message += fmt.Sprintf("; status.nodeGroups lists %d of %d node groups", v1alpha1.MostNodeGroups, len(groups))
 	}
 	return c, true
 }

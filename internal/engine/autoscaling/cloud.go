@@ -33,8 +33,8 @@ func (e *entry) cloud() {
 	}
 	where := map[v1alpha1.NodeGroupKind]string{
 		v1alpha1.NodeGroupEKS: "Put the tags that `kubectl gpusharing plan` prints on the managed node group and its Auto Scaling group",
-		v1alpha1.NodeGroupAKS: "Put the tags that `kubectl gpusharing plan` prints on the scale set of the node pool, if you run Cluster Autoscaler yourself. The one that AKS " +
-			"runs starts a node for each pod that asks for a replica, so set its maximum",
+		v1alpha1.NodeGroupAKS: "Put the tags that `kubectl gpusharing plan` prints on the scale set, if you run Cluster Autoscaler yourself. That of AKS starts a node for " +
+			"each pod that asks for a replica: set its maximum",
 		v1alpha1.NodeGroupGKE: "Add the labels that `kubectl gpusharing plan` prints to the node pool, if you run Cluster Autoscaler yourself (1.33 or newer). Whether the one " +
 			"that GKE runs reads them is not known",
 	}[e.g.Kind]

@@ -55,8 +55,8 @@ func (e *entry) clusterAutoscaler() {
 // nodes of the policy do not offer.
 func (e *entry) hidden() {
 	if e.resources[plan.ResourceGPU] == 0 {
-		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, a pod that asks for a whole GPU starts "+
-			"nodes that do not offer it, and no annotation hides that: keep such pods off, or keep the name nvidia.com/gpu", e.g.Ref)
+		e.find(v1alpha1.ReasonScaleDownCandidate, "If status.capacity of the infrastructure template of %s names nvidia.com/gpu, pods that ask for a whole GPU start "+
+			"nodes that do not offer it. Keep such pods off, or keep the name nvidia.com/gpu", e.g.Ref)
 	}
 }
 
@@ -70,10 +70,10 @@ func (e *entry) startupGap() {
 			"meanwhile. Set rollout.startupTaint: UntilReady", e.g.Ref)
 	case e.g.Group == GroupOpenShift:
 		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it has the label nvidia.com/gpu.present, and Cluster Autoscaler adds a node every 10 "+
-			"seconds meanwhile. A MachineSet may not have the taint, so bound that by maxReplicas of the MachineAutoscaler", e.g.Ref)
+			"seconds. Bound that by maxReplicas of the MachineAutoscaler", e.g.Ref)
 	case e.g.scalable == nil || !e.g.scalable.StartupTaint:
-		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it tells its group and has the label nvidia.com/gpu.present, and Cluster Autoscaler adds "+
-			"a node every 10 seconds meanwhile. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, v1alpha1.TaintStartupAutoscaler)
+		e.find(v1alpha1.ReasonStartupGap, "A new node of %s has no startup taint until it tells its group and has a label, and Cluster Autoscaler adds "+
+			"a node every 10 seconds. Register its nodes with the taint %s=:NoSchedule", e.g.Ref, v1alpha1.TaintStartupAutoscaler)
 	}
 }
 

@@ -41,7 +41,7 @@ func (e *entry) karpenter(wanted *wants) {
 	e.limits()
 	if e.resources[plan.ResourceGPU] > int64(e.shape.count) && e.by.Spec.Autoscaling.UnrenamedReplicas != v1alpha1.UnrenamedReplicasAnnounce {
 		e.find(v1alpha1.ReasonGPUCountRises, "A new node advertises nvidia.com/gpu %d before it advertises %d, and Karpenter starts further nodes meanwhile. "+
-			"Set renameByDefault: true, or, with rollout.startupTaint: UntilReady, spec.autoscaling.unrenamedReplicas: Announce",
+			"Set renameByDefault: true, or rollout.startupTaint and autoscaling.unrenamedReplicas",
 			e.shape.count, e.resources[plan.ResourceGPU])
 		return
 	}
@@ -53,16 +53,16 @@ func (e *entry) karpenter(wanted *wants) {
 	}
 	want := e.overlay(requirements)
 	if e.s.OverlayVersion == "" {
-		e.find(v1alpha1.ReasonOverlayNotServed, "The cluster has no kind NodeOverlay of Karpenter (v1.7 or newer), so nodes for shared GPUs start only by hand. "+
-			"Install the CRD nodeoverlays.karpenter.sh, and start Karpenter with --feature-gates=NodeOverlay=true")
+		e.find(v1alpha1.ReasonOverlayNotServed, "The cluster has no kind NodeOverlay, so nodes for shared GPUs start only by hand. "+
+			"Install the CRDs of Karpenter v1.7 or newer, and start it with --feature-gates=NodeOverlay=true")
 		return
 	}
 	e.paste = append(e.paste, string(want.yaml(e.s.OverlayVersion)))
 	have := e.s.overlay(want.Name)
 	if e.managed() && have == nil && e.wrote(want.Name) {
 		e.written = []string{overlayKind + want.Name}
-		e.find(v1alpha1.ReasonRemovedByOther, "Another controller deleted NodeOverlay %s, so the operator does not create it again. Exclude it there, or add what "+
-			"`kubectl gpusharing plan` prints to its source. Then set spec.autoscaling.mode to Advise and back", want.Name)
+		e.find(v1alpha1.ReasonRemovedByOther, "Another controller deleted NodeOverlay %s. Exclude it there, or add what `kubectl gpusharing plan` prints to its source; "+
+			"then set spec.autoscaling.mode to Advise and back", want.Name)
 		return
 	}
 	if e.managed() {

@@ -164,7 +164,7 @@ func (e *entry) clusterAPI(wanted *wants) {
 	if len(e.resources) > 1 {
 		rest := slices.DeleteFunc(slices.Sorted(maps.Keys(e.resources)), func(name string) bool { return name == announced })
 		e.find(v1alpha1.ReasonMultipleResources, "Annotations announce one resource, which is %s. No pod that asks for %s starts the first node of %s. "+
-			"Use one MIG profile, keep one node (minimum size 1), or have the infrastructure provider set status.capacity of its template",
+			"Use one MIG profile, or keep one node (minimum size 1)",
 			announced, strings.Join(rest, " or "), e.g.Ref)
 	}
 	if e.g.scalable == nil {
@@ -198,7 +198,7 @@ func (e *entry) openShift(wanted *wants) {
 	if count == 0 || len(e.resources) > 1 {
 		e.paste = append(e.paste, fmt.Sprintf("oc patch machineautoscaler -n %s NAME-OF-ITS-MACHINEAUTOSCALER --type=merge -p '{\"spec\":{\"minReplicas\":1}}'", e.g.Namespace))
 		e.find(v1alpha1.ReasonResourceNotSupported, "OpenShift's autoscaler can announce nvidia.com/gpu only, so %s does not scale from zero for %s. "+
-			"Set minReplicas: 1 in its MachineAutoscaler, or keep the name nvidia.com/gpu (no renameByDefault, or mig.resourceNames Uniform)",
+			"Set minReplicas: 1 in its MachineAutoscaler, or keep the name nvidia.com/gpu",
 			e.g.Ref, strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
 		return
 	}
@@ -253,7 +253,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	before := e.last()
 	if (missing || !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "") && s.removed(before, pairs) {
 		e.written = before.Written
-		e.find(v1alpha1.ReasonRemovedByOther, "Another controller removed the annotations of the operator from %s, which field manager %s wrote last, so the operator leaves it alone. "+
+		e.find(v1alpha1.ReasonRemovedByOther, "Another controller removed the operator's annotations from %s, which field manager %s wrote last. "+
 			"Add them to the source of that object: %s. Or set spec.autoscaling.mode to Advise and back", e.g.Ref, cmp.Or(s.LastManager, "of another controller"), strings.Join(pairs, " "))
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -21,13 +22,24 @@ import (
 //	steps, devices, pods, claims → addReported, addClaims, addUnreportedHolders → View.Blockers → BlockersOf, describeBlockers
 
 // describeBlockers lists who uses what must be freed: pods once, other processes by name and PID.
-func describeBlockers(v *View) string {
+func describeBlockers(v *View) string { return format.List(blockerNames(v)) }
+
+// blockersIn is describeBlockers in so many characters, and their number where there is no room for one.
+func blockersIn(v *View, most int) string {
+	names := blockerNames(v)
+	if text := format.ListIn(names, most); utf8.RuneCountInString(text) <= most || len(names) == 1 && most > 0 {
+		return text
+	}
+	return fmt.Sprintf("%d users", len(names))
+}
+
+func blockerNames(v *View) []string {
 	var names []string
 	for _, b := range v.Blockers {
 		names = append(names, fmt.Sprintf("%s (%s)", blockerName(v, b), blockerUse(v, b)))
 	}
 	slices.Sort(names)
-	return format.List(slices.Compact(names))
+	return slices.Compact(names)
 }
 
 func blockerName(v *View, b plan.Blocker) string {

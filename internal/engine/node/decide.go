@@ -41,8 +41,8 @@ func Decide(v *View) Result {
 func withoutGPUNode(v *View) Result {
 	r := Result{
 		State: Unknown, Reason: v1alpha1.ReasonGPUNodeMissing,
-		Message: fmt.Sprintf("the operator has changed the node, and its GPUNode is gone and could not be made again, so nothing is changed or restored. "+
-			"The log of the controller has the error (writing GPUNode %s): look for an admission webhook or policy that refuses it", v.Node.Name),
+		Message: fmt.Sprintf("the node's GPUNode is gone and could not be made again, so nothing is changed or restored. "+
+			"The controller's log has the error (writing GPUNode %s): look for a webhook or policy that refuses it", v.Node.Name),
 	}
 	since := unavailableSince(v)
 	if since.IsZero() {

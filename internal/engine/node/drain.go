@@ -6,6 +6,7 @@ package node
 import (
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -112,15 +113,8 @@ func draining(v *View, r Result) Result {
 	r.State, r.Reason = Draining, v1alpha1.ReasonGPUInUse
 	remaining := DrainRemaining(v)
 	evictions, stay := chooseEvictions(v)
-	why := ""
-	if len(stay) > 0 {
-		why = "; not evicted: " + format.List(stay)
-	}
-	if refused := evictionRefusals(v); len(refused) > 0 {
-		why += "; " + format.List(refused)
-	}
 	if remaining <= 0 {
-		message := fmt.Sprintf("not idle within %s: %s%s", v.DrainTimeout(), describeBlockers(v), why)
+		message := waitsForBlockers(v, fmt.Sprintf("not idle within %s: ", v.DrainTimeout()), stay)
 		if !v.FallsBack {
 			record := recordFailure(v, v1alpha1.ReasonDrainTimedOut, message)
 			r.Next = withSlot(v, append(RestoreScheduling(v, "it did not become idle in time"), record...)...)
@@ -132,8 +126,31 @@ func draining(v *View, r Result) Result {
 		return r
 	}
 	r.Next, r.After = withSlot(v, evictions...), max(remaining, 0)
-	r.Message = "waiting for what must be freed: " + describeBlockers(v) + why
+	r.Message = waitsForBlockers(v, "waiting "+untilDrained(v)+"for what must be freed: ", stay)
 	return r
+}
+
+// waitsForBlockers says who blocks a change and, at the end, of one who is not evicted why, and what to do about it. It
+// leaves that the room: who else blocks is in status.rollout.blockers.
+func waitsForBlockers(v *View, waits string, stay []string) string {
+	stay = append(stay, evictionRefusals(v)...)
+	if len(stay) == 0 {
+		return waits + describeBlockers(v)
+	}
+	why := "; " + stay[0]
+	if len(stay) > 1 {
+		why = fmt.Sprintf("; of %d that stay, %s", len(stay), stay[0])
+	}
+	who := blockersIn(v, format.MostMessage-utf8.RuneCountInString(waits+why))
+	return waits + who + why
+}
+
+// untilDrained says until when a node is drained; empty if that is not recorded.
+func untilDrained(v *View) string {
+	if DrainingSince(v).IsZero() {
+		return ""
+	}
+	return "until " + format.Clock(v.Snapshot.Now.Add(DrainRemaining(v))) + " "
 }
 
 // DrainRemaining is how much of the time for draining is left.

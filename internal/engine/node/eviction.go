@@ -51,21 +51,21 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 		switch {
 		case p.Terminating:
 		case p.ReturnsAtOnce():
-			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since it would come back at once; end it", p.Namespace, p.Name))
 		case b.UUID == "" && !needsAllIdle(v):
-			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
-				p.Namespace, p.Name))
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, because nobody reports which GPU it holds, and the change does not need all of "+
+				"them", p.Namespace, p.Name))
 		case keepsNVIDIAMPS(v, b):
-			stay = append(stay, fmt.Sprintf("pod %s/%s, because the policy does not select its GPU; NVIDIA's MPS daemon, "+
-				"which has to end, serves that too. End the pod", p.Namespace, p.Name))
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon "+
+				"serves too; end the pod", p.Namespace, p.Name))
 		case comesBackByClaim(v, p) != "":
-			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods "+
-				"can share, stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since ResourceClaim %s, which pods can share, stays; scale its "+
+				"workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
 		case claimUnknown(v, p):
-			stay = append(stay, fmt.Sprintf("pod %s/%s, whose ResourceClaim is not known yet", p.Namespace, p.Name))
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted until its ResourceClaim is known", p.Namespace, p.Name))
 		case returnsDespiteTaint(v, p):
-			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
-				"scale its workload down", p.Namespace, p.Name))
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since it came in spite of the taint, as another would after it; scale its "+
+				"workload down", p.Namespace, p.Name))
 		default:
 			evict = append(evict, action.Evict{
 				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.Ref(),

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -118,15 +119,33 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 		return r // it did not become idle in time, but now it is
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
-		r.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retryAdvice(v) + "); now " + describeBlockers(v)
+		r.Message = afterDrainTimedOut(v, f.Message)
 	case r.State == UpToDate:
-		r.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
-			"GPUNode: " + retryAdvice(v)
+		r.Message = rolledBack(v, f.Message)
 	default:
-		r.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, r.State, r.Message)
+		r.Message = fmt.Sprintf("the node goes back to its last good state (%s: %s); it failed: %s", r.State, r.Message, f.Message)
 	}
 	r.State, r.Reason = Failed, f.Reason
 	return r
+}
+
+// afterDrainTimedOut says who blocks a change whose time for draining is over, or why one of them was not evicted.
+func afterDrainTimedOut(v *View, failed string) string {
+	first, stay, _ := strings.Cut(failed, "; ")
+	what, _, _ := strings.Cut(first, ": ") // who was there then may be gone
+	if slices.ContainsFunc(v.Blockers, func(b plan.Blocker) bool { return strings.Contains(stay, blockerName(v, b)+" ") }) {
+		return what + "; tried again once the node is idle; " + stay
+	}
+	return what + ", now " + describeBlockers(v) + "; tried again once the node is idle, or by " + retryAdvice(v)
+}
+
+// rolledBack says that a change failed and, as far as a message has room beside why and what to do about that, how it is
+// tried again.
+func rolledBack(v *View, failed string) string {
+	if said := format.Beside(failed, "rolled back: edit the policy, or "+retryAdvice(v)); said != failed {
+		return said
+	}
+	return format.Beside(failed, "rolled back; retry by "+v1alpha1.AnnotationRetry)
 }
 
 // retryAdvice is the command that has a failed node tried again.
@@ -260,25 +279,24 @@ func restsAfterTimeout(v *View) (t Timeout, is bool) {
 func resting(v *View, t Timeout) Result {
 	r := Result{State: Failed, Reason: t.Reason}
 	r.Next = atOnce(RestoreScheduling(v, "the change did not end in time")...)
-	r.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and started NVIDIA's programs again",
-		format.Clock(t.At))
+	r.Message = "The change did not end in time"
 	if pods := podsNotEnding(v); len(pods) > 0 {
-		r.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
+		r.Message += "; pods of NVIDIA's do not end: " + format.List(pods)
 	}
-	r.Message = agentMessage(v, r.Message)
 	if _, reboot := whyNotRebooted(v); reboot {
-		r.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
+		r.Message = agentMessage(v, r.Message) + ". A GPU takes its MIG mode only at a reboot. Reboot the node"
 		return r
 	}
 	remaining := t.Until().Sub(v.Snapshot.Now)
 	if r.After = max(remaining, 0); remaining <= 0 {
-		r.Message += "; the operator tries again when nobody uses what must be changed: " + describeBlockers(v)
+		r.Message = agentMessage(v, r.Message+"; the operator tries again when nobody uses what must be changed: "+describeBlockers(v))
 		return r
 	}
 	r.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
 	if v.Policy == nil {
 		r.Message += " if nobody uses the GPUs then"
 	}
+	r.Message = agentMessage(v, r.Message)
 	return r
 }
 

@@ -438,9 +438,8 @@ func migManagerEnabledByOthers(v *View, _ State) Finding {
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerReenabled, After: remaining,
-		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
-			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
-			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(remaining)), v.Node.Name),
+		Message: fmt.Sprintf("a user or another controller sets %s=true again; it is set back to false at %s; find who does it "+
+			"(kubectl get node %s --show-managed-fields -o yaml), or use mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.Snapshot.Now.Add(remaining)), v.Node.Name),
 	}
 }
 
@@ -456,8 +455,8 @@ func migConfigIgnored(v *View, _ State) Finding {
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGConfigIgnored,
-		Message: fmt.Sprintf("a user or another controller set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
-			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back",
+		Message: fmt.Sprintf("a user or another controller set %s=%s (it was %q before the operator), without effect, since policy %s partitions the "+
+			"node; say it in the policy, and set the label back",
 			v1alpha1.LabelMIGConfig, requested, was, v.Policy.Name),
 	}
 }
@@ -676,8 +675,8 @@ func managerStuck(v *View, _ State) Finding {
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonMIGManagerStuck,
-		Message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
-			ManagerChanging(v), format.Clock(v.Node.MarkedAtWorkSince)),
+		Message: fmt.Sprintf("not ended since %s: %s; look at its log, and delete its pod",
+			format.Clock(v.Node.MarkedAtWorkSince), ManagerChanging(v)),
 	}
 }
 

@@ -77,6 +77,8 @@ func awaitPublished(v *View) (Result, bool) {
 	if len(differences) == 0 {
 		return Result{}, false
 	}
+	missing := func(s string) bool { return strings.HasSuffix(s, " is missing") } // what is gone may be many, with nothing to do about
+	differences = slices.Concat(slices.DeleteFunc(slices.Clone(differences), func(s string) bool { return !missing(s) }), slices.DeleteFunc(differences, missing))
 	r := Result{
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
 		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.List(differences),
@@ -294,8 +296,8 @@ func kubernetesLacks(v *View) *plan.Problem {
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDRAUnavailable,
-		Message: "The API server serves no DeviceClasses of resource.k8s.io/v1 with an extended resource, so pods cannot request nvidia.com/gpu of NVIDIA's DRA driver. " +
-			"Use Kubernetes 1.36 or newer, or leave the node out of nodeSelector",
+		Message: "The API server serves no DeviceClasses of resource.k8s.io/v1 with an extended resource, by which pods request nvidia.com/gpu. " +
+			"Use Kubernetes 1.36 or newer, or leave the node out",
 	}
 }
 
@@ -443,8 +445,8 @@ func upgradeUnvalidated(v *View, s State) Finding {
 	}
 	return Finding{
 		Reason: v1alpha1.ReasonDriverUpgrade, Beside: true,
-		Message: fmt.Sprintf("The upgrade of NVIDIA's driver does not end by itself: it waits for NVIDIA's validator, which claims a whole GPU, and all "+
-			"GPUs of the node are in MIG mode. The driver runs. End the upgrade: kubectl label node %s --overwrite %s=%s",
+		Message: fmt.Sprintf("The upgrade of NVIDIA's driver waits for NVIDIA's validator, which claims a whole GPU, and all are in MIG mode. The driver runs. "+
+			"End the upgrade: kubectl label node %s --overwrite %s=%s",
 			v.Node.Name, cluster.LabelUpgrade, cluster.UpgradeUncordons),
 	}
 }

@@ -51,8 +51,8 @@ func noNodeFeatures(v *View) *plan.Problem {
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonNoNodeFeatures,
-		Message: fmt.Sprintf("The node carries %s=%s and the cluster has no kind NodeFeature that could override it, so NVIDIA's MPS "+
-			"DaemonSet would run beside the operator's MPS daemons. Install Node Feature Discovery v0.17 or newer, or use another strategy",
+		Message: fmt.Sprintf("The node carries %s=%s, so NVIDIA's MPS DaemonSet would run beside the operator's daemons, and the cluster has no kind NodeFeature "+
+			"to override it. Install Node Feature Discovery v0.17 or newer",
 			cluster.LabelMPSCapable, value),
 	}
 }
@@ -173,11 +173,8 @@ func awaitNFD(v *View, r Result) (Result, bool) {
 
 // nodeFeatureIgnored is the message that NFD does not do what the operator's NodeFeature says.
 func nodeFeatureIgnored(v *View) string {
-	return fmt.Sprintf("Node Feature Discovery did not set %s=false and %s=true within %s, as NodeFeature %s asks: NodeFeature %s says %s=%s. "+
-		"Look at the log of nfd-master and its options restrictions.denyNodeFeatureLabels, nodeFeatureNamespaceSelector, disableLabels "+
-		"and allowOverwrite, denyLabelNs, labelWhiteList and noPublish",
-		cluster.LabelMPSCapable, v1alpha1.LabelOverridden, timing.NodeFeatureTimeout, action.OverrideName(v.Node.Name), v.Node.Features.Author, cluster.LabelMPSCapable,
-		v.Node.Features.Others)
+	return fmt.Sprintf("NFD ignored NodeFeature %s for %s, unlike %s; look at restrictions.denyNodeFeatureLabels, denyLabelNs and "+
+		"labelWhiteList of nfd-master", action.OverrideName(v.Node.Name), timing.NodeFeatureTimeout, v.Node.Features.Author)
 }
 
 // nfdTimedOut reports whether NFD has not acted on the operator's NodeFeature in time, and no other object names the

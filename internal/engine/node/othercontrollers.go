@@ -51,9 +51,8 @@ func signOfOthers(n *cluster.Node) (reason, message string) {
 		return reason, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
 			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", object)
 	}
-	return reason, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and the device plugin "+
-		"offers them too, so that pods of both sides would get the same ones. Drain the node, then keep one of them off it: the "+
-		"device plugin by the label %s=false, or the driver by the affinity of its chart", object, cluster.DeployLabels()[0])
+	return reason, fmt.Sprintf("%s of NVIDIA's DRA driver and the device plugin offer its GPUs. Drain it, "+
+		"then label it %s=false or keep the driver off", object, cluster.DeployLabels()[0])
 }
 
 // rememberedOthers is which other controller the annotation names, or was seen after what it says; since is when its

@@ -157,7 +157,7 @@ func pluginOutdated(v *View, s State) Finding {
 	restarts, after := restartPlugin(v, "it still reads another ConfigMap than the operator's", readsOthersConfig)
 	return Finding{
 		Reason: v1alpha1.ReasonDevicePluginOutdated, Repair: restarts, After: after,
-		Message: fmt.Sprintf("these pods read another ConfigMap than the operator's, though the ClusterPolicy names that: %s; "+
+		Message: fmt.Sprintf("pods read another ConfigMap than the ClusterPolicy names: %s; "+
 			"they are being started anew; look at daemonsets.updateStrategy of the ClusterPolicy", format.List(names)),
 	}
 }
@@ -190,7 +190,7 @@ func computeModeLeft(v *View, s State) Finding {
 		}
 	case len(others) > 0:
 		f.Message = fmt.Sprintf("%s: not in the default compute mode, and no MPS control daemon serves it, so pods get \"busy or "+
-			"unavailable\"; the policy does not select this GPU, so set it back by hand: nvidia-smi -i INDEX -c DEFAULT", format.List(others))
+			"unavailable\"; the policy does not select it, so set it back: nvidia-smi -i INDEX -c DEFAULT", format.List(others))
 	default:
 		return Finding{}
 	}
@@ -213,8 +213,7 @@ func computeModeLost(v *View, s State) Finding {
 		return Finding{}
 	}
 	return Finding{Reason: v1alpha1.ReasonComputeModeLost, Message: fmt.Sprintf("%s: in the default compute mode, so a program that is no MPS client "+
-		"can use it without the limits; the agent sets the mode again once nobody uses the GPU. Where the GPUNode's condition Applied says that "+
-		"the mode cannot be kept, start nvidia-persistenced on the node", format.List(names))}
+		"can use it without the limits; the agent sets the mode again once nobody uses the GPU, or start nvidia-persistenced", format.List(names))}
 }
 
 // targetsGPU reports whether the target has a desired state for a GPU.

@@ -5,12 +5,15 @@ package node
 
 import (
 	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // Each gate makes a result:
@@ -52,12 +55,15 @@ func underwayReason(v *View) string {
 	return v1alpha1.ReasonProgressing
 }
 
-// agentMessage adds to a message what the agent says of why it is not done.
+// agentMessage adds to a message what the agent says of why it is not done: the end, which says what came of it, as the
+// GPUNode has all of it.
 func agentMessage(v *View, message string) string {
+	const most, least = 154, 72 // characters, so that how it goes on has room too
 	for _, c := range v.Node.GPU.Status.Conditions {
 		if c.Type == v1alpha1.ConditionApplied && c.Status != metav1.ConditionTrue && c.Message != "" &&
 			c.ObservedGeneration == v.Node.GPU.Generation {
-			return fmt.Sprintf("%s; the agent says %s: %s", message, c.Reason, c.Message)
+			said := fmt.Sprintf("%s; the agent says %s: ", message, c.Reason)
+			return said + format.End(strings.TrimSuffix(c.Message, "; it is tried again"), max(most-utf8.RuneCountInString(said), least))
 		}
 	}
 	return message

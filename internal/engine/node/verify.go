@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
@@ -26,7 +27,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 	}
 	r := Result{
 		State: Verifying, Reason: v1alpha1.ReasonVerifying,
-		Message: "the node does not advertise yet what it must: " + strings.Join(differences, ", "),
+		Message: "the node does not advertise yet what it must: " + format.List(differences),
 	}
 	if remaining, is := keepsPluginOff(v); is {
 		if r.After = remaining; remaining <= 0 {
@@ -57,9 +58,8 @@ func awaitAdvertised(v *View) (Result, bool) {
 		return r, true
 	}
 	if remaining <= 0 {
-		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differences, ", "), cmp.Or(pluginTroubles(v),
-			strings.TrimPrefix(otherMPSRoot(v), "; "), "look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
-				"lost them, and only its restart helps"))
+		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, format.List(differences), cmp.Or(pluginTroubles(v),
+			strings.TrimPrefix(otherMPSRoot(v), "; "), "if the device plugin logs \"device plugin already connected\", restart the kubelet"))
 		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
 	}
 	if r.After = remaining - timing.VerifyTimeout/2; r.After > 0 {

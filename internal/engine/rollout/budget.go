@@ -178,11 +178,7 @@ func deferAct(m *member, reason, message string) {
 	if untilSlotExpires(m); m.MadeUnavailable() && len(paced.OnDenied) == 0 {
 		m.After = timing.Sooner(m.After, node.BusyFor(m.View))
 	}
-	m.Reason = reason
-	if m.Message != "" {
-		message += "; " + m.Message
-	}
-	m.Message = message
+	m.Reason, m.Message = reason, format.Beside(message, m.Message)
 }
 
 // changeOrder is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then
@@ -287,7 +283,7 @@ func deferredByConfig(s *cluster.Snapshot, m *member) (reason, message string) {
 		return v1alpha1.ReasonConfigMapFull, fmt.Sprintf("Waiting: the operator's ConfigMap for NVIDIA's device plugin has no room for config %s: it holds %d KiB of the "+
 			"operator's configs at most. Join policies that ask for the same into one, or delete some", m.Desired.Config.Key, mostConfigBytes>>10)
 	case s.ConfigsRefused != "" && !m.HoldsSlot && m.Desired != nil && s.Configs[m.Desired.Config.Key] != m.Desired.Config.Data:
-		return v1alpha1.ReasonWriteFailed, "Waiting: the API server refuses the operator's ConfigMap for NVIDIA's device plugin, and the operator tries again: " + format.Cut(s.ConfigsRefused, 512)
+		return v1alpha1.ReasonWriteFailed, fmt.Sprintf("Waiting: the API server refuses the ConfigMap for NVIDIA's device plugin (%s), which is tried again", format.End(s.ConfigsRefused, 60))
 	case !s.Plugin.Ready && pluginConfigHeld(s) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", pluginConfigChange(s))
 	case !s.Plugin.Ready:

@@ -70,7 +70,7 @@ func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	h.Claims[0].Shared = true
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(one(d).State).To(Equal(node.Draining))
-	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim user/train, which pods can share"), ContainSubstring("Scale its workload down")))
+	g.Expect(one(d).Message).To(HaveSuffix("; pod user/train is not evicted, since ResourceClaim user/train, which pods can share, stays; scale its workload down"))
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling",
 		ContainSubstring("is not evicted, because another would come by the same ResourceClaim"))))
 	d = c.during(6*time.Minute, time.Second)

@@ -518,7 +518,7 @@ func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	d = c.reconcile()
 	g.Expect(one(d).State).To(Equal(node.UpToDate))
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
-	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine"),
+	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu; when one is deleted"),
 		ContainSubstring("kubectl annotate deviceclass mine"), Not(ContainSubstring("mig-1g.5gb"))))
 	c.DRA.Classes = slices.DeleteFunc(c.DRA.Classes, func(c dra.Class) bool { return c.Name == "mine" })
 	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonReady))
@@ -614,7 +614,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 	d = c.during(time.Minute, time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("the device plugin offers them too"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring(" of NVIDIA's DRA driver and the device plugin offer its GPUs. Drain it, then label it nvidia.com/gpu.deploy.device-plugin=false or "))
 
 	c.switchOver(plugin, false)
 	d = c.during(10*time.Minute, time.Second)

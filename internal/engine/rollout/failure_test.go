@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
-				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was rolled back to its last good state")))
+				ContainSubstring("not advertised within 5m0s"), HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry")))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
 			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
@@ -151,7 +152,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
-		ContainSubstring("not idle within 10m0s: pod user/train (GPU 1)"), ContainSubstring("tried again when the node is idle")))
+		Equal("not idle within 10m0s, now pod user/train (GPU 1); tried again once the node is idle, or by " + retryA)))
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 
 	c.end(h, "train")
@@ -248,7 +249,7 @@ func TestPodsThatWouldComeBackAreNotEvicted(t *testing.T) {
 	g.Expect(c.evicted).To(Equal([]string{"of-a-job"}))
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("not evicted: pod user/of-a-daemon-set, which would come back at once"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("; of 2 that stay, pod user/of-a-daemon-set is not evicted, since it would come back at once; end it"))
 }
 
 func TestNeverWaitsWithoutATaint(t *testing.T) {
@@ -425,9 +426,9 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(d.ConfigurePlugin).To(BeTrue())
 	const who = "pod user/train (GPU 0, instance 2g.10gb at 0:2)"
 	told := slices.Compact(slices.Clone(c.told))
-	g.Expect(told).To(HaveExactElements(BeEmpty(), HavePrefix("GPUInUse: waiting for"), HavePrefix("DrainTimedOut: not idle"),
-		HavePrefix("DrainTimedOut: not idle")), "ready, while it drains, when its time is over, and what to do then")
-	g.Expect(h.waits()).To(And(HavePrefix("DrainTimedOut: not idle within 10m0s"), ContainSubstring(who)))
+	g.Expect(told).To(HaveExactElements(BeEmpty(), HavePrefix("GPUInUse: Waiting until"), HavePrefix("DrainTimedOut: Not idle"),
+		HavePrefix("DrainTimedOut: Not idle")), "ready, while it drains, when its time is over, and what to do then")
+	g.Expect(h.waits()).To(And(HavePrefix("DrainTimedOut: Not idle within 10m0s"), ContainSubstring(who)))
 	c.end(h, "train")
 	d, _ = c.run(60)
 	g.Expect(h.waits()).To(BeEmpty())
@@ -664,4 +665,21 @@ func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(1))
 	g.Expect(h.devices()[0].State.Instances[0].Profile).To(Equal("2g.10gb"))
+}
+
+// TestOfWhatTheAgentSaysTheEndIsKept: it says what came of it, in status.pending of the policy too.
+func TestOfWhatTheAgentSaysTheEndIsKept(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.steps(2)
+	c.reconcile()
+	const cause = "end the pods that use MPS: pod 6a1f3c9e-0f0c-4b57-9d3e-1d2c3b4a5f60 listens there"
+	h.GPU.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMPSDaemonFailed, ObservedGeneration: h.GPU.Generation,
+		Message: "the MPS pod of this node did not start the MPS control daemon: " + strings.Repeat("starting it failed: ", 6) + cause + "; it is tried again",
+	}}
+	said := func() string { return c.reconcile().Policies["research"].Pending[0].Message }
+	g.Expect(said()).To(And(HavePrefix("The agent is changing the GPUs; the agent says MPSDaemonFailed: …"), HaveSuffix(cause)))
+	c.Now = c.Now.Add(15 * time.Minute)
+	g.Expect(said()).To(And(HavePrefix("The GPUs did not match the desired state within 15m0s; the agent says MPSDaemonFailed: …"), HaveSuffix(cause[len("end the pods "):])))
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -34,6 +36,42 @@ func (c *run) breaks(invariant, format string, args ...any) {
 	}
 	c.broken = invariant + ": " + fmt.Sprintf(format, args...)
 	c.tell("BROKEN %s", c.broken)
+}
+
+// wellSaid looks whether each message that is reported is a sentence that a person reads to its end, and names few of many.
+func (c *run) wellSaid(d rollout.Decision) {
+	conditions := func(where string, all []metav1.Condition) {
+		for _, said := range all {
+			c.wellPut(where+" "+said.Type, said.Message)
+		}
+	}
+	for name, s := range d.Policies {
+		conditions("policy "+name, s.Conditions)
+		for _, n := range s.Pending {
+			c.wellPut("policy "+name+", node "+n.NodeName, n.Message)
+		}
+	}
+	for _, a := range d.Actions {
+		c.wellPut("an Event", format.Message(a.String()))
+		if r, is := a.(action.Report); is {
+			conditions("node "+r.Node, r.Status.Conditions)
+		}
+	}
+}
+
+// wellPut looks at one message. A list has eight names at most (format.List).
+func (c *run) wellPut(where, message string) {
+	const most = 9 // commas: of a list, and of the sentence
+	switch {
+	case format.Sentence(message) != message:
+		c.breaks("sentences", "%s begins in lower case: %q", where, message)
+	case utf8.RuneCountInString(message) > 200:
+		c.breaks("sentences", "%s has more than 200 characters: %q", where, message)
+	case strings.Count(message, ", ") > most:
+		c.breaks("sentences", "%s lists too much: %q", where, message)
+	case message == "":
+		c.breaks("sentences", "%s says nothing", where)
+	}
 }
 
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it

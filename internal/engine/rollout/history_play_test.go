@@ -202,6 +202,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 		c.calledUnhealthy(d)
 		c.calledAnew(d)
 	}
+	c.wellSaid(d)
 	c.effects.begin(c, d)
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)

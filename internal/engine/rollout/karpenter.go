@@ -60,10 +60,8 @@ func startupMissing(g *Group, s *cluster.Snapshot) (messages []string) {
 	}
 	slices.Sort(pools)
 	for _, name := range pools {
-		messages = append(messages, fmt.Sprintf("NodePool %s of Karpenter does not list the startup taint, so pods may start on its new nodes "+
-			"before these are ready. Add to spec.template.spec of the NodePool: startupTaints: [{key: %s, effect: NoSchedule}]. Karpenter "+
-			"then replaces all nodes of the NodePool, as its disruption budgets allow. With Karpenter v1.13 or newer, start the "+
-			"controller with --karpenter-readiness-taint instead, and change no NodePool", name, v1alpha1.TaintStartup))
+		messages = append(messages, fmt.Sprintf("NodePool %s of Karpenter lacks the startup taint, so pods may start before a node is ready. Add "+
+			"startupTaints: [{key: %s, effect: NoSchedule}], which replaces all its nodes", name, v1alpha1.TaintStartup))
 	}
 	return messages
 }

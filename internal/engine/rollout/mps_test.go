@@ -277,7 +277,7 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 	g.Expect(c.killed).To(BeEmpty())
 	g.Expect(c.evicted).To(Equal([]string{"selected"}))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/other, because the policy does not select its GPU"))
+	g.Expect(d.Nodes[0].Message).To(HaveSuffix("; pod user/other is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon serves too; end the pod"))
 	g.Expect(h.Taints).To(BeEmpty())
 
 	c.end(h, "other")

@@ -196,15 +196,14 @@ func hasEnded(m *member) bool {
 
 // nodeReadyCondition is the condition Ready of the node: whether it advertises what is desired.
 func nodeReadyCondition(m *member) metav1.Condition {
-	const length = 2048
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: m.Node.GPU.Generation,
-		Reason: m.Reason, Message: format.Cut(m.Message, length),
+		Reason: m.Reason, Message: m.Message,
 	}
 	discovered, reported := condition.Find(m.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
 	switch {
 	case m.Unserved:
-		c.Reason, c.Message = m.Snapshot.Plugin.Reason, format.Cut(m.Snapshot.Plugin.Message, length)
+		c.Reason, c.Message = m.Snapshot.Plugin.Reason, m.Snapshot.Plugin.Message
 	case m.State != node.UpToDate:
 	case m.Policy != nil:
 		c.Status, c.Message = metav1.ConditionTrue, cmp.Or(c.Message, fmt.Sprintf("The node advertises what policy %s asks for", m.Policy.Name))

@@ -122,7 +122,7 @@ func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	g.Expect(h.reboots).To(HaveLen(1))
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("rolled back to its last good state")))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 	g.Expect(h.Taints).To(BeEmpty())

@@ -242,7 +242,7 @@ func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 	c.runs(h, "network", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
 	d := c.during(time.Minute, time.Second)
 	g.Expect(c.evicted).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("not evicted: pod user/network, which came to the node in spite of the taint"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("; pod user/network is not evicted, since it came in spite of the taint, as another would after it; scale its workload down"))
 	c.during(10*time.Minute, time.Second)
 	g.Expect(h.waits()).To(HavePrefix(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(h.Taints).To(BeEmpty())

@@ -67,7 +67,7 @@ func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
 	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
 	d, _ := c.run(60)
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
-	g.Expect(h.waits()).To(Equal("NoDevicePlugin: there is no ClusterPolicy in this cluster"))
+	g.Expect(h.waits()).To(Equal("NoDevicePlugin: There is no ClusterPolicy in this cluster"))
 	g.Expect(d.Nodes).To(HaveLen(1))
 	g.Expect(d.Nodes[0].State).NotTo(Equal(node.UpToDate))
 

@@ -6,7 +6,6 @@ package rollout
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -70,10 +69,9 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 
 // refusedMessage tells of a write that the API server refuses. It is the same each time.
 func refusedMessage(m *member, s *cluster.Snapshot, refused action.Action) string {
-	const most = 512 // characters of a write, and of the answer to it
-	return strings.TrimSuffix(fmt.Sprintf("The API server refuses what the operator writes (%s), and the operator tries again every minute: %s. Look for "+
-		"an admission webhook or policy that refuses it; %s", format.Cut(action.Unstamped(refused).String(), most), format.Cut(s.Repeats.Refusal(restamped(m.Node, refused)), most),
-		m.Message), "; ")
+	const mostOf, most = 80, 60 // characters of a write, and of the answer to it
+	return format.Beside(fmt.Sprintf("The API server refuses a write (%s): %s. It is tried again every minute; look for a webhook or admission policy",
+		format.Cut(action.Unstamped(refused).String(), mostOf), format.End(s.Repeats.Refusal(restamped(m.Node, refused)), most)), m.Message)
 }
 
 // heldMessage tells of a write that waits until a time of day because it was made too often.
@@ -84,20 +82,20 @@ func heldMessage(m *member, s *cluster.Snapshot, held action.Action, until strin
 	var message string
 	switch {
 	case s.Repeats.Returns(held):
-		message = fmt.Sprintf("What the operator decides by changes back and forth, so that it writes the same again and again (%s). It waits until %s. Find what "+
-			"changes: kubectl get events --field-selector involvedObject.name=%s; %s", what, until, m.Node.Name, m.Message)
+		message = fmt.Sprintf("What the operator decides by changes back and forth, so it writes the same again and again (%s). It waits until %s. Find what "+
+			"changes: kubectl events --for node/%s", what, until, m.Node.Name)
 	case deletes:
 		message = fmt.Sprintf("The operator deleted pod %s/%s again and again (%s), and it does not end or comes back as "+
-			"it was. It is deleted again at %s. Look at its events and finalizers: kubectl describe pod -n %s %s; %s", deletion.Namespace,
-			deletion.Pod, deletion.Why, until, deletion.Namespace, deletion.Pod, m.Message)
+			"it was. It is deleted again at %s. Look at its events and finalizers: kubectl describe pod -n %s %s", deletion.Namespace,
+			deletion.Pod, deletion.Why, until, deletion.Namespace, deletion.Pod)
 	case rule:
 		message = fmt.Sprintf("Another controller deletes again and again what the operator writes (%s). The operator waits "+
-			"until %s. The audit log of the API server names the other controller; %s", what, until, m.Message)
+			"until %s. The audit log of the API server names the other controller", what, until)
 	default:
 		message = fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
-			"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s", what, until, m.Node.Name, m.Message)
+			"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml", what, until, m.Node.Name)
 	}
-	return strings.TrimSuffix(message, "; ")
+	return format.Beside(message, m.Message)
 }
 
 // reportTaintFight reports that taints of a policy are not written for now; startup: that the startup taint is not
@@ -106,8 +104,8 @@ func reportTaintFight(m *member, startup bool) {
 	m.TaintStatus.Reason, m.TaintStatus.Message = m.Reason, m.Message
 	if machine, has := m.Node.Annotations[cluster.AnnotationMachine], startupTaintOn(m.View); machine != "" && has != nil && startup {
 		m.TaintStatus.Reason = v1alpha1.ReasonStartupTaintInMachineSet
-		m.TaintStatus.Message = fmt.Sprintf("OpenShift puts the taint %s back again and again, so no pod starts there. Remove it from "+
-			"spec.template.spec.taints of the MachineSet of Machine %s, and from spec.taints of that Machine. The operator itself adds a startup taint to new nodes",
+		m.TaintStatus.Message = fmt.Sprintf("OpenShift sets the taint %s again and again, so no pod starts there. Remove it from "+
+			"spec.template.spec.taints of the MachineSet of Machine %s, and from that Machine",
 			action.NameOf(*has), machine)
 		m.Message = m.TaintStatus.Message
 	}

@@ -50,7 +50,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	for range 300 {
 		round(time.Second)
 	}
-	g.Expect(c.writes).To(Equal(map[string]int{"action.KeepMPSOff": 8, "action.WriteConfigs": 8, "action.Report": 3}))
+	g.Expect(c.writes).To(Equal(map[string]int{"action.KeepMPSOff": 8, "action.WriteConfigs": 8, "action.Report": 1}))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
 	g.Expect(d.After).To(BeNumerically(">", 50*time.Minute), "it is tried again then")

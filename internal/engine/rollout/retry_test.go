@@ -13,6 +13,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
+// retryA is what a user runs so that node a is tried again.
+const retryA = "kubectl annotate gpunode a --overwrite gpusharing.io/retry=$(date +%s)"
+
 // TestAFailedNodeIsTriedAgain when something changed that a user did for that, and never by itself.
 func TestAFailedNodeIsTriedAgain(t *testing.T) {
 	for name, again := range map[string]func(*site, *host){
@@ -31,8 +34,7 @@ func TestAFailedNodeIsTriedAgain(t *testing.T) {
 			h.broken = nil
 			d := c.during(2*time.Hour, time.Minute)
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "not by itself")
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(
-				"is tried again when the policy changes or you annotate the GPUNode: kubectl annotate gpunode a --overwrite gpusharing.io/retry="))
+			g.Expect(d.Nodes[0].Message).To(HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry"))
 			again(c, h)
 			d, _ = c.run(60)
 			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)

@@ -140,7 +140,7 @@ func TestAStartupTaintThatNVIDIADoesNotTolerateIsNotPut(t *testing.T) {
 	h := c.join("b")
 	c.reconcile()
 	g.Expect(h.Taints).NotTo(ContainElement(startup))
-	g.Expect(c.condition("research").Message).To(ContainSubstring("add {key: gpusharing.io/startup, operator: Exists} to spec.daemonsets.tolerations"))
+	g.Expect(c.condition("research").Message).To(ContainSubstring("add {key: gpusharing.io/startup, operator: Exists} to daemonsets.tolerations of the ClusterPolicy"))
 
 	registered := c.join("c", startup)
 	registered.AgentReady = false

@@ -114,7 +114,7 @@ func TestStates(t *testing.T) {
 				return c
 			},
 			state: node.Draining, reason: v1alpha1.ReasonGPUInUse,
-			message: "waiting for what must be freed: pod user/train (GPU 1)", actions: []string{noActions}, after: 9 * time.Minute,
+			message: "for what must be freed: pod user/train (GPU 1)", actions: []string{noActions}, after: 9 * time.Minute,
 		},
 		"tainted, and a pod is evicted": {
 			situation: func() *site {

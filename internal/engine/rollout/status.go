@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,7 +109,7 @@ func worstFirst(members []*member) {
 // pendingNodes lists the nodes that are not ready or on which something is left undone, each with its reason, the worst
 // first, and then those that another policy governs: as many as there is room for.
 func pendingNodes(g *Group) []v1alpha1.PendingNode {
-	const most, length = v1alpha1.MostPending, 2048 // of the schema
+	const most = v1alpha1.MostPending // of the schema
 	var listed []*member
 	for _, m := range g.Members {
 		if m.State != node.UpToDate || m.Reason != v1alpha1.ReasonReady {
@@ -121,7 +120,7 @@ func pendingNodes(g *Group) []v1alpha1.PendingNode {
 	var pending []v1alpha1.PendingNode
 	for _, m := range listed[:min(len(listed), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
-			NodeName: m.Node.Name, State: string(m.State), Reason: m.Reason, Message: format.Cut(m.Message, length),
+			NodeName: m.Node.Name, State: string(m.State), Reason: m.Reason, Message: format.Message(m.Message),
 		})
 	}
 	return append(pending, lostPending(g, most-len(pending))...)
@@ -134,7 +133,7 @@ func lostPending(g *Group, most int) []v1alpha1.PendingNode {
 		for _, name := range l.Nodes[:min(len(l.Nodes), most)] {
 			pending = append(pending, v1alpha1.PendingNode{
 				NodeName: name, Reason: v1alpha1.ReasonConflicted,
-				Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.To),
+				Message: fmt.Sprintf("Policy %s governs the node; give this one a higher priority, or select other nodes", l.To),
 			})
 		}
 	}
@@ -148,8 +147,8 @@ func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 	switch {
 	case g.Beyond > 0:
 		c.Reason = v1alpha1.ReasonTooManyPolicies
-		c.Message = fmt.Sprintf("the cluster has %d policies, and the operator follows %d: those that govern nodes, then the oldest. This one is not among "+
-			"them and changes nothing. Delete policies that nobody needs, or join those that ask for the same into one", g.Beyond, policy.MostPolicies)
+		c.Message = fmt.Sprintf("The cluster has %d policies, and the operator follows %d: those that govern nodes, then the oldest, and not this one. "+
+			"Delete policies that nobody needs, or join those that ask for the same", g.Beyond, policy.MostPolicies)
 	case s.Plugin.Reason != "" && len(g.Members) == 0:
 		c.Reason, c.Message = s.Plugin.Reason, s.Plugin.Message
 	case g.Invalid != nil:
@@ -158,18 +157,17 @@ func acceptedCondition(g *Group, s *cluster.Snapshot) metav1.Condition {
 		c.Reason, c.Message = v1alpha1.ReasonConflicted, conflictMessage(g)
 	case len(g.Members) == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNoMatchingNodes
-		c.Message = "no GPU node has the labels, or no reported GPU the products and indexes, that the policy selects; " +
-			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`. " +
-			"If an autoscaler makes the nodes, set autoscaling.emptyPool to Expected"
+		c.Message = "No GPU node has the labels, products and indexes that it selects; compare `kubectl get nodes --show-labels` and " +
+			"`kubectl get gpunodes`. If an autoscaler makes the nodes, set autoscaling.emptyPool"
 		if g.By.Spec.Autoscaling.EmptyPool == v1alpha1.EmptyPoolExpected {
-			c.Message = "no node is there, as autoscaling.emptyPool expects"
+			c.Message = "No node is there, as autoscaling.emptyPool expects"
 		}
 	case g.By.Spec.Rollout.Paused:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonPaused
-		c.Message = "the rollout is paused; `kubectl gpusharing status` says what would be done, and status.rollout of each GPUNode"
+		c.Message = "The rollout is paused; `kubectl gpusharing status` says what would be done"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
-		c.Message = fmt.Sprintf("the policy governs %s", countOfNodes(len(g.Members)))
+		c.Message = fmt.Sprintf("The policy governs %s", countOfNodes(len(g.Members)))
 	}
 	return c
 }
@@ -183,16 +181,30 @@ func conflictMessage(g *Group) string {
 		}
 		by[l.To] = l.Nodes
 	}
-	const most = 8 // policies that the message names
+	const do = "; give this policy a higher priority, or select other nodes"
 	var parts []string
-	for i, winner := range slices.Sorted(maps.Keys(by)) {
-		if i == most {
-			parts = append(parts, fmt.Sprintf("%d more policies govern others", len(by)-most))
-			break
-		}
-		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, format.List(by[winner])))
+	for _, winner := range slices.Sorted(maps.Keys(by)) {
+		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, format.Few(by[winner], mostNodes)))
 	}
-	return strings.Join(parts, "; ") + "; give this policy a higher priority, or select other nodes"
+	return format.Fit(parts, format.MostMessage-len(do), func(i int) string {
+		return fmt.Sprintf("%d more policies govern others", len(parts)-i)
+	}) + do
+}
+
+// YieldsByPriority reports whether a policy governs nodes, and leaves others only to policies of higher priority: that is
+// what priorities are for, and no conflict that anybody must settle.
+func YieldsByPriority(s *cluster.Snapshot, name string) bool {
+	governs, ranking := false, policy.Rank(s.Policies)
+	for i := range s.Nodes {
+		g := ranking.Govern(node.PolicyNode(&s.Nodes[i]))
+		governs = governs || g.By != nil && g.By.Name == name
+		if slices.ContainsFunc(g.Over, func(p *v1alpha1.GPUSharingPolicy) bool {
+			return p.Name == name && p.Spec.Priority >= g.By.Spec.Priority
+		}) {
+			return false
+		}
+	}
+	return governs
 }
 
 // readyCondition reports whether every governed node advertises what the policy asks for.
@@ -205,7 +217,7 @@ func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 	case len(g.Awaited) > 0 && len(waiting) == 0:
 		c.Reason = v1alpha1.ReasonAgentNotReporting
 		c.Message = fmt.Sprintf("gpuSelector may select GPUs of nodes whose agents have not reported any: %s; look at the pods with "+
-			"app.kubernetes.io/name=gpu-sharing-agent there", format.List(g.Awaited))
+			"app.kubernetes.io/name=gpu-sharing-agent there", format.Few(g.Awaited, mostNodes))
 	case len(g.Members) == 0:
 		c.Status, c.Reason, c.Message = accepted.Status, accepted.Reason, accepted.Message
 		if g.By.Spec.Autoscaling.EmptyPool != v1alpha1.EmptyPoolExpected {
@@ -219,10 +231,12 @@ func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 		}
 	default:
 		c.Reason = waitingReason(waiting)
-		c.Message = fmt.Sprintf("%d of %s ready; %s", len(g.Members)-len(waiting), countOfNodes(len(g.Members)), waitingSentences(waiting))
+		c.Message = fmt.Sprintf("%d of %s ready; ", len(g.Members)-len(waiting), countOfNodes(len(g.Members)))
 		if c.Reason == v1alpha1.ReasonMPSClientsRunning {
-			c.Message = fmt.Sprintf("Waiting: %s; %s", pluginConfigHeld(waiting[0].Snapshot), c.Message)
+			c.Message += "waiting: " + pluginConfigHeld(waiting[0].Snapshot)
+			break
 		}
+		c.Message += waitingSentences(waiting, format.MostMessage-len(c.Message))
 	}
 	return c
 }
@@ -256,20 +270,39 @@ func waitingReason(waiting []*member) string {
 	return first
 }
 
-// waitingSentences tells about the first few nodes, the worst first.
-func waitingSentences(waiting []*member) string {
-	const most, length = 3, 1024
+// waitingSentences tells why nodes wait, the worst first and the same reason once, in so many characters.
+func waitingSentences(waiting []*member, most int) string {
 	ordered := slices.Clone(waiting)
 	worstFirst(ordered)
-	var parts []string
-	for _, m := range ordered[:min(len(ordered), most)] {
-		parts = append(parts, fmt.Sprintf("node %s: %s", m.Node.Name, m.Message))
+	var messages, clauses []string
+	names := map[string][]string{}
+	for _, m := range ordered {
+		if names[m.Message] == nil {
+			messages = append(messages, m.Message)
+		}
+		names[m.Message] = append(names[m.Message], m.Node.Name)
 	}
-	if more := len(ordered) - most; more > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more, see status.pending", more))
+	for _, message := range messages {
+		clauses = append(clauses, fmt.Sprintf("%s: %s", nodesNamed(names[message]), message))
 	}
-	return format.Cut(strings.Join(parts, "; "), length)
+	return format.Fit(clauses, most, func(i int) string {
+		told := 0
+		for _, message := range messages[:i] {
+			told += len(names[message])
+		}
+		return fmt.Sprintf("%d more, see status.pending", len(waiting)-told)
+	})
 }
+
+func nodesNamed(names []string) string {
+	if len(names) == 1 {
+		return "node " + names[0]
+	}
+	return "nodes " + format.Few(names, mostNodes)
+}
+
+// mostNodes is how many nodes a clause names.
+const mostNodes = 2
 
 // stalledCondition is true if only a changed policy, node or cluster helps: every node that is not ready is
 // unsupported, failed and rolled back, or held back by a rollout that is halted.

@@ -126,12 +126,13 @@ func taintsCondition(g *Group, t tolerance) (c metav1.Condition, requested bool)
 	if len(taints)+len(starting) == 0 {
 		return c, false
 	}
+	const mostStarting = 140 // characters: the names of autoscalers are long
 	var has []string
 	if len(taints) > 0 {
-		has = append(has, "the nodes of the policy have its taints: "+strings.Join(action.Names(taints), ", "))
+		has = append(has, "The nodes of the policy have its taints: "+format.List(action.Names(taints)))
 	}
 	if len(starting) > 0 {
-		has = append(has, "new nodes have a startup taint until they are ready: "+strings.Join(action.Names(starting), ", "))
+		has = append(has, "new nodes have a startup taint until they are ready: "+format.ListIn(action.Names(starting), mostStarting))
 	}
 	c = metav1.Condition{
 		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent, Message: strings.Join(has, "; "),
@@ -140,15 +141,12 @@ func taintsCondition(g *Group, t tolerance) (c metav1.Condition, requested bool)
 	if len(lacking) == 0 {
 		return c, true
 	}
-	const most, length = 3, 2048
 	var messages []string
-	for _, k := range lacking[:min(len(lacking), most)] {
+	for _, k := range lacking {
 		messages = append(messages, k.Message)
 	}
-	c.Status, c.Reason, c.Message = metav1.ConditionFalse, lacking[0].Reason, format.Cut(strings.Join(messages, "; "), length)
-	if more := len(lacking) - most; more > 0 {
-		c.Message += fmt.Sprintf("; and %d more nodes", more)
-	}
+	c.Status, c.Reason = metav1.ConditionFalse, lacking[0].Reason
+	c.Message = format.Fit(messages, format.MostMessage, func(i int) string { return fmt.Sprintf("and %d more reasons", len(messages)-i) })
 	return c, true
 }
 

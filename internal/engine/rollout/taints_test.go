@@ -60,7 +60,7 @@ func TestATaintThatNVIDIATolerates(t *testing.T) {
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs, native}))
 	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationTaints, "nvidia.com/gpu:NoSchedule"))
 	g.Expect(c.condition("research")).To(And(HaveField("Status", metav1.ConditionTrue), HaveField("Reason", v1alpha1.ReasonTaintsPresent),
-		HaveField("Message", "the nodes of the policy have its taints: nvidia.com/gpu:NoSchedule")))
+		HaveField("Message", "The nodes of the policy have its taints: nvidia.com/gpu:NoSchedule")))
 	g.Expect(c.Plugin.Operands.Ours).To(BeEmpty(), "NVIDIA's own toleration does")
 
 	h.Taints = []corev1.Taint{theirs}
@@ -97,7 +97,7 @@ func TestATaintThatAnotherControllerRemovesIsNotReportedAsThere(t *testing.T) {
 	}
 	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionTainted)
 	g.Expect(found).To(And(HaveField("Status", metav1.ConditionFalse), HaveField("Reason", v1alpha1.ReasonChangedByOthers),
-		HaveField("Message", ContainSubstring("node a: Another controller undoes"))))
+		HaveField("Message", ContainSubstring("Node a: Another controller undoes"))))
 }
 
 func TestATaintThatWasThereStays(t *testing.T) {
@@ -116,7 +116,7 @@ func TestATaintThatWasThereStays(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints[0].Value).To(Equal("mine"))
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTaintConflict), HaveField("Message",
-		"node a: a user or another controller has put the taint nvidia.com/gpu=mine:NoSchedule on the node, which takes the place of "+
+		"Node a: a user or another controller has put the taint nvidia.com/gpu=mine:NoSchedule on the node, which takes the place of "+
 			"nvidia.com/gpu:NoSchedule; remove theirs, or this one from the policy")))
 }
 
@@ -201,20 +201,16 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 		since    string
 	}{
 		"NVIDIA's operator upgrades the driver": {
-			operands: clusterpolicy.Operands{Driver: true, Upgrades: true}, since: "NVIDIA's operator would take the change for an upgrade of its driver",
+			operands: clusterpolicy.Operands{Driver: true, Upgrades: true}, since: "it would upgrade NVIDIA's driver on every node",
 		},
 		"the container toolkit, while pods hold GPUs": {
-			operands: clusterpolicy.Operands{Toolkit: true}, users: true,
-			since: "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
-				"the pods that hold GPUs; now pod user/train",
+			operands: clusterpolicy.Operands{Toolkit: true}, users: true, since: "it could fail pods with GPUs, now pod user/train",
 		},
 		"the container toolkit, while pods have GPUs by claims": {
-			operands: clusterpolicy.Operands{Toolkit: true}, claims: true,
-			since: "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
-				"the pods that hold GPUs; now pod user/train",
+			operands: clusterpolicy.Operands{Toolkit: true}, claims: true, since: "it could fail pods with GPUs, now pod user/train",
 		},
-		"NVIDIA's MPS daemons, while pods hold GPUs": {mps: true, users: true, since: "NVIDIA's MPS daemons would restart and end their clients; now pod user/train"},
-		"who wrote the list after us":                {operands: clusterpolicy.Operands{Taken: "helm"}, since: `field manager "helm" has written that list since`},
+		"NVIDIA's MPS daemons, while pods hold GPUs": {mps: true, users: true, since: "it would end clients of NVIDIA's MPS, now pod user/train"},
+		"who wrote the list after us":                {operands: clusterpolicy.Operands{Taken: "helm"}, since: `field manager "helm" wrote that list since`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -233,11 +229,8 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 			c.reconcile()
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
-			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", HavePrefix(
-				"NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so their pods could not come back to a node "+
-					"that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to spec.daemonsets.tolerations of "+
-					"ClusterPolicy cluster-policy (with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by "+
-					"itself, since "+test.since))))
+			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", "Toleration not added: "+test.since+
+				"; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to daemonsets.tolerations of the ClusterPolicy")))
 
 			o := *c.Plugin.Operands
 			o.Tolerations = append(o.Tolerations, ofShared)
@@ -270,7 +263,8 @@ func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 	c.run(30)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),
-		HaveField("Message", HavePrefix("node a: waiting until these pods tolerate the taint nvidia.com/gpu:NoSchedule: nfd/worker; "))))
+		HaveField("Message", Equal("Node a: Waiting for nfd/worker to tolerate nvidia.com/gpu:NoSchedule; if not NVIDIA's, "+
+			"add {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule} (Helm: node-feature-discovery.worker.tolerations)"))))
 }
 
 // TestATaintGoesWithItsToleration: when a user takes the toleration back, the taint goes too, before NVIDIA's pods are
@@ -299,9 +293,8 @@ func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {
 	h.Pods = h.Pods[:1]
 	c.reconcile()
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(c.condition("research").Message).To(Equal("NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so " +
-		"their pods could not come back to a node that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to " +
-		"the DaemonSet of pod gpu-operator/nvidia-1 (with Helm: to tolerations)"))
+	g.Expect(c.condition("research").Message).To(Equal("NVIDIA's device plugin lacks a toleration; " +
+		"add {key: example.com/shared, operator: Exists, effect: NoSchedule} to the DaemonSet of pod gpu-operator/nvidia-1 (Helm: tolerations)"))
 	h.Pods[0].Tolerations = []corev1.Toleration{ofShared}
 	c.reconcile()
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
@@ -317,10 +310,10 @@ func TestAPausedPolicyChangesNoTaint(t *testing.T) {
 
 	tainting(shared)(&c.Policies[0])
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonPaused), HaveField("Message",
-		"the toleration of example.com/shared:NoSchedule is to be added to ClusterPolicy cluster-policy first, which replaces the "+
+		"The toleration of example.com/shared:NoSchedule is to be added to ClusterPolicy cluster-policy first, which replaces the "+
 			"pods of NVIDIA's programs node by node")))
 	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
-	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonNoDevicePlugin), HaveField("Message", "there is no ClusterPolicy")))
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonNoDevicePlugin), HaveField("Message", "There is no ClusterPolicy")))
 }
 
 func TestWithoutADevicePluginTaintsStayAndGoWithTheirPolicy(t *testing.T) {

@@ -142,19 +142,18 @@ func tolerationOf(taint corev1.Taint) corev1.Toleration {
 // tolerationsUnsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where
 // each is from.
 func tolerationsUnsafe(s *cluster.Snapshot) string {
+	const mostUsers = 20 // characters, and one of them at least
 	o := s.Plugin.Operands
 	users := s.Users()
 	switch {
 	case o.Taken != "":
-		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
+		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
 	case o.Upgrades:
-		return "NVIDIA's operator would take the change for an upgrade of its driver and go through every node " +
-			"(driver.upgradePolicy.autoUpgrade), before v26.7 deleting the pods that use GPUs"
+		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
-		return "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
-			"the pods that hold GPUs; now " + format.List(users)
+		return "it could fail pods with GPUs, now " + format.ListIn(users, mostUsers)
 	case len(s.MpsUsers) > 0:
-		return "NVIDIA's MPS daemons would restart and end their clients; now " + format.List(s.MpsUsers)
+		return "it would end clients of NVIDIA's MPS, now " + format.ListIn(s.MpsUsers, mostUsers)
 	}
 	return ""
 }
@@ -165,13 +164,13 @@ func pluginConfigHeld(s *cluster.Snapshot) string {
 	if s.Plugin.Operands == nil || len(s.MpsUsers) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", pluginConfigChange(s), format.List(s.MpsUsers))
+	return fmt.Sprintf("%s: %s; it is changed once these have ended", pluginConfigChange(s), format.List(s.MpsUsers))
 }
 
 // pluginConfigChange says what a change of devicePlugin.config does, without the pods that pluginConfigHeld names:
 // nodes report it, and no node has news when a pod elsewhere begins or ends.
 func pluginConfigChange(s *cluster.Snapshot) string {
-	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
+	return fmt.Sprintf("a change of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", s.Plugin.Operands.Name)
 }
 
 // byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator
@@ -229,20 +228,18 @@ func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 
 func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
 	o, s := t.snapshot.Plugin.Operands, t.snapshot
-	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", action.NameOf(taint))
 	switch {
 	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
 		return "", ""
 	case o == nil && s.Plugin.ClusterPolicy:
 		return v1alpha1.ReasonTolerationMissing, "the ClusterPolicy could not be read, so it is not known what NVIDIA's programs tolerate"
 	case o == nil:
-		return t.podsRefuse(taint, byDriver, missing)
+		return t.podsRefuse(taint, byDriver)
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
 	case t.full && !hasToleration(t.Ours, tolerationOf(taint)):
-		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; the policies ask for more than %d tolerations, which is as many as the operator adds to ClusterPolicy %s. "+
-			"Use one taint for several policies, or add %s to spec.daemonsets.tolerations there (with Helm: to daemonsets.tolerations)",
-			missing, mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
+		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("The operator adds %d tolerations at most to ClusterPolicy %s. "+
+			"Use one taint for several policies, or add %s there", mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
 	case t.coming:
 		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
@@ -252,14 +249,13 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
 			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
 	}
-	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to spec.daemonsets.tolerations of ClusterPolicy %s "+
-		"(with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by itself, since %s",
-		missing, writtenToleration(tolerationOf(taint)), o.Name, unsafe)
+	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("Toleration not added: %s; add %s to daemonsets.tolerations of the ClusterPolicy",
+		unsafe, writtenToleration(tolerationOf(taint)))
 }
 
 // podsRefuse reports whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint:
 // their DaemonSet is its owner's.
-func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string) (reason, message string) {
+func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool) (reason, message string) {
 	program, value := "NVIDIA's device plugin", "tolerations"
 	if byDriver {
 		program, value = "NVIDIA's DRA driver", "kubeletPlugin.tolerations"
@@ -267,8 +263,8 @@ func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string)
 	pods := t.pods(byDriver)
 	for _, p := range pods {
 		if !clusterpolicy.Tolerates(p.Tolerations, taint) {
-			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to %s)",
-				missing, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
+			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s lacks a toleration; add %s to the DaemonSet of pod %s/%s (Helm: %s)",
+				program, writtenToleration(tolerationOf(taint)), p.Namespace, p.Name, value)
 		}
 	}
 	if len(pods) == 0 {
@@ -295,9 +291,8 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 		return "", ""
 	}
 	slices.Sort(pods)
-	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
-		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their DaemonSet "+
-		"(Helm: node-feature-discovery.worker.tolerations)", action.NameOf(taint), format.List(pods), writtenToleration(tolerationOf(taint)))
+	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting for %s to tolerate %s; if not NVIDIA's, add %s "+
+		"(Helm: node-feature-discovery.worker.tolerations)", format.List(pods), action.NameOf(taint), writtenToleration(tolerationOf(taint)))
 }
 
 func hasToleration(all []corev1.Toleration, t corev1.Toleration) bool {

@@ -179,7 +179,7 @@ func (i *unmetFinder) describe(g *Group, workloads map[unmetKey]*unmet) []string
 			who = fmt.Sprintf("%s (%d pods)", who, u.pods)
 		}
 		lines[u.pod.Namespace] = append(lines[u.pod.Namespace],
-			fmt.Sprintf("%s asks for %s, which no node offers then; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
+			fmt.Sprintf("%s"+asksFor+"%s, which no node offers then; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
 	}
 	return inTurns(lines)
 }
@@ -213,9 +213,9 @@ func requestAdvice(requests, most map[string]int64, single bool) string {
 			return "a container may ask for one of what is shared: ask for 1, or for GPUs that are not shared"
 		case n >= requests[name]:
 		case n > 0:
-			return fmt.Sprintf("the nodes of the policy offer at most %d of %s each: ask for no more, or leave some nodes out of the policy", n, name)
+			return fmt.Sprintf("its nodes offer at most %d of %s each: ask for no more, or leave some nodes out", n, name)
 		case most[shared] > 0:
-			return fmt.Sprintf("ask for %s instead, or set renameByDefault to false in the policy", shared)
+			return fmt.Sprintf("ask for %s, or set renameByDefault to false", shared)
 		case plain != name && most[plain] > 0:
 			return fmt.Sprintf("ask for %s instead, or set renameByDefault to true in the policy", plain)
 		}
@@ -236,17 +236,33 @@ func requestsText(requests map[string]int64) string {
 	return strings.Join(parts, ", ")
 }
 
+// asksFor stands between a workload and what it asks for.
+const asksFor = " asks for "
+
 // affectedCondition says which workloads the policy leaves without what they ask for.
 func affectedCondition(lines []string) metav1.Condition {
-	const most, length = 8, 4096
+	const most = 3 // workloads that a clause names
 	c := metav1.Condition{Type: v1alpha1.ConditionWorkloadsAffected, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRequestNotOffered}
 	if len(lines) == 0 {
 		return c
 	}
 	c.Status = metav1.ConditionTrue
-	c.Message = format.Cut(strings.Join(lines[:min(len(lines), most)], "; "), length)
-	if more := len(lines) - most; more > 0 {
-		c.Message += fmt.Sprintf("; and %d more", more)
+	var clauses []string
+	names := map[string][]string{} // of workloads that ask for the same
+	for _, line := range lines {
+		who, what, _ := strings.Cut(line, asksFor)
+		if names[what] == nil {
+			clauses = append(clauses, what)
+		}
+		names[what] = append(names[what], who)
 	}
+	for i, what := range clauses {
+		all := names[what]
+		clauses[i] = all[0] + asksFor + what
+		if len(all) > 1 {
+			clauses[i] = format.Few(all, most) + " ask for " + what
+		}
+	}
+	c.Message = format.Fit(clauses, format.MostMessage, func(i int) string { return fmt.Sprintf("and %d more", len(clauses)-i) })
 	return c
 }

@@ -49,8 +49,8 @@ func TestImpact(t *testing.T) {
 		"what is offered": {sharing: timeSlicing(4), pod: requesting("web", gpus(1))},
 		"what was renamed": {
 			sharing: renamed(4), pod: requesting("web", gpus(1)),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
-				"set renameByDefault to false in the policy",
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared, or " +
+				"set renameByDefault to false",
 		},
 		"what is not renamed any more": {
 			sharing: timeSlicing(4), pod: requesting("web", map[string]int64{"nvidia.com/gpu.shared": 1}),
@@ -64,8 +64,8 @@ func TestImpact(t *testing.T) {
 				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
 				return p
 			}(),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
-				"set renameByDefault to false in the policy",
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared, or " +
+				"set renameByDefault to false",
 		},
 		"whole GPUs under MIG": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", gpus(1)),
@@ -79,8 +79,8 @@ func TestImpact(t *testing.T) {
 		},
 		"more than a node has": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 4}),
-			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 4, which no node offers then; the nodes of the policy offer at most " +
-				"3 of nvidia.com/mig-2g.10gb each: ask for no more, or leave some nodes out of the policy",
+			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 4, which no node offers then; its nodes offer at most " +
+				"3 of nvidia.com/mig-2g.10gb each: ask for no more, or leave some nodes out",
 		},
 		"more than one of what is shared": {
 			sharing: mps(4), pod: requesting("web", gpus(2)),
@@ -134,7 +134,7 @@ func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
 }
 
-// TestWorkloadsOfATenantKeepNoOthersFromBeingNamed: the condition has room for eight.
+// TestWorkloadsOfATenantKeepNoOthersFromBeingNamed: the condition names one of each namespace first.
 func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -142,7 +142,7 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
 	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1})}
 	for i := range 100 {
-		name := fmt.Sprintf("Deployment %s/%d", tenant, i)
+		name := fmt.Sprintf("%s/%d", tenant, i)
 		c.Unscheduled = append(c.Unscheduled, cluster.Pod{
 			Namespace: tenant, Name: name, UID: name, GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Workload: "Deployment " + name,
 		}, cluster.Pod{
@@ -151,8 +151,8 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	}
 	d := rollout.Decide(c.world())
 	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionWorkloadsAffected)
-	g.Expect(found.Message).To(ContainSubstring("Deployment team/web asks for nvidia.com/gpu: 1"))
-	g.Expect(found.Message).To(HaveSuffix("; and 193 more"))
+	g.Expect(found.Message).To(Equal("Deployment a-tenant/0, Deployment team/web, Deployment tenant/0 and 198 more ask for nvidia.com/gpu: 1, " +
+		"which no node offers then; ask for nvidia.com/gpu.shared, or set renameByDefault to false"))
 }
 
 func TestWhatAPodRequests(t *testing.T) {

@@ -125,13 +125,15 @@ func Counting(all []v1alpha1.MemoryEviction, now time.Time) []v1alpha1.MemoryEvi
 	return counting
 }
 
-// Describe is what a report means: the container, what it uses, its share, what is free and who else is on the GPU.
+// Describe is what a report means: the container, what it uses, its share, what is free and, as far as there is room,
+// who else is on the GPU.
 func Describe(node string, p v1alpha1.MemoryPressure) string {
+	const most = 30 // characters, and one neighbour at least
 	text := fmt.Sprintf("Container %s of pod %s/%s uses %s of GPU %s on node %s, its share is %s; %s of %s are free",
 		p.Container.ContainerName, p.Container.Namespace, p.Container.PodName, gib(p.Container.UsedBytes), p.DeviceUUID, node,
 		gib(p.Container.ShareBytes), gib(p.FreeBytes), gib(p.TotalBytes))
 	if len(p.Neighbours) > 0 {
-		text += "; neighbours: " + format.List(p.Neighbours)
+		text += "; neighbours: " + format.ListIn(p.Neighbours, most)
 	}
 	return text
 }

@@ -214,7 +214,7 @@ func TestResolveRefuses(t *testing.T) {
 		"MIG on a GPU without": {
 			models: []sim.Model{sim.A100, sim.T4}, sharing: mixed(fill("1g")), reason: v1alpha1.ReasonMIGNotSupported,
 			message: "GPU 1 (Tesla-T4) has no MIG; say in sharing.mig.layouts[].gpus which GPUs the layout is for, or leave " +
-				"this one out of the policy with gpuSelector",
+				"this one out with gpuSelector",
 		},
 		"a profile that the GPU does not have": {
 			models: []sim.Model{sim.A30}, sharing: mixed(instances(ask("3g", 1))), reason: v1alpha1.ReasonProfileNotAvailable,

@@ -91,7 +91,7 @@ func packingProblem(err error) error {
 
 func noMIG(d gpu.Device) *Problem {
 	return problem(v1alpha1.ReasonMIGNotSupported, "%s has no MIG; say in sharing.mig.layouts[].gpus which GPUs the "+
-		"layout is for, or leave this one out of the policy with gpuSelector", d)
+		"layout is for, or leave this one out with gpuSelector", d)
 }
 
 func daemonOf(m v1alpha1.MPSDaemon) *gpu.MPSDaemon {

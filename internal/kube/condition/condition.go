@@ -21,13 +21,19 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
+// Set returns the conditions with c in place of the one of its type. The time of the transition is now if the status
+// changed or the condition is new, and is kept otherwise. Of its message what a reader needs is kept (format.Message).
+func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
+	c.Message = format.Message(c.Message)
+	return SetInFull(conditions, c, now)
+}
+
 // MaxMessage is the longest message of a condition in characters, from the schema of metav1.Condition.
 const MaxMessage = 32768
 
-// Set returns the conditions with c in place of the one of its type. The time of the transition is now if the status
-// changed or the condition is new, and is kept otherwise. A message that the API would refuse is cut.
-func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
-	c.Message = format.Cut(strings.ToValidUTF8(c.Message, "�"), MaxMessage)
+// SetInFull is Set for a message that is kept nowhere else, such as what a driver answered.
+func SetInFull(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
+	c.Message = format.Cut(format.Sentence(strings.ToValidUTF8(c.Message, "�")), MaxMessage)
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && old.LastTransitionTime.Unix() > 0 { // 0: the API's default
 		c.LastTransitionTime = old.LastTransitionTime
@@ -35,13 +41,13 @@ func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []met
 	return sorted(append(Remove(conditions, c.Type), c))
 }
 
-// SetWhenTrue is Set for a condition that is present only while it is true, such as Stalled: one that is not true is
+// SetWhenTrue is SetInFull for a condition that is present only while it is true, such as Stalled: one that is not true is
 // removed.
 func SetWhenTrue(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
 	if c.Status != metav1.ConditionTrue {
 		return sorted(Remove(conditions, c.Type))
 	}
-	return Set(conditions, c, now)
+	return SetInFull(conditions, c, now)
 }
 
 // SetProgress returns the conditions with Reconciling and Stalled, which tell tools that know the convention of kstatus
@@ -53,14 +59,14 @@ func SetProgress(conditions []metav1.Condition, problem metav1.Condition, now ti
 	reconciling.Type, stalled.Type = v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled
 	switch {
 	case ready.Status == metav1.ConditionTrue:
-		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "nothing is left to do"
-		stalled.Status, stalled.Message = metav1.ConditionFalse, "nothing is left to do"
+		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "Nothing is left to do"
+		stalled.Status, stalled.Message = metav1.ConditionFalse, "Nothing is left to do"
 	case problem.Status == metav1.ConditionTrue:
-		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "nothing more happens until something is changed, see Stalled"
+		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "Nothing more happens until something is changed, see Stalled"
 		stalled.Status, stalled.Reason, stalled.Message = metav1.ConditionTrue, problem.Reason, problem.Message
 	case ready.Status == metav1.ConditionFalse:
 		reconciling.Status = metav1.ConditionTrue
-		stalled.Status, stalled.Message = metav1.ConditionFalse, "the work goes on, see Reconciling"
+		stalled.Status, stalled.Message = metav1.ConditionFalse, "The work goes on, see Reconciling"
 	}
 	return Set(Set(conditions, reconciling, now), stalled, now)
 }
@@ -121,7 +127,7 @@ func awaiting(conditionType string, generation int64) metav1.Condition {
 		Status:             metav1.ConditionUnknown,
 		ObservedGeneration: generation,
 		Reason:             v1alpha1.ReasonAwaitingReport,
-		Message:            "not known yet for this generation of the object",
+		Message:            "Not known yet for this generation of the object",
 	}
 }
 

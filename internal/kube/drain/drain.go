@@ -95,7 +95,7 @@ func request(ctx context.Context, c client.Client, pod *corev1.Pod) (Result, err
 	case apierrors.IsTooManyRequests(err):
 		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: %s", key, refusal(err))}, nil
 	case apierrors.IsInternalError(err) && strings.Contains(err.Error(), "more than one PodDisruptionBudget"):
-		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: %s Leave one of its PodDisruptionBudgets", key, refusal(err))}, nil
+		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: it has several PodDisruptionBudgets; leave one", key)}, nil
 	case ctx.Err() != nil && parent.Err() == nil:
 		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: no answer within %s", key, answerTime)}, nil
 	default:
@@ -114,17 +114,16 @@ func NeverEvicted(pod *corev1.Pod) (why string, is bool) {
 	return "", false
 }
 
-// refusal is what the API server said and, where it names them, the PodDisruptionBudgets that do not allow it.
+// refusal is which PodDisruptionBudget does not allow it or, where the API server names none, what else it said.
 func refusal(err error) string {
-	message := err.Error()
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
-		return message
+		return err.Error()
 	}
 	for _, cause := range status.Status().Details.Causes {
 		if cause.Type == policyv1.DisruptionBudgetCause {
-			message += ": " + cause.Message
+			return cause.Message
 		}
 	}
-	return message
+	return err.Error()
 }

@@ -117,13 +117,13 @@ func TestEvict(t *testing.T) {
 		"a PodDisruptionBudget holds": {
 			before:  func(t *testing.T, p *corev1.Pod) { t.Helper(); budget(t, c, p.Name, true) },
 			outcome: drain.Blocked, stays: true,
-			message: "is not evicted: Cannot evict pod as it would violate the pod's disruption budget.: " +
+			message: "is not evicted: " +
 				"The disruption budget pod-budget needs 1 healthy pods and has 1 currently",
 		},
 		"a PodDisruptionBudget that its controller has not seen is named at once": {
 			before:  func(t *testing.T, p *corev1.Pod) { t.Helper(); budget(t, c, p.Name, false) },
 			outcome: drain.Blocked, stays: true,
-			message: "is not evicted: Cannot evict pod as it would violate the pod's disruption budget.: " +
+			message: "is not evicted: " +
 				"The disruption budget pod-budget is still being processed by the server.",
 		},
 	} {

@@ -138,9 +138,9 @@ func Duplicates(classes []Class, resource string) string {
 	}
 	slices.Sort(names)
 	used, _ := Offering(classes, resource)
-	return fmt.Sprintf("DeviceClasses %s all serve %s, and the scheduler uses %s. When one of them is deleted, the scheduler can forget %s, and pods that request it stay "+
-		"Pending. Keep one, then have the scheduler read it again: kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)",
-		format.List(names), resource, used.Name, resource, used.Name)
+	return fmt.Sprintf("DeviceClasses %s all serve %s; when one is deleted, the scheduler can forget it. Keep one, then: "+
+		"kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)",
+		format.List(names), resource, used.Name)
 }
 
 // ClassProblem says why pods cannot get GPUs or instances by the resource of a class; nil if they can, or will once the
@@ -162,9 +162,8 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDRAUnavailable,
-		Message: fmt.Sprintf("DeviceClass %s of the operator does not have extendedResourceName: %s, so no pod can get that. If another controller edits the "+
-			"class, stop it: the operator writes it again, a few times in an hour, unless the policy is paused. If the API server drops the field, turn on the "+
-			"feature gate DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", w.Name, w.Resource),
+		Message: fmt.Sprintf("DeviceClass %s of the operator does not have extendedResourceName: %s, so no pod can get that. Stop what edits it, "+
+			"or turn on the feature gate DRAExtendedResource", w.Name, w.Resource),
 	}
 }
 

@@ -66,8 +66,8 @@ func IntervalProblem(classes []Class, want v1alpha1.TimeSliceInterval, policy, o
 		return nil
 	}
 	if off != "" {
-		return intervalDiffers("The feature gate %s of NVIDIA's DRA driver is off (FEATURE_GATES of pod %s), so it sets no time slice, and policy %s needs %s. "+
-			"Set featureGates.%s=true in its chart (in a GPUCluster: in spec.draDriver), or remove sharing.timeSlicing.interval", TimeSlicingSettings, off, policy, want,
+		return intervalDiffers("The feature gate %s of NVIDIA's DRA driver is off (pod %s), and policy %s needs time slice %s. "+
+			"Set featureGates.%s=true in its chart, or remove timeSlicing.interval", TimeSlicingSettings, off, policy, want,
 			TimeSlicingSettings)
 	}
 	has := "no time slice"
@@ -79,15 +79,12 @@ func IntervalProblem(classes []Class, want v1alpha1.TimeSliceInterval, policy, o
 	case class.Strategy != "":
 		has = "sharing strategy " + class.Strategy
 	}
-	set := "set in spec.config of the class"
+	set := "set it there"
 	if class.Own {
-		set = fmt.Sprintf("make a DeviceClass of your own with the selector of %s and extendedResourceName %s, and set in its spec.config",
-			class.Name, plan.ResourceGPU)
+		set = "make a class of your own with it"
 	}
-	return intervalDiffers("DeviceClass %s gives GPUs %s by its config, and policy %s needs %s. First drain the pods that use GPUs from the nodes of NVIDIA's DRA "+
-		"driver, because a pod that shares a GPU with claims of another config hangs. Then %s, for driver %s, "+
-		"{apiVersion: resource.nvidia.com/v1beta1, kind: %s, sharing: {strategy: %s, timeSlicingConfig: {interval: %s}}}. Or remove "+
-		"sharing.timeSlicing.interval", class.Name, has, policy, want, set, DriverName, configKind, timeSlicing, want)
+	return intervalDiffers("DeviceClass %s gives GPUs %s by its config, and policy %s needs %s. First drain the pods that use GPUs, or others hang. Then %s "+
+		"(docs/dra.md), or remove timeSlicing.interval", class.Name, has, policy, want, set)
 }
 
 func intervalDiffers(format string, of ...any) *plan.Problem {

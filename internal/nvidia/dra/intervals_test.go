@@ -59,7 +59,8 @@ func TestTheTimeSliceOfAClass(t *testing.T) {
 				return
 			}
 			g.Expect(problem.Reason).To(Equal(v1alpha1.ReasonDRAIntervalDiffers))
-			g.Expect(problem.Message).To(And(ContainSubstring(c.problem), ContainSubstring("timeSlicingConfig: {interval: Medium}")))
+			g.Expect(problem.Message).To(And(ContainSubstring(c.problem), HaveSuffix(", and policy p needs Medium. First drain the pods that use GPUs, or others hang. "+
+				"Then set it there (docs/dra.md), or remove timeSlicing.interval")))
 		})
 	}
 }
@@ -73,6 +74,6 @@ func TestWhenNoTimeSliceIsCompared(t *testing.T) {
 	unread.Unread = true
 	g.Expect(dra.IntervalProblem([]dra.Class{unread}, v1alpha1.TimeSliceIntervalLong, "p", "")).To(BeZero(), "the user may not read it")
 	g.Expect(dra.IntervalProblem([]dra.Class{none}, v1alpha1.TimeSliceIntervalLong, "p", "nvidia-dra/plugin-x").Message).To(And(
-		ContainSubstring("feature gate TimeSlicingSettings of NVIDIA's DRA driver is off (FEATURE_GATES of pod nvidia-dra/plugin-x)"),
+		ContainSubstring("feature gate TimeSlicingSettings of NVIDIA's DRA driver is off (pod nvidia-dra/plugin-x)"),
 		ContainSubstring("featureGates.TimeSlicingSettings=true")), "first the gate: without it a class with a config lets no pod start")
 }

@@ -53,7 +53,7 @@ func SharesProblem(p *Pool, want int64, policy string, requested RequestedShares
 	case 1:
 		is = "no shares"
 	}
-	message := fmt.Sprintf("NVIDIA's DRA driver publishes %s for each GPU of the node, and policy %s needs %s. ", is, policy, wanted(want))
+	message := fmt.Sprintf("NVIDIA's DRA driver publishes %s for each GPU, and policy %s needs %s. ", is, policy, wanted(want))
 	if others := against(requested, want); len(others) > 0 {
 		return &plan.Problem{
 			Reason: v1alpha1.ReasonDRASharesDiffer,
@@ -90,24 +90,15 @@ func Values(shares int64) string {
 	return fmt.Sprintf("featureGates.ConsumableShares=true and consumableShares=%d in its chart", shares)
 }
 
-// fields names what does so in a GPUCluster, where the number is a variable of the driver (NVIDIA/gpu-operator
-// api/nvidia/v1alpha1/gpucluster_types.go, v26.7.0).
-func fields(shares int64) string {
-	return fmt.Sprintf("(in a GPUCluster: featureGates: {ConsumableShares: true} and gpus.kubeletPlugin.env: [{name: CONSUMABLE_SHARES, value: \"%d\"}] in "+
-		"spec.draDriver)", shares)
-}
-
 // remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU
 // of which shares are in use hangs, so switching off needs idle GPUs (device_state.go of the driver).
 func remedy(have, want int64) string {
 	if want == 1 {
-		return "First drain the pods that use GPUs from the nodes of the driver, because a GPU whose shares are in use would be given to a pod that then hangs. " +
-			"Then set consumableShares=disabled and featureGates.ConsumableShares=false in its chart (in a GPUCluster: remove the variable CONSUMABLE_SHARES and the " +
-			"feature gate from spec.draDriver)"
+		return "First drain the pods that use its GPUs, or others hang. Then set consumableShares=disabled (docs/dra.md)"
 	}
-	values := "Set " + Values(want) + " " + fields(want)
+	values := "Set " + Values(want) + " (a GPUCluster: docs/dra.md)"
 	if have > want {
-		return values + ". Pods that have shares keep them; new ones start once fewer are in use"
+		return values + ". Running pods keep their shares"
 	}
-	return values + ". The upgrade restarts the driver on every node, and no running pod"
+	return values + ". No running pod is restarted"
 }

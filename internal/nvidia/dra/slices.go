@@ -130,8 +130,8 @@ func (p *Pool) Unusable() *plan.Problem {
 		case d.Type == "" || d.Type == typeGPU && d.UUID == "" || d.Type == typeMIG && d.Profile == "":
 			return &plan.Problem{
 				Reason: v1alpha1.ReasonDRADriverUnknown,
-				Message: fmt.Sprintf("Device %s in the ResourceSlices of the node has no type, UUID or profile, so this version of NVIDIA's DRA driver is "+
-					"not known to the operator. Install v0.5.0, with which the operator was tried (in a GPUCluster: spec.draDriver.version)", d.Name),
+				Message: fmt.Sprintf("Device %s in the ResourceSlices of the node has no type, UUID or profile: this version of NVIDIA's DRA driver is "+
+					"not known. Install v0.5.0, with which the operator was tried", d.Name),
 			}
 		}
 	}
@@ -142,8 +142,8 @@ func (p *Pool) Unusable() *plan.Problem {
 func DynamicMIG(sign string) *plan.Problem {
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDynamicMIGActive,
-		Message: fmt.Sprintf("The feature gate DynamicMIG of NVIDIA's DRA driver is on (%s), so the driver makes and destroys MIG instances itself. Turn "+
-			"it off (featureGates.DynamicMIG=false in its chart, spec.draDriver.featureGates in a GPUCluster), or leave the node out of nodeSelector", sign),
+		Message: fmt.Sprintf("The feature gate DynamicMIG of NVIDIA's DRA driver is on (%s), so it makes MIG instances itself. Turn "+
+			"it off (featureGates.DynamicMIG=false in its chart or a GPUCluster), or leave the node out", sign),
 	}
 }
 
