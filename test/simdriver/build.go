@@ -20,6 +20,7 @@ import (
 // The programs, as Build names them.
 const (
 	library    = "libnvidia-ml.so.1"
+	library615 = "libnvidia-ml.so.615" // of drivers that have memory limits
 	smi        = "nvidia-smi"
 	mpsControl = "nvidia-cuda-mps-control"
 )
@@ -98,14 +99,15 @@ func buildInto(ctx context.Context, module, target string) error {
 		return err
 	}
 	defer os.RemoveAll(temporary) //nolint:errcheck // gone after the renaming
-	for _, p := range []struct{ name, folder, cgo, mode string }{
-		{library, "libnvidia-ml", "1", "c-shared"},
-		{smi, "nvidia-smi", "0", "exe"},
-		{mpsControl, "nvidia-cuda-mps-control", "0", "exe"},
-		{persistenced, "nvidia-persistenced", "0", "exe"},
-		{fabricManager, "nv-fabricmanager", "0", "exe"},
+	for _, p := range []struct{ name, folder, cgo, mode, tags string }{
+		{library, "libnvidia-ml", "1", "c-shared", ""},
+		{library615, "libnvidia-ml", "1", "c-shared", "r615"},
+		{smi, "nvidia-smi", "0", "exe", ""},
+		{mpsControl, "nvidia-cuda-mps-control", "0", "exe", ""},
+		{persistenced, "nvidia-persistenced", "0", "exe", ""},
+		{fabricManager, "nv-fabricmanager", "0", "exe", ""},
 	} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildmode="+p.mode,
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildmode="+p.mode, "-tags="+p.tags,
 			"-o", filepath.Join(temporary, p.name), "./test/simdriver/"+p.folder)
 		cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED="+p.cgo)
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 )
 
 // Layout is where the driver's packages put its files.
@@ -65,7 +67,7 @@ func Install(root, programs, version string, layout Layout) error {
 		}
 	}
 	lib := filepath.Join(root, layout.libraries())
-	if err := install(filepath.Join(programs, library), filepath.Join(lib, "libnvidia-ml.so."+version), version); err != nil {
+	if err := install(filepath.Join(programs, libraryOf(version)), filepath.Join(lib, "libnvidia-ml.so."+version), version); err != nil {
 		return err
 	}
 	if err := writeFile(filepath.Join(lib, "libcuda.so."+version), ""); err != nil {
@@ -82,6 +84,16 @@ func Install(root, programs, version string, layout Layout) error {
 		}
 	}
 	return errors.Join(linkKernel(root), linkRun(root))
+}
+
+// libraryOf is the program that is NVML in a driver version.
+func libraryOf(version string) string {
+	const limits = 615
+	branch, _, _ := strings.Cut(version, ".")
+	if number, err := strconv.Atoi(branch); err == nil && number >= limits {
+		return library615
+	}
+	return library
 }
 
 // linkRun makes var/run what it is on a Linux system, unless it is there.

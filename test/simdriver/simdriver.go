@@ -6,6 +6,7 @@
 // unmodified.
 //
 //	<root>/usr/lib64/libnvidia-ml.so.<version>     NVML, with libnvidia-ml.so.1 and libnvidia-ml.so as links to it
+//	                                               (from version 615 on another file, which has memory limits)
 //	<root>/usr/lib64/libcuda.so.<version>          an empty file that tools look for, with the same links
 //	<root>/usr/bin/nvidia-smi                      reset, compute mode, time slice, listings; makes device nodes
 //	<root>/usr/bin/nvidia-cuda-mps-control         MPS control daemon and its client

@@ -23,12 +23,17 @@ import (
 
 func root(t *testing.T, models ...sim.Model) *simdriver.Driver {
 	t.Helper()
+	return rootOf(t, simdriver.Spec{Name: t.Name(), Models: models})
+}
+
+func rootOf(t *testing.T, spec simdriver.Spec) *simdriver.Driver {
+	t.Helper()
 	g := NewWithT(t)
 	cache, err := simdriver.CacheDir()
 	g.Expect(err).NotTo(HaveOccurred())
 	programs, err := simdriver.Build(t.Context(), cache)
 	g.Expect(err).NotTo(HaveOccurred())
-	d, err := simdriver.New(filepath.Join(t.TempDir(), "root"), programs, simdriver.Spec{Name: t.Name(), Models: models})
+	d, err := simdriver.New(filepath.Join(t.TempDir(), "root"), programs, spec)
 	g.Expect(err).NotTo(HaveOccurred())
 	return d
 }

@@ -74,14 +74,74 @@ static int cudaRun(unsigned blocks, unsigned rounds) {
 	int code = ((launch_t)dlsym(cuda, "cuLaunchKernel"))(kernel, blocks, 1, 1, 256, 1, 1, 0, NULL, parameters, NULL);
 	return code ? code : ((synchronize_t)dlsym(cuda, "cuCtxSynchronize"))();
 }
+
+typedef int (*asynchronous_t)(unsigned long long *, size_t, void *);
+typedef int (*managed_t)(unsigned long long *, size_t, unsigned);
+typedef int (*fill_t)(unsigned long long, unsigned char, size_t);
+typedef int (*create_t)(unsigned long long *, size_t, const void *, unsigned long long);
+struct shared { char bytes[64]; };
+typedef int (*export_t)(struct shared *, unsigned long long);
+typedef int (*import_t)(unsigned long long *, struct shared, unsigned);
+typedef int (*free_asynchronous_t)(unsigned long long, void *);
+
+// Memory of a kind, as takenKinds has them: 0, or CUDA's error. Managed memory is written to on the GPU.
+static int cudaTake(int kind, size_t bytes, unsigned long long *memory) {
+	int code;
+	struct { int type, handles, location, device; void *metadata; unsigned char flags[8]; } pinned = {1, 0, 1, 0, NULL, {0}};
+	switch (kind) {
+	case 1:
+		if ((code = ((asynchronous_t)dlsym(cuda, "cuMemAllocAsync"))(memory, bytes, NULL))) return code;
+		break;
+	case 2:
+		return ((create_t)dlsym(cuda, "cuMemCreate"))(memory, bytes, &pinned, 0);
+	case 3:
+		if ((code = ((managed_t)dlsym(cuda, "cuMemAllocManaged"))(memory, bytes, 1))) return code;
+		if ((code = ((fill_t)dlsym(cuda, "cuMemsetD8_v2"))(*memory, 1, bytes))) return code;
+		break;
+	default:
+		return ((allocate_t)dlsym(cuda, "cuMemAlloc_v2"))(memory, bytes);
+	}
+	return ((synchronize_t)dlsym(cuda, "cuCtxSynchronize"))();
+}
+
+static int cudaGive(int kind, unsigned long long memory) {
+	int code;
+	switch (kind) {
+	case 1:
+		if ((code = ((free_asynchronous_t)dlsym(cuda, "cuMemFreeAsync"))(memory, NULL))) return code;
+		return ((synchronize_t)dlsym(cuda, "cuCtxSynchronize"))();
+	case 2:
+		return ((free_t)dlsym(cuda, "cuMemRelease"))(memory);
+	case 4:
+		return ((free_t)dlsym(cuda, "cuIpcCloseMemHandle"))(memory);
+	}
+	return ((free_t)dlsym(cuda, "cuMemFree_v2"))(memory);
+}
+
+static int cudaExport(unsigned long long memory, void *into) {
+	return ((export_t)dlsym(cuda, "cuIpcGetMemHandle"))(into, memory);
+}
+
+static int cudaImport(const void *exported, unsigned long long *memory) {
+	return ((import_t)dlsym(cuda, "cuIpcOpenMemHandle_v2"))(memory, *(const struct shared *)exported, 1);
+}
+
+static int cudaMemory(size_t *available, size_t *total) { return ((memory_t)dlsym(cuda, "cuMemGetInfo_v2"))(available, total); }
 */
 import "C"
 
 import (
+	"bufio"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
+	"strings"
 	"time"
 	"unsafe"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // touchTime is how often a client asks the driver for something, so that it learns of an error.
@@ -161,3 +221,140 @@ func MeasureCUDA(library string, from time.Time, w Work) ([]time.Duration, error
 	}
 	return took, nil
 }
+
+// takenKinds are the kinds of memory by their numbers in C.
+func takenKinds() []sim.MemoryKind {
+	return []sim.MemoryKind{sim.DeviceMemory, sim.PoolMemory, sim.VirtualMemory, sim.ManagedMemory, sim.ImportedMemory}
+}
+
+// memoryProgram is a CUDA program that does with memory what it is told.
+type memoryProgram struct{ taken []takenMemory }
+
+type takenMemory struct {
+	kind   C.int
+	memory C.ulonglong
+}
+
+// ServeMemory makes this process a LimitedProgram on the first GPU. It answers each line that it reads by one line.
+func ServeMemory(library string, in io.Reader, out io.Writer) error {
+	_, _, failed := openCUDA(library)
+	p := memoryProgram{}
+	for lines := bufio.NewScanner(in); lines.Scan(); {
+		answer := fmt.Sprint(failed)
+		if failed == nil {
+			answer = p.obey(lines.Text())
+		}
+		if _, err := fmt.Fprintln(out, answer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *memoryProgram) obey(line string) string {
+	var verb, argument string
+	var kind int
+	_, _ = fmt.Sscan(line, &verb, &argument, &kind)
+	switch verb {
+	case "allocate":
+		_, code := p.take(kind, argument)
+		return named(code)
+	case "export":
+		memory, code := p.take(0, argument)
+		handle := make([]byte, unsafe.Sizeof(C.struct_shared{}))
+		if code == 0 {
+			code = C.cudaExport(memory, unsafe.Pointer(&handle[0]))
+		}
+		if code != 0 {
+			return named(code)
+		}
+		return hex.EncodeToString(handle)
+	case "import":
+		handle, err := hex.DecodeString(argument)
+		if err != nil || len(handle) != int(unsafe.Sizeof(C.struct_shared{})) {
+			return "no handle: " + argument
+		}
+		var memory C.ulonglong
+		code := C.cudaImport(unsafe.Pointer(&handle[0]), &memory)
+		return p.note(4, memory, code)
+	case "free":
+		for _, t := range slices.Backward(p.taken) {
+			C.cudaGive(t.kind, t.memory)
+		}
+		p.taken = nil
+		return ""
+	case "memory":
+		var available, total C.size_t
+		if code := C.cudaMemory(&available, &total); code != 0 {
+			return named(code)
+		}
+		return fmt.Sprint(uint64(total), " ", uint64(available))
+	}
+	return "unknown: " + line
+}
+
+func (p *memoryProgram) take(kind int, size string) (C.ulonglong, C.int) {
+	var bytes uint64
+	var memory C.ulonglong
+	_, _ = fmt.Sscan(size, &bytes)
+	code := C.cudaTake(C.int(kind), C.size_t(bytes), &memory)
+	p.note(kind, memory, code)
+	return memory, code
+}
+
+func (p *memoryProgram) note(kind int, memory C.ulonglong, code C.int) string {
+	if code == 0 {
+		p.taken = append(p.taken, takenMemory{C.int(kind), memory})
+	}
+	return named(code)
+}
+
+// named is CUDA's name of an error; empty: none.
+func named(code C.int) string {
+	if code == 0 {
+		return ""
+	}
+	return C.GoString(C.cudaName(code))
+}
+
+// CUDAProgram is a LimitedProgram to which lines are written, and which answers.
+type CUDAProgram struct {
+	In  io.Writer
+	Out *bufio.Reader
+	// Stop ends the process.
+	Stop func()
+}
+
+func (p CUDAProgram) ask(format string, args ...any) string {
+	if _, err := fmt.Fprintf(p.In, format+"\n", args...); err != nil {
+		return err.Error()
+	}
+	answer, err := p.Out.ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(answer)
+}
+
+// Allocate implements LimitedProgram.
+func (p CUDAProgram) Allocate(kind sim.MemoryKind, bytes uint64) string {
+	return p.ask("allocate %d %d", bytes, slices.Index(takenKinds(), kind))
+}
+
+// Free implements LimitedProgram.
+func (p CUDAProgram) Free() { p.ask("free") }
+
+// Export implements LimitedProgram.
+func (p CUDAProgram) Export(bytes uint64) string { return p.ask("export %d", bytes) }
+
+// Import implements LimitedProgram.
+func (p CUDAProgram) Import(exported string) string { return p.ask("import %s", exported) }
+
+// Memory implements LimitedProgram.
+func (p CUDAProgram) Memory() (total, free uint64) {
+	_, _ = fmt.Sscan(p.ask("memory"), &total, &free)
+	return total, free
+}
+
+// End implements LimitedProgram.
+func (p CUDAProgram) End() { p.Stop() }

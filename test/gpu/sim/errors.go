@@ -24,6 +24,7 @@ const (
 	Timeout               Return = 10
 	GPUIsLost             Return = 15
 	ResetRequired         Return = 16
+	OperatingSystem       Return = 17
 	InUse                 Return = 19
 	InsufficientResources Return = 23
 	Unknown               Return = 999
@@ -52,6 +53,8 @@ func (r Return) String() string {
 		return "ERROR_GPU_IS_LOST"
 	case ResetRequired:
 		return "ERROR_RESET_REQUIRED"
+	case OperatingSystem:
+		return "ERROR_OPERATING_SYSTEM"
 	case InUse:
 		return "ERROR_IN_USE"
 	case InsufficientResources:
@@ -90,7 +93,7 @@ func (e *Error) Unwrap() error {
 		return gpu.ErrResetRequired
 	case NoPermission:
 		return gpu.ErrPermission
-	case Success, InvalidArgument, InsufficientSize, DriverNotLoaded, Timeout, Unknown:
+	case Success, InvalidArgument, InsufficientSize, DriverNotLoaded, Timeout, OperatingSystem, Unknown:
 	}
 	return nil
 }

@@ -284,15 +284,9 @@ func (h *Hardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.Time
 	return h.write(ctx, OpSetTimeSlice, uuid, string(slice), func() error { return h.node.SetTimeSlice(uuid, slice) })
 }
 
-// Close implements gpu.Hardware. A GPU that nobody has open any more may forget its compute mode.
+// Close implements gpu.Hardware.
 func (h *Hardware) Close() error {
-	h.Update(func(n *Node) {
-		for i := range n.GPUs {
-			if g := &n.GPUs[i]; n.Forgets && !g.Persistence && len(g.Processes) == 0 && !n.openByOthers(g.UUID, 0) {
-				g.ComputeMode = gpu.ComputeDefault
-			}
-		}
-	})
+	h.Update((*Node).Forget)
 	return nil
 }
 

@@ -130,7 +130,7 @@ func (n *Node) Reload() {
 }
 
 func (g *GPU) clear() {
-	g.Instances = nil
+	g.Instances, g.Limits, g.Allocations = nil, nil, nil
 	g.ComputeMode = gpu.ComputeDefault
 	g.Slice = gpu.TimeSliceUnread
 	g.activate()
@@ -194,6 +194,16 @@ func (n *Node) Shut(pid int) {
 	n.Clients = slices.DeleteFunc(n.Clients, func(c Client) bool { return c.PID == pid })
 }
 
+// Forget is what happens when a program has closed the driver: a GPU that nobody has open any more loses its memory
+// limits and compute mode, if the node Forgets.
+func (n *Node) Forget() {
+	for i := range n.GPUs {
+		if g := &n.GPUs[i]; n.Forgets && !g.Persistence && len(g.Processes) == 0 && !n.openByOthers(g.UUID, 0) {
+			g.ComputeMode, g.Limits = gpu.ComputeDefault, nil
+		}
+	}
+}
+
 func (n *Node) openByOthers(uuid string, self int) bool {
 	return n.DRM || slices.ContainsFunc(n.Clients, func(c Client) bool { return c.PID != self && c.Opens(uuid) })
 }
@@ -216,9 +226,11 @@ func (n *Node) AddProcess(uuid string, p gpu.Process) error {
 
 // RemoveProcess ends a process on all GPUs.
 func (n *Node) RemoveProcess(pid int) {
+	delete(n.Cgroups.Members, pid)
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
 		g.Processes = slices.DeleteFunc(g.Processes, func(p gpu.Process) bool { return p.PID == pid })
 		g.forget(func(u gpu.ProcessUse) bool { return u.PID == pid })
+		g.Allocations = slices.DeleteFunc(g.Allocations, func(a Allocation) bool { return a.PID == pid })
 	}
 }

@@ -4,7 +4,7 @@
 // Package sim holds the rules of NVIDIA's hardware as NVML shows it: MIG mode and pending mode, placements and room for
 // instances, who holds what, reset and reboot. Node is the state, a plain value that can be kept in a file; its methods
 // are the rules, and refuse what NVML refuses with the return that NVML gives. Hardware serves a Node as gpu.Hardware,
-// fails on request and records what was changed.
+// fails on request and records what was changed. The cgroups that memory is charged to are folders.
 //
 // Rules and their sources: NVML API reference (device, MIG and GPU instance commands), MIG User Guide, and the facts in
 // the catalogue (internal/gpu/catalogue). What is not simulated: memory contents, clocks, NVLink, performance.
@@ -28,6 +28,7 @@ type Node struct {
 	Clients       []Client // programs that have the driver open
 	NVSwitch      bool     // NVSwitches connect the GPUs
 	DRM           bool     // the kernel module nvidia_drm is loaded, which has every GPU open
+	Cgroups       Cgroups  `json:",omitzero"`
 	Forgets       bool     // no other program has a GPU open for long: one that nobody has open forgets its compute mode
 }
 
@@ -46,6 +47,8 @@ type GPU struct {
 	Instances   []GPUInstance    // by placement
 	Processes   []gpu.Process    // by PID
 	Uses        []gpu.ProcessUse `json:",omitempty"` // of the processes of which a test says how they use the GPU
+	Limits      []CgroupLimit    `json:",omitempty"`
+	Allocations []Allocation     `json:",omitempty"` // of programs that StartProgram has started
 	Holders     []gpu.Holder     // not of the hardware's concern; carried for tests
 }
 

@@ -45,6 +45,8 @@ func (g *GPU) Use(p gpu.Process) gpu.ProcessUse {
 	use := gpu.ProcessUse{PID: p.PID, Instance: p.Instance, MemoryBytes: new(int64(idleMemory))}
 	if i := slices.IndexFunc(g.Uses, func(u gpu.ProcessUse) bool { return u.PID == p.PID && u.Instance == p.Instance }); i >= 0 {
 		use = g.Uses[i]
+	} else if taken := g.taken(p.PID); taken > 0 {
+		use.MemoryBytes = new(int64(taken))
 	}
 	if g.MIG || use.MPSClient {
 		use.Utilization = nil

@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"unsafe"
@@ -186,11 +187,14 @@ func nvmlDeviceGetMemoryInfo(h *C.struct_handle, memory *C.struct_memory) C.int 
 
 //export nvmlDeviceGetMemoryInfo_v2
 func nvmlDeviceGetMemoryInfo_v2(h *C.struct_handle, memory *C.struct_memory_v2) C.int {
-	return onGPU("nvmlDeviceGetMemoryInfo", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
+	return onGPU("nvmlDeviceGetMemoryInfo", h, func(s *simdriver.State, g *sim.GPU) sim.Return {
 		if memory.version != version(unsafe.Sizeof(*memory), 2) {
 			return versionMismatch
 		}
 		m, ret := memoryOf(g, h)
+		if seen, err := s.Node.MemoryFor(g.UUID, os.Getpid()); err == nil && ret == sim.Success && h.kind == C.HANDLE_GPU {
+			m = *seen
+		}
 		memory.total, memory.used, memory.free = C.uint64_t(m.Total), C.uint64_t(m.Used), C.uint64_t(m.Free)
 		memory.reserved = 0
 		return ret

@@ -91,6 +91,9 @@ func (l *library) shut() sim.Return {
 	l.users--
 	if l.users == 0 {
 		_ = l.client.Disconnect() // the lock is gone in any case
+		if s, err := l.driver.Read(); err == nil && s.Node.Forgets {
+			_ = l.driver.WithClients(func(s *simdriver.State) error { s.Node.Forget(); return nil }) // NVML does not say
+		}
 		if file := os.Getenv(simdriver.CountEnv); file != "" {
 			_ = os.WriteFile(file, strconv.AppendInt(nil, l.calls.Load(), 10), 0o600) // who measures misses it
 		}

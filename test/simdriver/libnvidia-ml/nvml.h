@@ -33,6 +33,16 @@ struct memory_v2 {
 	uint64_t total, reserved, free, used;
 };
 
+struct set_limits {
+	const char *cgroup;
+	uint64_t soft, hard;
+};
+
+struct get_limits {
+	const char *cgroup;
+	uint64_t soft, hard, used;
+};
+
 struct process_v1 {
 	uint32_t pid;
 	uint64_t used_memory;
