@@ -97,7 +97,7 @@ func (k *daemonManager) reconcile(ctx context.Context, desired plan.Daemon, was 
 			return nil // it stays, and answers once the driver is back
 		}
 		if replaced := k.control.checkListener(desired.Resource); err != nil && replaced != nil {
-			err = fmt.Errorf("%w: %w", replaced, err)
+			err = fmt.Errorf("%w: %w", err, replaced) // the end says who does it, and is kept where there is little room
 		}
 		if err != nil {
 			return k.note(was, err)
