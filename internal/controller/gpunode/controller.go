@@ -97,7 +97,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return c.orphaned(ctx, have)
 	case err != nil:
 		return reconcile.Result{}, client.IgnoreNotFound(err)
-	case have.UID != "" && c.selected(node) && ofAnother(have, node):
+	case have.UID != "" && ofAnother(have, node):
 		return reconcile.Result{}, c.remove(ctx, have, "another machine has its name")
 	case !c.selected(node) && !lost(have, node) && have.Annotations[v1alpha1.AnnotationOrphaned] == "":
 		return reconcile.Result{}, nil

@@ -172,6 +172,31 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(get(t, c, "reused").Spec.Baseline).To(BeNil())
 	})
 
+	t.Run("of another machine is replaced though its node was gone before, and the label of the new one comes late", func(t *testing.T) {
+		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
+		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Spec: v1alpha1.GPUSharingPolicySpec{
+			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+		}}
+		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		first := newMachine(t, c, "late", "one")
+		r.reconcile(t, first.Name)
+		changed(t, c, "late")
+		g.Expect(c.Delete(t.Context(), first)).To(Succeed())
+		r.reconcile(t, "late")
+		g.Expect(get(t, c, "late").Annotations).To(HaveKey(v1alpha1.AnnotationOrphaned))
+
+		second := newNode(t, c, "late", nil)
+		second.Status.NodeInfo.SystemUUID = "two"
+		g.Expect(c.Status().Update(t.Context(), second)).To(Succeed())
+		r.reconcile(t, "late")
+		second.Labels = gpuPresent
+		g.Expect(c.Update(t.Context(), second)).To(Succeed())
+		r.reconcile(t, "late")
+		r.reconcile(t, "late")
+		g.Expect(get(t, c, "late").Spec.Baseline).To(BeNil(), "it is the baseline of the first machine")
+		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
+	})
+
 	t.Run("stays while its machine registers again, for a day", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
 		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
