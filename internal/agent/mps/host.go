@@ -88,7 +88,7 @@ func (h *Host) Run(ctx context.Context) error {
 			log.Error(err, "MPS daemons differ from the desired state, trying again")
 		}
 		if thorough && !h.node.SharesMemory() {
-			if err := h.endAll(ctx); err == nil || !errors.Is(err, errInUse) {
+			if err := h.endAll(ctx); err == nil || !inUse(err) {
 				return errors.Join(errSharedMemory, err)
 			}
 			log.Error(errSharedMemory, "Waiting until no MPS client is connected, then starting anew")

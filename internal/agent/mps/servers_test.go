@@ -276,6 +276,34 @@ func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
+// The clients of all daemons are looked at before any is told to quit, and one may connect between: from a pod that has the former shared memory.
+func TestSharedMemoryThatWasReplacedEndsNoClientThatHasJustConnected(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	other := daemon(10, 1510)
+	other.Resource = "nvidia.com/gpu.shared"
+	g.Expect(n.view.Start(t.Context(), other)).To(gomega.Succeed())
+	pid := 0
+	n.runner.Fail(func(c host.Command) error {
+		if pid == 0 && strings.HasPrefix(c.Stdin, "quit") {
+			pid = n.daemons.Run(n.path(other.Resource, "pipe"), "pod-a", 1000)
+			_, _, err := n.daemons.Connect(pid)
+			return err
+		}
+		return nil
+	})
+	n.unmount = true
+	rounds := 0
+	n.clock.Meanwhile = func() {
+		if rounds++; rounds == 30 {
+			g.Expect(n.daemons.Get(n.path(other.Resource, "pipe")).Clients()).To(gomega.Equal(1))
+			n.daemons.End(pid)
+		}
+	}
+	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
+	g.Expect(rounds).To(gomega.BeNumerically(">=", 30), "the end of the process would end the client")
+}
+
 // The control daemon hands clients to its server, and serves none of them: that it hangs, or cannot be asked while the
 // driver's root is replaced, ends no client. The end of the process would.
 func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T) {
