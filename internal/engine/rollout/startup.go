@@ -75,15 +75,15 @@ func startupTaintOn(v *node.View) *corev1.Taint {
 
 // wantStartup reports whether the node is to have the startup taint. Who put it there does not matter: kubelet and
 // autoscalers register nodes with it, and rely on us to take it off. A node that no policy governs loses it once its
-// agent has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn
-// out to govern it.
+// agent has reported, or there is no policy: nobody will make such a node ready, and before that a policy that selects
+// by GPU may still turn out to govern it.
 func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) bool {
 	_, silent := node.AgentNotReporting(m.View)
 	has := startupTaintOn(m.View) != nil
 	switch {
 	case m.NoPlugin() && g.By != nil:
 		return has // the policy is not honoured yet
-	case g.By == nil && !silent:
+	case g.By == nil && (!silent || len(m.Snapshot.Policies) == 0):
 		return false
 	case g.By != nil && m.State == node.UpToDate:
 		return false

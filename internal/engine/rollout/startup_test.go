@@ -164,6 +164,20 @@ func TestANodeOfNoPolicyLosesTheStartupTaintOnceItsAgentHasReported(t *testing.T
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
+// The operator put the taint there itself, for a policy that is gone: `restore` waited for an agent that may never report.
+func TestTheStartupTaintDoesNotOutliveTheLastPolicy(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	early := corev1.Taint{Key: v1alpha1.TaintStartupAutoscaler, Value: "unlabelled", Effect: corev1.TaintEffectNoSchedule}
+	h := c.join("b", early)
+	h.AgentReady = false
+	c.carryOut(rollout.Decide(c.world()))
+	g.Expect(h.Taints).To(ContainElement(early))
+	c.Policies = nil
+	c.carryOut(rollout.Decide(c.world()))
+	g.Expect(h.Taints).To(BeEmpty())
+}
+
 // carryOut carries out a decision and lets no time pass.
 func (c *site) carryOut(d rollout.Decision) {
 	for _, a := range d.Actions {
