@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -73,10 +74,32 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 	g.Expect(deleted(ctx, others)).To(Succeed(), "another operator")
 	g.Expect(deleted(ctx, second)).To(Succeed(), "nothing goes with it")
 	g.Expect(deleted(ctx, foreign)).To(Succeed(), "another definition")
-	node.Annotations = nil
+	unshared := func() {
+		t.Helper()
+		node.Annotations, node.Spec.Taints = nil, nil
+		g.Expect(cluster.Client.Update(ctx, node)).To(Succeed())
+		for _, o := range kept {
+			g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20*time.Second).Should(Succeed(), "it is restored")
+		}
+	}
+	unshared()
+
+	// A node that was not changed has no baseline, and may have taints of the operator all the same.
+	for _, taint := range []func(){
+		func() { node.Annotations = map[string]string{v1alpha1.AnnotationTaints: "gpu:NoSchedule"} },
+		func() { node.Spec.Taints = autoscaling.WithStartup(nil, true) },
+	} {
+		taint()
+		g.Expect(cluster.Client.Update(ctx, node)).To(Succeed())
+		for _, o := range kept {
+			g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(10 * time.Second).Should(MatchError(ContainSubstring("Node a is not restored yet")))
+		}
+		unshared()
+	}
+	node.Spec.Taints = []corev1.Taint{{Key: v1alpha1.TaintStartupAutoscaler, Effect: corev1.TaintEffectNoSchedule}}
 	g.Expect(cluster.Client.Update(ctx, node)).To(Succeed())
 	for _, o := range kept {
-		g.Eventually(func() error { return deleted(ctx, o) }).WithTimeout(20*time.Second).Should(Succeed(), "it is restored")
+		g.Consistently(func() error { return deleted(ctx, o) }).WithTimeout(time.Second).Should(Succeed(), "a user registers nodes so")
 	}
 }
 
