@@ -11,10 +11,12 @@ import (
 )
 
 // The search compares all ways to serve the pods of a pool with at most maxExact GPUs, until it has looked at maxVisits
-// parts of ways; then the best so far counts, which is at least as good as each pod's best in turn.
+// parts of ways, or has given maxSteps instances; then the best so far counts, which is at least as good as each pod's best
+// in turn. A pod with many instances has more ways than parts, and none of them may have room for its last instance.
 const (
 	maxExact  = 128
 	maxVisits = 4000
+	maxSteps  = 16 * maxVisits
 )
 
 // choose decides which pods are served, and where, and leaves the GPUs so.
@@ -78,6 +80,7 @@ type search struct {
 	items  []item
 	rest   [][]int // of each item on, the number of items by tier
 	visits int
+	steps  int
 	picked []placed
 	served []int // by tier
 
@@ -174,6 +177,10 @@ func (s *search) serve(at int, gpus []int, from int) {
 		}
 	}
 	for _, of := range s.candidates(asked, node, from, s.nodesOf(i)) {
+		if s.steps++; s.steps > maxSteps || s.visits > maxVisits {
+			s.visits = maxVisits + 1
+			return
+		}
 		p := s.places[of.place]
 		was := p.limit
 		p.limit = of.limit
