@@ -6,6 +6,7 @@ package demand_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -137,15 +138,15 @@ func (s *site) policy(onDemand *v1alpha1.MIGOnDemand) {
 	})).To(Succeed())
 }
 
-// waits creates a pod that asks for instances of 2g and that the scheduler has found no node for.
-func (s *site) waits(name, count string) {
+// waits creates a pod whose containers ask for instances of 2g and that the scheduler has found no node for.
+func (s *site) waits(name string, counts ...string) {
 	s.t.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Name: "main", Image: "example.invalid/main",
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	for n, count := range counts {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
+			Name: fmt.Sprint("c", n), Image: "example.invalid/main",
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/mig-2g.10gb": resource.MustParse(count)}},
-		}}},
+		})
 	}
 	s.Expect(s.cluster.Client.Create(s.t.Context(), pod)).To(Succeed())
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
@@ -264,6 +265,7 @@ func restarts(s *site) {
 func tooMany(s *site) {
 	s.policy(small())
 	s.waits("a", "1000000000000")
+	s.waits("b", "9000000000000000000", "9000000000000000000") // more than an int64 can count
 	_, is := s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
 }

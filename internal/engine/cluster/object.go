@@ -6,6 +6,7 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -32,15 +33,15 @@ func GPURequests(spec *corev1.PodSpec) map[string]int64 {
 		}
 	}
 	for i := range spec.Containers {
-		each(&spec.Containers[i].Resources, func(name string, n int64) { together[name] += n })
+		each(&spec.Containers[i].Resources, func(name string, n int64) { together[name] = sum(together[name], n) })
 	}
 	for i := range spec.InitContainers {
 		sidecar := spec.InitContainers[i].RestartPolicy != nil
 		each(&spec.InitContainers[i].Resources, func(name string, n int64) {
-			most[name] = max(most[name], sidecars[name]+n)
+			most[name] = max(most[name], sum(sidecars[name], n))
 			if sidecar {
-				sidecars[name] += n
-				together[name] += n
+				sidecars[name] = sum(sidecars[name], n)
+				together[name] = sum(together[name], n)
 			}
 		})
 	}
@@ -54,6 +55,14 @@ func GPURequests(spec *corev1.PodSpec) map[string]int64 {
 		return nil
 	}
 	return together
+}
+
+// sum is that of two counts, or the largest there is: the API server takes any count of each container.
+func sum(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
 }
 
 // workloadOf names what has made a pod: its controller, or a Deployment by the ReplicaSet that belongs to it, whose

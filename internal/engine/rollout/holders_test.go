@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -240,9 +241,9 @@ func TestNetworkCardsAreNoGPUs(t *testing.T) {
 
 // TestWhatAPodRequestsIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
 func TestWhatAPodRequestsIsCountedAsTheSchedulerDoes(t *testing.T) {
-	gpus := func(n int, restarts ...corev1.ContainerRestartPolicy) corev1.Container {
+	gpus := func(n int64, restarts ...corev1.ContainerRestartPolicy) corev1.Container {
 		c := corev1.Container{Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(n), resource.DecimalSI)},
+			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(n, resource.DecimalSI)},
 		}}
 		if len(restarts) > 0 {
 			c.RestartPolicy = &restarts[0]
@@ -252,7 +253,7 @@ func TestWhatAPodRequestsIsCountedAsTheSchedulerDoes(t *testing.T) {
 	const always = corev1.ContainerRestartPolicyAlways
 	for name, test := range map[string]struct {
 		init []corev1.Container
-		main int
+		main int64
 		want int64
 	}{
 		"containers only":                    {nil, 2, 2},
@@ -260,6 +261,7 @@ func TestWhatAPodRequestsIsCountedAsTheSchedulerDoes(t *testing.T) {
 		"an init container before a sidecar": {[]corev1.Container{gpus(2), gpus(1, always)}, 1, 2},
 		"an init container after a sidecar":  {[]corev1.Container{gpus(1, always), gpus(2)}, 1, 3},
 		"two sidecars":                       {[]corev1.Container{gpus(1, always), gpus(1, always)}, 1, 3},
+		"more than can be counted":           {[]corev1.Container{gpus(math.MaxInt64, always), gpus(math.MaxInt64)}, 2, math.MaxInt64},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &corev1.PodSpec{InitContainers: test.init, Containers: []corev1.Container{gpus(test.main)}}
