@@ -221,10 +221,16 @@ func waitsSince(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
+// mostProfiles is how many profiles of one pod are listed. No GPU has as many.
+const mostProfiles = 16
+
 // asks are the instances that a pod asks for, by exact profile; nil if no node of the pool can have them.
 func (r *review) asks(pod *corev1.Pod) map[string]int {
-	asks := map[string]int{}
-	for name, count := range instancesOf(pod) {
+	asks, requests := map[string]int{}, instancesOf(pod)
+	if len(requests) > mostProfiles {
+		return nil
+	}
+	for name, count := range requests {
 		profile, has := r.profiles[name]
 		if !has || count > r.most {
 			return nil

@@ -200,3 +200,36 @@ func TestAReviewIsBounded(t *testing.T) {
 		g.Expect(demand.Review(memory, onDemand(nil), s, pods)).To(Equal(first))
 	}
 }
+
+// mixed is a node of the policy with one GPU of each product that has no instances.
+func mixed(t *testing.T, name string, products ...string) cluster.Node {
+	t.Helper()
+	n := a100s(t, name, 1)
+	var devices []gpu.Device
+	for at, product := range products {
+		d, found := catalogue.Find(product)
+		NewWithT(t).Expect(found).To(BeTrue(), product)
+		d.UUID, d.Index, d.MIGCapable, d.PendingMIG, d.State = fmt.Sprint(name, "-", at), at, true, true, gpu.State{MIG: true}
+		devices = append(devices, d)
+	}
+	n.GPU.Status.Devices = plan.Reported(devices)
+	return n
+}
+
+// TestAPodThatAsksForMoreProfilesThanAreListed, of which a pool of several products has enough, does not count: the API
+// server would refuse the report, and with it all that other pods wait for.
+func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
+	products := []string{"NVIDIA-A100-SXM4-40GB", "NVIDIA-A30", "NVIDIA-H200"}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{mixed(t, "a", products...)}}
+	all := waits("w", "1g.5gb", func(p *corev1.Pod) {
+		for _, product := range products {
+			d, _ := catalogue.Find(product)
+			for _, profile := range d.Profiles {
+				p.Spec.Containers[0].Resources.Limits[corev1.ResourceName(plan.ResourceOf(profile.Name))] = resource.MustParse("1")
+			}
+		}
+	})
+	NewWithT(t).Expect(len(all.Spec.Containers[0].Resources.Limits)).To(BeNumerically(">", 16))
+	got := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
+	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
+}
