@@ -181,21 +181,21 @@ func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
 // classify joins the pods that ask for the same and that the same nodes would take. Left out are pods that ask for what
 // no GPU of the pool can have, or that no node of it would take.
 func (r *review) classify(pods []*corev1.Pod) {
-	where, at := map[string]map[string]bool{}, map[string]int{}
+	where, at := map[string]placement{}, map[string]int{}
 	for _, pod := range pods {
 		asks := r.asks(pod)
 		if len(asks) == 0 {
 			continue
 		}
-		placement, nodes := r.placement(pod, where)
-		if nodes != nil && len(nodes) == 0 {
+		on := r.placement(pod, where)
+		if on.nodes != nil && len(on.nodes) == 0 {
 			continue
 		}
-		class := demand.Class{Asks: asks, Nodes: nodes, Oldest: waitsSince(pod)}
+		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod)}
 		if pod.Spec.Priority != nil {
 			class.Priority = *pod.Spec.Priority
 		}
-		key := fmt.Sprint(class.Priority, asks, placement)
+		key := fmt.Sprint(class.Priority, asks, on.key)
 		n, known := at[key]
 		if !known {
 			n = len(r.classes)
@@ -240,27 +240,32 @@ func (r *review) asks(pod *corev1.Pod) map[string]int {
 	return asks
 }
 
-// placement is what of a pod says which nodes would take it, and those of the pool that would, but for their instances,
-// CPU and memory; nil: all.
-func (r *review) placement(pod *corev1.Pod, known map[string]map[string]bool) (key string, nodes map[string]bool) {
-	encoded, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
+// placement is the nodes of the pool that would take some pods, but for their instances, CPU and memory.
+type placement struct {
+	key   string          // of the nodes
+	nodes map[string]bool // nil: all
+}
+
+// placement is that of a pod; known are those by what pods say of it.
+func (r *review) placement(pod *corev1.Pod, known map[string]placement) placement {
+	said, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
 		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations,
 	})
-	key = string(encoded)
-	if nodes, found := known[key]; found {
-		return key, nodes
+	if p, found := known[string(said)]; found {
+		return p
 	}
-	nodes = map[string]bool{}
-	for _, n := range r.nodes {
+	p, key := placement{nodes: map[string]bool{}}, make([]byte, len(r.nodes))
+	for at, n := range r.nodes {
 		if takes(n, pod) {
-			nodes[n.Name] = true
+			p.nodes[n.Name], key[at] = true, 1
 		}
 	}
-	if len(nodes) == len(r.nodes) && len(nodes) > 0 {
-		nodes = nil
+	if len(p.nodes) == len(r.nodes) && len(p.nodes) > 0 {
+		p.nodes = nil
 	}
-	known[key] = nodes
-	return key, nodes
+	p.key = string(key)
+	known[string(said)] = p
+	return p
 }
 
 // takes reports whether a node has the labels that a pod selects, and no taint that keeps it off, but for those of a

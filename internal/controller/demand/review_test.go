@@ -233,3 +233,20 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 	got := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
+
+// TestWhichPodHasAnInstance that is not reported yet does not depend on the order in which the cache lists pods.
+func TestWhichPodHasAnInstance(t *testing.T) {
+	bound := []cluster.Pod{
+		{Namespace: "other", Name: "v", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}},
+		{Namespace: "other", Name: "w", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}},
+	}
+	var got []*v1alpha1.OnDemandStatus
+	for range 2 {
+		n := a100s(t, "a", 1)
+		n.Pods = slices.Clone(bound)
+		got = append(got, demand.Review(&pure.Memory{}, onDemand(nil), &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}, []*corev1.Pod{waits("x", "1g.5gb", nil)}))
+		slices.Reverse(bound)
+	}
+	NewWithT(t).Expect(got[0].Requests[0].Holders).To(HaveLen(1))
+	NewWithT(t).Expect(got[0]).To(Equal(got[1]))
+}
