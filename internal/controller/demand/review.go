@@ -159,10 +159,17 @@ func holderOf(d *gpu.Device, instance int) string {
 	return ""
 }
 
-// promise gives idle instances to pods that are bound to their node and are not reported to hold any yet.
+// promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, by name: which
+// instance each has does not follow the order in which the cache lists them.
 func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
+	pods := make([]*cluster.Pod, 0, len(n.Pods))
 	for i := range n.Pods {
-		pod := &n.Pods[i]
+		pods = append(pods, &n.Pods[i])
+	}
+	slices.SortFunc(pods, func(a, b *cluster.Pod) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	for _, pod := range pods {
 		holds := slices.ContainsFunc(devices, func(d gpu.Device) bool {
 			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
 		})

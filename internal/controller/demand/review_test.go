@@ -234,6 +234,19 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
 
+// TestPodsThatTheSameNodesWouldTakeAreOne kind, whatever says which nodes: two kinds that are equal would take turns in
+// having the last room, by the order in which the cache lists pods.
+func TestPodsThatTheSameNodesWouldTakeAreOne(t *testing.T) {
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	one, other := waits("v", "7g.40gb", nil), waits("w", "7g.40gb", func(p *corev1.Pod) {
+		p.Spec.Tolerations = []corev1.Toleration{{Key: "other", Operator: corev1.TolerationOpExists}}
+	})
+	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} })
+	got := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
+	NewWithT(t).Expect(got.Requests).To(HaveLen(1))
+	NewWithT(t).Expect(demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})).To(Equal(got))
+}
+
 // TestWhichPodHasAnInstance that is not reported yet does not depend on the order in which the cache lists pods.
 func TestWhichPodHasAnInstance(t *testing.T) {
 	bound := []cluster.Pod{
