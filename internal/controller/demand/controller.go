@@ -174,8 +174,8 @@ func (c *Controller) review(
 			return nil, metav1.Condition{}, err
 		}
 	}
-	status := Review(&c.memory, p, s, waiting)
-	return status, Condition(status), nil
+	status, is := Review(&c.memory, p, s, waiting)
+	return status, is, nil
 }
 
 // in are the pods of namespaces with labels.

@@ -40,6 +40,9 @@ func (r *review) status() *v1alpha1.OnDemandStatus {
 			one.Reason = cmp.Or(reasons[outcome.Reason], v1alpha1.ReasonGPUsChanging)
 		}
 		s.Pods, s.Ready, s.Planned, s.Unmet = s.Pods+one.Pods, s.Ready+one.Ready, s.Planned+one.Planned, s.Unmet+one.Unmet
+		if one.Unmet > 0 && r.unmet == nil {
+			r.unmet = &one
+		}
 		if len(s.Requests) < v1alpha1.MostDemands {
 			s.Requests = append(s.Requests, one)
 		}
@@ -91,8 +94,8 @@ func counted(instances []gpu.Instance) (list []v1alpha1.InstanceCount) {
 // number is a count of pods, GPUs or instances, none of which a cluster has more than 2 billion of.
 func number(n int) int32 { return int32(n) }
 
-// Condition is the condition DemandMet that says what a status does.
-func Condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
+// condition is the condition DemandMet that says what a status does, of which not all requests are listed.
+func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	is := metav1.Condition{Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionFalse}
 	would := fmt.Sprintf("%d pods wait for MIG instances: %d find idle ones, %d would start if %d GPUs had others (status.onDemand.changes), which mode "+
 		"Advise leaves as they are", s.Pods, s.Ready, s.Planned, s.GPUs)
@@ -100,10 +103,8 @@ func Condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	case s.Pods == 0:
 		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonNoDemand, "No pod waits for MIG instances of the policy's GPUs"
 	case s.Unmet > 0:
-		is.Reason, is.Message = v1alpha1.ReasonNoIdleRoom, fmt.Sprintf("%s, %d would not", would, s.Unmet)
-		if at := slices.IndexFunc(s.Requests, func(d v1alpha1.DemandStatus) bool { return d.Unmet > 0 }); at >= 0 {
-			is.Reason, is.Message = s.Requests[at].Reason, is.Message+", such as "+s.Requests[at].FirstPod+heldBy(s.Requests[at].Holders)
-		}
+		is.Reason = r.unmet.Reason
+		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, heldBy(r.unmet.Holders))
 	case s.Planned > 0:
 		is.Reason, is.Message = v1alpha1.ReasonRepartitionAdvised, would
 	default:

@@ -79,11 +79,14 @@ type review struct {
 	classes  []demand.Class
 	first    []*corev1.Pod // of each class, the one that has waited longest
 	decision demand.Decision
+	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
 }
 
 // Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
 // and whose namespaces the policy selects. It is pure; the memory changes no decision.
-func Review(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *v1alpha1.OnDemandStatus {
+func Review(
+	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
+) (*v1alpha1.OnDemandStatus, metav1.Condition) {
 	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}}
 	of := Of(p)
 	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
@@ -100,7 +103,8 @@ func Review(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot,
 	}
 	r.classify(pods)
 	r.decision = m.Decide(s.Now, r.pool, r.classes)
-	return r.status()
+	status := r.status()
+	return status, r.condition(status)
 }
 
 // addNode adds the GPUs of a node that the policy has on demand.

@@ -160,8 +160,7 @@ func TestReview(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			s := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
-			is := demand.Condition(s)
+			s, is := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
 			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
 			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
 			g.Expect(s.GPUs).To(Equal(c.gpus))
@@ -187,7 +186,7 @@ func TestAReviewIsBounded(t *testing.T) {
 		}))
 	}
 	memory := &pure.Memory{}
-	first := demand.Review(memory, onDemand(nil), s, pods)
+	first, is := demand.Review(memory, onDemand(nil), s, pods)
 	g.Expect(first.Pods).To(Equal(int32(60)))
 	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
 	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
@@ -197,7 +196,9 @@ func TestAReviewIsBounded(t *testing.T) {
 	for range 5 {
 		pods = slices.Clone(pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		g.Expect(demand.Review(memory, onDemand(nil), s, pods)).To(Equal(first))
+		again, same := demand.Review(memory, onDemand(nil), s, pods)
+		g.Expect(again).To(Equal(first))
+		g.Expect(same).To(Equal(is))
 	}
 }
 
@@ -230,7 +231,7 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 		}
 	})
 	NewWithT(t).Expect(len(all.Spec.Containers[0].Resources.Limits)).To(BeNumerically(">", 16))
-	got := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
+	got, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
 
@@ -242,9 +243,10 @@ func TestPodsThatTheSameNodesWouldTakeAreOne(t *testing.T) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "other", Operator: corev1.TolerationOpExists}}
 	})
 	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} })
-	got := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
+	got, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
 	NewWithT(t).Expect(got.Requests).To(HaveLen(1))
-	NewWithT(t).Expect(demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})).To(Equal(got))
+	again, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})
+	NewWithT(t).Expect(again).To(Equal(got))
 }
 
 // TestWhichPodHasAnInstance that is not reported yet does not depend on the order in which the cache lists pods.
@@ -257,9 +259,25 @@ func TestWhichPodHasAnInstance(t *testing.T) {
 	for range 2 {
 		n := a100s(t, "a", 1)
 		n.Pods = slices.Clone(bound)
-		got = append(got, demand.Review(&pure.Memory{}, onDemand(nil), &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}, []*corev1.Pod{waits("x", "1g.5gb", nil)}))
+		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+		status, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
+		got = append(got, status)
 		slices.Reverse(bound)
 	}
 	NewWithT(t).Expect(got[0].Requests[0].Holders).To(HaveLen(1))
 	NewWithT(t).Expect(got[0]).To(Equal(got[1]))
+}
+
+// TestTheReasonIsOfPodsThatWaitOn, though ten kinds that would start come before them.
+func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 4)}}
+	var pods []*corev1.Pod
+	for n := range v1alpha1.MostDemands {
+		pods = append(pods, waits(fmt.Sprint("w", n), "1g.5gb", func(p *corev1.Pod) { p.Spec.Priority = new(int32(100 - n)) }))
+	}
+	got, is := demand.Review(&pure.Memory{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
+	NewWithT(t).Expect([]int32{got.Planned, got.Unmet}).To(Equal([]int32{10, 1}))
+	NewWithT(t).Expect(is.Reason).To(Equal(v1alpha1.ReasonProfileNotAllowed))
+	NewWithT(t).Expect(is.Message).To(HaveSuffix("1 would not, such as team/x"))
+	NewWithT(t).Expect(got.Requests).To(HaveLen(v1alpha1.MostDemands))
 }

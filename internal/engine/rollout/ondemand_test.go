@@ -47,12 +47,12 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		status := demand.Review(&a.memory, p, s, manyWait(s))
+		status, is := demand.Review(&a.memory, p, s, manyWait(s))
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
 		}
 		p.Status.OnDemand = status
-		p.Status.Conditions = append(p.Status.Conditions, demand.Condition(status))
+		p.Status.Conditions = append(p.Status.Conditions, is)
 		s.Policies[i] = *p
 		a.reviews, a.planned = a.reviews+1, a.planned+int(status.Planned)
 	}
