@@ -111,6 +111,10 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 		is.Status, is.Reason = metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle
 		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle", s.Pods)
 	}
+	if r.beyond > 0 {
+		is.Message += fmt.Sprintf("; %d pods more do not count: they are of kinds beyond the first %d, or with more than %d different selectors",
+			r.beyond, mostKinds, mostPlacements)
+	}
 	return is
 }
 

@@ -80,6 +80,7 @@ type review struct {
 	first    []*corev1.Pod // of each class, the one that has waited longest
 	decision demand.Decision
 	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
+	beyond   int                    // pods of kinds that were not looked at
 }
 
 // Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
@@ -189,40 +190,52 @@ func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
 	}
 }
 
+// mostKinds and mostPlacements bound what one decision looks at: whoever may create pods makes as many kinds as he likes.
+const mostKinds, mostPlacements = 128, 512
+
 // classify joins the pods that ask for the same and that the same nodes would take. Left out are pods that ask for what
-// no GPU of the pool can have, or that no node of it would take.
+// no GPU of the pool can have, or that no node of it would take, and those of kinds beyond the bounds.
 func (r *review) classify(pods []*corev1.Pod) {
 	where, at := map[string]placement{}, map[string]int{}
-	for _, pod := range pods {
+	for _, pod := range slices.SortedFunc(slices.Values(pods), byTurn) {
 		asks := r.asks(pod)
 		if len(asks) == 0 {
 			continue
 		}
-		on := r.placement(pod, where)
+		on, known := r.placement(pod, where)
+		if !known {
+			r.beyond++
+			continue
+		}
 		if on.nodes != nil && len(on.nodes) == 0 {
 			continue
 		}
-		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod)}
-		if pod.Spec.Priority != nil {
-			class.Priority = *pod.Spec.Priority
-		}
+		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
 		key := fmt.Sprint(class.Priority, asks, on.key)
 		n, known := at[key]
+		if !known && len(r.classes) == mostKinds {
+			r.beyond++
+			continue
+		}
 		if !known {
 			n = len(r.classes)
 			at[key], r.classes, r.first = n, append(r.classes, class), append(r.first, pod)
 		}
-		of := &r.classes[n]
-		of.Pods++
-		if before(pod, r.first[n]) {
-			of.Oldest, r.first[n] = class.Oldest, pod
-		}
+		r.classes[n].Pods++
 	}
 }
 
-// before orders pods by how long they have waited.
-func before(a, b *corev1.Pod) bool {
-	return cmp.Or(waitsSince(a).Compare(waitsSince(b)), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name)) < 0
+// byTurn orders pods by priority, and then by how long they have waited.
+func byTurn(a, b *corev1.Pod) int {
+	return cmp.Or(cmp.Compare(priority(b), priority(a)), waitsSince(a).Compare(waitsSince(b)), strings.Compare(a.Namespace, b.Namespace),
+		strings.Compare(a.Name, b.Name))
+}
+
+func priority(pod *corev1.Pod) int32 {
+	if pod.Spec.Priority == nil {
+		return 0
+	}
+	return *pod.Spec.Priority
 }
 
 func waitsSince(pod *corev1.Pod) time.Time {
@@ -257,13 +270,13 @@ type placement struct {
 	nodes map[string]bool // nil: all
 }
 
-// placement is that of a pod; known are those by what pods say of it.
-func (r *review) placement(pod *corev1.Pod, known map[string]placement) placement {
+// placement is that of a pod; known are those by what pods say of it. False: there are too many others.
+func (r *review) placement(pod *corev1.Pod, known map[string]placement) (placement, bool) {
 	said, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
 		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations,
 	})
-	if p, found := known[string(said)]; found {
-		return p
+	if p, found := known[string(said)]; found || len(known) == mostPlacements {
+		return p, found
 	}
 	p, key := placement{nodes: map[string]bool{}}, make([]byte, len(r.nodes))
 	for at, n := range r.nodes {
@@ -276,7 +289,7 @@ func (r *review) placement(pod *corev1.Pod, known map[string]placement) placemen
 	}
 	p.key = string(key)
 	known[string(said)] = p
-	return p
+	return p, true
 }
 
 // takes reports whether a node has the labels that a pod selects, and no taint that keeps it off, but for those of a

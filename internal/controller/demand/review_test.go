@@ -281,3 +281,55 @@ func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
 	NewWithT(t).Expect(is.Message).To(HaveSuffix("1 would not, such as team/x"))
 	NewWithT(t).Expect(got.Requests).To(HaveLen(v1alpha1.MostDemands))
 }
+
+// TestKindsOfPodsAreBounded: whoever may create pods makes as many kinds of them as he likes, by what they ask for or by
+// the nodes that they select. Those that do not count are said.
+func TestKindsOfPodsAreBounded(t *testing.T) {
+	s := &cluster.Snapshot{Now: now}
+	for n := range 12 {
+		s.Nodes = append(s.Nodes, a100s(t, fmt.Sprintf("n%02d", n), 8))
+	}
+	but := func(p *corev1.Pod, values ...string) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpNotIn, Values: values}},
+			}}},
+		}}
+	}
+	for name, c := range map[string]struct {
+		change  func(n int, p *corev1.Pod)
+		count   int32
+		message string
+	}{
+		"by what they ask for": {func(n int, p *corev1.Pod) {
+			limits := p.Spec.Containers[0].Resources.Limits
+			limits["nvidia.com/mig-1g.5gb"] = *resource.NewQuantity(int64(n%32+1), resource.DecimalSI)
+			limits["nvidia.com/mig-2g.10gb"] = *resource.NewQuantity(int64(n/32+1), resource.DecimalSI)
+		}, 128, "; 872 pods more do not count"},
+		"by the nodes that they select": {func(n int, p *corev1.Pod) {
+			values := []string{"z"}
+			for at := range 10 {
+				if n>>at&1 == 1 {
+					values = append(values, fmt.Sprintf("n%02d", at))
+				}
+			}
+			but(p, values...)
+		}, 128, "; 872 pods more do not count"},
+		"by what they say of the same nodes": {func(n int, p *corev1.Pod) { but(p, fmt.Sprint("z", n)) }, 512, "; 488 pods more do not count"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var pods []*corev1.Pod
+			for n := range 1000 {
+				pods = append(pods, waits(fmt.Sprintf("w%03d", n), "1g.5gb", func(p *corev1.Pod) { c.change(n, p) }))
+			}
+			got, is := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			slices.Reverse(pods)
+			again, same := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			NewWithT(t).Expect(got.Pods).To(Equal(c.count))
+			NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/w000"))
+			NewWithT(t).Expect(is.Message).To(ContainSubstring(c.message))
+			NewWithT(t).Expect(again).To(Equal(got))
+			NewWithT(t).Expect(same).To(Equal(is))
+		})
+	}
+}
