@@ -47,9 +47,15 @@ func onDemandFor(p *v1alpha1.GPUSharingPolicy, requests map[string]int64) (lines
 	if p.Status.OnDemand == nil {
 		return nil
 	}
+	instances := 0
+	for name := range requests {
+		if strings.HasPrefix(name, plan.ResourcePrefix) {
+			instances++
+		}
+	}
 	for i := range p.Status.OnDemand.Requests {
 		d := &p.Status.OnDemand.Requests[i]
-		if !slices.ContainsFunc(d.Instances, func(r v1alpha1.InstanceRequest) bool { return requests[plan.ResourceOf(r.Profile)] != int64(r.Count) }) {
+		if len(d.Instances) == instances && !slices.ContainsFunc(d.Instances, func(r v1alpha1.InstanceRequest) bool { return requests[plan.ResourceOf(r.Profile)] != int64(r.Count) }) {
 			lines = append(lines, fmt.Sprintf("policy %s: %s", p.Name, demandLine(d)))
 		}
 	}

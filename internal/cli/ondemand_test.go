@@ -77,16 +77,23 @@ func TestStatusSaysWhatPodsWaitFor(t *testing.T) {
 
 // TestWhySaysWhatWouldBeChangedForAPod, and of no other pods.
 func TestWhySaysWhatWouldBeChangedForAPod(t *testing.T) {
-	for asks, want := range map[string][]string{
-		"nvidia.com/mig-1g.5gb.me": {"policy research: " + toStart, changes, "and 1 GPU more", "mode Advise changes nothing"},
-		"nvidia.com/mig-7g.40gb":   nil, // others ask for two
+	for name, c := range map[string]struct {
+		asks []corev1.ResourceName
+		want []string
+	}{
+		"as many":                  {[]corev1.ResourceName{"nvidia.com/mig-1g.5gb.me"}, []string{"policy research: " + toStart, changes, "and 1 GPU more", "mode Advise changes nothing"}},
+		"others ask for two":       {[]corev1.ResourceName{"nvidia.com/mig-7g.40gb"}, nil},
+		"others ask for one alone": {[]corev1.ResourceName{"nvidia.com/mig-1g.5gb.me", "nvidia.com/mig-2g.10gb"}, nil},
 	} {
-		t.Run(asks, func(t *testing.T) {
+		want := c.want
+		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "a"}}
-			pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
-				corev1.ResourceName(asks): resource.MustParse("1"),
-			}}}}
+			limits := corev1.ResourceList{}
+			for _, name := range c.asks {
+				limits[name] = resource.MustParse("1")
+			}
+			pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: limits}}}
 			said := whyOf(inquiry{namespace: "team", pod: pod, snapshot: cluster.Snapshot{Policies: []v1alpha1.GPUSharingPolicy{advised()}}})
 			g.Expect(said.OnDemand).To(Equal(want))
 			var shown text
