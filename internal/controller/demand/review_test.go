@@ -125,8 +125,20 @@ func TestReview(t *testing.T) {
 		gpus     int32
 		message  string
 	}{
-		"nobody waits":                    {nil, node(nil), nil, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, "No pod waits"},
-		"an idle instance":                {nil, node(nil), one("3g.20gb"), metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle"},
+		"nobody waits":     {nil, node(nil), nil, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, "No pod waits"},
+		"an idle instance": {nil, node(nil), one("3g.20gb"), metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle"},
+		"an idle instance of a profile that may not be made": {
+			func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g"} }, node(nil), one("3g.20gb"),
+			metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle",
+		},
+		"a held instance of a profile that may not be made": {
+			func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g"} }, node(func(n *cluster.Node) { hold(n, 1, 2) }), one("3g.20gb"),
+			metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "",
+		},
+		"an idle instance of a profile that may not be made stays for whom waits for it": {
+			func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g"} }, node(func(n *cluster.Node) { hold(n, 1) }),
+			append(one("3g.20gb"), waits("x", "1g.5gb", nil)), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{2, 1, 0, 1}, 0, "",
+		},
 		"a profile that the layout lacks": {nil, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, "1 would start if 1 GPUs had others"},
 		"a profile that may not be made":  {nil, node(nil), one("7g.40gb"), metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "such as team/w"},
 		"a profile of another GPU":        {nil, node(nil), one("1g.6gb"), metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},

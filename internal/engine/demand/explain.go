@@ -100,7 +100,8 @@ func (c *chooser) never(class Class) Reason {
 	for _, p := range c.places {
 		can := admits(class.Nodes, p.gpu.Node)
 		for name := range class.Asks {
-			can = can && p.table.number(name) >= 0
+			at := p.table.number(name)
+			can = can && at >= 0 && at < p.table.made
 		}
 		if can {
 			return ""

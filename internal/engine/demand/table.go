@@ -73,7 +73,8 @@ func (o *option) kept(profile int) int { return int(o.offers[profile] - o.made[p
 
 // table is all layouts of GPUs that have the same instances in the same state.
 type table struct {
-	names         []string // profiles that may be made, exact
+	names         []string // profiles, exact: first those that may be made, then those of which it has idle instances alone
+	made          int      // how many of names may be made
 	options       []*option
 	best          map[wanted]*option
 	reserved      tally // instances of reserved profiles that may be destroyed
@@ -169,7 +170,12 @@ const maxFurther = 16
 // instances lie lowest.
 func newTable(of kind, instances []Instance, states []state, frozen bool) *table {
 	d, names := of.model, of.names
-	t := &table{names: names, best: map[wanted]*option{}}
+	t := &table{names: slices.Clip(names), made: len(names), best: map[wanted]*option{}}
+	for n, i := range instances {
+		if states[n] != stays && t.number(i.Profile) < 0 && len(t.names) < maxProfiles {
+			t.names = append(t.names, i.Profile)
+		}
+	}
 	all, fixed, free := make([]gpu.Instance, 0, len(instances)), make([]gpu.Instance, 0, len(instances)+maxFurther), []gpu.Instance(nil)
 	var offers tally
 	for n, i := range instances {
