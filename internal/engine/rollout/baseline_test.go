@@ -277,3 +277,15 @@ func TestABaselineThatIsFullTakesNoGoneGPUFromItsCopy(t *testing.T) {
 	g.Expect(joined.GPU.Spec.Baseline.Devices).To(And(HaveLen(cluster.MostGPUs), ContainElement(HaveField("UUID", h.devices()[1].UUID)),
 		ContainElement(HaveField("UUID", "GPU-gone-last")), Not(ContainElement(HaveField("UUID", "GPU-of-the-copy")))))
 }
+
+// Nobody knows what is to be restored, and the admission policy gpu-sharing-not-restored keeps the operator while the annotation is there.
+func TestACopyOfTheBaselineThatCannotBeReadGoes(t *testing.T) {
+	for _, text := range []string{"garbage", ""} {
+		g := NewWithT(t)
+		c := newSite()
+		h := c.add("a", sim.A100)
+		h.Annotations = map[string]string{v1alpha1.AnnotationBaseline: text}
+		c.run(60)
+		g.Expect(h.Annotations).To(BeEmpty())
+	}
+}

@@ -99,11 +99,11 @@ func retain(m *member) []action.Action {
 }
 
 // forgetRecords removes what is recorded of a change that did not end in time, and where nothing is left to restore also
-// of one that was interrupted, and of restarts that a release did not wait for.
+// of one that was interrupted, of restarts that a release did not wait for, and a copy of the baseline that cannot be read.
 func forgetRecords(m *member) []action.Action {
 	records := []string{v1alpha1.AnnotationTimedOut}
 	if m.Node.GPU.Spec.Baseline == nil {
-		records = append(records, v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted, v1alpha1.AnnotationInterrupted)
+		records = append(records, v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted, v1alpha1.AnnotationInterrupted, v1alpha1.AnnotationBaseline)
 	}
 	patch := m.Patch("forgetting a change that did not end in time")
 	for _, name := range records {
