@@ -93,7 +93,6 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	err := c.client.Get(ctx, request.NamespacedName, node)
 	switch {
 	case apierrors.IsNotFound(err) && have.UID != "":
-		delete(c.taken, request.Name)
 		return c.orphaned(ctx, have)
 	case err != nil:
 		return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -114,14 +113,19 @@ func (c *Controller) waits(have *v1alpha1.GPUNode, machine string) time.Duration
 	if have.UID == "" || have.Annotations[v1alpha1.AnnotationMachine] == machine {
 		return 0
 	}
-	last, now := c.taken[have.Name], c.clock.Now()
+	return c.takenAgain(have.Name)
+}
+
+// takenAgain notes that an annotation of a GPUNode is written now, or returns how long that waits.
+func (c *Controller) takenAgain(name string) time.Duration {
+	last, now := c.taken[name], c.clock.Now()
 	if until := last.written.Add(min(time.Minute<<max(last.times-1, 0), time.Hour)); last.times > 0 && now.Before(until) {
 		return until.Sub(now)
 	}
 	if now.Sub(last.written) >= 2*time.Hour {
 		last.times = 0
 	}
-	c.taken[have.Name] = taken{written: now, times: min(last.times+1, 7)}
+	c.taken[name] = taken{written: now, times: min(last.times+1, 7)}
 	return 0
 }
 
@@ -157,6 +161,7 @@ func (c *Controller) orphaned(ctx context.Context, have *v1alpha1.GPUNode) (reco
 		return reconcile.Result{}, c.remove(ctx, have, "its node is gone, and no policy exists")
 	case c.clock.Since(since) >= remembered:
 		return reconcile.Result{}, c.remove(ctx, have, "its node has been gone for "+remembered.String())
+	case !known && c.takenAgain(have.Name) > 0: // another controller takes that note
 	case !known:
 		note := want(have.Name, have.Annotations[v1alpha1.AnnotationMachine])
 		note.Annotations[v1alpha1.AnnotationOrphaned] = since.UTC().Format(time.RFC3339)
@@ -177,6 +182,7 @@ func (c *Controller) remove(ctx context.Context, gpuNode *v1alpha1.GPUNode, why 
 	if err != nil {
 		return fmt.Errorf("deleting GPUNode %s: %w", gpuNode.Name, err)
 	}
+	delete(c.taken, gpuNode.Name)
 	log.FromContext(ctx).Info("Deleted GPUNode", "node", gpuNode.Name, "because", why)
 	return nil
 }

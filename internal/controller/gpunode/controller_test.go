@@ -146,6 +146,34 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(get(t, c, "taken").Annotations).To(HaveKey(v1alpha1.AnnotationMachine))
 	})
 
+	t.Run("of a node that is gone is not written again and again either", func(t *testing.T) {
+		g, r := NewWithT(t), &reconciliation{client: c}
+		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gone"}, Spec: v1alpha1.GPUSharingPolicySpec{
+			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+		}}
+		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		node := newMachine(t, c, "gone", "six")
+		clk := clocktesting.NewFakePassiveClock(time.Now())
+		r.same = gpunode.New(c, c, labels.Everything(), clk)
+		r.reconcile(t, node.Name)
+		changed(t, c, node.Name)
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		written := 0
+		for range 240 {
+			r.reconcile(t, "gone")
+			if _, orphaned := get(t, c, "gone").Annotations[v1alpha1.AnnotationOrphaned]; orphaned {
+				written++
+				none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
+				g.Expect(c.Patch(t.Context(), get(t, c, "gone"), none)).To(Succeed())
+			}
+			clk.SetTime(clk.Now().Add(30 * time.Second))
+		}
+		g.Expect(written).To(BeNumerically("~", 8, 1), "in two hours")
+		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
+		r.reconcile(t, "gone")
+		g.Expect(exists(t, c, "gone")).To(BeFalse())
+	})
+
 	t.Run("stays when the node loses the label, for it records how to put the node back", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c}
 		node := newNode(t, c, "relabelled", gpuPresent)
