@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -96,7 +97,17 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		errs = append(errs, c.report(ctx, p, status, is))
 	}
 	c.metrics.set(reported)
-	return reconcile.Result{}, errors.Join(errs...)
+	return reconcile.Result{RequeueAfter: nextOld(s.Now, waiting)}, errors.Join(errs...)
+}
+
+// nextOld is when the next of some pods goes before younger ones, whatever else happens; 0: never.
+func nextOld(now time.Time, pods []*corev1.Pod) (in time.Duration) {
+	for _, pod := range pods {
+		if d := waitsSince(pod).Add(demand.Aged).Sub(now); d > 0 && (in == 0 || d < in) {
+			in = d
+		}
+	}
+	return in
 }
 
 // Withdraw removes from the policies, which it reads from a reader, what the controller has reported.

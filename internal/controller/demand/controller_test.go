@@ -25,6 +25,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -61,6 +62,7 @@ func TestDemand(t *testing.T) {
 		"a layout that is static again leaves nothing":                    staticAgain,
 		"the feature gate off: what was reported goes":                    withdraws,
 		"a restarted controller reports the same, and writes nothing":     restarts,
+		"a pod that grows old goes first, whatever else happens":          growsOld,
 		"a request of which no node can have as many is no demand at all": tooMany,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
@@ -268,4 +270,17 @@ func tooMany(s *site) {
 	s.waits("b", "9000000000000000000", "9000000000000000000") // more than an int64 can count
 	_, is := s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
+}
+
+// growsOld: a pod goes before younger ones once it is old, so that what is reported changes though nothing else does.
+func growsOld(s *site) {
+	s.policy(&v1alpha1.MIGOnDemand{Profiles: []v1alpha1.MIGProfile{"1g", "2g"}})
+	s.waits("a", "3")
+	result, err := s.controller.Reconcile(s.t.Context(), demand.Request{})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(result.RequeueAfter).To(BeNumerically("~", pure.Aged, time.Minute))
+	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	result, err = s.controller.Reconcile(s.t.Context(), demand.Request{})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(result.RequeueAfter).To(BeZero())
 }

@@ -345,3 +345,16 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 		})
 	}
 }
+
+// TestAPodThatGrowsOldGoesFirst, though it costs more: what is reported changes with the time alone.
+func TestAPodThatGrowsOldGoesFirst(t *testing.T) {
+	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g", "7g"} })
+	pods := []*corev1.Pod{waits("young", "1g.5gb", nil), waits("old", "7g.40gb", func(p *corev1.Pod) {
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-9 * time.Minute))
+	})}
+	for after, want := range map[time.Duration][]int32{0: {0, 1}, time.Minute: {1, 0}} {
+		got, _ := demand.Review(&pure.Memory{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
+		NewWithT(t).Expect([]int32{got.Requests[0].Planned, got.Requests[1].Planned}).To(Equal(want), after.String())
+		NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/old"))
+	}
+}
