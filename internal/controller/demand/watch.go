@@ -91,12 +91,12 @@ func requestsGPU(o client.Object) bool {
 	return is && cluster.RequestsGPU(&pod.Spec)
 }
 
-// samePod reports whether a pod waits as before, or is on the same node and has not finished.
+// samePod reports whether a pod waits as before and for the same nodes, or is on the same node and has not finished.
 func samePod(a, b client.Object) bool {
 	was, arePods := a.(*corev1.Pod)
 	is, all := b.(*corev1.Pod)
 	return arePods && all && was.UID == is.UID && was.Spec.NodeName == is.Spec.NodeName && cluster.Finished(was) == cluster.Finished(is) &&
-		Waits(was) == Waits(is)
+		Waits(was) == Waits(is) && equality.Semantic.DeepEqual(was.Spec.Tolerations, is.Spec.Tolerations)
 }
 
 // sameGPUs reports whether a GPUNode has the policy, the readiness and the GPUs that it had, and who has them.
