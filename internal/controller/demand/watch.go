@@ -7,11 +7,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -60,13 +62,18 @@ func (c *Controller) Register(mgr manager.Manager) error {
 		Complete(c)
 }
 
-// RegisterOff makes a manager remove once what the controller reported while the feature gate was on. It reads past the
-// cache, which holds no policies before the other controllers have started.
+// RegisterOff makes a manager remove what the controller reported while the feature gate was on, and try until that has
+// succeeded once. It reads past the cache, which holds no policies before the other controllers have started.
 func (c *Controller) RegisterOff(mgr manager.Manager) error {
 	err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		if err := c.Withdraw(ctx, mgr.GetAPIReader()); err != nil {
-			log.FromContext(ctx).Error(err, "Removing status.onDemand of policies failed")
-		}
+		again := wait.Backoff{Duration: minBackoff, Factor: 2, Steps: math.MaxInt32, Cap: maxBackoff}.DelayFunc()
+		_ = again.Until(ctx, true, true, func(ctx context.Context) (bool, error) { // it fails only when the manager ends
+			err := c.Withdraw(ctx, mgr.GetAPIReader())
+			if err != nil {
+				log.FromContext(ctx).Error(err, "Removing status.onDemand of policies failed; it will be tried again")
+			}
+			return err == nil, nil
+		})
 		return nil
 	}))
 	if err != nil {

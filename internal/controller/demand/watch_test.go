@@ -4,10 +4,15 @@
 package demand
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
 // TestAPodIsTheSame only if the nodes that would take it are: the API server lets pods that wait tolerate more.
@@ -18,4 +23,46 @@ func TestAPodIsTheSame(t *testing.T) {
 	more.Spec.Tolerations = []corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}
 	NewWithT(t).Expect(samePod(pod, pod.DeepCopy())).To(BeTrue())
 	NewWithT(t).Expect(samePod(pod, more)).To(BeFalse())
+}
+
+// refusing is a manager whose API server refuses the first requests.
+type refusing struct {
+	manager.Manager
+	client.Reader
+
+	refused, asked int
+	added          manager.Runnable
+}
+
+func (m *refusing) Add(r manager.Runnable) error {
+	m.added = r
+	return nil
+}
+
+func (m *refusing) GetAPIReader() client.Reader { return m }
+
+func (m *refusing) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	if m.asked++; m.asked <= m.refused {
+		return errors.New("the API server is not there")
+	}
+	return nil
+}
+
+// TestWhatWasReportedGoesOnceTheAPIServerAnswers: with the feature gate off, nothing else would ever remove it.
+func TestWhatWasReportedGoesOnceTheAPIServerAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &refusing{refused: 3}
+		NewWithT(t).Expect(m.startOff(t.Context())).To(Succeed())
+		NewWithT(t).Expect(m.asked).To(Equal(4))
+		ctx, end := context.WithCancel(t.Context())
+		end()
+		NewWithT(t).Expect((&refusing{refused: 1 << 30}).startOff(ctx)).To(Succeed(), "the end of the manager ends it")
+	})
+}
+
+func (m *refusing) startOff(ctx context.Context) error {
+	if err := New(nil, nil).RegisterOff(m); err != nil {
+		return err
+	}
+	return m.added.Start(ctx)
 }
