@@ -72,9 +72,9 @@ func instancesOf(pod *corev1.Pod) map[string]int64 {
 type review struct {
 	memory   *demand.Memory
 	pool     demand.Pool
-	nodes    []*cluster.Node   // of the pool
-	profiles map[string]string // of the models, by resource
-	most     int64             // instances that a node can have
+	nodes    []*cluster.Node    // of the pool
+	profiles map[string]string  // of the models, by resource
+	most     []map[string]int64 // instances that nodes can have, by resource; each once
 	index    map[[2]string]int
 	classes  []demand.Class
 	first    []*corev1.Pod // of each class, the one that has waited longest
@@ -133,12 +133,17 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		return
 	}
 	r.nodes = append(r.nodes, n)
-	r.most = max(r.most, int64(len(r.pool.GPUs)-from)*mostOfAGPU)
+	most := map[string]int64{}
+	for _, g := range r.pool.GPUs[from:] {
+		for _, p := range g.Model.Profiles {
+			most[plan.ResourceOf(p.Name)] += int64(p.Max)
+		}
+	}
+	if !slices.ContainsFunc(r.most, func(m map[string]int64) bool { return maps.Equal(m, most) }) {
+		r.most = append(r.most, most)
+	}
 	promise(n, devices, r.pool.GPUs[from:])
 }
-
-// mostOfAGPU is how many instances a GPU can have.
-const mostOfAGPU = 7
 
 // model is what GPUs share that can hold the same. It notes the resources of its profiles.
 func (r *review) model(d *gpu.Device) *gpu.Device {
@@ -251,15 +256,19 @@ const mostProfiles = 16
 // asks are the instances that a pod asks for, by exact profile; nil if no node of the pool can have them.
 func (r *review) asks(pod *corev1.Pod) map[string]int {
 	asks, requests := map[string]int{}, instancesOf(pod)
-	if len(requests) > mostProfiles {
+	enough := func(most map[string]int64) bool {
+		for name, count := range requests {
+			if count > most[name] {
+				return false
+			}
+		}
+		return true
+	}
+	if len(requests) > mostProfiles || !slices.ContainsFunc(r.most, enough) {
 		return nil
 	}
 	for name, count := range requests {
-		profile, has := r.profiles[name]
-		if !has || count > r.most {
-			return nil
-		}
-		asks[profile] = int(count)
+		asks[r.profiles[name]] = int(count)
 	}
 	return asks
 }

@@ -151,6 +151,19 @@ func TestReview(t *testing.T) {
 		"more than a node can have": {nil, node(nil), []*corev1.Pod{waits("w", "1g.5gb", func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources.Limits["nvidia.com/mig-1g.5gb"] = resource.MustParse("1000000000000")
 		})}, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"more of a profile than its GPUs can have": {nil, node(nil), []*corev1.Pod{waits("w", "3g.20gb", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits["nvidia.com/mig-3g.20gb"] = resource.MustParse("3")
+		})}, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"profiles that no node has together": {nil, &cluster.Snapshot{Now: now, Nodes: []cluster.Node{
+			mixed(t, "a", "NVIDIA-A100-SXM4-40GB"), mixed(t, "b", "NVIDIA-A30"),
+		}}, []*corev1.Pod{waits("w", "1g.5gb", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits["nvidia.com/mig-1g.6gb"] = resource.MustParse("1")
+		})}, metav1.ConditionTrue, v1alpha1.ReasonNoDemand, [4]int32{}, 0, ""},
+		"profiles that a node has together": {nil, &cluster.Snapshot{Now: now, Nodes: []cluster.Node{
+			mixed(t, "a", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A30"),
+		}}, []*corev1.Pod{waits("w", "1g.5gb", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits["nvidia.com/mig-1g.6gb"] = resource.MustParse("1")
+		})}, metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 2, ""},
 		"all held":         {nil, node(func(n *cluster.Node) { hold(n, 1, 2) }), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, "held by other/h"},
 		"all but one held": {nil, node(func(n *cluster.Node) { hold(n, 1) }), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, ""},
 		"one held, and one of a pod that is bound and not reported yet": {nil, node(func(n *cluster.Node) {
@@ -315,8 +328,8 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 	}{
 		"by what they ask for": {func(n int, p *corev1.Pod) {
 			limits := p.Spec.Containers[0].Resources.Limits
-			limits["nvidia.com/mig-1g.5gb"] = *resource.NewQuantity(int64(n%32+1), resource.DecimalSI)
-			limits["nvidia.com/mig-2g.10gb"] = *resource.NewQuantity(int64(n/32+1), resource.DecimalSI)
+			limits["nvidia.com/mig-1g.5gb"] = *resource.NewQuantity(int64(n%50+1), resource.DecimalSI)
+			limits["nvidia.com/mig-2g.10gb"] = *resource.NewQuantity(int64(n/50+1), resource.DecimalSI)
 		}, 128, "; 872 pods more do not count"},
 		"by the nodes that they select": {func(n int, p *corev1.Pod) {
 			values := []string{"z"}
