@@ -183,12 +183,20 @@ func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
 		holds := slices.ContainsFunc(devices, func(d gpu.Device) bool {
 			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
 		})
-		for name, count := range pod.Requests {
-			for g := 0; g < len(gpus) && !holds; g++ {
-				for at := range gpus[g].Instances {
-					if of := &gpus[g].Instances[at]; count > 0 && of.Holder == "" && plan.ResourceOf(of.Profile) == name {
-						of.Holder, count = pod.Namespace+"/"+pod.Name, count-1
-					}
+		if !holds {
+			giveIdle(gpus, pod.Requests, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	giveIdle(gpus, n.Unhealthy(nil), "an unhealthy device") // which instances these are, no node tells
+}
+
+// giveIdle gives idle instances of some resources to a holder.
+func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
+	for name, count := range counts {
+		for g := range gpus {
+			for at := range gpus[g].Instances {
+				if of := &gpus[g].Instances[at]; count > 0 && of.Holder == "" && plan.ResourceOf(of.Profile) == name {
+					of.Holder, count = holder, count-1
 				}
 			}
 		}

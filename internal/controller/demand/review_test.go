@@ -174,6 +174,10 @@ func TestReview(t *testing.T) {
 			hold(n, 1)
 			n.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 7, Name: "x", Instance: new(int32(2))}}
 		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, ""},
+		"an instance that the device plugin calls unhealthy": {nil, node(func(n *cluster.Node) {
+			hold(n, 1)
+			n.Allocatable, n.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}, map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+		}), one("3g.20gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, ""},
 		"the reserve": {func(of *v1alpha1.MIGOnDemand) {
 			of.Reserve = []v1alpha1.MIGReserve{{Profile: "3g", Count: 2}}
 		}, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonReserveKept, [4]int32{1, 0, 0, 1}, 0, ""},

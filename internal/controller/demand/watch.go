@@ -115,11 +115,16 @@ func sameGPUs(a, b client.Object) bool {
 		equality.Semantic.DeepEqual(was.Status.Devices, is.Status.Devices)
 }
 
-// sameNode reports whether a Node would take the pods that it would have taken.
+// sameNode reports whether a Node would take the pods that it would have taken, and has as many healthy instances.
 func sameNode(a, b client.Object) bool {
 	was, areNodes := a.(*corev1.Node)
 	is, all := b.(*corev1.Node)
-	return areNodes && all && maps.Equal(was.Labels, is.Labels) && equality.Semantic.DeepEqual(was.Spec.Taints, is.Spec.Taints)
+	unhealthy := func(node *corev1.Node) map[string]int64 {
+		n := cluster.NodeAlone(node)
+		return n.Unhealthy(nil)
+	}
+	return areNodes && all && maps.Equal(was.Labels, is.Labels) && equality.Semantic.DeepEqual(was.Spec.Taints, is.Spec.Taints) &&
+		maps.Equal(unhealthy(was), unhealthy(is))
 }
 
 // wake puts the one request into the queue, once for all that happens within a short time.

@@ -11,6 +11,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
@@ -65,4 +66,16 @@ func (m *refusing) startOff(ctx context.Context) error {
 		return err
 	}
 	return m.added.Start(ctx)
+}
+
+// TestANodeIsTheSame only if as many of its instances are healthy.
+func TestANodeIsTheSame(t *testing.T) {
+	const name = "nvidia.com/mig-3g.20gb"
+	node := &corev1.Node{}
+	node.Status.Capacity = corev1.ResourceList{name: resource.MustParse("2")}
+	node.Status.Allocatable = node.Status.Capacity.DeepCopy()
+	sick := node.DeepCopy()
+	sick.Status.Allocatable[name] = resource.MustParse("1")
+	NewWithT(t).Expect(sameNode(node, node.DeepCopy())).To(BeTrue())
+	NewWithT(t).Expect(sameNode(node, sick)).To(BeFalse())
 }
