@@ -25,7 +25,7 @@ var errInUse = fmt.Errorf("%w does not answer, and pods use it: waiting until it
 // (seen with driver 580.159.04: CUDA_ERROR_MPS_CONNECTION_FAILED).
 var errHasClients = errors.New("it has clients: waiting until they have ended")
 
-// inUse reports whether a daemon is not ended because somebody uses it.
+// inUse reports whether a daemon is not ended because it is used.
 func inUse(err error) bool { return errors.Is(err, errInUse) || errors.Is(err, errHasClients) }
 
 // stopper ends daemons of ours, also those that do not answer.

@@ -203,7 +203,7 @@ func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
 	}
 }
 
-// mostKinds and mostPlacements bound what one decision looks at: whoever may create pods makes as many kinds as he likes.
+// mostKinds and mostPlacements bound what one decision looks at: a tenant can make any number of kinds.
 const mostKinds, mostPlacements = 128, 512
 
 // classify joins the pods that ask for the same and that the same nodes would take. Left out are pods that ask for what

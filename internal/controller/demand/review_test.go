@@ -129,15 +129,21 @@ func TestReview(t *testing.T) {
 		"an idle instance": {nil, node(nil), one("3g.20gb"), metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle"},
 		"an idle instance of a profile that may not be made": {
 			func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g"} }, node(nil), one("3g.20gb"),
-			metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle, [4]int32{1, 1, 0, 0}, 0, "are idle",
+			metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle,
+			[4]int32{1, 1, 0, 0},
+			0, "are idle",
 		},
 		"a held instance of a profile that may not be made": {
 			func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g"} }, node(func(n *cluster.Node) { hold(n, 1, 2) }), one("3g.20gb"),
-			metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "",
+			metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed,
+			[4]int32{1, 0, 0, 1},
+			0, "",
 		},
 		"an idle instance of a profile that may not be made stays for whom waits for it": {
 			func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"1g"} }, node(func(n *cluster.Node) { hold(n, 1) }),
-			append(one("3g.20gb"), waits("x", "1g.5gb", nil)), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{2, 1, 0, 1}, 0, "",
+			append(one("3g.20gb"), waits("x", "1g.5gb", nil)), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom,
+			[4]int32{2, 1, 0, 1},
+			0, "",
 		},
 		"a profile that the layout lacks": {nil, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, "1 would start if 1 GPUs had others"},
 		"a profile that may not be made":  {nil, node(nil), one("7g.40gb"), metav1.ConditionFalse, v1alpha1.ReasonProfileNotAllowed, [4]int32{1, 0, 0, 1}, 0, "such as team/w"},
@@ -311,7 +317,7 @@ func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
 	NewWithT(t).Expect(got.Requests).To(HaveLen(v1alpha1.MostDemands))
 }
 
-// TestKindsOfPodsAreBounded: whoever may create pods makes as many kinds of them as he likes, by what they ask for or by
+// TestKindsOfPodsAreBounded: a tenant can make any number of kinds of pods, by what they ask for or by
 // the nodes that they select. Those that do not count are said.
 func TestKindsOfPodsAreBounded(t *testing.T) {
 	s := &cluster.Snapshot{Now: now}

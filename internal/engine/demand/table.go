@@ -171,11 +171,7 @@ const maxFurther = 16
 func newTable(of kind, instances []Instance, states []state, frozen bool) *table {
 	d, names := of.model, of.names
 	t := &table{names: slices.Clip(names), made: len(names), best: map[wanted]*option{}}
-	for n, i := range instances {
-		if states[n] != stays && t.number(i.Profile) < 0 && len(t.names) < maxProfiles {
-			t.names = append(t.names, i.Profile)
-		}
-	}
+	t.nameIdle(instances, states)
 	all, fixed, free := make([]gpu.Instance, 0, len(instances)), make([]gpu.Instance, 0, len(instances)+maxFurther), []gpu.Instance(nil)
 	var offers tally
 	for n, i := range instances {
@@ -213,6 +209,15 @@ func newTable(of kind, instances []Instance, states []state, frozen bool) *table
 		t.options, t.reserved = []*option{t.asItIs(instances, states)}, tally{}
 	}
 	return t
+}
+
+// nameIdle adds the profiles of instances that can be given to pods, though no others of them are made.
+func (t *table) nameIdle(instances []Instance, states []state) {
+	for n, i := range instances {
+		if states[n] != stays && t.number(i.Profile) < 0 && len(t.names) < maxProfiles {
+			t.names = append(t.names, i.Profile)
+		}
+	}
 }
 
 func (t *table) asItIs(instances []Instance, states []state) *option {
