@@ -204,10 +204,10 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 			operands: clusterpolicy.Operands{Driver: true, Upgrades: true}, since: "it would upgrade NVIDIA's driver on every node",
 		},
 		"the container toolkit, while pods hold GPUs": {
-			operands: clusterpolicy.Operands{Toolkit: true}, users: true, since: "it could fail pods with GPUs, now pod user/train",
+			operands: clusterpolicy.Operands{Toolkit: true}, users: true, since: "it could fail GPU pods, now pod user/train",
 		},
 		"the container toolkit, while pods have GPUs by claims": {
-			operands: clusterpolicy.Operands{Toolkit: true}, claims: true, since: "it could fail pods with GPUs, now pod user/train",
+			operands: clusterpolicy.Operands{Toolkit: true}, claims: true, since: "it could fail GPU pods, now pod user/train",
 		},
 		"NVIDIA's MPS daemons, while pods hold GPUs": {mps: true, users: true, since: "it would end clients of NVIDIA's MPS, now pod user/train"},
 		"who wrote the list after us":                {operands: clusterpolicy.Operands{Taken: "helm"}, since: `field manager "helm" wrote that list since`},

@@ -151,7 +151,7 @@ func tolerationsUnsafe(s *cluster.Snapshot) string {
 	case o.Upgrades:
 		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
-		return "it could fail pods with GPUs, now " + format.ListIn(users, mostUsers)
+		return "it could fail GPU pods, now " + format.ListIn(users, mostUsers)
 	case len(s.MpsUsers) > 0:
 		return "it would end clients of NVIDIA's MPS, now " + format.ListIn(s.MpsUsers, mostUsers)
 	}

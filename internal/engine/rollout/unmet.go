@@ -223,7 +223,7 @@ func requestAdvice(requests, most map[string]int64, single bool) string {
 	if len(most) == 0 {
 		return "the nodes of the policy offer nothing; look at their reasons in status.pending"
 	}
-	return fmt.Sprintf("the nodes of the policy offer %s: ask for one of these, or change the policy",
+	return fmt.Sprintf("the policy's nodes offer %s: ask for one, or change the policy",
 		strings.Join(slices.Sorted(maps.Keys(most)), ", "))
 }
 

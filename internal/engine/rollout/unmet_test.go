@@ -69,13 +69,13 @@ func TestImpact(t *testing.T) {
 		},
 		"whole GPUs under MIG": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", gpus(1)),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; the nodes of the policy offer " +
-				"nvidia.com/mig-2g.10gb: ask for one of these, or change the policy",
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; the policy's nodes offer " +
+				"nvidia.com/mig-2g.10gb: ask for one, or change the policy",
 		},
 		"a profile that is gone": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-1g.5gb": 1}),
-			line: "Deployment team/web asks for nvidia.com/mig-1g.5gb: 1, which no node offers then; the nodes of the policy offer " +
-				"nvidia.com/mig-2g.10gb: ask for one of these, or change the policy",
+			line: "Deployment team/web asks for nvidia.com/mig-1g.5gb: 1, which no node offers then; the policy's nodes offer " +
+				"nvidia.com/mig-2g.10gb: ask for one, or change the policy",
 		},
 		"more than a node has": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 4}),
