@@ -61,10 +61,17 @@ func shortNames(s string) string {
 	return strings.Join(words, " ")
 }
 
-// lastClause is where the last clause of a text begins; 0 if it has only one.
+// lastClause is where the last clause of a text begins; 0 if it has only one. That of errors which wrap each other is the
+// cause.
 func lastClause(s string) int {
-	if at := max(strings.LastIndex(s, "; "), strings.LastIndex(s, ". ")); at >= 0 {
-		return at + len("; ")
+	for _, between := range [][]string{{"; ", ". "}, {": "}} {
+		at := -1
+		for _, b := range between {
+			at = max(at, strings.LastIndex(s, b))
+		}
+		if at >= 0 {
+			return at + len("; ")
+		}
 	}
 	return 0
 }

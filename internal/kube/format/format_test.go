@@ -38,6 +38,9 @@ func TestOfALongMessageTheMiddleIsLeftOut(t *testing.T) {
 	}
 	end := strings.TrimSpace(strings.Repeat("bbbb ", 31))
 	g.Expect(Message("It failed: " + long + "; " + end)).To(And(HavePrefix("It failed: üü"), HaveSuffix("üüüü … "+end)))
+	refused := "installing DaemonSet gpu-sharing-agent: daemonsets.apps \"gpu-sharing-agent\" is forbidden: ValidatingAdmissionPolicy 'no-daemonsets' with binding " +
+		"'no-daemonsets' denied request: no DaemonSet is welcome here, nor there"
+	g.Expect(Message(refused)).To(And(HavePrefix("Installing DaemonSet gpu-sharing-agent: "), HaveSuffix(" … no DaemonSet is welcome here, nor there")), "the cause")
 	exact := "A" + strings.Repeat("b", MostMessage-1)
 	g.Expect(Message(exact)).To(Equal(exact))
 }
