@@ -118,7 +118,7 @@ func (s *site) refusedElsewhere() {
 	const why = "the operator is installed in namespace gpu-sharing-operator already, or was: daemonset gpu-sharing-operator/gpu-sharing-mps is there."
 	before := s.logged("controller", why)
 	s.do(strings.NewReplacer("namespace: "+own, "namespace: second", "\n  name: "+own, "\n  name: second").Replace(s.subscription()))
-	s.notInstalled("second", why)
+	s.notInstalled("second", "The operator is installed in namespace gpu-sharing-operator already, or was: ") // and the end: what to do
 	s.Eventually(s.logged, wait, poll).WithArguments("controller", why).Should(BeNumerically(">", before))
 	s.Expect(s.do("kubectl -n second get daemonsets")).To(ContainSubstring("No resources found"))
 	s.kept()
