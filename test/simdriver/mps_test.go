@@ -4,8 +4,6 @@
 package simdriver_test
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,12 +77,7 @@ type simulatedDaemon struct {
 	dir string
 }
 
-func (simulatedMPS) Users() [2]int {
-	if os.Getuid() != 0 {
-		return [2]int{os.Getuid(), os.Getuid()}
-	}
-	return [2]int{1001, 1002}
-}
+func (simulatedMPS) Users() [2]int { return gputest.TwoUsers() }
 
 func (m simulatedMPS) Start(t *testing.T, args ...string) gputest.MPSDaemon {
 	t.Helper()
@@ -115,50 +108,24 @@ func (d simulatedDaemon) Client(t *testing.T, uid int) gputest.MPSClient {
 	return d.client(t, uid)
 }
 
-// mpsClient is a running client.
+// mpsClient is a running client, and what it was told.
 type mpsClient struct {
-	*exec.Cmd
+	*gputest.MPSProcess
 
 	answers chan mpsclient.Answer
-	shares  chan gputest.MPSShare
-	failed  chan string
-	ended   chan struct{}
 }
 
 func (d simulatedDaemon) client(t *testing.T, uid int) mpsClient {
 	t.Helper()
-	c := mpsClient{
-		exec.Command(os.Args[0]), make(chan mpsclient.Answer, 1), make(chan gputest.MPSShare, 1), make(chan string, 1), make(chan struct{}),
-	}
-	c.Env = []string{clientUser + "=" + strconv.Itoa(uid), "CUDA_MPS_PIPE_DIRECTORY=" + d.dir + "/pipe"}
-	out, err := c.StdoutPipe()
-	g := NewWithT(t)
-	g.Expect(err).NotTo(HaveOccurred())
-	var said bytes.Buffer
-	c.Stderr = &said
-	g.Expect(c.Start()).To(Succeed())
-	go func() {
-		if line, err := bufio.NewReader(out).ReadBytes('\n'); err == nil {
-			var a mpsclient.Answer
-			_ = json.Unmarshal(line, &a)
-			c.answers <- a
-			c.shares <- gputest.MPSShare{MemoryMiB: a.MemoryMiB[0], Percentage: a.Percentage}
-		}
-		_ = c.Wait()
-		c.failed <- said.String()
-		close(c.ended)
-	}()
-	t.Cleanup(c.End)
-	return c
-}
-
-func (c mpsClient) PID() int                        { return c.Process.Pid }
-func (c mpsClient) Served() <-chan gputest.MPSShare { return c.shares }
-func (c mpsClient) Error() <-chan string            { return c.failed }
-
-func (c mpsClient) End() {
-	_ = c.Process.Kill()
-	<-c.ended
+	program := exec.Command(os.Args[0])
+	program.Env = []string{clientUser + "=" + strconv.Itoa(uid), "CUDA_MPS_PIPE_DIRECTORY=" + d.dir + "/pipe"}
+	answers := make(chan mpsclient.Answer, 1)
+	return mpsClient{gputest.StartMPSProcess(t, program, func(line string) gputest.MPSShare {
+		var a mpsclient.Answer
+		_ = json.Unmarshal([]byte(line), &a)
+		answers <- a
+		return gputest.MPSShare{MemoryMiB: a.MemoryMiB[0], Percentage: a.Percentage}
+	}), answers}
 }
 
 func TestAnMPSServerHoldsTheGPUAsTheUserOfItsClients(t *testing.T) {
@@ -188,7 +155,7 @@ func TestMPSClientsFailWithTheProcessOfTheirServer(t *testing.T) {
 	var got mpsclient.Answer
 	g.Eventually(c.answers, 20*time.Second).Should(Receive(&got))
 	g.Expect(unix.Kill(got.Server, unix.SIGKILL)).To(Succeed())
-	g.Eventually(c.failed, 20*time.Second).Should(Receive(ContainSubstring("CUDA_ERROR_MPS_RPC_FAILURE")))
+	g.Eventually(c.Error(), 20*time.Second).Should(Receive(ContainSubstring("CUDA_ERROR_MPS_RPC_FAILURE")))
 	g.Eventually(func() []string { return names(t, d.Driver) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
 }
 

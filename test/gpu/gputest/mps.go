@@ -4,8 +4,12 @@
 package gputest
 
 import (
+	"bufio"
+	"bytes"
 	"fmt"
 	"math"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -39,12 +43,66 @@ type MPSDaemon interface {
 type MPSClient interface {
 	// PID is its process.
 	PID() int
-	// Served receives what it got, once it is served. It is closed without that if the program ended with an error.
+	// Served receives what it got, once it is served.
 	Served() <-chan MPSShare
 	// Error receives the error with which the program ended: its first one with CUDA's name, if it was CUDA's.
 	Error() <-chan string
 	// End ends the program and waits until it is gone.
 	End()
+}
+
+// TwoUsers are users as whom this program can start others: its own twice, unless it is root.
+func TwoUsers() [2]int {
+	if own := os.Getuid(); own != 0 {
+		return [2]int{own, own}
+	}
+	return [2]int{1001, 1002}
+}
+
+// MPSProcess is an MPSClient that is a program. It prints a line once it is served, and its error to stderr.
+type MPSProcess struct {
+	command *exec.Cmd
+	served  chan MPSShare
+	failed  chan string
+	ended   chan struct{}
+}
+
+var _ MPSClient = (*MPSProcess)(nil)
+
+// StartMPSProcess starts a program and reads what it got from the line that it prints. It ends with the test.
+func StartMPSProcess(t *testing.T, command *exec.Cmd, share func(line string) MPSShare) *MPSProcess {
+	t.Helper()
+	p := &MPSProcess{command, make(chan MPSShare, 1), make(chan string, 1), make(chan struct{})}
+	var said bytes.Buffer
+	command.Stderr = &said
+	out, err := command.StdoutPipe()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(t).Expect(command.Start()).To(Succeed())
+	go func() {
+		if line, err := bufio.NewReader(out).ReadString('\n'); err == nil {
+			p.served <- share(line)
+		}
+		_ = command.Wait()
+		p.failed <- said.String()
+		close(p.ended)
+	}()
+	t.Cleanup(p.End)
+	return p
+}
+
+// PID implements MPSClient.
+func (p *MPSProcess) PID() int { return p.command.Process.Pid }
+
+// Served implements MPSClient.
+func (p *MPSProcess) Served() <-chan MPSShare { return p.served }
+
+// Error implements MPSClient.
+func (p *MPSProcess) Error() <-chan string { return p.failed }
+
+// End implements MPSClient.
+func (p *MPSProcess) End() {
+	_ = p.command.Process.Kill()
+	<-p.ended
 }
 
 // MPSShare is what a client sees of a GPU.
