@@ -49,6 +49,19 @@ type MIGOnDemand struct {
 	NamespaceSelector *NamespaceSelector `json:"namespaceSelector,omitempty"`
 }
 
+// OnDemand is what the policy lets be made on demand: one layout at most has it. Nil: nothing.
+func (p *GPUSharingPolicy) OnDemand() *MIGOnDemand {
+	if p.Spec.Sharing.MIG == nil {
+		return nil
+	}
+	for i := range p.Spec.Sharing.MIG.Layouts {
+		if of := p.Spec.Sharing.MIG.Layouts[i].OnDemand; of != nil {
+			return of
+		}
+	}
+	return nil
+}
+
 // NamespaceSelector selects namespaces by their labels. All requirements must match. What no label can be matches nothing.
 type NamespaceSelector struct {
 	// matchLabels are labels that a namespace must have, with these values.

@@ -21,7 +21,7 @@ import (
 func onDemandOf(p *v1alpha1.GPUSharingPolicy) (lines []string) {
 	is, reported := condition.Find(p.Status.Conditions, v1alpha1.ConditionDemandMet)
 	if !reported {
-		if hasOnDemand(p) {
+		if p.OnDemand() != nil {
 			lines = append(lines, "not reported: the controller runs without the feature gate OnDemandMIG (chart: featureGates.OnDemandMIG=true)")
 		}
 		return lines
@@ -36,10 +36,6 @@ func onDemandOf(p *v1alpha1.GPUSharingPolicy) (lines []string) {
 		lines = append(lines, changeLines(p.Status.OnDemand)...)
 	}
 	return lines
-}
-
-func hasOnDemand(p *v1alpha1.GPUSharingPolicy) bool {
-	return p.Spec.Sharing.MIG != nil && slices.ContainsFunc(p.Spec.Sharing.MIG.Layouts, func(l v1alpha1.MIGLayout) bool { return l.OnDemand != nil })
 }
 
 // onDemandFor is that of a policy for pods that ask for some resources.

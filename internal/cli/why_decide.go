@@ -279,10 +279,8 @@ var funnel = []cause{causeNotOffered, causeSelector, causeTaint, causeUnschedula
 
 // schedulerSays is why the scheduler has found no node; empty: it has not looked, or has found one.
 func schedulerSays(pod *corev1.Pod) string {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return c.Message
-		}
+	if is := cluster.Scheduled(pod); is.Status == corev1.ConditionFalse {
+		return is.Message
 	}
 	return ""
 }

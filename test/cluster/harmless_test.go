@@ -76,11 +76,7 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 	described := 0
 	harmless(t, func(s *run, random *rand.Rand) {
 		s.sharedByHand(random)
-		for _, p := range s.all() {
-			s.populates(p, random)
-		}
-		s.calms()
-		before := s.running()
+		before := s.populated(random)
 		s.record.begin()
 		printed := s.kubectl("import")
 		file := filepath.Join(s.dir, "policies.yaml")
@@ -115,11 +111,7 @@ func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 	advised := 0
 	harmless(t, func(s *run, random *rand.Rand) {
 		s.sharedByPolicies(random)
-		for _, p := range s.all() {
-			s.populates(p, random)
-		}
-		s.calms()
-		before := s.running()
+		before := s.populated(random)
 		printed := s.kubectl("advise", "--prometheus", s.observed(random))
 		policies := s.applies(printed)
 		advised += len(policies)
@@ -134,6 +126,16 @@ func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 	if advised == 0 && !t.Failed() {
 		t.Error("nothing was ever advised")
 	}
+}
+
+// populated starts pods on all nodes, and returns those that run once the cluster rests.
+func (s *run) populated(random *rand.Rand) running {
+	s.t.Helper()
+	for _, p := range s.all() {
+		s.populates(p, random)
+	}
+	s.calms()
+	return s.running()
 }
 
 // sharedByHand makes nodes with instances and configurations of NVIDIA's plugin that people wrote.

@@ -129,5 +129,5 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))
 	}
-	return d.sayCost(ctx, began, fmt.Sprintf("of %d fields of nodes, GPUs and NVIDIA's objects none differs from before the first policy", len(d.before)))
+	return d.sayCost(ctx, began, fmt.Sprintf("none of %d fields of nodes, GPUs and NVIDIA's objects differs from before the first policy", len(d.before)))
 }

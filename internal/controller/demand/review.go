@@ -25,17 +25,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
-// Of is what a policy lets be made on demand; nil: nothing.
+// Of is what a policy lets be made on demand, until it is deleted; nil: nothing.
 func Of(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MIGOnDemand {
-	if p.Spec.Sharing.MIG == nil || !p.DeletionTimestamp.IsZero() {
+	if !p.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	for i := range p.Spec.Sharing.MIG.Layouts {
-		if of := p.Spec.Sharing.MIG.Layouts[i].OnDemand; of != nil {
-			return of
-		}
-	}
-	return nil
+	return p.OnDemand()
 }
 
 // Waits reports whether a pod waits for MIG instances that the scheduler finds nowhere. One that the scheduler has not
@@ -48,17 +43,8 @@ func Waits(pod *corev1.Pod) bool {
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind == "DaemonSet" {
 		return false
 	}
-	is := scheduled(pod)
+	is := cluster.Scheduled(pod)
 	return is.Status == corev1.ConditionFalse && is.Reason == corev1.PodReasonUnschedulable && len(instancesOf(pod)) > 0
-}
-
-func scheduled(pod *corev1.Pod) corev1.PodCondition {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			return c
-		}
-	}
-	return corev1.PodCondition{}
 }
 
 // instancesOf are the resources of MIG instances that a pod asks for.
@@ -252,7 +238,7 @@ func priority(pod *corev1.Pod) int32 {
 }
 
 func waitsSince(pod *corev1.Pod) time.Time {
-	if at := scheduled(pod).LastTransitionTime; !at.IsZero() {
+	if at := cluster.Scheduled(pod).LastTransitionTime; !at.IsZero() {
 		return at.Time
 	}
 	return pod.CreationTimestamp.Time

@@ -153,7 +153,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
 		Terminating:   pod.DeletionTimestamp != nil,
 		GPU:           RequestsGPU(&pod.Spec),
-		Scheduled:     scheduledAt(pod),
+		Scheduled:     Scheduled(pod).LastTransitionTime.Time,
 		NodeSelector:  pod.Spec.NodeSelector,
 		SyncTriggered: pod.Annotations[v1alpha1.AnnotationSync],
 	}
@@ -373,13 +373,14 @@ func Mounts(pod *corev1.Pod, configMap string) bool {
 	return false
 }
 
-func scheduledAt(pod *corev1.Pod) (at time.Time) {
+// Scheduled is the condition PodScheduled of a pod: what the scheduler says. It is empty until then.
+func Scheduled(pod *corev1.Pod) corev1.PodCondition {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled {
-			at = condition.LastTransitionTime.Time
+			return condition
 		}
 	}
-	return at
+	return corev1.PodCondition{}
 }
 
 // IsGPUResource reports whether a resource is one that NVIDIA's device plugin makes of GPUs.
