@@ -154,10 +154,25 @@ func awaitMIGManagerPrepared(v *View) (Result, bool) {
 			"app=nvidia-mig-manager there"
 	case managerBusy(v):
 		r.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
+	case managerAnswersIn(v) > 0:
+		r.Message = "waiting until NVIDIA's mig-manager, whose pod is new, has answered to what its label named before"
+		r.After = managerAnswersIn(v)
 	default:
 		return Result{}, false
 	}
 	return r, true
+}
+
+// managerAnswersIn is how long a new pod of mig-manager may still take to say what it finds. When it starts it compares
+// what its label names with what is there, and does not say that it does: "success" comes after another request then,
+// and would be taken for the answer to that (NVIDIA/mig-parted, pkg/mig/reconfigure: pending is written after that).
+func managerAnswersIn(v *View) (d time.Duration) {
+	for _, p := range managerPods(v) {
+		if of := p.Scheduled.Add(timing.ManagerReturns).Sub(v.Snapshot.Now); of < timing.ManagerReturns+timing.ClocksDiffer {
+			d = max(d, of)
+		}
+	}
+	return d
 }
 
 // enableMIGManager lets mig-manager come back. It applies what the label names when it starts, so that is what is

@@ -30,7 +30,9 @@ const managerStopped = "paused-for-mig-change"
 type manager struct {
 	acts     bool          // otherwise its pod does nothing
 	starts   time.Duration // how long its pod takes to start
+	compares time.Duration // how long it compares what it was asked for with what is there, before it says anything
 	runs     bool
+	compared time.Time // until when it does that
 	last     string    // what it was asked for last
 	began    time.Time // when it began with that; zero: it is at rest
 	applied  []string  // what it has applied, in order
@@ -52,18 +54,24 @@ func (c *site) partition(h *host) {
 		at = -1
 	}
 	if at < 0 {
-		h.runs, h.last, h.began = false, "", time.Time{}
+		h.runs, h.last, h.began, h.compared = false, "", time.Time{}, time.Time{}
 		return
 	}
 	if c.Now.Sub(h.Pods[at].Scheduled) < h.starts {
 		return
 	}
-	if name := h.Labels[v1alpha1.LabelMIGConfig]; name != h.last {
+	if name := h.Labels[v1alpha1.LabelMIGConfig]; name != h.last && h.compared.IsZero() {
 		h.last = name
 		if name != "" {
-			h.began = c.Now
-			h.begin(c.file(h, at))
+			h.began, h.compared = c.Now, c.Now.Add(h.compares)
 		}
+	}
+	if !h.compared.IsZero() {
+		if c.Now.Before(h.compared) {
+			return
+		}
+		h.compared = time.Time{}
+		h.begin(c.file(h, at))
 	}
 	h.runs = true
 	if !h.began.IsZero() && c.Now.Sub(h.began) >= 10*time.Second {

@@ -72,6 +72,25 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 }
 
+// TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer: its pod is started anew with our ConfigMap, and compares
+// what its label named before with what is there (on a busy machine for seconds) before it reads the label again.
+func TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer(t *testing.T) {
+	for _, compares := range []time.Duration{3 * time.Second, 12 * time.Second, 25 * time.Second} {
+		t.Run(compares.String(), func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := withManager(c, sim.A100)
+			h.compares = compares
+			h.Labels[v1alpha1.LabelMIGConfigState] = "success"
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)))}
+			d := c.during(4*time.Minute, time.Second)
+			g.Expect(h.mistakes).To(BeEmpty())
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+		})
+	}
+}
+
 func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
