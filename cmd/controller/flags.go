@@ -52,13 +52,16 @@ func parseFlags(args []string) (flags, error) {
 		"ConfigMap that a device plugin reads which the GPU Operator does not run; keys are added to it, and those there are left alone")
 	set.BoolVar(&f.readinessTaint, "karpenter-readiness-taint", false, "Karpenter is v1.13 or newer, so its new nodes may get the taint "+
 		v1alpha1.TaintStartupReadiness+" until they are ready (startupTaint: UntilReady)")
-	set.Func("feature-gates", "features that are off by default, as NAME=true by comma: OnDemandMIG (alpha) reports which MIG instances pods wait for",
-		f.setFeatures)
+	set.Func("feature-gates", "features that are off by default, as NAME=true by comma: OnDemandMIG (alpha) reports which MIG instances pods "+
+		"wait for; default: environment variable "+featuresVariable, f.setFeatures)
 	set.BoolVar(&f.leaderElect, "leader-elect", true, "act only while holding the lease, so that several replicas may run")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", cmp.Or(os.Getenv(metricsVariable), "0"),
 		"address of /metrics, served over TLS to whom the API server lets get it; 0: none; default: environment variable "+metricsVariable)
 	set.Bool("version", false, "print version and commit, and exit")
+	if err := f.setFeatures(os.Getenv(featuresVariable)); err != nil {
+		return f, fmt.Errorf("environment variable %s: %w", featuresVariable, err)
+	}
 	if err := set.Parse(args); err != nil {
 		return f, err
 	}

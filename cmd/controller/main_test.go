@@ -399,6 +399,7 @@ func TestFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "")
 	for name, tc := range map[string]struct {
 		args []string
+		env  string // FEATURE_GATES
 		want string // what is wrong; nothing if empty
 	}{
 		"the namespace is enough":              {args: []string{"--namespace=own"}},
@@ -416,10 +417,13 @@ func TestFlags(t *testing.T) {
 		"a feature gate":                       {args: []string{"--namespace=own", "--feature-gates=OnDemandMIG=true"}},
 		"a feature gate that there is none of": {args: []string{"--namespace=own", "--feature-gates=OnDemand=true"}, want: `invalid value "OnDemand=true" for flag -feature-gates: no feature gate is called "OnDemand"; there is OnDemandMIG`},
 		"a feature gate without a value":       {args: []string{"--namespace=own", "--feature-gates=OnDemandMIG"}, want: `invalid value "OnDemandMIG" for flag -feature-gates: feature gate OnDemandMIG must be true or false, not ""`},
+		"a feature gate by the environment":    {args: []string{"--namespace=own"}, env: "OnDemandMIG=true"},
+		"one by the environment that is none":  {args: []string{"--namespace=own"}, env: "OnDemand=true", want: `environment variable FEATURE_GATES: no feature gate is called "OnDemand"; there is OnDemandMIG`},
 		"the level of detail of what it tells": {args: []string{"--namespace=own", "--zap-log-level=debug"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
+			t.Setenv("FEATURE_GATES", tc.env)
 			_, err := parseFlags(tc.args)
 			if tc.want == "" {
 				g.Expect(err).NotTo(HaveOccurred())

@@ -42,7 +42,7 @@ type operandFlags struct {
 
 // The environment variables that a Subscription of OLM may set (spec.config.env), since nobody can give a program flags
 // there.
-const metricsVariable, samplingVariable = "METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL"
+const metricsVariable, samplingVariable, featuresVariable = "METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL", "FEATURE_GATES"
 
 func parseOperandFlags(args []string) (operandFlags, error) {
 	f := operandFlags{agentImage: os.Getenv(agentImageVariable)}
