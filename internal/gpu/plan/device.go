@@ -48,16 +48,20 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 
 // Devices are the GPUs of a node as its agent reported them, by index, so that the controller plans from a report exactly as the agent
 // plans from the hardware. What a report does not tell (the PCI address) stays empty. The agent reports the name of NVIDIA's MPS server of
-// no other process. Neighbours with equal profiles, which most are, share them.
+// no other process. Neighbours with equal profiles, which most are, share them, and all whose profiles are the catalogue's.
 func Devices(status []v1alpha1.DeviceStatus) []gpu.Device {
+	known := catalogued()
 	status = WithProfiles(status)
 	devices := make([]gpu.Device, 0, len(status))
 	for i := range status {
-		d := deviceOf(&status[i])
-		if i > 0 && slices.EqualFunc(status[i].Profiles, status[i-1].Profiles, sameProfile) {
+		d, of := deviceOf(&status[i]), status[i].Profiles
+		switch listed := known[status[i].Product]; {
+		case len(of) > 0 && len(listed.reported) > 0 && &of[0] == &listed.reported[0]:
+			d.Profiles = listed.planned
+		case i > 0 && slices.EqualFunc(of, status[i-1].Profiles, sameProfile):
 			d.Profiles = devices[i-1].Profiles
-		} else {
-			d.Profiles = profiles(status[i].Profiles)
+		default:
+			d.Profiles = profiles(of)
 		}
 		devices = append(devices, d)
 	}

@@ -86,18 +86,24 @@ func knownProfiles(before []v1alpha1.DeviceStatus, d *v1alpha1.DeviceStatus) []v
 			return before[i].Profiles
 		}
 	}
-	return catalogued()[d.Product]
+	return catalogued()[d.Product].reported
 }
 
-// catalogued are the MIG profiles of the catalogue as a report has them, by product.
-var catalogued = sync.OnceValue(func() map[string][]v1alpha1.ProfileStatus {
-	all := map[string][]v1alpha1.ProfileStatus{}
+// catalogued are the MIG profiles of the catalogue by product, as a report has them and as a plan takes them from one.
+var catalogued = sync.OnceValue(func() map[string]profileLists {
+	all := map[string]profileLists{}
 	for _, product := range catalogue.Products() {
 		d, _ := catalogue.Find(product)
-		all[product] = profileStatuses(d.Profiles)
+		reported := profileStatuses(d.Profiles)
+		all[product] = profileLists{reported, slices.Clip(profiles(reported))}
 	}
 	return all
 })
+
+type profileLists struct {
+	reported []v1alpha1.ProfileStatus
+	planned  []gpu.Profile
+}
 
 func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 	s := v1alpha1.DeviceStatus{
