@@ -166,6 +166,8 @@ const (
 	ReasonNoIdleRoom = "NoIdleRoom"
 	// ReasonReserveKept: the instances that would have to be destroyed are those that onDemand.reserve keeps idle.
 	ReasonReserveKept = "ReserveKept"
+	// ReasonIdleTooShort: the instances that would have to be destroyed have not been idle for onDemand.idleSeconds.
+	ReasonIdleTooShort = "IdleTooShort"
 	// ReasonGPUsChanging: the GPUs that could have the instances are being changed, or not ready.
 	ReasonGPUsChanging = "GPUsChanging"
 )

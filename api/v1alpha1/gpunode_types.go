@@ -818,6 +818,9 @@ type InstanceStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=96
 	UUID string `json:"uuid,omitempty"`
+	// lastHeldTime is when a pod or process was last seen to have it, or when it was first seen; absent while one has it.
+	// +optional
+	LastHeldTime metav1.Time `json:"lastHeldTime,omitzero"`
 }
 
 // ProfileStatus is a MIG profile of a GPU.

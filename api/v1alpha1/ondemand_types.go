@@ -36,8 +36,8 @@ type MIGOnDemand struct {
 	// +kubebuilder:validation:MaxItems=8
 	Reserve []MIGReserve `json:"reserve,omitempty"`
 
-	// idleSeconds is how long an instance must have been held by no pod before it may be destroyed. Nothing reports that time yet: in mode
-	// Advise an instance that no pod holds counts as idle for long enough, and status.onDemand.idleTime is Unknown. Default: 300.
+	// idleSeconds is how long no pod or process must have had an instance before it may be destroyed, by lastHeldTime of the GPUNode.
+	// Default: 300.
 	// +optional
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=30
@@ -114,11 +114,6 @@ type OnDemandStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Unmet int32 `json:"unmet"`
 
-	// idleTime is Unknown: nothing reports how long instances have been idle, so each that no pod holds counts as idle for long enough.
-	// +optional
-	// +kubebuilder:validation:Enum=Unknown
-	IdleTime string `json:"idleTime,omitempty"`
-
 	// requests lists the first ten kinds of pods that wait: of the highest priority first, then those that have waited longest.
 	// +optional
 	// +listType=atomic
@@ -180,6 +175,10 @@ type DemandStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
+
+	// untilTime is when instances will have been idle for long enough, if that is the reason.
+	// +optional
+	UntilTime metav1.Time `json:"untilTime,omitzero"`
 
 	// holders are pods that hold what would have to be destroyed, where these are fewest: the first three, as namespace/name.
 	// +optional

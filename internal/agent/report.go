@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -43,7 +45,8 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 // seen.
 func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	if r.failed == nil && !r.aside {
-		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, plan.Reported(r.observed.devices)
+		devices := sinceHeld(status.Devices, plan.Reported(r.observed.devices), c.clock.Now())
+		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, devices
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
 	}
 	if r.rebuilds != nil || r.failed == nil {
@@ -71,6 +74,35 @@ func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNod
 	halted.ObservedGeneration = node.Generation
 	status.Conditions = condition.SetWhenTrue(conditions, halted, now)
 	return status
+}
+
+// sinceHeld notes in what is to be reported since when no pod or process has had a MIG instance: what was reported before remembers it, also
+// for an agent that starts anew.
+func sinceHeld(was, is []v1alpha1.DeviceStatus, now time.Time) []v1alpha1.DeviceStatus {
+	before := map[string]metav1.Time{}
+	for i := range was {
+		for _, instance := range was[i].Instances {
+			before[instance.UUID] = instance.LastHeldTime
+		}
+	}
+	for i := range is {
+		for n := range is[i].Instances {
+			instance := &is[i].Instances[n]
+			if instance.UUID == "" || hasHolder(&is[i], instance.ID) {
+				continue
+			}
+			if instance.LastHeldTime = before[instance.UUID]; instance.LastHeldTime.IsZero() {
+				instance.LastHeldTime = metav1.NewTime(now.Truncate(time.Second)) // the API keeps no more
+			}
+		}
+	}
+	return is
+}
+
+// hasHolder reports whether a pod or process has an instance.
+func hasHolder(d *v1alpha1.DeviceStatus, instance int32) bool {
+	return slices.ContainsFunc(d.Holders, func(h v1alpha1.HolderStatus) bool { return h.Instance != nil && *h.Instance == instance }) ||
+		slices.ContainsFunc(d.Processes, func(p v1alpha1.ProcessStatus) bool { return p.Instance != nil && *p.Instance == instance })
 }
 
 // maxSum is the bound of status.gpus.

@@ -76,8 +76,11 @@ func demandLine(d *v1alpha1.DemandStatus) string {
 	}
 	if d.Unmet > 0 {
 		why := fmt.Sprintf("for %d nothing can be done (%s)", d.Unmet, d.Reason)
-		if len(d.Holders) > 0 {
+		switch {
+		case len(d.Holders) > 0:
 			why += ": instances are held by " + format.List(d.Holders)
+		case !d.UntilTime.IsZero():
+			why += ": instances are idle for long enough at " + format.Clock(d.UntilTime.Time)
 		}
 		then = append(then, why+". "+node.WhatToDo(d.Reason))
 	}

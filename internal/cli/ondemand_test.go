@@ -5,6 +5,7 @@ package cli
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -23,7 +24,7 @@ func advised() v1alpha1.GPUSharingPolicy {
 	}}}}
 	p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNoIdleRoom}}
 	p.Status.OnDemand = &v1alpha1.OnDemandStatus{
-		Pods: 6, Ready: 1, Planned: 2, Unmet: 3, GPUs: 2, IdleTime: "Unknown",
+		Pods: 6, Ready: 1, Planned: 2, Unmet: 3, GPUs: 2,
 		Requests: []v1alpha1.DemandStatus{
 			{Instances: []v1alpha1.InstanceRequest{{Profile: "1g.5gb+me", Count: 1}}, Pods: 3, FirstPod: "team/a", Ready: 1, Planned: 2},
 			{
@@ -42,16 +43,21 @@ const (
 	toStart = "3 pods for nvidia.com/mig-1g.5gb.me: 1, team/a first: for 1 instances are idle, so it is the scheduler's turn; 2 would start after the change below"
 	inVain  = "3 pods for nvidia.com/mig-7g.40gb: 2, team/b first: for 3 nothing can be done (NoIdleRoom): instances are held by other/x. " +
 		"Wait until pods end (`status.onDemand.requests[].holders`), or add nodes"
+	idleSoon = "3 pods for nvidia.com/mig-7g.40gb: 2, team/b first: for 3 nothing can be done (IdleTooShort): instances are idle for long enough at " +
+		"12:04:05 UTC. Wait (`status.onDemand.requests[].untilTime`), or lower `onDemand.idleSeconds`"
 	changes = "would change GPU 3 of node n1: destroy the idle 1 × 3g.20gb, create 2 × 1g.5gb+me"
 )
 
 // TestStatusSaysWhatPodsWaitFor, what would be changed for them, and why not.
 func TestStatusSaysWhatPodsWaitFor(t *testing.T) {
-	unreported, served, unknown, static := advised(), advised(), advised(), advised()
+	unreported, served, unknown, static, soon := advised(), advised(), advised(), advised(), advised()
 	unreported.Status = v1alpha1.GPUSharingPolicyStatus{}
-	served.Status.OnDemand = &v1alpha1.OnDemandStatus{IdleTime: "Unknown"}
+	served.Status.OnDemand = &v1alpha1.OnDemandStatus{}
 	served.Status.Conditions[0].Status = metav1.ConditionTrue
 	unknown.Status.OnDemand, unknown.Status.Conditions[0].Status, unknown.Status.Conditions[0].Message = nil, metav1.ConditionUnknown, "No pod counts"
+	soon.Status.OnDemand.Requests = soon.Status.OnDemand.Requests[1:]
+	soon.Status.OnDemand.Requests[0].Reason, soon.Status.OnDemand.Requests[0].Holders = v1alpha1.ReasonIdleTooShort, nil
+	soon.Status.OnDemand.Requests[0].UntilTime = metav1.NewTime(time.Date(2026, 11, 26, 12, 4, 5, 0, time.UTC))
 	static.Spec.Sharing.MIG.Layouts[0].OnDemand, static.Status = nil, v1alpha1.GPUSharingPolicyStatus{}
 	for name, c := range map[string]struct {
 		policy v1alpha1.GPUSharingPolicy
@@ -59,6 +65,7 @@ func TestStatusSaysWhatPodsWaitFor(t *testing.T) {
 	}{
 		"pods wait":                {advised(), []string{toStart, inVain, changes, "and 1 GPU more", "mode Advise changes nothing"}},
 		"nobody waits":             {served, nil},
+		"instances are idle soon":  {soon, []string{idleSoon, changes, "and 1 GPU more", "mode Advise changes nothing"}},
 		"a selector that is none":  {unknown, []string{"No pod counts"}},
 		"without the feature gate": {unreported, []string{"not reported: the controller runs without the feature gate OnDemandMIG (chart: featureGates.OnDemandMIG=true)"}},
 		"a static layout":          {static, nil},

@@ -25,7 +25,7 @@ func onDemandSpecs() {
 		})
 
 		It("reports which pods wait, what would be changed for them and why not, and changes nothing", func(ctx SpecContext) {
-			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {profiles: [1g, 2g, 3g], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: `+users+`}}}}]}}`)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {profiles: [1g, 2g, 3g], idleSeconds: 30, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: `+users+`}}}}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 4})
 			expectReady(ctx, "shared")
 			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonNoDemand))

@@ -83,21 +83,26 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 	}
 	var errs []error
 	reported := map[string]*v1alpha1.OnDemandStatus{}
+	after := nextOld(s.Now, waiting)
 	for i := range policies.Items {
 		p := &policies.Items[i]
 		var status *v1alpha1.OnDemandStatus
 		var is metav1.Condition
 		if onDemand[p.Name] {
-			if status, is, err = c.review(ctx, p, s, waiting); err != nil {
+			var next time.Time
+			if status, is, next, err = c.review(ctx, p, s, waiting); err != nil {
 				errs = append(errs, err)
 				continue
+			}
+			if in := next.Sub(s.Now); in > 0 && (after == 0 || in < after) {
+				after = in
 			}
 			reported[p.Name] = status
 		}
 		errs = append(errs, c.report(ctx, p, status, is))
 	}
 	c.metrics.set(reported)
-	return reconcile.Result{RequeueAfter: nextOld(s.Now, waiting)}, errors.Join(errs...)
+	return reconcile.Result{RequeueAfter: after}, errors.Join(errs...)
 }
 
 // nextOld is when the next of some pods goes before younger ones, whatever else happens; 0: never.
@@ -178,15 +183,15 @@ func (c *Controller) podsOn(ctx context.Context, node string) ([]corev1.Pod, err
 // review decides for a policy about the pods of the namespaces that it selects.
 func (c *Controller) review(
 	ctx context.Context, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
-) (*v1alpha1.OnDemandStatus, metav1.Condition, error) {
+) (*v1alpha1.OnDemandStatus, metav1.Condition, time.Time, error) {
 	if of := Of(p).NamespaceSelector; of != nil {
 		var err error
 		if waiting, err = c.in(ctx, policy.SelectorOf((*v1alpha1.NodeSelector)(of)), waiting); err != nil {
-			return nil, metav1.Condition{}, err
+			return nil, metav1.Condition{}, time.Time{}, err
 		}
 	}
-	status, is := Review(&c.memory, p, s, waiting)
-	return status, is, nil
+	status, is, next := Review(&c.memory, p, s, waiting)
+	return status, is, next, nil
 }
 
 // in are the pods of namespaces with labels.

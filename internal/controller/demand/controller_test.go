@@ -69,6 +69,16 @@ func TestDemand(t *testing.T) {
 	}
 }
 
+// longIdle says of the instances of reported GPUs that none was held for an hour.
+func longIdle(devices []v1alpha1.DeviceStatus) []v1alpha1.DeviceStatus {
+	for d := range devices {
+		for i := range devices[d].Instances {
+			devices[d].Instances[i].LastHeldTime = metav1.NewTime(time.Now().Add(-time.Hour))
+		}
+	}
+	return devices
+}
+
 func newSite(t *testing.T, cluster *env.Cluster) *site {
 	t.Helper()
 	s := &site{WithT: NewWithT(t), t: t, cluster: cluster}
@@ -88,7 +98,7 @@ func newSite(t *testing.T, cluster *env.Cluster) *site {
 	d.UUID, d.MIGCapable, d.PendingMIG = "GPU-1", true, true
 	d.State = gpu.State{MIG: true, Instances: []gpu.Instance{{Profile: "7g.40gb", UUID: "MIG-1", Placement: gpu.Placement{Size: 8}}}}
 	status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{
-		Devices:    plan.Reported([]gpu.Device{d}),
+		Devices:    longIdle(plan.Reported([]gpu.Device{d})),
 		Conditions: condition.Set(nil, metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"}, time.Now()),
 	})
 	s.Expect(err).NotTo(HaveOccurred())

@@ -15,20 +15,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
-
-// idleTimeUnknown is what is known of how long instances have been idle.
-const idleTimeUnknown = "Unknown"
 
 // reasons are the words of the API.
 var reasons = map[demand.Reason]string{
 	demand.NotAllowed: v1alpha1.ReasonProfileNotAllowed, demand.Reserve: v1alpha1.ReasonReserveKept,
-	demand.Changing: v1alpha1.ReasonGPUsChanging, demand.NoIdleRoom: v1alpha1.ReasonNoIdleRoom,
+	demand.Changing: v1alpha1.ReasonGPUsChanging, demand.NoIdleRoom: v1alpha1.ReasonNoIdleRoom, demand.Held: v1alpha1.ReasonIdleTooShort,
 }
 
 // status is the review as a policy reports it.
 func (r *review) status() *v1alpha1.OnDemandStatus {
-	s := &v1alpha1.OnDemandStatus{IdleTime: idleTimeUnknown, GPUs: number(len(r.decision.Changes))}
+	s := &v1alpha1.OnDemandStatus{GPUs: number(len(r.decision.Changes))}
 	for _, n := range r.order() {
 		class, outcome := r.classes[n], r.decision.Outcomes[n]
 		one := v1alpha1.DemandStatus{
@@ -38,6 +36,9 @@ func (r *review) status() *v1alpha1.OnDemandStatus {
 		}
 		if outcome.Unmet > 0 {
 			one.Reason = cmp.Or(reasons[outcome.Reason], v1alpha1.ReasonGPUsChanging)
+			if outcome.Reason == demand.Held {
+				one.UntilTime = metav1.NewTime(outcome.Until)
+			}
 		}
 		s.Pods, s.Ready, s.Planned, s.Unmet = s.Pods+one.Pods, s.Ready+one.Ready, s.Planned+one.Planned, s.Unmet+one.Unmet
 		if one.Unmet > 0 && r.unmet == nil {
@@ -104,7 +105,7 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonNoDemand, "No pod waits for MIG instances of the policy's GPUs"
 	case s.Unmet > 0:
 		is.Reason = r.unmet.Reason
-		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, heldBy(r.unmet.Holders))
+		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, why(r.unmet))
 	case s.Planned > 0:
 		is.Reason, is.Message = v1alpha1.ReasonRepartitionAdvised, would
 	default:
@@ -118,9 +119,12 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	return is
 }
 
-func heldBy(pods []string) string {
-	if len(pods) == 0 {
-		return ""
+func why(d *v1alpha1.DemandStatus) string {
+	switch {
+	case len(d.Holders) > 0:
+		return ": what would have to be destroyed is held by " + strings.Join(d.Holders, ", ")
+	case !d.UntilTime.IsZero():
+		return ": what would have to be destroyed is idle for long enough at " + format.Clock(d.UntilTime.Time)
 	}
-	return ": what would have to be destroyed is held by " + strings.Join(pods, ", ")
+	return ""
 }

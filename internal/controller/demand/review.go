@@ -70,10 +70,11 @@ type review struct {
 }
 
 // Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
-// and whose namespaces the policy selects. It is pure; the memory changes no decision.
+// and whose namespaces the policy selects. It is to be asked again at a time, unless that is zero. It is pure; the memory
+// changes no decision.
 func Review(
 	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
-) (*v1alpha1.OnDemandStatus, metav1.Condition) {
+) (*v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
 	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}}
 	of := Of(p)
 	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
@@ -85,19 +86,19 @@ func Review(
 	}
 	for i := range s.Nodes {
 		if s.Nodes[i].GPU.Spec.PolicyName == p.Name {
-			r.addNode(p, &s.Nodes[i], s.Now)
+			r.addNode(p, &s.Nodes[i])
 		}
 	}
 	r.classify(pods)
 	r.decision = m.Decide(s.Now, r.pool, r.classes)
 	status := r.status()
-	return status, r.condition(status)
+	return status, r.condition(status), r.decision.Next
 }
 
 // addNode adds the GPUs of a node that the policy has on demand.
-func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
+func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
-	devices := plan.Devices(n.GPU.Status.Devices)
+	devices, idle := plan.Devices(n.GPU.Status.Devices), idleSince(n.GPU.Status.Devices)
 	from := len(r.pool.GPUs)
 	for i := range devices {
 		d := &devices[i]
@@ -109,8 +110,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: !ready || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
 		}
 		for _, i := range d.State.Instances {
-			// Nothing reports how long it has been idle.
-			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: now.Add(-r.pool.Idle)})
+			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: idle[i.UUID]})
 		}
 		r.pool.GPUs = append(r.pool.GPUs, g)
 		r.index[[2]string{n.Name, d.UUID}] = d.Index
@@ -129,6 +129,17 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		r.most = append(r.most, most)
 	}
 	promise(n, devices, r.pool.GPUs[from:])
+}
+
+// idleSince is since when instances have been idle, by UUID.
+func idleSince(devices []v1alpha1.DeviceStatus) map[string]time.Time {
+	idle := map[string]time.Time{}
+	for i := range devices {
+		for _, of := range devices[i].Instances {
+			idle[of.UUID] = of.LastHeldTime.Time
+		}
+	}
+	return idle
 }
 
 // model is what GPUs share that can hold the same. It notes the resources of its profiles.

@@ -22,6 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 var now = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
@@ -53,6 +54,11 @@ func a100s(t *testing.T, name string, gpus int) cluster.Node {
 	n := cluster.Node{Name: name, Labels: map[string]string{"zone": name}}
 	n.GPU.Name, n.GPU.Spec.PolicyName = name, "research"
 	n.GPU.Status.Devices = plan.Reported(devices)
+	for d := range n.GPU.Status.Devices {
+		for i := range n.GPU.Status.Devices[d].Instances {
+			n.GPU.Status.Devices[d].Instances[i].LastHeldTime = metav1.NewTime(now.Add(-5 * time.Minute))
+		}
+	}
 	n.GPU.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}
 	return n
 }
@@ -113,6 +119,9 @@ func TestReview(t *testing.T) {
 				Namespace: "other", PodName: fmt.Sprint("h", id), ContainerName: "c", Instance: &id,
 			})
 		}
+	}
+	idleFor := func(n *cluster.Node, instance int, d time.Duration) {
+		n.GPU.Status.Devices[0].Instances[instance].LastHeldTime = metav1.NewTime(now.Add(-d))
 	}
 	one := func(profile string) []*corev1.Pod { return []*corev1.Pod{waits("w", profile, nil)} }
 	for name, c := range map[string]struct {
@@ -184,6 +193,17 @@ func TestReview(t *testing.T) {
 			hold(n, 1)
 			n.Allocatable, n.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}, map[string]int64{"nvidia.com/mig-3g.20gb": 1}
 		}), one("3g.20gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, ""},
+		"one is idle for long enough soon": {nil, node(func(n *cluster.Node) {
+			idleFor(n, 0, 4*time.Minute)
+			idleFor(n, 1, 3*time.Minute)
+		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonIdleTooShort, [4]int32{1, 0, 0, 1}, 0, "idle for long enough at " + format.Clock(now.Add(time.Minute))},
+		"one is idle for long enough, the other not": {nil, node(func(n *cluster.Node) { idleFor(n, 0, time.Minute) }), one("1g.5gb"),
+			metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, ""},
+		"nothing says for how long": {nil, node(func(n *cluster.Node) {
+			for i := range n.GPU.Status.Devices[0].Instances {
+				n.GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.Time{}
+			}
+		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonIdleTooShort, [4]int32{1, 0, 0, 1}, 0, ""},
 		"the reserve": {func(of *v1alpha1.MIGOnDemand) {
 			of.Reserve = []v1alpha1.MIGReserve{{Profile: "3g", Count: 2}}
 		}, node(nil), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonReserveKept, [4]int32{1, 0, 0, 1}, 0, ""},
@@ -195,14 +215,30 @@ func TestReview(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			s, is := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
+			s, is, _ := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
 			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
 			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
 			g.Expect(s.GPUs).To(Equal(c.gpus))
 			g.Expect(is.Message).To(ContainSubstring(c.message))
-			g.Expect(s.IdleTime).To(Equal("Unknown"))
 		})
 	}
+}
+
+// TestAReviewComesBackWhenAnInstanceIsIdleForLongEnough, since no event tells that.
+func TestAReviewComesBackWhenAnInstanceIsIdleForLongEnough(t *testing.T) {
+	g := NewWithT(t)
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	for i := range s.Nodes[0].GPU.Status.Devices[0].Instances {
+		s.Nodes[0].GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.NewTime(now.Add(-4 * time.Minute))
+	}
+	pods := []*corev1.Pod{waits("w", "1g.5gb", nil)}
+	status, _, next := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+	g.Expect(next).To(BeTemporally("==", now.Add(time.Minute)))
+	g.Expect(status.Requests[0].UntilTime.Time).To(BeTemporally("==", next))
+	s.Now = next
+	status, _, next = demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+	g.Expect(status.Planned).To(BeEquivalentTo(1))
+	g.Expect(next.IsZero()).To(BeTrue())
 }
 
 // TestAReviewIsBounded, and the same whatever the order of the pods, and with what the memory keeps.
@@ -221,7 +257,7 @@ func TestAReviewIsBounded(t *testing.T) {
 		}))
 	}
 	memory := &pure.Memory{}
-	first, is := demand.Review(memory, onDemand(nil), s, pods)
+	first, is, _ := demand.Review(memory, onDemand(nil), s, pods)
 	g.Expect(first.Pods).To(Equal(int32(60)))
 	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
 	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
@@ -231,7 +267,7 @@ func TestAReviewIsBounded(t *testing.T) {
 	for range 5 {
 		pods = slices.Clone(pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		again, same := demand.Review(memory, onDemand(nil), s, pods)
+		again, same, _ := demand.Review(memory, onDemand(nil), s, pods)
 		g.Expect(again).To(Equal(first))
 		g.Expect(same).To(Equal(is))
 	}
@@ -266,7 +302,7 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 		}
 	})
 	NewWithT(t).Expect(len(all.Spec.Containers[0].Resources.Limits)).To(BeNumerically(">", 16))
-	got, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
+	got, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
 
@@ -278,9 +314,9 @@ func TestPodsThatTheSameNodesWouldTakeAreOne(t *testing.T) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "other", Operator: corev1.TolerationOpExists}}
 	})
 	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} })
-	got, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
+	got, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
 	NewWithT(t).Expect(got.Requests).To(HaveLen(1))
-	again, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})
+	again, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})
 	NewWithT(t).Expect(again).To(Equal(got))
 }
 
@@ -295,7 +331,7 @@ func TestWhichPodHasAnInstance(t *testing.T) {
 		n := a100s(t, "a", 1)
 		n.Pods = slices.Clone(bound)
 		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
-		status, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
+		status, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
 		got = append(got, status)
 		slices.Reverse(bound)
 	}
@@ -310,7 +346,7 @@ func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
 	for n := range v1alpha1.MostDemands {
 		pods = append(pods, waits(fmt.Sprint("w", n), "1g.5gb", func(p *corev1.Pod) { p.Spec.Priority = new(int32(100 - n)) }))
 	}
-	got, is := demand.Review(&pure.Memory{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
+	got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
 	NewWithT(t).Expect([]int32{got.Planned, got.Unmet}).To(Equal([]int32{10, 1}))
 	NewWithT(t).Expect(is.Reason).To(Equal(v1alpha1.ReasonProfileNotAllowed))
 	NewWithT(t).Expect(is.Message).To(HaveSuffix("1 would not, such as team/x"))
@@ -357,9 +393,9 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 			for n := range 1000 {
 				pods = append(pods, waits(fmt.Sprintf("w%03d", n), "1g.5gb", func(p *corev1.Pod) { c.change(n, p) }))
 			}
-			got, is := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
 			slices.Reverse(pods)
-			again, same := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			again, same, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
 			NewWithT(t).Expect(got.Pods).To(Equal(c.count))
 			NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/w000"))
 			NewWithT(t).Expect(is.Message).To(ContainSubstring(c.message))
@@ -376,7 +412,7 @@ func TestAPodThatGrowsOldGoesFirst(t *testing.T) {
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-9 * time.Minute))
 	})}
 	for after, want := range map[time.Duration][]int32{0: {0, 1}, time.Minute: {1, 0}} {
-		got, _ := demand.Review(&pure.Memory{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
+		got, _, _ := demand.Review(&pure.Memory{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
 		NewWithT(t).Expect([]int32{got.Requests[0].Planned, got.Requests[1].Planned}).To(Equal(want), after.String())
 		NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/old"))
 	}

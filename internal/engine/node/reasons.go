@@ -101,6 +101,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonProfileNotAllowed:  {Plain, "Add the profile to `onDemand.profiles`, or let the pods ask for another"},
 	v1alpha1.ReasonNoIdleRoom:         {Plain, "Wait until pods end (`status.onDemand.requests[].holders`), or add nodes"},
 	v1alpha1.ReasonReserveKept:        {Plain, "Lower `onDemand.reserve`, or add nodes"},
+	v1alpha1.ReasonIdleTooShort:       {Plain, "Wait (`status.onDemand.requests[].untilTime`), or lower `onDemand.idleSeconds`"},
 	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
 
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},

@@ -6,6 +6,7 @@ package rollout_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -47,7 +48,7 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		status, is := demand.Review(&a.memory, p, s, manyWait(s))
+		status, is, _ := demand.Review(&a.memory, p, longIdle(s), manyWait(s))
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
 		}
@@ -56,6 +57,24 @@ func (a *advised) look(s *cluster.Snapshot) {
 		s.Policies[i] = *p
 		a.reviews, a.planned = a.reviews+1, a.planned+int(status.Planned)
 	}
+}
+
+// longIdle is what a reconcile sees, of which the agents report too since when no pod has had each instance.
+func longIdle(s *cluster.Snapshot) *cluster.Snapshot {
+	seen := *s
+	seen.Nodes = slices.Clone(s.Nodes)
+	for n := range seen.Nodes {
+		status := &seen.Nodes[n].GPU.Status
+		status.Devices = slices.Clone(status.Devices)
+		for d := range status.Devices {
+			instances := slices.Clone(status.Devices[d].Instances)
+			for i := range instances {
+				instances[i].LastHeldTime = metav1.NewTime(s.Now.Add(-time.Hour))
+			}
+			status.Devices[d].Instances = instances
+		}
+	}
+	return &seen
 }
 
 // manyWait are pods that wait for instances of each profile.

@@ -159,6 +159,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: unmet
       type:
         scalar: numeric
+    - name: untilTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSharing
   map:
     fields:
@@ -620,6 +623,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: id
       type:
         scalar: numeric
+    - name: lastHeldTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: profile
       type:
         scalar: string
@@ -1154,9 +1160,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: gpus
       type:
         scalar: numeric
-    - name: idleTime
-      type:
-        scalar: string
     - name: planned
       type:
         scalar: numeric

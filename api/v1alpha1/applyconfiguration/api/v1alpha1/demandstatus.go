@@ -30,6 +30,8 @@ type DemandStatusApplyConfiguration struct {
 	Unmet *int32 `json:"unmet,omitempty"`
 	// reason why, one of those of the condition DemandMet.
 	Reason *string `json:"reason,omitempty"`
+	// untilTime is when instances will have been idle for long enough, if that is the reason.
+	UntilTime *v1.Time `json:"untilTime,omitempty"`
 	// holders are pods that hold what would have to be destroyed, where these are fewest: the first three, as namespace/name.
 	Holders []string `json:"holders,omitempty"`
 }
@@ -106,6 +108,14 @@ func (b *DemandStatusApplyConfiguration) WithUnmet(value int32) *DemandStatusApp
 // If called multiple times, the Reason field is set to the value of the last call.
 func (b *DemandStatusApplyConfiguration) WithReason(value string) *DemandStatusApplyConfiguration {
 	b.Reason = &value
+	return b
+}
+
+// WithUntilTime sets the UntilTime field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the UntilTime field is set to the value of the last call.
+func (b *DemandStatusApplyConfiguration) WithUntilTime(value v1.Time) *DemandStatusApplyConfiguration {
+	b.UntilTime = &value
 	return b
 }
 

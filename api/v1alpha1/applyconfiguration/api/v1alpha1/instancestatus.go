@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
 // InstanceStatusApplyConfiguration represents a declarative configuration of the InstanceStatus type for use
 // with apply.
 //
@@ -20,6 +24,8 @@ type InstanceStatusApplyConfiguration struct {
 	Size *int32 `json:"size,omitempty"`
 	// uuid of the MIG device; empty if its compute instance is missing.
 	UUID *string `json:"uuid,omitempty"`
+	// lastHeldTime is when a pod or process was last seen to have it, or when it was first seen; absent while one has it.
+	LastHeldTime *v1.Time `json:"lastHeldTime,omitempty"`
 }
 
 // InstanceStatusApplyConfiguration constructs a declarative configuration of the InstanceStatus type for use with
@@ -65,5 +71,13 @@ func (b *InstanceStatusApplyConfiguration) WithSize(value int32) *InstanceStatus
 // If called multiple times, the UUID field is set to the value of the last call.
 func (b *InstanceStatusApplyConfiguration) WithUUID(value string) *InstanceStatusApplyConfiguration {
 	b.UUID = &value
+	return b
+}
+
+// WithLastHeldTime sets the LastHeldTime field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LastHeldTime field is set to the value of the last call.
+func (b *InstanceStatusApplyConfiguration) WithLastHeldTime(value v1.Time) *InstanceStatusApplyConfiguration {
+	b.LastHeldTime = &value
 	return b
 }

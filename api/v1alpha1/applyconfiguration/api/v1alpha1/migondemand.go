@@ -20,8 +20,8 @@ type MIGOnDemandApplyConfiguration struct {
 	Profiles []apiv1alpha1.MIGProfile `json:"profiles,omitempty"`
 	// reserve are instances that stay idle, on whichever GPUs of the layout, when others are made.
 	Reserve []MIGReserveApplyConfiguration `json:"reserve,omitempty"`
-	// idleSeconds is how long an instance must have been held by no pod before it may be destroyed. Nothing reports that time yet: in mode
-	// Advise an instance that no pod holds counts as idle for long enough, and status.onDemand.idleTime is Unknown. Default: 300.
+	// idleSeconds is how long no pod or process must have had an instance before it may be destroyed, by lastHeldTime of the GPUNode.
+	// Default: 300.
 	IdleSeconds *int32 `json:"idleSeconds,omitempty"`
 	// namespaceSelector selects, by their labels, the namespaces whose pods count. Absent: all.
 	NamespaceSelector *NamespaceSelectorApplyConfiguration `json:"namespaceSelector,omitempty"`

@@ -18,8 +18,6 @@ type OnDemandStatusApplyConfiguration struct {
 	Planned *int32 `json:"planned,omitempty"`
 	// unmet is the number of them for which nothing can be done now.
 	Unmet *int32 `json:"unmet,omitempty"`
-	// idleTime is Unknown: nothing reports how long instances have been idle, so each that no pod holds counts as idle for long enough.
-	IdleTime *string `json:"idleTime,omitempty"`
 	// requests lists the first ten kinds of pods that wait: of the highest priority first, then those that have waited longest.
 	Requests []DemandStatusApplyConfiguration `json:"requests,omitempty"`
 	// gpus is the number of GPUs that would be changed.
@@ -63,14 +61,6 @@ func (b *OnDemandStatusApplyConfiguration) WithPlanned(value int32) *OnDemandSta
 // If called multiple times, the Unmet field is set to the value of the last call.
 func (b *OnDemandStatusApplyConfiguration) WithUnmet(value int32) *OnDemandStatusApplyConfiguration {
 	b.Unmet = &value
-	return b
-}
-
-// WithIdleTime sets the IdleTime field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the IdleTime field is set to the value of the last call.
-func (b *OnDemandStatusApplyConfiguration) WithIdleTime(value string) *OnDemandStatusApplyConfiguration {
-	b.IdleTime = &value
 	return b
 }
 

@@ -1,0 +1,48 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// TestSinceWhenNobodyHasAnInstanceIsReported: since a pod or process was seen to have it last, or since it was seen first.
+func TestSinceWhenNobodyHasAnInstanceIsReported(t *testing.T) {
+	g := NewWithT(t)
+	start := time.Date(2026, 11, 26, 10, 0, 0, 5e8, time.UTC)
+	at := func(minutes int) time.Time { return start.Add(time.Duration(minutes) * time.Minute) }
+	var was []v1alpha1.DeviceStatus
+	look := func(minutes int, pods, processes []int32) (times []string) {
+		d := v1alpha1.DeviceStatus{Instances: []v1alpha1.InstanceStatus{{ID: 1, UUID: "MIG-1"}, {ID: 2, UUID: "MIG-2"}, {ID: 3}}}
+		d.Holders = []v1alpha1.HolderStatus{{Namespace: "a", PodName: "whole"}}
+		for _, id := range pods {
+			d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "a", PodName: "p", Instance: &id})
+		}
+		for _, id := range processes {
+			d.Processes = append(d.Processes, v1alpha1.ProcessStatus{PID: 1, Instance: &id})
+		}
+		was = sinceHeld(was, []v1alpha1.DeviceStatus{d}, at(minutes))
+		for _, i := range was[0].Instances {
+			if i.LastHeldTime.IsZero() {
+				times = append(times, "")
+				continue
+			}
+			times = append(times, i.LastHeldTime.UTC().Format(time.TimeOnly))
+		}
+		return times
+	}
+	g.Expect(look(0, nil, nil)).To(Equal([]string{"10:00:00", "10:00:00", ""}), "seen for the first time; one that is not whole has no time")
+	g.Expect(look(1, []int32{1}, nil)).To(Equal([]string{"", "10:00:00", ""}))
+	g.Expect(look(2, []int32{1}, []int32{2})).To(Equal([]string{"", "", ""}))
+	g.Expect(look(3, nil, []int32{2})).To(Equal([]string{"10:03:00", "", ""}))
+	g.Expect(look(9, nil, nil)).To(Equal([]string{"10:03:00", "10:09:00", ""}))
+	was[0].Instances[0].LastHeldTime = metav1.NewTime(at(3).Truncate(time.Second).Local())
+	g.Expect(look(10, nil, nil)).To(Equal([]string{"10:03:00", "10:09:00", ""}), "an agent that starts anew has it from the API")
+}
