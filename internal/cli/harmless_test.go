@@ -281,8 +281,9 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 		return ""
 	}
 	is := by.Spec.Sharing
-	if was := policies.Rank(w.Policies).Govern(w.asSeen(n)).By; was != nil && was.Name == by.Name && before.Strategy == "" {
-		return "" // it refuses that already
+	want, err := policies.DesiredState(by, w.asSeen(n))
+	if was := policies.Rank(w.Policies).Govern(w.asSeen(n)).By; err != nil && was != nil && was.Name == by.Name && before.Strategy == "" {
+		return "" // it refused that policy already
 	}
 	if fmt.Sprint(asYAML(is)) == fmt.Sprint(asYAML(before)) {
 		return ""
@@ -290,7 +291,6 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 	if w.seen.Time[n.Name] < 24*time.Hour {
 		return fmt.Sprintf("node %s changes, though it was observed for %s only", n.Name, w.seen.Time[n.Name])
 	}
-	want, err := policies.DesiredState(by, w.asSeen(n))
 	if err != nil {
 		return fmt.Sprintf("node %s refuses policy %s: %v", n.Name, by.Name, err)
 	}
