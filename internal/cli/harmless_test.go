@@ -85,6 +85,9 @@ func anyAdviseWorld(t *testing.T, r *rand.Rand) adviseWorld {
 	w.Plugin = devicePluginOf(&w.Snapshot)
 	for i := range w.Nodes {
 		w.settle(&w.Nodes[i])
+		if r.IntN(6) == 0 {
+			sicken(&w.Nodes[i])
+		}
 		w.populate(r, &w.Nodes[i])
 	}
 	return w
@@ -107,6 +110,37 @@ func publishing(n cluster.Node, shares int64) cluster.Node {
 		}
 	}
 	return n
+}
+
+// sicken lets the first GPU of several be unhealthy.
+func sicken(n *cluster.Node) {
+	gpus := int64(len(n.GPU.Status.Devices))
+	if gpus == 1 {
+		return
+	}
+	n.Unallocatable = map[string]int64{}
+	for name, count := range n.Allocatable {
+		n.Unallocatable[name] = count / gpus
+		n.Allocatable[name] -= count / gpus
+	}
+	first := n.GPU.Status.Devices[0].UUID
+	for i := 0; n.Published != nil && i < len(n.Published.Devices); i++ {
+		if d := &n.Published.Devices[i]; d.UUID == first || d.Parent == first {
+			d.Tainted = "gpu.nvidia.com/unhealthy=true"
+		}
+	}
+}
+
+// ofHealthy is what of a number a node has that has as many of them on each GPU.
+func ofHealthy(n *cluster.Node, count int64) int64 {
+	gpus, sick := int64(len(n.GPU.Status.Devices)), len(n.Unallocatable) > 0
+	if n.Published != nil {
+		sick = slices.ContainsFunc(n.Published.Devices, func(d dra.Device) bool { return d.Tainted != "" })
+	}
+	if sick {
+		return count - count/gpus
+	}
+	return count
 }
 
 // asSeen is a node as policies see it.
@@ -193,7 +227,7 @@ func byClaim(n *cluster.Node, p *cluster.Pod, resource string) {
 				used++
 			}
 		}
-		if used >= d.Shares || resource != deviceResource(d) {
+		if used >= d.Shares || d.Tainted != "" || resource != deviceResource(d) {
 			continue
 		}
 		n.Claims = append(n.Claims, dra.Claim{
@@ -316,7 +350,7 @@ func harmToPods(n *cluster.Node, want policies.Desired, before, is v1alpha1.Shar
 		}
 	}
 	for name, sum := range sums {
-		if want.Config.Resources[name] < sum {
+		if ofHealthy(n, want.Config.Resources[name]) < sum {
 			return fmt.Sprintf("node %s offers %v under %s, and its pods request %d %s", n.Name, want.Config.Resources, asYAML(is), sum, name)
 		}
 	}
