@@ -78,20 +78,69 @@ func anyAdviseWorld(t *testing.T, r *rand.Rand) adviseWorld {
 		n := newNode(t, name, slices.Repeat([]sim.Model{model}, 1+r.IntN(4))...)
 		n.Labels["team"], n.Labels["kubernetes.io/hostname"] = history.Pick(r, "a", "b"), name
 		if r.IntN(5) == 0 {
-			n = driven(t, n)
-			n.DRANode = cluster.DRANode{DRA: "ResourceSlice " + name, Published: &dra.Pool{Complete: true}}
-			for _, d := range n.GPU.Status.Devices {
-				n.Published.Devices = append(n.Published.Devices, dra.Device{Name: "gpu-" + strconv.Itoa(int(d.Index)), Type: "gpu", UUID: d.UUID, Shares: 1})
-			}
+			n = publishing(driven(t, n), history.Pick[int64](r, 1, 1, 2, 4))
 		}
 		w.Nodes = append(w.Nodes, n)
 	}
 	w.Plugin = devicePluginOf(&w.Snapshot)
 	for i := range w.Nodes {
 		w.settle(&w.Nodes[i])
+		if r.IntN(6) == 0 {
+			sicken(&w.Nodes[i])
+		}
 		w.populate(r, &w.Nodes[i])
 	}
 	return w
+}
+
+// publishing is a node whose GPUs and instances NVIDIA's DRA driver publishes, each GPU with shares.
+func publishing(n cluster.Node, shares int64) cluster.Node {
+	n.DRANode = cluster.DRANode{DRA: "ResourceSlice " + n.Name, Published: &dra.Pool{Complete: true}, Claims: n.Claims}
+	for _, d := range n.GPU.Status.Devices {
+		name := "gpu-" + strconv.Itoa(int(d.Index))
+		if d.Sharing.MIGMode != v1alpha1.MIGModeEnabled {
+			n.Published.Devices = append(n.Published.Devices, dra.Device{Name: name, Type: "gpu", UUID: d.UUID, Shares: shares})
+		}
+		for _, instance := range d.Sharing.Instances {
+			for i := range instance.Count {
+				n.Published.Devices = append(n.Published.Devices, dra.Device{
+					Name: fmt.Sprintf("%s-mig-%s-%d", name, instance.Profile, i), Type: "mig", Profile: instance.Profile, Parent: d.UUID, Shares: 1,
+				})
+			}
+		}
+	}
+	return n
+}
+
+// sicken lets the first GPU of several be unhealthy.
+func sicken(n *cluster.Node) {
+	gpus := int64(len(n.GPU.Status.Devices))
+	if gpus == 1 {
+		return
+	}
+	n.Unallocatable = map[string]int64{}
+	for name, count := range n.Allocatable {
+		n.Unallocatable[name] = count / gpus
+		n.Allocatable[name] -= count / gpus
+	}
+	first := n.GPU.Status.Devices[0].UUID
+	for i := 0; n.Published != nil && i < len(n.Published.Devices); i++ {
+		if d := &n.Published.Devices[i]; d.UUID == first || d.Parent == first {
+			d.Tainted = "gpu.nvidia.com/unhealthy=true"
+		}
+	}
+}
+
+// ofHealthy is what of a number a node has that has as many of them on each GPU.
+func ofHealthy(n *cluster.Node, count int64) int64 {
+	gpus, sick := int64(len(n.GPU.Status.Devices)), len(n.Unallocatable) > 0
+	if n.Published != nil {
+		sick = slices.ContainsFunc(n.Published.Devices, func(d dra.Device) bool { return d.Tainted != "" })
+	}
+	if sick {
+		return count - count/gpus
+	}
+	return count
 }
 
 // asSeen is a node as policies see it.
@@ -110,10 +159,7 @@ func (w *adviseWorld) settle(n *cluster.Node) {
 	if err != nil {
 		return // it stays as it was, and the controller names no policy that it has
 	}
-	if n.GPU.Spec.PolicyName = by.Name; w.Plugin.StackOf(n) == dra.DRADriver {
-		return
-	}
-	n.Allocatable = want.Config.Resources
+	n.GPU.Spec.PolicyName = by.Name
 	for _, d := range want.Devices {
 		for i := range n.GPU.Status.Devices {
 			if have := &n.GPU.Status.Devices[i]; have.UUID == d.UUID {
@@ -121,6 +167,12 @@ func (w *adviseWorld) settle(n *cluster.Node) {
 			}
 		}
 	}
+	if w.Plugin.StackOf(n) != dra.DRADriver {
+		n.Allocatable = want.Config.Resources
+		return
+	}
+	shares, _ := n.Published.Shares()
+	*n = publishing(*n, shares)
 }
 
 // populate lets pods run on a node, most of which were observed, and others have run there.
@@ -151,6 +203,9 @@ func (w *adviseWorld) populate(r *rand.Rand, n *cluster.Node) {
 			if r.IntN(6) == 0 && r.IntN(int(offers[resource])) > 8 {
 				p.Requests[resource] = 2
 			}
+			if n.Published != nil {
+				byClaim(n, &p, resource)
+			}
 			if r.IntN(10) > 0 {
 				see(p.Namespace, p.Name)
 			}
@@ -160,6 +215,50 @@ func (w *adviseWorld) populate(r *rand.Rand, n *cluster.Node) {
 	if r.IntN(4) == 0 {
 		see("team-0", "gone")
 	}
+}
+
+// byClaim lets a pod have a device for a resource by a claim, if one is free: its own claim for what it requests, or, every other one, one that
+// it names instead.
+func byClaim(n *cluster.Node, p *cluster.Pod, resource string) {
+	for _, d := range n.Published.Devices {
+		used := int64(0)
+		for _, c := range n.Claims {
+			if c.Devices[0].Device == d.Name {
+				used++
+			}
+		}
+		if used >= d.Shares || d.Tainted != "" || resource != deviceResource(d) {
+			continue
+		}
+		n.Claims = append(n.Claims, dra.Claim{
+			Name: p.Namespace + "/" + p.Name, Classes: []string{"gpu.nvidia.com"}, Devices: []dra.Allocated{{Pool: n.Name, Device: d.Name}}, Pods: []string{p.UID},
+		})
+		if len(n.Claims)%2 == 0 {
+			p.Requests = nil
+		}
+		return
+	}
+}
+
+func deviceResource(d dra.Device) string {
+	if d.Profile != "" {
+		return plan.ResourceOf(d.Profile)
+	}
+	return plan.ResourceGPU
+}
+
+// requestsOf is what a pod of a node needs to be started again.
+func requestsOf(n *cluster.Node, p *cluster.Pod) map[string]int64 {
+	if len(p.Requests) > 0 {
+		return p.Requests
+	}
+	needs := map[string]int64{}
+	for _, c := range n.Claims {
+		if device, found := n.Published.Named(c.Devices[0].Device); found && p.Has(c) {
+			needs[deviceResource(device)]++
+		}
+	}
+	return needs
 }
 
 // TestAdviceHarmsNobody: whatever is advised, once applied, each pod that runs can be started again on its node, nobody is isolated worse from
@@ -216,8 +315,9 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 		return ""
 	}
 	is := by.Spec.Sharing
-	if was := policies.Rank(w.Policies).Govern(w.asSeen(n)).By; was != nil && was.Name == by.Name && before.Strategy == "" {
-		return "" // it refuses that already
+	want, err := policies.DesiredState(by, w.asSeen(n))
+	if was := policies.Rank(w.Policies).Govern(w.asSeen(n)).By; err != nil && was != nil && was.Name == by.Name && before.Strategy == "" {
+		return "" // it refused that policy already
 	}
 	if fmt.Sprint(asYAML(is)) == fmt.Sprint(asYAML(before)) {
 		return ""
@@ -225,7 +325,6 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 	if w.seen.Time[n.Name] < 24*time.Hour {
 		return fmt.Sprintf("node %s changes, though it was observed for %s only", n.Name, w.seen.Time[n.Name])
 	}
-	want, err := policies.DesiredState(by, w.asSeen(n))
 	if err != nil {
 		return fmt.Sprintf("node %s refuses policy %s: %v", n.Name, by.Name, err)
 	}
@@ -238,8 +337,9 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 // harmToPods is what the pods of a node suffer from another sharing of its GPUs; empty: nothing.
 func harmToPods(n *cluster.Node, want policies.Desired, before, is v1alpha1.Sharing) string {
 	sums := map[string]int64{}
-	for _, p := range n.Pods {
-		for name, count := range p.Requests {
+	for i := range n.Pods {
+		p := &n.Pods[i]
+		for name, count := range requestsOf(n, p) {
 			sums[name] += count
 			if count > 1 && want.Config.Replicas[name] > 1 && refuses(is) && !refuses(before) {
 				return fmt.Sprintf("node %s refuses pod %s two replicas", n.Name, p.Name)
@@ -250,7 +350,7 @@ func harmToPods(n *cluster.Node, want policies.Desired, before, is v1alpha1.Shar
 		}
 	}
 	for name, sum := range sums {
-		if want.Config.Resources[name] < sum {
+		if ofHealthy(n, want.Config.Resources[name]) < sum {
 			return fmt.Sprintf("node %s offers %v under %s, and its pods request %d %s", n.Name, want.Config.Resources, asYAML(is), sum, name)
 		}
 	}
@@ -265,7 +365,7 @@ func lessIsolation(n *cluster.Node, before, is v1alpha1.Sharing) string {
 	}
 	namespaces := map[string]bool{}
 	for _, p := range n.Pods {
-		if len(p.Requests) > 0 {
+		if len(requestsOf(n, &p)) > 0 {
 			namespaces[p.Namespace] = true
 		}
 	}
@@ -396,8 +496,12 @@ func TestImportChangesNothingOfRandomClusters(t *testing.T) {
 				is.Nodes = append(is.Nodes, n)
 			}
 		}
+		if is.Classes = []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}; history.Maybe(r) {
+			is.Classes = append(is.Classes, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
+		}
 		d := importer.Describe(is)
 		s := snapshotOf(is.Nodes...)
+		s.DRA = cluster.DRA{ServesClasses: true, ServesTaintRules: true, Classes: is.Classes}
 		for _, p := range d.Policies {
 			s.Policies = append(s.Policies, v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Generation: 1, CreationTimestamp: metav1.NewTime(now)}, Spec: p.Spec})
 			described++
@@ -455,6 +559,15 @@ func byHand(t *testing.T, r *rand.Rand, is *importer.Cluster, name string) (n cl
 	delete(n.Labels, "pool")
 	n.Labels["kubernetes.io/hostname"], n.Labels["karpenter.sh/nodepool"] = name, history.Pick(r, "x", "y")
 	n.Labels["karpenter.k8s.aws/instance-size"] = history.Pick(r, "large", "small")
+	if r.IntN(4) == 0 {
+		n = publishing(driven(t, n), history.Pick[int64](r, 0, 1, 1, 2, 4))
+		if devices := n.Published.Devices; len(devices) > 0 && history.Maybe(r) {
+			p := cluster.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Controller: "ReplicaSet", Requests: map[string]int64{deviceResource(devices[0]): 1}}
+			byClaim(&n, &p, deviceResource(devices[0]))
+			n.Pods = append(n.Pods, p)
+		}
+		return n, true
+	}
 	key := history.Pick(r, "", "a", "b", "c")
 	if key != "" {
 		n.Labels[v1alpha1.LabelConfig] = key

@@ -60,7 +60,7 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 	if err := readConfigs(ctx, c, &shared, policy, standAlone); err != nil {
 		return shared, err
 	}
-	if shared.Policies, err = policyNames(ctx, c); err != nil {
+	if shared.Policies, err = existing(ctx, c); err != nil {
 		return shared, err
 	}
 	s := cluster.Snapshot{}
@@ -174,17 +174,13 @@ func readDefault(ctx context.Context, c client.Client, shared *importer.Cluster,
 	return err
 }
 
-// policyNames are the names of the policies that exist.
-func policyNames(ctx context.Context, c client.Client) ([]string, error) {
+// existing are the policies that exist already.
+func existing(ctx context.Context, c client.Client) ([]v1alpha1.GPUSharingPolicy, error) {
 	policies := &v1alpha1.GPUSharingPolicyList{}
 	if err := c.List(ctx, policies); err != nil {
 		return nil, unlessNotServed(err, "reading policies")
 	}
-	names := make([]string, len(policies.Items))
-	for i := range policies.Items {
-		names[i] = policies.Items[i].Name
-	}
-	return names, nil
+	return policies.Items, nil
 }
 
 // errDefaultsDiffer says that nobody knows which key nodes without a label use.

@@ -94,6 +94,9 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 		if s.others["POST namespaces/gpu-operator/pods"] > reads*len(s.machines) {
 			s.breaks("unchanged", "NVIDIA's programs restart more than once: %s", s.counted())
 		}
+		if s.others["POST namespaces/"+draSpace+"/pods"] > 0 {
+			s.breaks("unchanged", "NVIDIA's DRA driver restarts: %s", s.counted())
+		}
 		s.unchanged(before)
 		s.honoured(policies...)
 		if s.isBroken() != "" {
@@ -154,8 +157,9 @@ func (s *run) sharedByHand(random *rand.Rand) {
   spec: {daemonsets: {updateStrategy: RollingUpdate}, devicePlugin: {enabled: true, config: {%s}}, mig: %s}}`, plugin, strategy))
 	s.tell("keys %v; %s; mig %s", configs, plugin, strategy)
 	s.record = newRecord(s.fleet)
+	s.driven()
 	for i := range 1 + random.IntN(3) {
-		labels := map[string]string{"karpenter.k8s.aws/instance-size": history.Pick(random, "large", "small"), "team": history.Pick(random, "x", "y")}
+		labels := s.orDriven(map[string]string{"karpenter.k8s.aws/instance-size": history.Pick(random, "large", "small"), "team": history.Pick(random, "x", "y")})
 		if key := history.Pick(random, "", "a", "b", "c"); key != "" {
 			labels[v1alpha1.LabelConfig] = key
 		}
@@ -200,11 +204,13 @@ func (s *run) sharedByPolicies(random *rand.Rand) {
 	s.t.Helper()
 	s.apply(clusterPolicy)
 	s.record = newRecord(s.fleet)
+	s.driven()
 	for i := range 1 + random.IntN(3) {
-		labels := map[string]string{"team": history.Pick(random, "a", "b")}
+		labels := s.orDriven(map[string]string{"team": history.Pick(random, "a", "b")})
 		model := history.Pick(random, sim.A100, sim.A30, sim.H100, sim.T4, sim.V100, sim.L40S)
 		p := s.place(fmt.Sprintf("n%d", i), labels, slices.Repeat([]sim.Model{model}, 1+random.IntN(2))...)
 		p.restartDelay = 0
+		p.touches = func(op sim.Op, uuid string, instance int) error { return s.takes(p, op, uuid, instance) }
 		s.enter(p)
 		s.tell("node %s: %d × %v, %v", p.name, len(p.devices()), model, labels)
 	}
@@ -255,8 +261,7 @@ func (s *run) runs() {
 func (s *run) populates(p *place, random *rand.Rand) {
 	s.t.Helper()
 	const most = 4
-	node := s.node(p.name)
-	offers := offered(node)
+	node, offers := s.node(p.name), s.offers(p)
 	team, user := history.Pick(random, users, users, "other"), history.Pick(random, 0, 1000, 1000)
 	for _, resource := range slices.Sorted(maps.Keys(offers)) {
 		for range random.IntN(int(min(offers[resource], most)) + 1) {
@@ -272,20 +277,24 @@ func (s *run) populates(p *place, random *rand.Rand) {
 				pod.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.product": product}
 			}
 			pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
-			s.starts(pod)
-			s.tell("pod %s/%s: %s, runs as %d, selects %v", pod.Namespace, pod.Name, resource, user, pod.Spec.NodeSelector)
+			why := s.starts(pod)
+			s.tell("pod %s/%s: %s, runs as %d, selects %v%s", pod.Namespace, pod.Name, resource, user, pod.Spec.NodeSelector, why)
 		}
 	}
 }
 
-// starts creates a pod on its node.
-func (s *run) starts(pod *corev1.Pod) {
+// starts creates a pod on its node; why says what keeps it off.
+func (s *run) starts(pod *corev1.Pod) (why string) {
 	s.t.Helper()
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: pod.Namespace}}
 	if err := s.client.Create(s.t.Context(), space); client.IgnoreAlreadyExists(err) != nil {
 		s.Expect(err).NotTo(HaveOccurred())
 	}
+	if place := s.places[pod.Spec.NodeName]; place.isDriven() {
+		return s.schedules(pod)
+	}
 	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
+	return ""
 }
 
 // kubectl runs a command of the plugin, as an administrator.
@@ -353,11 +362,14 @@ func (s *run) running() running {
 	for _, p := range s.all() {
 		node := s.node(p.name)
 		is := shared{
-			offers: offered(node), gpus: map[string]born{}, devices: p.node.Allocations(), governed: s.gpuNode(p.name).Spec.PolicyName != "",
+			offers: s.offers(p), gpus: map[string]born{}, devices: p.node.Allocations(), governed: s.gpuNode(p.name).Spec.PolicyName != "",
 			isolation: map[string]int{"time-slicing": 1, "mps": 2}[node.Labels["nvidia.com/gpu.sharing-strategy"]], namespaces: map[string]bool{},
 		}
 		if is.isolation == 0 {
 			is.isolation = 4
+		}
+		if p.isDriven() && s.sharesGPUs(p) {
+			is.isolation = 1
 		}
 		for _, d := range p.devices() {
 			if is.gpus[d.UUID] = bornAs(d); d.State.MIG {
@@ -479,13 +491,15 @@ func (s *run) comesBack(pod *corev1.Pod, remaining map[string]int64) {
 	}
 	for resource := range pod.Spec.Containers[0].Resources.Limits {
 		if remaining[string(resource)]--; remaining[string(resource)] < 0 {
-			s.breaks("starts again", "node %s offers %v, and its pods request more %s", node.Name, offered(node), resource)
+			s.breaks("starts again", "node %s offers %v, and its pods request more %s", node.Name, s.offers(s.places[node.Name]), resource)
 		}
 	}
 	again := podOf("replica", pod.Name, node.Name)
 	again.Namespace, again.Spec.NodeSelector, again.Spec.SecurityContext = pod.Namespace, pod.Spec.NodeSelector, pod.Spec.SecurityContext
-	again.Spec.Containers = pod.Spec.Containers
-	s.starts(again)
+	again.Spec.Containers, again.Spec.ResourceClaims = pod.Spec.Containers, pod.Spec.ResourceClaims
+	if why := s.starts(again); why != "" {
+		s.breaks("starts again", "pod %s does not get on node %s again: %s", pod.Name, node.Name, why)
+	}
 }
 
 // observed is a Prometheus that has observed the pods for a week.

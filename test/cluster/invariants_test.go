@@ -28,6 +28,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
 // mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again
@@ -174,19 +175,25 @@ func (s *run) mayChange(p *place, uuid string) bool {
 	return false
 }
 
-// touches looks at what the agent is about to do to a GPU: no policy may have nothing to do with it, and what it takes
-// away must not be in use.
+// touches looks at what the agent is about to do to a GPU: a policy has to do with it, and what it takes away is not in use.
 func (s *run) touches(p *place, op sim.Op, uuid string, instance int) error {
 	if !s.mayChange(p, uuid) {
 		s.breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
 	}
+	return s.takes(p, op, uuid, instance)
+}
+
+// takes: what the agent is about to take away from a GPU must not be in use, as the kubelet allocated it or prepared it for a claim.
+func (s *run) takes(p *place, op sim.Op, uuid string, instance int) error {
 	if op == sim.OpCreateInstance || op == sim.OpReset {
 		return nil
 	}
 	lost := map[string]bool{uuid: op == sim.OpSetMIG}
 	for _, d := range p.devices() {
+		lost[fmt.Sprintf("gpu-%d", d.Minor)] = lost[d.UUID]
 		for _, i := range d.State.Instances {
 			lost[i.UUID] = d.UUID == uuid && (op == sim.OpSetMIG || i.ID == instance)
+			lost[nodesim.InstanceName(d, i)] = lost[i.UUID]
 		}
 	}
 	for pod, ids := range p.node.Allocations() {

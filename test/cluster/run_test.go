@@ -52,6 +52,7 @@ type run struct {
 	actedAt    time.Duration
 	told       []string
 	serial     int
+	drives     bool            // NVIDIA's DRA driver serves some nodes
 	fights     []func() bool   // other controllers that set something again and again
 	theirs     map[string]bool // node and label or annotation that another controller has written
 	backup     []client.Object
@@ -514,7 +515,8 @@ func (s *run) empty() {
 	clusterPolicies := &unstructured.UnstructuredList{}
 	clusterPolicies.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
 	for _, list := range []client.ObjectList{
-		&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}, &appsv1.DaemonSetList{}, &resourcev1.ResourceSliceList{}, &policyv1.PodDisruptionBudgetList{}, nodeFeatures,
+		&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}, &appsv1.DaemonSetList{}, &resourcev1.ResourceSliceList{}, &resourcev1.ResourceClaimList{},
+		&resourcev1.DeviceClassList{}, &resourcev1.DeviceTaintRuleList{}, &policyv1.PodDisruptionBudgetList{}, nodeFeatures,
 		clusterPolicies, &corev1.PodList{}, &corev1.ConfigMapList{}, &corev1.NodeList{},
 	} {
 		if err := f.client.List(ctx, list); err != nil {

@@ -5,6 +5,7 @@ package nodesim
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -85,15 +86,19 @@ func (k *kubelet) taken(mine []allocatedDevice, e *endpoint) (taken map[string]b
 	return taken, load
 }
 
-// Allocations returns the IDs of the devices that the kubelet has allocated to each pod of the node, by namespace/name.
+// Allocations returns the IDs of the devices that the kubelet has allocated to each pod of the node, and the names of those that it has
+// prepared for claims, by namespace/name.
 func (k *kubelet) Allocations() map[string][]string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	all := map[string][]string{}
 	for _, state := range k.pods {
+		name := state.pod.Namespace + "/" + state.pod.Name
 		for _, d := range state.devices {
-			name := state.pod.Namespace + "/" + state.pod.Name
 			all[name] = append(all[name], d.id)
+		}
+		for _, claim := range slices.Sorted(maps.Keys(state.claims)) {
+			all[name] = append(all[name], state.claims[claim]...)
 		}
 	}
 	return all

@@ -183,7 +183,7 @@ func devicesOf(gpus []gpu.Device, shares string) []resourcev1.Device {
 		}
 		for _, i := range d.State.Instances {
 			if !i.Partial {
-				devices = append(devices, device(instanceName(d, i), map[string]string{"type": "mig", "uuid": i.UUID, "profile": i.Profile, "parentUUID": d.UUID}))
+				devices = append(devices, device(InstanceName(d, i), map[string]string{"type": "mig", "uuid": i.UUID, "profile": i.Profile, "parentUUID": d.UUID}))
 			}
 		}
 	}
@@ -191,8 +191,8 @@ func devicesOf(gpus []gpu.Device, shares string) []resourcev1.Device {
 	return devices
 }
 
-// instanceName is the name that the driver gives an instance: it tells where it is, and is used again.
-func instanceName(d gpu.Device, i gpu.Instance) string {
+// InstanceName is the name that the driver gives an instance: it tells where it is, and is used again.
+func InstanceName(d gpu.Device, i gpu.Instance) string {
 	profile := strings.ToLower(strings.NewReplacer(".", "", "+", "-").Replace(i.Profile))
 	id := -1
 	for _, p := range d.Profiles {

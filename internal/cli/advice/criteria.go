@@ -67,7 +67,7 @@ func (c Container) works(s Share) bool { return c.Compute95 == nil || *c.Compute
 // enoughRoom is for each node: a pod may be bound to its node.
 func enoughRoom(f Fleet, o Option) string {
 	for _, n := range f.Nodes {
-		room, held := o.perGPU()*len(n.GPU.Status.Devices), f.held[n.Name]
+		room, held := o.perGPU()*healthyGPUs(n), f.held[n.Name]
 		switch {
 		case room >= held:
 		case len(f.Nodes) == 1:
@@ -260,8 +260,9 @@ func namesStay(f Fleet, o Option) string {
 			continue // it is refused
 		}
 		for _, name := range slices.Sorted(maps.Keys(f.requests[n.Name])) {
-			if asked := f.requests[n.Name][name]; offers.Resources[name] < max(asked, 1) {
-				return fmt.Sprintf("pods on node %s request %d %s, and it would offer %d", n.Name, max(asked, 1), name, offers.Resources[name])
+			offered := offers.Resources[name] * int64(healthyGPUs(n)) / int64(len(n.GPU.Status.Devices))
+			if asked := f.requests[n.Name][name]; offered < max(asked, 1) {
+				return fmt.Sprintf("pods on node %s request %d %s, and it would offer %d", n.Name, max(asked, 1), name, offered)
 			}
 			if offers.Replicas[name] > 1 && refusesSeveral(o.Sharing) && !refusesSeveral(f.present) {
 				if several := f.asking(func(n int64) bool { return n > 1 }); len(several) > 0 {

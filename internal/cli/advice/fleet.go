@@ -42,6 +42,30 @@ func (f *Fleet) add(n *cluster.Node, seen time.Duration, c Cluster) {
 	}
 }
 
+// healthyGPUs is how many GPUs of a node offer something: NVIDIA's programs offer nothing of one that is unhealthy, and one of which an instance
+// is does not count either. A node that offers nothing at all has no program that tells.
+func healthyGPUs(n *cluster.Node) int {
+	offered, sick := int64(0), int64(0)
+	for name, count := range n.Allocatable {
+		if cluster.IsGPUResource(name) {
+			offered, sick = offered+count, sick+n.Unallocatable[name]
+		}
+	}
+	if n.Published != nil {
+		for _, d := range n.Published.Devices {
+			if d.Tainted == "" {
+				offered++
+			} else {
+				sick++
+			}
+		}
+	}
+	if offered == 0 {
+		return len(n.GPU.Status.Devices)
+	}
+	return int(int64(len(n.GPU.Status.Devices)) * offered / (offered + sick))
+}
+
 // workloads are those of which a pod was observed.
 func (c Cluster) workloads() map[string]bool {
 	pods, all := map[string]bool{}, map[string]bool{}

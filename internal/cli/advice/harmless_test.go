@@ -152,3 +152,18 @@ func TestNoAdviceForNodesThatLackTheirPolicy(t *testing.T) {
 	_, err := advice.Of(c)
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("nodes that are not in the desired state of their policy; `kubectl gpusharing status` says why: a")))
 }
+
+// A GPU that NVIDIA's plugin calls unhealthy offers nothing: what the others offer must be enough for the pods that run on them.
+func TestASickGPUHasNoRoom(t *testing.T) {
+	g := NewWithT(t)
+	c := running(underPolicy(on(gpus(t4, 2), equal(3, 3, 0.1)...), timeSliced(4, true)), "nvidia.com/gpu.shared", nil)
+	c.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu.shared": 4}
+	c.Nodes[0].Unallocatable = map[string]int64{"nvidia.com/gpu.shared": 4}
+	a := adviseOne(t, c)
+	for _, o := range a.Options {
+		if o.Sharing.TimeSlicing != nil && o.Sharing.TimeSlicing.Replicas < 3 {
+			g.Expect(o.Against).NotTo(BeEmpty(), "%s: one GPU is sick, and three pods run on the other", o.Name)
+		}
+	}
+	g.Expect(a.Best.Sharing.TimeSlicing.Replicas).To(BeNumerically(">=", 3), "%s", a.Best.Name)
+}

@@ -58,7 +58,7 @@ func (f Fleet) options() []Option {
 	options := f.partitions()
 	replicas := minReplicas
 	for _, n := range f.Nodes {
-		gpus := len(n.GPU.Status.Devices)
+		gpus := max(1, healthyGPUs(n))
 		replicas = max(replicas, (f.held[n.Name]+gpus-1)/gpus)
 	}
 	if !f.Device.Virtual {

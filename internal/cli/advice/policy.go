@@ -60,10 +60,13 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 	return p, ""
 }
 
-// governsOnly reports whether a policy governs the nodes of a fleet and no others.
+// governsOnly reports whether a policy governs the nodes of a fleet and no others, also none that refuses it as it is now: it may take what is
+// advised.
 func (c Cluster) governsOnly(f Fleet) bool {
+	ranking := policy.Rank(c.Policies)
 	other := func(n cluster.Node) bool {
-		return n.GPU.Spec.PolicyName == f.Policy && !f.has(n.Name)
+		by := ranking.Govern(c.wouldBe(&n)).By
+		return !f.has(n.Name) && (n.GPU.Spec.PolicyName == f.Policy || by != nil && by.Name == f.Policy)
 	}
 	return f.Policy != "" && !slices.ContainsFunc(c.Nodes, other)
 }

@@ -50,11 +50,11 @@ const maxValues = 64
 
 // policiesOf writes a policy for each group, or several where the nodes can be listed only and are many. Each has a
 // name that no policy has yet, since kubectl apply would replace that policy.
-func policiesOf(groups []*group, all []cluster.Node, existing []string) []Policy {
+func policiesOf(groups []*group, all []cluster.Node, existing []v1alpha1.GPUSharingPolicy) []Policy {
 	var policies []Policy
 	taken := map[string]bool{}
-	for _, name := range existing {
-		taken[name] = true
+	for i := range existing {
+		taken[existing[i].Name] = true
 	}
 	for _, g := range groups {
 		selectors := g.selectors(all)
@@ -68,7 +68,7 @@ func policiesOf(groups []*group, all []cluster.Node, existing []string) []Policy
 				notes = append(slices.Clip(notes), "no label that lasts tells these nodes from the other GPU nodes, so the policy names them; to "+
 					"select nodes that join later too, give all of them a label and select by it")
 			}
-			if slices.Contains(existing, name) {
+			if slices.ContainsFunc(existing, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name }) {
 				notes = append(slices.Clip(notes), fmt.Sprintf("a policy %s exists already, so this one has another name", name))
 			}
 			for n, base := 2, name; taken[name]; n++ {

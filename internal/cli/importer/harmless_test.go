@@ -9,6 +9,7 @@ import (
 
 	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -200,5 +201,27 @@ func TestImportTakesNoWayOfGivingGPUs(t *testing.T) {
 			g.Expect(d.Policies).To(BeEmpty())
 			g.Expect(d.Rest).To(ContainElement(ContainSubstring("node a: its key sets " + left + ", which no policy can say")))
 		})
+	}
+}
+
+// A node that a policy selects and cannot be honoured on has no policy either, and one that is printed for it would conflict for ever.
+func TestImportLeavesOutNodesThatAPolicySelects(t *testing.T) {
+	selects := func(priority int32) v1alpha1.GPUSharingPolicy {
+		p := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}}
+		p.Spec.Priority, p.Spec.NodeSelector = priority, &v1alpha1.NodeSelector{}
+		p.Spec.Sharing = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Fill: "1g"}}}}
+		return p
+	}
+	for priority, described := range map[int32]int{0: 0, -1: 1} {
+		g := NewWithT(t)
+		d := importer.Describe(importer.Cluster{
+			ConfigMap: "ConfigMap a/b", GPUOperator: true, Nodes: []cluster.Node{node("a", labels{configLabel: "k"}, whole(0))},
+			Configs:  map[string]string{"k": "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"},
+			Policies: []v1alpha1.GPUSharingPolicy{selects(priority)},
+		})
+		g.Expect(d.Policies).To(HaveLen(described), "%v", d.Rest)
+		if described == 0 {
+			g.Expect(d.Rest).To(ContainElement(ContainSubstring("node a: policy all selects already")))
+		}
 	}
 }

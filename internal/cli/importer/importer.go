@@ -45,8 +45,8 @@ type Cluster struct {
 	GPUOperator bool
 	// Workload is what nodes are for whose label does not tell it, see policy.OptedOut.
 	Workload string
-	// Policies are the names of the policies that exist already.
-	Policies []string
+	// Policies are those that exist already.
+	Policies []v1alpha1.GPUSharingPolicy
 	// Classes are the DeviceClasses, where NVIDIA's DRA driver serves a node.
 	Classes []dra.Class
 	// Lacks is what is not known of that, because the user may not read it.
@@ -93,11 +93,16 @@ func Describe(c Cluster) Description {
 	d := Description{Unknown: c.Unread != "" && slices.ContainsFunc(c.Nodes, byPlugin), Waits: c.Waits}
 	var groups []*group
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b cluster.Node) int { return strings.Compare(a.Name, b.Name) })
-	rest := notes{}
+	rest, ranking := notes{}, policy.Rank(c.Policies)
 	for i := range nodes {
 		n := &nodes[i]
 		if by := n.GPU.Spec.PolicyName; by != "" {
 			rest.add(fmt.Sprintf("policy %s governs already", by), n.Name)
+			continue
+		}
+		if by := ranking.Govern(policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices}).By; by != nil && by.Spec.Priority >= 0 {
+			rest.add(fmt.Sprintf("policy %s selects already, and another would conflict with it. `kubectl gpusharing status` says why it is not honoured there", by.Name), n.Name)
+			d.Unknown = true
 			continue
 		}
 		f, why := c.describe(n)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/importer"
@@ -217,7 +218,7 @@ func TestDescribe(t *testing.T) {
 			},
 		},
 		"names-that-exist": {
-			ConfigMap: "ConfigMap gpu-operator/config", Policies: []string{"slice-4", "slice-4-2"},
+			ConfigMap: "ConfigMap gpu-operator/config", Policies: []v1alpha1.GPUSharingPolicy{elsewhere("slice-4"), elsewhere("slice-4-2")},
 			Configs: labels{"slice-4": cernSlice4, "slice-8": strings.ReplaceAll(cernSlice4, "4", "8")},
 			Nodes: []cluster.Node{
 				node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", labels{configLabel: "slice-8"}, whole(0)),
@@ -324,4 +325,11 @@ func instance(of, profile string, start int) dra.Device {
 func ofMachine(n cluster.Node) cluster.Node {
 	n.Annotations = map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-" + n.Name}
 	return n
+}
+
+// elsewhere is a policy for other nodes.
+func elsewhere(name string) v1alpha1.GPUSharingPolicy {
+	p := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: labels{"elsewhere": "true"}}
+	return p
 }

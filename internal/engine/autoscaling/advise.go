@@ -191,6 +191,11 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 	if e.by == nil {
 		return
 	}
+	if e.onDRA() {
+		e.find(v1alpha1.ReasonResourceNotSupported, "NVIDIA's DRA driver offers the GPUs of %s, and no kubelet lists them then. So its autoscaler is told nothing: "+
+			"set its smallest size to the nodes that you need", e.g.Ref)
+		return
+	}
 	if e.shape.nodes == 0 && e.by.Spec.Sharing.Strategy == v1alpha1.StrategyMIG {
 		if _, is := known.gpus(e.shape.product, 1); !is {
 			e.find(v1alpha1.ReasonUnknownShape, "The MIG profiles of product %s are not known: no node has such a GPU, and the operator does not know it. "+
@@ -208,6 +213,16 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 		return
 	}
 	e.resources = want.Config.Resources
+}
+
+// onDRA reports whether NVIDIA's DRA driver offers the GPUs of the group's nodes or, while it has none, did. An autoscaler looks at what the kubelet
+// lists: it would start nodes for pods that then wait for what it does not see.
+func (e *entry) onDRA() bool {
+	if len(e.g.nodes) > 0 {
+		return slices.ContainsFunc(e.g.nodes, (*cluster.Node).FoundOnDRA)
+	}
+	last := e.s.lastOf(e.g.Ref, &e.shape)
+	return last != nil && last.Reason == v1alpha1.ReasonResourceNotSupported && e.g.Group != GroupOpenShift
 }
 
 // newNode is a node of the shape as policies see it once the GPU Operator has found its GPUs.

@@ -29,6 +29,8 @@ type caTold struct {
 // caLife is what becomes of a new node. Times are since it is Ready, or since the event before.
 type caLife struct {
 	every, label, annotate, done time.Duration
+	// apart is how much later than one before each further node of a loop comes.
+	apart time.Duration
 	// early: it gets the taint once it tells its group; else with the label.
 	early bool
 	// ready is how many nodes of the group are ready before the pods come.
@@ -116,8 +118,10 @@ func started(told caTold, cached *caTold, l caLife, pods caPods) int {
 			}
 		}
 		if each := template.capacity[pods.resource]; each > 0 && len(template.taints) == 0 && fits(template.labels, pods.selects) {
+			at := now
 			for left -= each * l.starting(created, now); left > 0; left -= each {
-				created = append(created, now)
+				created = append(created, at)
+				at += l.apart
 			}
 		}
 	}
@@ -165,6 +169,7 @@ func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 		seconds = time.Second
 		mig     = "nvidia.com/mig-1g.5gb"
 		whole   = "nvidia.com/gpu"
+		beside  = "sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 4}, {profile: 3g.20gb, count: 1}]}]}}"
 	)
 	counts := func(resource string, n int64) map[string]int64 { return map[string]int64{resource: n} }
 	slow := caLife{label: 10 * seconds, done: 100 * seconds, taints: true, offers: counts(shared, 10)}
@@ -219,6 +224,14 @@ func TestEachRowThatWasSeenBesideTheRealClusterAutoscaler(t *testing.T) {
 		"two MIG profiles, pods of the one that is not announced": {
 			spec: layout + untilReady, then: caTold{capacity: counts(mig, 2)}, pods: caPods{count: 5, resource: "nvidia.com/mig-3g.20gb"}, seen: 0, needed: 0,
 			reports: v1alpha1.ReasonMultipleResources, life: caLife{taints: true, offers: map[string]int64{mig: 2, "nvidia.com/mig-3g.20gb": 1}},
+		},
+		"two MIG profiles, pods of the one that is announced": {
+			spec: beside + untilReady, then: caTold{capacity: counts(mig, 4)}, pods: caPods{count: 5, resource: mig}, seen: 3, needed: 2, warns: v1alpha1.ReasonMultipleResources,
+			life: caLife{label: 10 * seconds, apart: 8 * seconds, done: 60 * seconds, taints: true, offers: map[string]int64{mig: 4, "nvidia.com/mig-3g.20gb": 1}},
+		},
+		"two MIG profiles, tainted from registration": {
+			spec: beside + untilReady, then: caTold{capacity: counts(mig, 4)}, pods: caPods{count: 5, resource: mig}, seen: 2, needed: 2, warns: v1alpha1.ReasonMultipleResources,
+			life: caLife{label: 10 * seconds, apart: 8 * seconds, done: 60 * seconds, registered: true, offers: map[string]int64{mig: 4, "nvidia.com/mig-3g.20gb": 1}},
 		},
 		"the policy changed while the group is empty": {
 			spec: renamed + untilReady, then: caTold{capacity: counts(shared, 10)}, cached: &caTold{capacity: counts(shared, 2)}, pods: caPods{count: 8, resource: shared},

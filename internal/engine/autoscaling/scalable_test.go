@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -338,6 +339,31 @@ func TestALiveNodeWithoutTheLabelOfItsTemplateCounts(t *testing.T) {
 	w.Nodes = []cluster.Node{ofClusterAPI(map[string]string{"pool": "gpu"})}
 	w.Scalables[0].Labels = nil
 	g.Expect(w.Advise().Writes).To(HaveLen(1), "a flag gives nodes the label")
+}
+
+// The kubelet of a node of NVIDIA's DRA driver lists no GPU, so an autoscaler would start nodes for pods that it sees waiting; and what the driver
+// refuses no node ever offers.
+func TestAGroupOfTheDRADriverIsNotAnnounced(t *testing.T) {
+	for name, spec := range map[string]string{"renamed": renamed, "instances": filled, "whole": exclusive} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			w := scalable(t, autoscaling.GroupClusterAPI, spec, nil)
+			apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+			n := ofClusterAPI(map[string]string{"pool": "gpu"})
+			n.Allocatable = nil
+			if n.GPU.Spec.ConfigName = "dra:1234"; spec == renamed {
+				n.GPU.Spec.ConfigName, n.GPU.Status.Conditions = "", []metav1.Condition{{Type: v1alpha1.ConditionReady, Reason: v1alpha1.ReasonNotOnDRA}}
+			}
+			w.Nodes = []cluster.Node{n}
+			group := only(t, w)
+			g.Expect(group.Reason).To(Equal(v1alpha1.ReasonResourceNotSupported), group.Message)
+			g.Expect(w.Advise().Writes).To(HaveLen(1), "what was announced before a node came")
+			apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+			g.Expect(w.Scalables[0].Annotations).To(BeEmpty())
+			w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+			g.Expect(w.Advise().Writes).To(BeEmpty(), "an empty group")
+		})
+	}
 }
 
 // A group whose nodes have shown a label stays announced when it becomes empty: only then it is read.

@@ -9,9 +9,11 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -59,6 +61,12 @@ func (p *DevicePlugin) StackOf(n *Node) dra.Stack {
 		f.Allocatable = f.Allocatable || count > 0 && IsGPUResource(name)
 	}
 	return dra.StackOf(f)
+}
+
+// FoundOnDRA reports whether the rollout has found that NVIDIA's DRA driver offers the GPUs of the node, as its GPUNode tells: for those who read
+// neither pods nor ResourceSlices. It is false where no policy governs the node.
+func (n *Node) FoundOnDRA() bool {
+	return dra.IsConfig(n.GPU.Spec.ConfigName) || slices.ContainsFunc(n.GPU.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1alpha1.ReasonNotOnDRA })
 }
 
 // Offered returns the extended resources of GPUs and instances that pods can get on the node, each with its number:

@@ -76,7 +76,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonNodesDisagree:        {Plain, "Look at the node that the message names, and at the agent's pod there: it reports GPUs that neither the kubelet nor other nodes confirm"},
 	v1alpha1.ReasonNodeGroupNotFound:    {Plain, "Correct the name in `nodeShapes`"},
 	v1alpha1.ReasonNodeGroupNotSelected: {Plain, "Add the labels of `nodeSelector` to the template of the node group, or remove the node group from `nodeShapes`"},
-	v1alpha1.ReasonResourceNotSupported: {Plain, "Set `minReplicas: 1` for the node group, or keep the name `nvidia.com/gpu`"},
+	v1alpha1.ReasonResourceNotSupported: {Plain, "Set `minReplicas: 1` for the node group (with NVIDIA's DRA driver as many as you need), or keep the name `nvidia.com/gpu`"},
 	v1alpha1.ReasonMultipleResources:    {Plain, "Use one MIG profile, or keep one node of the group"},
 	v1alpha1.ReasonOverlayNotServed:     {Plain, "Install Karpenter v1.7 or newer with its CRD `nodeoverlays.karpenter.sh`"},
 	v1alpha1.ReasonFeatureGateOff:       {Plain, "Start Karpenter with `--feature-gates=NodeOverlay=true`"},
