@@ -9,13 +9,13 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // reasons are the words of the API.
@@ -124,7 +124,7 @@ func why(d *v1alpha1.DemandStatus) string {
 	case len(d.Holders) > 0:
 		return ": what would have to be destroyed is held by " + strings.Join(d.Holders, ", ")
 	case !d.UntilTime.IsZero():
-		return ": what would have to be destroyed is idle for long enough at " + format.Clock(d.UntilTime.Time)
+		return ": what would have to be destroyed is idle for long enough at " + d.UntilTime.UTC().Format(time.TimeOnly) + " UTC"
 	}
 	return ""
 }
