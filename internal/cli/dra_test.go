@@ -384,7 +384,7 @@ func TestAdviceForANodeOfTheDRADriverIsNotRefusedThere(t *testing.T) {
 			o := inCluster(published(&d, 1), ofChart())
 			g.Expect(o.tell(&s)).To(BeEmpty())
 			c := advice.Cluster{
-				Nodes: s.Nodes, Plugin: s.Plugin, MinAge: 24 * time.Hour, Seen: advice.FromPrometheus(seenOn("d", "infer-0", "infer-1", "infer-2", "infer-3")),
+				Nodes: s.Nodes, Plugin: s.Plugin, MinAge: 24 * time.Hour, Seen: advice.FromPrometheus(seenOn("d", "infer-0", "infer-1", "infer-2", "infer-3"), now),
 			}
 			all, err := advice.Of(c)
 			g.Expect(err).NotTo(HaveOccurred())

@@ -34,7 +34,7 @@ func askPrometheus(ctx context.Context, url string, queries map[advice.Query]str
 		answers[name] = samples
 		warned = append(warned, warnings...)
 	}
-	seen := advice.FromPrometheus(answers)
+	seen := advice.FromPrometheus(answers, now)
 	if len(warned) > 0 {
 		seen.Lacks = append(seen.Lacks, "Prometheus warned: "+strings.Join(warned, ", "))
 	}

@@ -45,6 +45,26 @@ func TestQueriesOfAdvice(t *testing.T) {
 		series(used, after, web, "_x60 3x59"), // its share is not known
 		series(sm, before, train, "0.1x59 stale"), series(sm, after, train, "_x60 0.1x54 0.9x1"),
 	}
+	// What kube-state-metrics says of a pod that ran for some minutes, one that waits for two instances, and one that asks for none.
+	for uid, p := range map[string]struct {
+		node, resource, asks, until   string
+		created, scheduled, completed string
+	}{
+		"u1": {"a", "nvidia_com_mig_1g_5gb", "1", "30 stale", "60", "120", "600"}, "u2": {"", "nvidia_com_mig_3g_20gb", "2", "120", "300", "", ""},
+		"u3": {"b", "cpu", "4", "120", "60", "61", ""},
+	} {
+		of := fmt.Sprintf(`namespace="team", pod=%[1]q, uid=%[1]q`, uid)
+		add := func(metric, more, value string) {
+			if value != "" {
+				input = append(input, map[string]string{"series": fmt.Sprintf(`%s{job="kube-state-metrics", %s%s}`, metric, of, more), "values": value + "x" + p.until})
+			}
+		}
+		add("kube_pod_container_resource_requests", fmt.Sprintf(`, container="main", node=%q, resource=%q, unit="integer"`, p.node, p.resource), p.asks)
+		add("kube_pod_info", fmt.Sprintf(`, node=%q`, p.node), "1")
+		add("kube_pod_created", "", p.created)
+		add("kube_pod_status_scheduled_time", "", p.scheduled)
+		add("kube_pod_completion_time", "", p.completed)
+	}
 	container := func(pod, namespace string) string {
 		return fmt.Sprintf(`{node="a", namespace=%q, pod=%q, container="main"}`, namespace, pod)
 	}
@@ -60,6 +80,11 @@ func TestQueriesOfAdvice(t *testing.T) {
 			advice.QueryMemory:     {{container("train", "team"), 30}, {container("web", "x"), 3}},
 			advice.QueryCompute:    {{container("train", "team"), 0.9}},
 			advice.QueryCompute95:  {{container("train", "team"), 0.1}},
+			advice.QueryAsks:       {{`{uid="u1", resource="nvidia_com_mig_1g_5gb"}`, 1}, {`{uid="u2", resource="nvidia_com_mig_3g_20gb"}`, 2}},
+			advice.QueryCreated:    {{`{uid="u1"}`, 60}, {`{uid="u2"}`, 300}},
+			advice.QueryScheduled:  {{`{uid="u1", node="a"}`, 120}},
+			advice.QueryCompleted:  {{`{uid="u1"}`, 600}},
+			advice.QueryLastSeen:   {{`{uid="u1"}`, 30 * 60}, {`{uid="u2"}`, 120 * 60}},
 		}
 		if namespace != "" {
 			both[advice.QueryConcurrent] = []sample{{`{node="a"}`, 1}}

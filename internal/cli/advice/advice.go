@@ -22,7 +22,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -57,6 +56,9 @@ type Seen struct {
 	// scope held at the same time on each node.
 	Concurrent map[string]int
 	Containers []Container
+	// Past are pods that asked for MIG instances, until a time: what kube-state-metrics told Prometheus.
+	Past  []PastPod
+	Until time.Time
 	// Lacks is what the source could not give.
 	Lacks []string
 }
@@ -105,6 +107,8 @@ type Advice struct {
 	// Policy makes it so; nil where NoPolicy says why there is none.
 	Policy   *v1alpha1.GPUSharingPolicy
 	NoPolicy string
+	// OnDemand is what layouts that follow demand would have done; empty: nobody knows.
+	OnDemand string
 	Source   string
 	Lacks    []string
 }
@@ -129,7 +133,7 @@ func Of(c Cluster) ([]Advice, error) {
 	advised := make([]Advice, 0, len(groups))
 	for _, f := range groups {
 		a := c.advise(f)
-		a.Source, a.Lacks = c.Seen.Source, append(lacks, a.Lacks...)
+		a.OnDemand, a.Source, a.Lacks = c.onDemand(f), c.Seen.Source, append(lacks, a.Lacks...)
 		lacks = nil // it holds for the cluster, so once is enough
 		if a.Best != nil {
 			a.Policy, a.NoPolicy = c.policyFor(f, a.Best.Sharing)
@@ -274,8 +278,10 @@ func empty(devices []v1alpha1.DeviceStatus) gpu.Device {
 			d.Profiles = all[i].Profiles
 		}
 	}
-	if known, found := catalogue.Find(d.Product); found && len(d.Profiles) == 0 {
-		d.Profiles = known.Profiles
+	if len(d.Profiles) == 0 {
+		known := devices[0]
+		known.ProfilesUnknown = false
+		d.Profiles = plan.Devices([]v1alpha1.DeviceStatus{known})[0].Profiles
 	}
 	return gpu.Device{
 		Product: d.Product, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability, Virtual: d.Virtual, MIGCapable: d.MIGCapable,

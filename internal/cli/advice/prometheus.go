@@ -25,6 +25,13 @@ const (
 	QueryMemory     Query = "memory"     // most memory that a container used, in bytes
 	QueryCompute    Query = "compute"    // largest utilization by a container, 0 to 1
 	QueryCompute95  Query = "compute95"  // utilization that 95 of 100 samples of a container did not exceed
+
+	// Those of kube-state-metrics, which need not be there, by the UID of a pod that asked for MIG instances.
+	QueryAsks      Query = "asks"      // instances that it asked for, by resource
+	QueryCreated   Query = "created"   // when it was created, in seconds since 1970, as all that follow
+	QueryScheduled Query = "scheduled" // when it was bound to a node
+	QueryCompleted Query = "completed" // when it ended
+	QueryLastSeen  Query = "lastSeen"  // when it was seen last
 )
 
 // resolution is how often the questions that have to count look into a time in the past: about two thousand times,
@@ -55,6 +62,10 @@ func Queries(window time.Duration, namespace string) map[Query]string {
 	of := func(expression, metric string) string {
 		return fmt.Sprintf("max by (node, namespace, pod, container) (%s)", honoured(fmt.Sprintf(expression, metric, over)))
 	}
+	const asks = `kube_pod_container_resource_requests{resource=~"nvidia_com_mig_.+"}`
+	when := func(by, times string) string {
+		return fmt.Sprintf("max by (uid%s) (%s) and on (uid) max by (uid) (max_over_time(%s[%s]))", by, times, asks, over)
+	}
 	const utilization = "gpusharing_container_gpu_sm_utilization_ratio"
 	return map[Query]string{
 		QueryTime:       fmt.Sprintf("sum_over_time((max by (node) (gpusharing_agent_usage_complete))%s) * %.0f", steps, step),
@@ -63,6 +74,12 @@ func Queries(window time.Duration, namespace string) map[Query]string {
 		QueryMemory:     of("max_over_time(%s[%s])", "gpusharing_container_gpu_memory_used_bytes"),
 		QueryCompute:    of("max_over_time(%s[%s])", utilization),
 		QueryCompute95:  of(fmt.Sprintf("quantile_over_time(%g, %%s[%%s])", often), utilization),
+		QueryAsks:       fmt.Sprintf("sum by (uid, resource) (max by (uid, container, resource) (%s))", honoured(fmt.Sprintf("max_over_time(%s[%s])", asks, over))),
+		QueryCreated:    when("", fmt.Sprintf("max_over_time(kube_pod_created[%s])", over)),
+		QueryScheduled: when(", node", fmt.Sprintf(`max_over_time(kube_pod_status_scheduled_time[%s]) * on (uid) group_left (node) label_replace(`+
+			`max by (uid, node, exported_node) (max_over_time(kube_pod_info{node!=""}[%s])), "node", "$1", "exported_node", "(.+)")`, over, over)),
+		QueryCompleted: when("", fmt.Sprintf("max_over_time(kube_pod_completion_time[%s])", over)),
+		QueryLastSeen:  when("", "max_over_time(timestamp(kube_pod_created)"+steps+")"),
 	}
 }
 
@@ -81,9 +98,9 @@ type Sample struct {
 	Value  float64
 }
 
-// FromPrometheus is what Prometheus answered to the Queries.
-func FromPrometheus(answers map[Query][]Sample) Seen {
-	s := Seen{Source: "Prometheus", Time: map[string]time.Duration{}, Concurrent: map[string]int{}}
+// FromPrometheus is what Prometheus answered to the Queries at a time.
+func FromPrometheus(answers map[Query][]Sample, now time.Time) Seen {
+	s := Seen{Source: "Prometheus", Past: pastPods(answers, now), Until: now, Time: map[string]time.Duration{}, Concurrent: map[string]int{}}
 	for _, a := range answers[QueryTime] {
 		s.Time[a.Labels["node"]] = time.Duration(a.Value * float64(time.Second))
 	}

@@ -5,6 +5,7 @@ package advice_test
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,7 +115,7 @@ func TestAShortContainerCounts(t *testing.T) {
 		advice.QueryTime:      {{Labels: map[string]string{"node": "a"}, Value: 6 * 24 * 3600}},
 		advice.QueryMemory:    {{Labels: labels, Value: 30 << 30}},
 		advice.QueryCompute95: {{Labels: labels, Value: 0.9}},
-	})
+	}, time.Time{})
 	g.Expect(seen.Containers).To(HaveLen(1))
 	g.Expect(*seen.Containers[0].MemoryBytes).To(Equal(int64(30 << 30)))
 	g.Expect(*seen.Containers[0].Compute95).To(Equal(0.9))

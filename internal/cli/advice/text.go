@@ -29,6 +29,9 @@ func (a Advice) Lines() []string {
 	for i := range a.Options {
 		lines = append(lines, a.Options[i].line())
 	}
+	if a.OnDemand != "" {
+		lines = append(lines, a.OnDemand)
+	}
 	if len(a.Lacks) > 0 {
 		lines = append(lines, "Not known: "+strings.Join(a.Lacks, "; ")+".")
 	}
