@@ -77,14 +77,14 @@ type NodeShape struct {
 	// +kubebuilder:validation:XValidation:rule="!self.matches('-SHARED$|-MIG-[0-9]g')",message="must be the product without the suffixes -SHARED and -MIG-… of NVIDIA's label"
 	Product string `json:"product,omitempty"`
 
-	// gpusPerNode is the number of GPUs of a node.
+	// gpusPerNode is the number of GPUs of a node, from 1 to 16.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=16
 	GPUsPerNode int32 `json:"gpusPerNode,omitempty"`
 
 	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes. NodePools of Karpenter need them, because
-	// a NodePool can have nodes of many types. They may be left out if the requirements of the NodePool name them, and on AWS.
+	// a NodePool can have nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -160,7 +160,7 @@ type NodeGroupStatus struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
-	// uid of the MachineDeployment or MachineSet. What was written to another object of that name counts for nothing.
+	// uid of the MachineDeployment or MachineSet that written is about.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	UID string `json:"uid,omitempty"`
@@ -199,7 +199,7 @@ type NodeGroupStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Advertised []NodeResource `json:"advertised,omitempty"`
-	// written is what the operator has written for the autoscaler.
+	// written lists what the operator has written for the autoscaler: a NodeOverlay, or annotations.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8

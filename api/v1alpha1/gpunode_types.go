@@ -44,7 +44,7 @@ type GPUNode struct {
 //
 // +structType=atomic
 type GPUNodeSpec struct {
-	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
+	// policyName is the name of the GPUSharingPolicy that asked for devices; empty if none did. status.rollout.policyName governs now.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PolicyName string `json:"policyName,omitempty"`
@@ -88,13 +88,13 @@ type GPUNodeSpec struct {
 	// +optional
 	ChangeTime metav1.Time `json:"changeTime,omitzero"`
 
-	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
+	// baseline is the state of the node before the operator first changed it, which is restored when no policy
 	// governs it any more. It is history, and in spec all the same, because it must survive the loss of status, as when the
 	// GPUNode is restored from a backup. The annotation gpusharing.io/baseline of the Node holds a copy.
 	// +optional
 	Baseline *Baseline `json:"baseline,omitempty"`
 
-	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
+	// release is how the baseline is restored, as the policy that governs the node, or governed it last, says.
 	// +optional
 	Release *Release `json:"release,omitempty"`
 
@@ -148,7 +148,7 @@ type RebootPermission struct {
 
 // FailedChange is a desired state that a node could not reach, and why.
 type FailedChange struct {
-	// hash names it: a hash of its device-plugin config and its devices.
+	// hash names the desired state: a hash of its device-plugin config and its devices.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
@@ -167,21 +167,21 @@ type FailedChange struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Attempt string `json:"attempt,omitempty"`
-	// time is when it failed. A later spec.changeTime for the same desired state is another attempt.
+	// time is when the change failed. A later spec.changeTime for the same desired state is another attempt.
 	// +optional
 	Time metav1.Time `json:"time,omitzero"`
 }
 
 // Release is how a node goes back to its baseline when no policy governs it any more.
 type Release struct {
-	// releasePolicy decides whether it does.
+	// releasePolicy decides whether the baseline is restored.
 	// +optional
 	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
 	// drain decides what happens to pods that block the release.
 	// +optional
 	Drain Drain `json:"drain,omitzero"`
-	// maxUnavailable is how many nodes of a deleted policy may be going back at the same time, as a number or a percentage of
-	// those that do. If its nodes differ in that, the smallest counts.
+	// maxUnavailable is how many nodes of a deleted policy may be restored at the same time, as a number or a percentage of
+	// those that are. If its nodes differ in that, the smallest counts.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=4
@@ -189,8 +189,8 @@ type Release struct {
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	// +optional
 	Reboot RebootMode `json:"reboot,omitempty"`
-	// policyName is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
-	// also once it is deleted.
+	// policyName is the policy that governs the node or governed it last. The nodes that it releases share its maxUnavailable, with
+	// those that it governs and also once it is deleted.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PolicyName string `json:"policyName,omitempty"`
@@ -239,7 +239,7 @@ type DeviceSpec struct {
 	// +kubebuilder:validation:MaxLength=96
 	UUID string `json:"uuid,omitempty"`
 
-	// sharing is how the GPU must be shared.
+	// sharing is how the GPU must be, or was, shared.
 	// +optional
 	Sharing DeviceSharing `json:"sharing,omitzero"`
 }
@@ -461,7 +461,7 @@ type GPUNodeStatus struct {
 	Devices []DeviceStatus `json:"devices,omitempty"`
 
 	// memoryPressure lists the GPUs that the agent finds almost full while a container uses more than its share, for as long as
-	// spec.memoryGuard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
+	// spec.memory.guard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
 	// minute while the pressure lasts.
 	// +optional
 	// +listType=atomic
@@ -567,12 +567,13 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	PolicyName string `json:"policyName,omitempty"`
 
-	// state is how far the node is, one of the states of the rollout.
+	// state is how far the node is: PendingNonDisruptive or PendingDisruptive, then Draining, StoppingOperands, Idle, Applying, Selecting,
+	// Verifying, Finishing and UpToDate; or Unknown, Unsupported, Failed or Degraded. Further states may come: programs use the conditions.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	State string `json:"state,omitempty"`
 
-	// steps bring the GPUs to the desired state, in their order. The agent carries them out.
+	// steps bring the GPUs to the desired state, in their order: the first 64, in words for people. The agent carries them out.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -644,7 +645,7 @@ type BlockerStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	PID int64 `json:"pid,omitempty"`
-	// deviceUUID is the GPU that it uses. Absent if it is not known which, or if it uses none.
+	// deviceUUID is the GPU that the blocker uses. Absent if it is not known which, or if it uses none.
 	// +optional
 	// +kubebuilder:validation:MaxLength=96
 	DeviceUUID string `json:"deviceUUID,omitempty"`
@@ -652,7 +653,7 @@ type BlockerStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Instance *int32 `json:"instance,omitempty"`
-	// handling is what happens to it, such as "is evicted, as far as PodDisruptionBudgets allow".
+	// handling is what happens to the blocker, in words for people, such as "is evicted, as far as PodDisruptionBudgets allow".
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
@@ -706,7 +707,7 @@ type DeviceStatus struct {
 	// virtual is true for a vGPU, which cannot be shared further.
 	// +optional
 	Virtual bool `json:"virtual,omitempty"`
-	// license is whether a vGPU has the license of NVIDIA's that it needs. Absent for other GPUs, and where the driver does not
+	// license is whether a vGPU has its license from NVIDIA. Absent for other GPUs, and where the driver does not
 	// report it.
 	// +optional
 	License LicenseState `json:"license,omitempty"`

@@ -54,8 +54,8 @@ type GPUSharingPolicySpec struct {
 	// +optional
 	GPUSelector *GPUMatch `json:"gpuSelector,omitempty"`
 
-	// priority decides when several policies select one node: the highest governs it; among equals the oldest, then the
-	// first by name. Default: 0.
+	// priority decides when several policies select one node: the highest governs it, from -1000000 to 1000000; among equals the
+	// oldest, then the first by name. Default: 0.
 	// +optional
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=-1000000
@@ -74,7 +74,7 @@ type GPUSharingPolicySpec struct {
 	// taints are kept on the nodes that the policy governs, and taken off again with it: to keep pods that ask for no GPU
 	// off them, or to set nodes apart. A taint that was there before stays. NVIDIA's programs have to tolerate them first:
 	// those of key nvidia.com/gpu they do by themselves; for others the toleration is added to the ClusterPolicy's
-	// daemonsets.tolerations where that hurts nothing that runs, and otherwise the condition Tainted says what to add.
+	// daemonsets.tolerations where that disturbs nothing that runs, and otherwise the condition Tainted says what to add.
 	// +optional
 	// +listType=map
 	// +listMapKey=key
@@ -119,7 +119,7 @@ type NodeSelector struct {
 // +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
 type NodeSelectorOperator string
 
-// NodeSelectorRequirement is one requirement on the labels of a node.
+// NodeSelectorRequirement is one requirement on the labels of a node or namespace.
 //
 // +kubebuilder:validation:XValidation:rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",message="values must be given for the operators In and NotIn, and only for them"
 type NodeSelectorRequirement struct {
@@ -277,12 +277,13 @@ const (
 // MaintenanceWindow is a time that comes again and again, in which disruptive changes may start.
 type MaintenanceWindow struct {
 	// schedule is when the window opens, as for a CronJob: minute, hour, day of the month, month of the year, day of
-	// the week (0 to 6 or SUN to SAT), or one of @hourly, @daily, @weekly, @monthly and @yearly. Example: "0 22 * * FRI". If
+	// the week (0 to 6 or SUN to SAT), or one of @hourly, @daily (@midnight), @weekly, @monthly and @yearly (@annually). Example: "0 22 * * FRI". If
 	// daylight saving skips that time, the window opens as much later as the clock jumps. If it comes twice, it opens once.
 	// +required
 	// +kubebuilder:validation:MinLength=6
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|(?i:([*?]|[0-5]?[0-9])([-,/]([*?]|[0-5]?[0-9]))* ([*?]|(1?[0-9]|0[0-9]|2[0-3]))([-,/]([*?]|(1?[0-9]|0[0-9]|2[0-3])))* ([*?]|(0?[1-9]|[12][0-9]|3[01]))([-,/]([*?]|(0?[1-9]|[12][0-9]|3[01])))* ([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))([-,/]([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)))* ([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat))([-,/]([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat)))*))$')",message="must be five fields of cron (minute, hour, day of the month, month of the year, day of the week), such as 0 22 * * FRI, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and @annually"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('(?i)^[^ ]+ [^ ]+ ((30|31)([-,](30|31))* (0?2|feb)|31([-,]31)* (0?[2469]|11|feb|apr|jun|sep|nov)(,(0?[2469]|11|feb|apr|jun|sep|nov))*) [*?]$')",message="names a date that does not exist"
 	Schedule string `json:"schedule,omitempty"`
 
 	// duration is how long the window stays open: hours and minutes, such as 4h or 1h30m, from 5m to 168h. Daylight saving
@@ -325,7 +326,7 @@ const (
 
 // Drain decides how the GPUs of a node become idle for a change.
 type Drain struct {
-	// mode. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
+	// mode is how GPUs become idle. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
 	// as timeoutSeconds. Evict: they are evicted through the Eviction API, so PodDisruptionBudgets hold. Never: a change
 	// only goes ahead on a node that happens to be idle, and the node takes new pods meanwhile. Default: WaitForIdle.
 	// +optional
@@ -333,7 +334,7 @@ type Drain struct {
 	Mode DrainMode `json:"mode,omitempty"`
 
 	// timeoutSeconds is how long to wait for the node to become idle before it takes pods again and counts as
-	// failed. Default: 600.
+	// failed, from 30 to 604800 (a week). Default: 600.
 	// +optional
 	// +kubebuilder:default=600
 	// +kubebuilder:validation:Minimum=30
@@ -379,7 +380,8 @@ type GPUSharingPolicyStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// nodes counts the nodes that the policy selects by how far they are.
+	// nodes counts the nodes that the policy selects. ready, changing, waiting, failed and conflicted add up to matched; updated and
+	// blocked count some of these nodes once more.
 	// +optional
 	Nodes NodeCounts `json:"nodes,omitzero"`
 
@@ -413,8 +415,7 @@ type GPUSharingPolicyStatus struct {
 	Pending []PendingNode `json:"pending,omitempty"`
 }
 
-// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched. updated and blocked
-// count some of these nodes once more.
+// NodeCounts counts nodes by how far they are.
 type NodeCounts struct {
 	// matched is the number of nodes that the policy selects.
 	// +optional
@@ -452,18 +453,18 @@ type NodeCounts struct {
 	Conflicted int32 `json:"conflicted"`
 }
 
-// ResourceCount sums an extended resource over the nodes that a policy governs.
+// ResourceCount counts an extended resource of a node, or of the nodes that a policy governs.
 type ResourceCount struct {
 	// name of the extended resource, such as nvidia.com/gpu.shared.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name,omitempty"`
-	// expected is what the nodes advertise once they are ready.
+	// expected is how much is advertised once all is ready.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Expected int64 `json:"expected"`
-	// advertised is what they advertise now.
+	// advertised is how much is advertised now.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Advertised int64 `json:"advertised"`
@@ -484,7 +485,7 @@ type PendingNode struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
-	// state is how far the node is, one of the states of the rollout.
+	// state is how far the node is, as status.rollout.state of its GPUNode.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	State string `json:"state,omitempty"`

@@ -16,12 +16,12 @@ const OnDemandModeAdvise OnDemandMode = "Advise"
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.reserve) || self.reserve.all(r, r.profile in self.profiles)",message="a profile of reserve must be one of profiles, in the same words",fieldPath=".reserve"
 type MIGOnDemand struct {
-	// mode. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Default: Advise.
+	// mode is what is done for pods that wait. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Default: Advise.
 	// +optional
 	// +kubebuilder:default=Advise
 	Mode OnDemandMode `json:"mode,omitempty"`
 
-	// profiles are what may be made.
+	// profiles of the instances that may be made, such as 1g or 1g.5gb.
 	// +required
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -36,8 +36,8 @@ type MIGOnDemand struct {
 	// +kubebuilder:validation:MaxItems=8
 	Reserve []MIGReserve `json:"reserve,omitempty"`
 
-	// idleSeconds is how long no pod or process must have had an instance before it may be destroyed, by lastHeldTime of the GPUNode.
-	// Default: 300.
+	// idleSeconds is how long no pod or process must have had an instance before it may be destroyed, from 30 to 86400, by lastHeldTime of
+	// the GPUNode. Default: 300.
 	// +optional
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=30
@@ -78,11 +78,11 @@ type NamespaceSelector struct {
 
 // MIGReserve is a number of idle instances of one profile.
 type MIGReserve struct {
-	// profile of the instances, one of profiles.
+	// profile of the instances, one of profiles of onDemand.
 	// +required
 	Profile MIGProfile `json:"profile,omitempty"`
 
-	// count is how many of them stay idle, on all nodes together.
+	// count is how many instances stay idle, on all nodes together.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000
@@ -94,22 +94,22 @@ const MostDemands = 10
 
 // OnDemandStatus is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
 type OnDemandStatus struct {
-	// pods that wait, and that a node of the policy would take if it had the instances. Neither CPU nor memory are looked at.
+	// pods is how many pods wait that a node of the policy would take if it had the instances. Neither CPU nor memory are looked at.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Pods int32 `json:"pods"`
 
-	// ready is the number of them for which instances are idle: it is the scheduler's turn.
+	// ready is the number of pods that wait and for which instances are idle: it is the scheduler's turn.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Ready int32 `json:"ready"`
 
-	// planned is the number of them for which changes would make instances.
+	// planned is the number of pods that wait and for which changes would make instances.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Planned int32 `json:"planned"`
 
-	// unmet is the number of them for which nothing can be done now.
+	// unmet is the number of pods that wait and for which nothing can be done now.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Unmet int32 `json:"unmet"`
@@ -120,12 +120,12 @@ type OnDemandStatus struct {
 	// +kubebuilder:validation:MaxItems=10
 	Requests []DemandStatus `json:"requests,omitempty"`
 
-	// gpus is the number of GPUs that would be changed.
+	// gpus is the number of GPUs that would be changed for pods that wait.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GPUs int32 `json:"gpus"`
 
-	// changes lists the first ten of these GPUs, by node and index.
+	// changes lists the first ten GPUs that would be changed, by node and index.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
@@ -142,36 +142,36 @@ type DemandStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	Instances []InstanceRequest `json:"instances,omitempty"`
 
-	// pods is how many wait.
+	// pods is how many pods wait for the same: ready, planned and unmet add up to it.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	Pods int32 `json:"pods,omitempty"`
 
-	// firstPod is the one that has waited longest, as namespace/name.
+	// firstPod is the pod that has waited longest, as namespace/name.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
 	FirstPod string `json:"firstPod,omitempty"`
 
-	// sinceTime is since when it has waited.
+	// sinceTime is since when firstPod has waited.
 	// +optional
 	SinceTime metav1.Time `json:"sinceTime,omitzero"`
 
-	// ready, planned and unmet add up to pods; see those of onDemand.
+	// ready is for how many of the pods instances are idle.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Ready int32 `json:"ready"`
 
-	// planned: changes would make instances for so many.
+	// planned is for how many of the pods changes would make instances.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Planned int32 `json:"planned"`
 
-	// unmet: nothing can be done now for so many.
+	// unmet is for how many of the pods nothing can be done now.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Unmet int32 `json:"unmet"`
 
-	// reason why, one of those of the condition DemandMet.
+	// reason why they wait, one of those of the condition DemandMet.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
@@ -204,7 +204,7 @@ type InstanceRequest struct {
 
 // OnDemandChange is what would be changed of one GPU.
 type OnDemandChange struct {
-	// nodeName is the name of its node.
+	// nodeName is the name of the node that has the GPU.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

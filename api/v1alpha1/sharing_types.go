@@ -69,8 +69,8 @@ type Advertise struct {
 
 // TimeSlicing is NVIDIA's sharing.timeSlicing for the resource nvidia.com/gpu.
 type TimeSlicing struct {
-	// replicas is how many times each GPU is advertised. Replicas give no isolation: every container sees the whole
-	// memory of the GPU.
+	// replicas is how many times each GPU is advertised, from 2 to 256. Replicas give no isolation: every container sees the
+	// whole memory of the GPU.
 	// +required
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=256
@@ -132,7 +132,7 @@ type TimeSlicedMemory struct {
 // MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
 // container within its share.
 type MemoryGuard struct {
-	// mode. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
+	// mode is what the guard does. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
 	// controller evicts the pod of the container that exceeds its share the most, through the Eviction API, so PodDisruptionBudgets
 	// hold. It evicts no pod of a DaemonSet and no static pod, at most one pod for a GPU in a minute, and no pod twice in ten minutes.
 	// Default: Report.
@@ -140,14 +140,14 @@ type MemoryGuard struct {
 	// +kubebuilder:default=Report
 	Mode MemoryGuardMode `json:"mode,omitempty"`
 
-	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory. Default: 5.
+	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory, from 1 to 50. Default: 5.
 	// +optional
 	// +kubebuilder:default=5
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=50
 	FreeBelowPercent int32 `json:"freeBelowPercent,omitempty"`
 
-	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts. Default: 60.
+	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts: from 10 to 3600. Default: 60.
 	// +optional
 	// +kubebuilder:default=60
 	// +kubebuilder:validation:Minimum=10
@@ -160,7 +160,7 @@ type MemoryGuard struct {
 // Limits are for clients that connect later. A change of limits does not disturb running pods: they keep their limits until
 // they end, and until then status.pending reports LimitsPending.
 type MPS struct {
-	// replicas is the number of times each GPU is advertised. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
+	// replicas is the number of times each GPU is advertised, 2 or more. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
 	// below compute capability 7.5. A node with such a GPU reports more than 16 as a condition.
 	// +required
 	// +kubebuilder:validation:Minimum=2
@@ -227,6 +227,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.layouts.all(l, has(l.gpus))",message="wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".wholeGPUs"
 // +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="resourceNames Uniform advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use PerProfile for different profiles",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(j, j >= self.layouts.size() || [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, p in self.layouts[i].gpus.products))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes)))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, and a layout without gpus must be the last",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || (has(a.fill) ? a.fill : a.instances[0].profile) == (has(b.fill) ? b.fill : b.instances[0].profile)))",message="resourceNames Uniform needs one profile on all GPUs of a node: layouts that differ by indexes alone must have the same one; use PerProfile for different profiles",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || (has(a.fill) ? (!a.fill.contains('.') || (has(b.fill) ? a.fill != b.fill || (has(a.replicas) ? a.replicas : 1) == (has(b.replicas) ? b.replicas : 1) : b.instances.all(y, a.fill != y.profile || (has(a.replicas) ? a.replicas : 1) == (has(y.replicas) ? y.replicas : 1)))) : has(b.fill) || a.instances.all(x, !x.profile.contains('.') || b.instances.all(y, x.profile != y.profile || (has(x.replicas) ? x.replicas : 1) == (has(y.replicas) ? y.replicas : 1))))))",message="a profile must have the same replicas in all layouts for one node: NVIDIA's device plugin has one number for a resource of a node",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="self.layouts.all(l, !has(l.onDemand)) || (self.resourceNames == 'PerProfile' && self.actuator == 'Agent')",message="onDemand needs resourceNames PerProfile and actuator Agent",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="self.layouts.filter(l, has(l.onDemand)).size() <= 1",message="one layout at most may have onDemand; give other GPUs a policy of their own",fieldPath=".layouts"
 type MIG struct {
@@ -240,7 +242,7 @@ type MIG struct {
 
 	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
 	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
-	// all instances of every GPU that it changes, so each of those must be idle. Default: Agent.
+	// all instances of every GPU that it changes, so each of those must be idle, and reboots by its own setting. Default: Agent.
 	// +optional
 	// +kubebuilder:default=Agent
 	Actuator MIGActuator `json:"actuator,omitempty"`
@@ -260,7 +262,7 @@ type MIG struct {
 
 // MIGWholeGPUs is how the GPUs are shared that stay whole beside MIG instances.
 type MIGWholeGPUs struct {
-	// replicas is the number of times that each of these GPUs is advertised. They are time-sliced. Replicas give no isolation: every
+	// replicas is the number of times that each of these GPUs is advertised, from 2 to 256. They are time-sliced. Replicas give no isolation: every
 	// container sees the whole memory of the GPU.
 	// +required
 	// +kubebuilder:validation:Minimum=2
@@ -289,11 +291,11 @@ type MIGLayout struct {
 	// +kubebuilder:validation:MaxItems=8
 	Instances []MIGInstances `json:"instances,omitempty"`
 
-	// fill partitions the GPU into as many instances of one profile as fit.
+	// fill partitions the GPU into as many instances as fit of one profile: 1g.5gb, or 1g for the smallest of one slice on each GPU.
 	// +optional
 	Fill MIGProfile `json:"fill,omitempty"`
 
-	// replicas is the number of times that each instance of fill is advertised; those of instances stand there. Replicas of an instance are not
+	// replicas is the number of times that each instance of fill is advertised, from 2 to 256. With instances, set their own. Replicas of an instance are not
 	// isolated from each other; status shows them as oversubscription. Absent: once.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
@@ -317,7 +319,7 @@ type MIGProfile string
 
 // MIGInstances asks for a number of instances of one profile.
 type MIGInstances struct {
-	// profile of the instances.
+	// profile of the instances: exact, such as 1g.5gb, or by slices, such as 1g.
 	// +required
 	Profile MIGProfile `json:"profile,omitempty"`
 
@@ -327,7 +329,7 @@ type MIGInstances struct {
 	// +kubebuilder:validation:Maximum=7
 	Count int32 `json:"count,omitempty"`
 
-	// replicas is the number of times that each of these instances is advertised. Replicas of an instance are not isolated from each
+	// replicas is the number of times that each of these instances is advertised, from 2 to 256. Replicas of an instance are not isolated from each
 	// other; status shows them as oversubscription. Absent: once.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
@@ -347,9 +349,10 @@ type GPUMatch struct {
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
 	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9*?._-]+$`
+	// +kubebuilder:validation:items:XValidation:rule="!self.matches('-SHARED$|-MIG-[0-9]g')",message="must be the product without the suffixes -SHARED and -MIG-… of NVIDIA's label"
 	Products []string `json:"products,omitempty"`
 
-	// indexes are positions of GPUs in the node as nvidia-smi counts them, from 0.
+	// indexes are positions of GPUs in the node as nvidia-smi counts them, from 0 to 63. With products, both must match.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1

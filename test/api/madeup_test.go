@@ -44,6 +44,9 @@ const bad = `
 {nodeSelector: {matchExpressions: [{key: pool, operator: In, values: ["a b"]}]}, sharing: {strategy: Exclusive}}
 {nodeSelector: {matchExpressions: [{key: pool, operator: DoesNotExist, values: [a]}]}, sharing: {strategy: Exclusive}}
 {nodeSelector: {matchExpressions: [{key: nvidia.com/mig.config, operator: Exists}]}, sharing: {strategy: Exclusive}}
+{nodeSelector: {matchExpressions: [{key: gpusharing.io/policy, operator: Exists}]}, sharing: {strategy: Exclusive}}
+{nodeSelector: {matchExpressions: [{key: cores, operator: Gt, values: ["4"]}]}, sharing: {strategy: Exclusive}}
+{nodeSelector: {matchLabels: {pool: Büro}}, sharing: {strategy: Exclusive}}
 # which GPUs
 {gpuSelector: {}, sharing: {strategy: Exclusive}}
 {gpuSelector: {products: []}, sharing: {strategy: Exclusive}}
@@ -55,6 +58,10 @@ const bad = `
 {gpuSelector: {indexes: ["0"]}, sharing: {strategy: Exclusive}}
 {gpuSelector: {indexes: [1, 1]}, sharing: {strategy: Exclusive}}
 {gpuSelector: {indexes: [0-3]}, sharing: {strategy: Exclusive}}
+{gpuSelector: {indexes: [4096]}, sharing: {strategy: Exclusive}}
+{gpuSelector: {products: ["NVIDIA-[AH100-*"]}, sharing: {strategy: Exclusive}}
+{gpuSelector: {products: [Tesla-T4-SHARED]}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}
+{gpuSelector: {products: [NVIDIA-A100-SXM4-40GB-MIG-1g.5gb]}, sharing: {strategy: Exclusive}}
 # which strategy
 {}
 {sharing: {}}
@@ -74,6 +81,7 @@ const bad = `
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 1}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: -4}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 1000}}}
+{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 99999999999999999999}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2.5}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, interval: 2ms}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}
@@ -94,12 +102,14 @@ const bad = `
 {sharing: {strategy: MPS, mps: {replicas: 4, pinnedMemoryLimit: 4096}}}
 {sharing: {strategy: MPS, mps: {replicas: 4, pinnedMemoryLimit: -4Gi}}}
 {sharing: {strategy: MPS, mps: {replicas: 4, pinnedMemoryLimit: 25%}}}
+{sharing: {strategy: MPS, mps: {replicas: 4, pinnedMemoryLimit: 0=4G}}}
 {sharing: {strategy: MPS, mps: {replicas: 4}, advertise: {failRequestsGreaterThanOne: false}}}
 # MIG
 {sharing: {strategy: MIG, mig: {}}}
 {sharing: {strategy: MIG, mig: {layouts: [{}]}}}
 {sharing: {strategy: MIG, mig: {layouts: {fill: 1g}}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{fill: "19"}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1G.5GB}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: all-1g.5gb}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1c.3g.20gb}]}}}
@@ -109,6 +119,7 @@ const bad = `
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 7g, count: 1}, {profile: 1g, count: 1}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g, count: 2}, {profile: 1g, count: 1}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g.20gb, count: 2}]}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g, count: 1}, {profile: 3g, count: 1}, {profile: 1g, count: 1}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}, {fill: 3g}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {gpus: {indexes: [0]}, fill: 3g}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}, {gpus: {products: [NVIDIA-A30], indexes: [1]}, fill: 2g}]}}}
@@ -116,6 +127,12 @@ const bad = `
 {sharing: {strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g}]}}}
 {sharing: {strategy: MIG, mig: {resourceNames: mixed, layouts: [{fill: 1g}]}}}
 {sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{instances: [{profile: 3g, count: 1}, {profile: 2g, count: 1}]}]}}}
+{sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{gpus: {indexes: [0]}, fill: 1g}, {gpus: {indexes: [1]}, fill: 2g}]}}}
+{sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{gpus: {indexes: [0]}, fill: 1g}, {instances: [{profile: 2g, count: 3}]}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g.5gb, replicas: 2}, {gpus: {indexes: [1]}, fill: 1g.5gb, replicas: 4}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, instances: [{profile: 1g.5gb, count: 1, replicas: 3}]}, {instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 1}]}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, instances: [{profile: 1g.5gb, count: 1, replicas: 3}]}, {fill: 1g.5gb}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30-SHARED]}, fill: 1g}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}], wholeGPUs: {replicas: 4}}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {}}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 2}], replicas: 2}]}}}
@@ -140,10 +157,13 @@ const bad = `
 {sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 22 * * FRI", duration: 4}]}}
 {sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 22 * * FRI", duration: 1d}]}}
 {sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 25 * * FRI", duration: 4h}]}}
+{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 0 30 2 *", duration: 1h}]}}
+{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "*/5 0,1 31 Apr,6 ?", duration: 1h}]}}
 {sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 22 * * FRI", duration: 4h, timeZone: CEST}]}}
 {sharing: {strategy: Exclusive}, taints: [{key: example.com/shared, effect: NoExecute}]}
 {sharing: {strategy: Exclusive}, taints: [{key: gpusharing.io/startup}]}
 {sharing: {strategy: Exclusive}, taints: {key: a}}
+{sharing: {strategy: Exclusive}, taints: [{key: a, value: "1"}, {key: a, value: "2"}]}
 {sharing: {strategy: Exclusive}, releasePolicy: Delete}
 {sharing: {strategy: Exclusive}, priority: high}
 {sharing: {strategy: Exclusive}, autoscaling: {emptyPool: true}}
@@ -187,12 +207,17 @@ const good = `
 {sharing: {strategy: MIG, mig: {actuator: MIGManager, layouts: [{fill: 1g}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 4}}, advertise: {renameByDefault: true}}}
 {sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}, {gpus: {products: ["NVIDIA-A100-*"]}, fill: 3g}, {fill: 2g}]}}}
+{sharing: {strategy: MIG, mig: {resourceNames: Uniform, layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}, {fill: 2g, replicas: 2}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-H100-PCIe]}, fill: 1g.10gb, replicas: 2}, {gpus: {products: [NVIDIA-H200]}, fill: 1g.10gb}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g, replicas: 2}, {fill: 1g}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: ["NVIDIA-A100-*"], indexes: [0]}, fill: 1g}, {gpus: {products: [NVIDIA-A30], indexes: [0]}, fill: 2g}]}}}
 {gpuSelector: {indexes: [0, 1]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {gpus: {indexes: [1]}, fill: 3g}]}}}
 # rollout, taints and the rest
 {sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 25%, failureThreshold: 3, paused: true}}
 {sharing: {strategy: Exclusive}, rollout: {drain: {mode: Evict, timeoutSeconds: 3600}, reboot: IfRequired}}
 {sharing: {strategy: Exclusive}, rollout: {reboot: IfRequired, drain: {beforeReboot: AllPods}}}
 {sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 22 * * FRI", duration: 8h, timeZone: Europe/Berlin}, {schedule: "@monthly", duration: 2h30m}], onWindowEnd: CancelDrain}}
+{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 0 31 4 MON", duration: 1h}, {schedule: "0 0 31 4-6 *", duration: 1h}, {schedule: "0 0 29,30 2 *", duration: 1h}]}}
 {sharing: {strategy: Exclusive}, rollout: {startupTaint: UntilReady}, priority: -5, releasePolicy: Retain}
 {sharing: {strategy: Exclusive}, taints: [{key: nvidia.com/gpu}, {key: example.com/shared, value: "yes", effect: PreferNoSchedule}]}
 {sharing: {strategy: Exclusive}, autoscaling: {emptyPool: Expected, unrenamedReplicas: Announce}}
@@ -213,8 +238,8 @@ const beyondSchema = `
 {gpuSelector: {products: [Tesla-T400O]}, sharing: {strategy: Exclusive}}
 # half of the GPUs of a node, which NVIDIA's plugin shares alike
 {gpuSelector: {indexes: [0]}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}
-# February has no such day
-{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 0 30 2 *", duration: 1h}]}}
+# a range that ends before it begins
+{sharing: {strategy: Exclusive}, rollout: {windows: [{schedule: "0 22-4 * * *", duration: 1h}]}}
 `
 
 // TestMadeUpPolicies: policies that were made up from the docs, without looking at the schema, are judged rightly.

@@ -53,7 +53,10 @@ func TestImportPrintsNoLayoutThatTheAPIRefuses(t *testing.T) {
 			"{devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 2}}", "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 9}}",
 			"{devices: all, mig-enabled: true, mig-devices: {1g.5gb+me: 2}}", "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}, {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}",
 		},
-		"single": {"{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}"},
+		"single": {
+			"{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}",
+			"{devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}, {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 2}}",
+		},
 	} {
 		for _, layout := range layouts {
 			t.Run(layout, func(t *testing.T) {

@@ -120,6 +120,7 @@ func sayable(names v1alpha1.MIGResourceNames, advertised bool, gpus []shape) err
 		return errors.New("a GPU is in MIG mode, but the MIG strategy is none, so its instances are not advertised; write a " +
 			"policy with the strategy that you want")
 	}
+	profiles := map[string]bool{}
 	for _, s := range gpus {
 		if !s.mig {
 			continue
@@ -128,9 +129,17 @@ func sayable(names v1alpha1.MIGResourceNames, advertised bool, gpus []shape) err
 			return errors.New("a GPU is in MIG mode without instances, which a policy cannot say; write a policy with the " +
 				"instances that you want")
 		}
-		if err := s.admissible(names, len(gpus) == 1); err != nil {
+		if err := s.admissible(len(gpus) == 1); err != nil {
 			return err
 		}
+		profiles[string(s.fill)] = true
+		for _, i := range s.instances {
+			profiles[i.Profile] = true
+		}
+	}
+	delete(profiles, "")
+	if names == v1alpha1.MIGResourceNamesUniform && len(profiles) > 1 {
+		return errors.New("the MIG strategy is single and the node has instances of several profiles, of which NVIDIA's device plugin advertises none; write a policy")
 	}
 	return nil
 }
@@ -139,7 +148,7 @@ func sayable(names v1alpha1.MIGResourceNames, advertised bool, gpus []shape) err
 var profileName = regexp.MustCompile(`^[1-7]g(\.[1-9][0-9]{0,3}gb)?(\+(me|gfx|me\.all)|-me)?$`)
 
 // admissible says why the API server refuses a layout; nil: it does not. alone is whether the node has no other.
-func (s shape) admissible(names v1alpha1.MIGResourceNames, alone bool) error {
+func (s shape) admissible(alone bool) error {
 	const mostSlices, mostMemory, mostIndexes = 7, 8, 16
 	compute, memory, extended := int32(0), int32(0), int32(0)
 	for _, i := range s.instances {
@@ -160,8 +169,6 @@ func (s shape) admissible(names v1alpha1.MIGResourceNames, alone bool) error {
 	switch {
 	case compute > mostSlices || memory > mostMemory || extended > 1:
 		return errors.New("the layout has more instances than any GPU holds; correct it")
-	case names == v1alpha1.MIGResourceNamesUniform && len(s.instances) > 1:
-		return errors.New("the MIG strategy is single and a GPU has instances of several profiles, of which NVIDIA's device plugin advertises none; write a policy")
 	case len(s.indexes) > mostIndexes && (!s.all || s.product == ""):
 		return fmt.Errorf("more than %d GPUs of one product are partitioned alike and others are not, which a policy cannot say", mostIndexes)
 	case !alone && len(s.indexes) == 0:

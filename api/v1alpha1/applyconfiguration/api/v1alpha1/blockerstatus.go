@@ -25,11 +25,11 @@ type BlockerStatusApplyConfiguration struct {
 	ContainerName *string `json:"containerName,omitempty"`
 	// pid of the process on the node. Absent for pods.
 	PID *int64 `json:"pid,omitempty"`
-	// deviceUUID is the GPU that it uses. Absent if it is not known which, or if it uses none.
+	// deviceUUID is the GPU that the blocker uses. Absent if it is not known which, or if it uses none.
 	DeviceUUID *string `json:"deviceUUID,omitempty"`
 	// instance is the id of the MIG instance that it uses; absent if it uses the whole GPU.
 	Instance *int32 `json:"instance,omitempty"`
-	// handling is what happens to it, such as "is evicted, as far as PodDisruptionBudgets allow".
+	// handling is what happens to the blocker, in words for people, such as "is evicted, as far as PodDisruptionBudgets allow".
 	Handling *string `json:"handling,omitempty"`
 }
 

@@ -16,19 +16,19 @@ import (
 type DemandStatusApplyConfiguration struct {
 	// instances that each of the pods asks for, by profile.
 	Instances []InstanceRequestApplyConfiguration `json:"instances,omitempty"`
-	// pods is how many wait.
+	// pods is how many pods wait for the same: ready, planned and unmet add up to it.
 	Pods *int32 `json:"pods,omitempty"`
-	// firstPod is the one that has waited longest, as namespace/name.
+	// firstPod is the pod that has waited longest, as namespace/name.
 	FirstPod *string `json:"firstPod,omitempty"`
-	// sinceTime is since when it has waited.
+	// sinceTime is since when firstPod has waited.
 	SinceTime *v1.Time `json:"sinceTime,omitempty"`
-	// ready, planned and unmet add up to pods; see those of onDemand.
+	// ready is for how many of the pods instances are idle.
 	Ready *int32 `json:"ready,omitempty"`
-	// planned: changes would make instances for so many.
+	// planned is for how many of the pods changes would make instances.
 	Planned *int32 `json:"planned,omitempty"`
-	// unmet: nothing can be done now for so many.
+	// unmet is for how many of the pods nothing can be done now.
 	Unmet *int32 `json:"unmet,omitempty"`
-	// reason why, one of those of the condition DemandMet.
+	// reason why they wait, one of those of the condition DemandMet.
 	Reason *string `json:"reason,omitempty"`
 	// untilTime is when instances will have been idle for long enough, if that is the reason.
 	UntilTime *v1.Time `json:"untilTime,omitempty"`

@@ -12,7 +12,7 @@ package v1alpha1
 type DeviceSpecApplyConfiguration struct {
 	// uuid of the GPU, as NVML reports it.
 	UUID *string `json:"uuid,omitempty"`
-	// sharing is how the GPU must be shared.
+	// sharing is how the GPU must be, or was, shared.
 	Sharing *DeviceSharingApplyConfiguration `json:"sharing,omitempty"`
 }
 

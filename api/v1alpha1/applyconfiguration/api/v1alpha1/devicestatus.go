@@ -26,7 +26,7 @@ type DeviceStatusApplyConfiguration struct {
 	ComputeCapability *string `json:"computeCapability,omitempty"`
 	// virtual is true for a vGPU, which cannot be shared further.
 	Virtual *bool `json:"virtual,omitempty"`
-	// license is whether a vGPU has the license of NVIDIA's that it needs. Absent for other GPUs, and where the driver does not
+	// license is whether a vGPU has its license from NVIDIA. Absent for other GPUs, and where the driver does not
 	// report it.
 	License *apiv1alpha1.LicenseState `json:"license,omitempty"`
 	// migCapable is true if the GPU can be put into MIG mode.

@@ -14,12 +14,12 @@ import (
 //
 // Drain decides how the GPUs of a node become idle for a change.
 type DrainApplyConfiguration struct {
-	// mode. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
+	// mode is how GPUs become idle. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
 	// as timeoutSeconds. Evict: they are evicted through the Eviction API, so PodDisruptionBudgets hold. Never: a change
 	// only goes ahead on a node that happens to be idle, and the node takes new pods meanwhile. Default: WaitForIdle.
 	Mode *apiv1alpha1.DrainMode `json:"mode,omitempty"`
 	// timeoutSeconds is how long to wait for the node to become idle before it takes pods again and counts as
-	// failed. Default: 600.
+	// failed, from 30 to 604800 (a week). Default: 600.
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 	// beforeReboot decides which pods the node is drained of before the operator reboots it (rollout.reboot IfRequired). GPUPods:
 	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors

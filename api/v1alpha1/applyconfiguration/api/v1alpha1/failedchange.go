@@ -14,7 +14,7 @@ import (
 //
 // FailedChange is a desired state that a node could not reach, and why.
 type FailedChangeApplyConfiguration struct {
-	// hash names it: a hash of its device-plugin config and its devices.
+	// hash names the desired state: a hash of its device-plugin config and its devices.
 	Hash *string `json:"hash,omitempty"`
 	// reason is the same word that the conditions use.
 	Reason *string `json:"reason,omitempty"`
@@ -23,7 +23,7 @@ type FailedChangeApplyConfiguration struct {
 	// attempt tells one attempt from the next: a hash of the UID and generation of the policy, and of the annotation
 	// gpusharing.io/retry. With another one the desired state is tried again.
 	Attempt *string `json:"attempt,omitempty"`
-	// time is when it failed. A later spec.changeTime for the same desired state is another attempt.
+	// time is when the change failed. A later spec.changeTime for the same desired state is another attempt.
 	Time *v1.Time `json:"time,omitempty"`
 }
 

@@ -13,7 +13,7 @@ type GPUMatchApplyConfiguration struct {
 	// products are names or glob patterns of the GPU's product as the node's agent reports it, with dashes for spaces:
 	// NVIDIA-A100-SXM4-40GB, NVIDIA-A100-*. The suffixes -SHARED and -MIG-… of NVIDIA's label are never part of it.
 	Products []string `json:"products,omitempty"`
-	// indexes are positions of GPUs in the node as nvidia-smi counts them, from 0.
+	// indexes are positions of GPUs in the node as nvidia-smi counts them, from 0 to 63. With products, both must match.
 	Indexes []int32 `json:"indexes,omitempty"`
 }
 

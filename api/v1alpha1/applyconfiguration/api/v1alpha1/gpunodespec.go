@@ -15,7 +15,7 @@ import (
 //
 // GPUNodeSpec is the desired state of each GPU of the node. It has one writer, so that managed fields name it once.
 type GPUNodeSpecApplyConfiguration struct {
-	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
+	// policyName is the name of the GPUSharingPolicy that asked for devices; empty if none did. status.rollout.policyName governs now.
 	PolicyName *string `json:"policyName,omitempty"`
 	// strategy is the strategy of the policy that asked for devices. Absent if none did.
 	Strategy *apiv1alpha1.Strategy `json:"strategy,omitempty"`
@@ -38,11 +38,11 @@ type GPUNodeSpecApplyConfiguration struct {
 	// changeTime is when the controller asked the agent for this desired state, which makes two requests for the same state
 	// different. The deadline for reaching it counts from it, and status.config names it.
 	ChangeTime *v1.Time `json:"changeTime,omitempty"`
-	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
+	// baseline is the state of the node before the operator first changed it, which is restored when no policy
 	// governs it any more. It is history, and in spec all the same, because it must survive the loss of status, as when the
 	// GPUNode is restored from a backup. The annotation gpusharing.io/baseline of the Node holds a copy.
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
-	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
+	// release is how the baseline is restored, as the policy that governs the node, or governed it last, says.
 	Release *ReleaseApplyConfiguration `json:"release,omitempty"`
 	// reboot lets the agent reboot the node once, because a GPU takes the desired MIG mode only so. Absent: the node must not
 	// be rebooted.

@@ -44,7 +44,7 @@ type GPUNodeStatusApplyConfiguration struct {
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
 	// memoryPressure lists the GPUs that the agent finds almost full while a container uses more than its share, for as long as
-	// spec.memoryGuard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
+	// spec.memory.guard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
 	// minute while the pressure lasts.
 	MemoryPressure []MemoryPressureApplyConfiguration `json:"memoryPressure,omitempty"`
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the

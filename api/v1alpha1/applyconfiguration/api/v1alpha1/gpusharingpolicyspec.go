@@ -20,8 +20,8 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// gpuSelector selects GPUs of those nodes. Absent: all of them. NVIDIA's device plugin shares per node, not per GPU,
 	// so with the strategies TimeSlicing and MPS it must select all GPUs of a node or none.
 	GPUSelector *GPUMatchApplyConfiguration `json:"gpuSelector,omitempty"`
-	// priority decides when several policies select one node: the highest governs it; among equals the oldest, then the
-	// first by name. Default: 0.
+	// priority decides when several policies select one node: the highest governs it, from -1000000 to 1000000; among equals the
+	// oldest, then the first by name. Default: 0.
 	Priority *int32 `json:"priority,omitempty"`
 	// sharing is how the selected GPUs are shared.
 	Sharing *SharingApplyConfiguration `json:"sharing,omitempty"`
@@ -30,7 +30,7 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// taints are kept on the nodes that the policy governs, and taken off again with it: to keep pods that ask for no GPU
 	// off them, or to set nodes apart. A taint that was there before stays. NVIDIA's programs have to tolerate them first:
 	// those of key nvidia.com/gpu they do by themselves; for others the toleration is added to the ClusterPolicy's
-	// daemonsets.tolerations where that hurts nothing that runs, and otherwise the condition Tainted says what to add.
+	// daemonsets.tolerations where that disturbs nothing that runs, and otherwise the condition Tainted says what to add.
 	Taints []TaintApplyConfiguration `json:"taints,omitempty"`
 	// autoscaling decides how autoscalers learn what a new node will advertise. No autoscaler knows shared GPUs by itself.
 	Autoscaling *AutoscalingApplyConfiguration `json:"autoscaling,omitempty"`

@@ -25,7 +25,8 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	// WorkloadsAffected (workloads ask for what no node offers then) and MemoryPressure (the memory guard finds a container over its share on a
 	// GPU that is almost full). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// nodes counts the nodes that the policy selects by how far they are.
+	// nodes counts the nodes that the policy selects. ready, changing, waiting, failed and conflicted add up to matched; updated and
+	// blocked count some of these nodes once more.
 	Nodes *NodeCountsApplyConfiguration `json:"nodes,omitempty"`
 	// resources are the extended resources that the governed nodes advertise, and what they must advertise.
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`

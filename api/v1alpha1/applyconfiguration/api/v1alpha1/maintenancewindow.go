@@ -11,7 +11,7 @@ package v1alpha1
 // MaintenanceWindow is a time that comes again and again, in which disruptive changes may start.
 type MaintenanceWindowApplyConfiguration struct {
 	// schedule is when the window opens, as for a CronJob: minute, hour, day of the month, month of the year, day of
-	// the week (0 to 6 or SUN to SAT), or one of @hourly, @daily, @weekly, @monthly and @yearly. Example: "0 22 * * FRI". If
+	// the week (0 to 6 or SUN to SAT), or one of @hourly, @daily (@midnight), @weekly, @monthly and @yearly (@annually). Example: "0 22 * * FRI". If
 	// daylight saving skips that time, the window opens as much later as the clock jumps. If it comes twice, it opens once.
 	Schedule *string `json:"schedule,omitempty"`
 	// duration is how long the window stays open: hours and minutes, such as 4h or 1h30m, from 5m to 168h. Daylight saving

@@ -15,14 +15,14 @@ import (
 // MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
 // container within its share.
 type MemoryGuardApplyConfiguration struct {
-	// mode. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
+	// mode is what the guard does. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
 	// controller evicts the pod of the container that exceeds its share the most, through the Eviction API, so PodDisruptionBudgets
 	// hold. It evicts no pod of a DaemonSet and no static pod, at most one pod for a GPU in a minute, and no pod twice in ten minutes.
 	// Default: Report.
 	Mode *apiv1alpha1.MemoryGuardMode `json:"mode,omitempty"`
-	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory. Default: 5.
+	// freeBelowPercent is when a GPU counts as almost full: its free memory is less than that part of its memory, from 1 to 50. Default: 5.
 	FreeBelowPercent *int32 `json:"freeBelowPercent,omitempty"`
-	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts. Default: 60.
+	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts: from 10 to 3600. Default: 60.
 	GracePeriodSeconds *int32 `json:"gracePeriodSeconds,omitempty"`
 }
 

@@ -21,7 +21,7 @@ type MIGApplyConfiguration struct {
 	ResourceNames *apiv1alpha1.MIGResourceNames `json:"resourceNames,omitempty"`
 	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
 	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
-	// all instances of every GPU that it changes, so each of those must be idle. Default: Agent.
+	// all instances of every GPU that it changes, so each of those must be idle, and reboots by its own setting. Default: Agent.
 	Actuator *apiv1alpha1.MIGActuator `json:"actuator,omitempty"`
 	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
 	// layout matches stays whole; wholeGPUs shares it.

@@ -14,11 +14,11 @@ import (
 //
 // MIGInstances asks for a number of instances of one profile.
 type MIGInstancesApplyConfiguration struct {
-	// profile of the instances.
+	// profile of the instances: exact, such as 1g.5gb, or by slices, such as 1g.
 	Profile *apiv1alpha1.MIGProfile `json:"profile,omitempty"`
 	// count is how many instances of that profile a GPU gets.
 	Count *int32 `json:"count,omitempty"`
-	// replicas is the number of times that each of these instances is advertised. Replicas of an instance are not isolated from each
+	// replicas is the number of times that each of these instances is advertised, from 2 to 256. Replicas of an instance are not isolated from each
 	// other; status shows them as oversubscription. Absent: once.
 	Replicas *int32 `json:"replicas,omitempty"`
 }

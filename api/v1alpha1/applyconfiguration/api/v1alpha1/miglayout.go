@@ -19,9 +19,9 @@ type MIGLayoutApplyConfiguration struct {
 	// instances lists the instances of a GPU, by profile. Their placement on the GPU is found by the operator, and
 	// instances that are there already are kept.
 	Instances []MIGInstancesApplyConfiguration `json:"instances,omitempty"`
-	// fill partitions the GPU into as many instances of one profile as fit.
+	// fill partitions the GPU into as many instances as fit of one profile: 1g.5gb, or 1g for the smallest of one slice on each GPU.
 	Fill *apiv1alpha1.MIGProfile `json:"fill,omitempty"`
-	// replicas is the number of times that each instance of fill is advertised; those of instances stand there. Replicas of an instance are not
+	// replicas is the number of times that each instance of fill is advertised, from 2 to 256. With instances, set their own. Replicas of an instance are not
 	// isolated from each other; status shows them as oversubscription. Absent: once.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. It needs the controller's feature

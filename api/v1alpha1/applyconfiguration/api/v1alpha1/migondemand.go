@@ -14,14 +14,14 @@ import (
 //
 // MIGOnDemand says which MIG instances may be made for pods that wait.
 type MIGOnDemandApplyConfiguration struct {
-	// mode. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Default: Advise.
+	// mode is what is done for pods that wait. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Default: Advise.
 	Mode *apiv1alpha1.OnDemandMode `json:"mode,omitempty"`
-	// profiles are what may be made.
+	// profiles of the instances that may be made, such as 1g or 1g.5gb.
 	Profiles []apiv1alpha1.MIGProfile `json:"profiles,omitempty"`
 	// reserve are instances that stay idle, on whichever GPUs of the layout, when others are made.
 	Reserve []MIGReserveApplyConfiguration `json:"reserve,omitempty"`
-	// idleSeconds is how long no pod or process must have had an instance before it may be destroyed, by lastHeldTime of the GPUNode.
-	// Default: 300.
+	// idleSeconds is how long no pod or process must have had an instance before it may be destroyed, from 30 to 86400, by lastHeldTime of
+	// the GPUNode. Default: 300.
 	IdleSeconds *int32 `json:"idleSeconds,omitempty"`
 	// namespaceSelector selects, by their labels, the namespaces whose pods count. Absent: all.
 	NamespaceSelector *NamespaceSelectorApplyConfiguration `json:"namespaceSelector,omitempty"`

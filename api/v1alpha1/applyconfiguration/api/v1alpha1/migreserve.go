@@ -14,9 +14,9 @@ import (
 //
 // MIGReserve is a number of idle instances of one profile.
 type MIGReserveApplyConfiguration struct {
-	// profile of the instances, one of profiles.
+	// profile of the instances, one of profiles of onDemand.
 	Profile *apiv1alpha1.MIGProfile `json:"profile,omitempty"`
-	// count is how many of them stay idle, on all nodes together.
+	// count is how many instances stay idle, on all nodes together.
 	Count *int32 `json:"count,omitempty"`
 }
 

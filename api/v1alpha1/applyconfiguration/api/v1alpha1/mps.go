@@ -17,7 +17,7 @@ import (
 // Limits are for clients that connect later. A change of limits does not disturb running pods: they keep their limits until
 // they end, and until then status.pending reports LimitsPending.
 type MPSApplyConfiguration struct {
-	// replicas is the number of times each GPU is advertised. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
+	// replicas is the number of times each GPU is advertised, 2 or more. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
 	// below compute capability 7.5. A node with such a GPU reports more than 16 as a condition.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent. Default: 100 divided

@@ -8,8 +8,7 @@ package v1alpha1
 // NodeCountsApplyConfiguration represents a declarative configuration of the NodeCounts type for use
 // with apply.
 //
-// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched. updated and blocked
-// count some of these nodes once more.
+// NodeCounts counts nodes by how far they are.
 type NodeCountsApplyConfiguration struct {
 	// matched is the number of nodes that the policy selects.
 	Matched *int32 `json:"matched,omitempty"`

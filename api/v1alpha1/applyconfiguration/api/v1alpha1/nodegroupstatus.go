@@ -20,7 +20,7 @@ type NodeGroupStatusApplyConfiguration struct {
 	Namespace *string `json:"namespace,omitempty"`
 	// name of the node group.
 	Name *string `json:"name,omitempty"`
-	// uid of the MachineDeployment or MachineSet. What was written to another object of that name counts for nothing.
+	// uid of the MachineDeployment or MachineSet that written is about.
 	UID *string `json:"uid,omitempty"`
 	// autoscaler is the program that scales groups of this kind: Karpenter or ClusterAutoscaler.
 	Autoscaler *string `json:"autoscaler,omitempty"`
@@ -37,7 +37,7 @@ type NodeGroupStatusApplyConfiguration struct {
 	// advertised are the extended resources that the last ready node of the group advertised. Cluster Autoscaler keeps a copy of
 	// that node when the group is empty.
 	Advertised []NodeResourceApplyConfiguration `json:"advertised,omitempty"`
-	// written is what the operator has written for the autoscaler.
+	// written lists what the operator has written for the autoscaler: a NodeOverlay, or annotations.
 	Written []string `json:"written,omitempty"`
 	// reason is the same word that the condition AutoscalingConfigured uses.
 	Reason *string `json:"reason,omitempty"`

@@ -12,7 +12,7 @@ import (
 // NodeSelectorRequirementApplyConfiguration represents a declarative configuration of the NodeSelectorRequirement type for use
 // with apply.
 //
-// NodeSelectorRequirement is one requirement on the labels of a node.
+// NodeSelectorRequirement is one requirement on the labels of a node or namespace.
 type NodeSelectorRequirementApplyConfiguration struct {
 	// key of the label.
 	Key *string `json:"key,omitempty"`

@@ -10,7 +10,7 @@ package v1alpha1
 //
 // OnDemandChange is what would be changed of one GPU.
 type OnDemandChangeApplyConfiguration struct {
-	// nodeName is the name of its node.
+	// nodeName is the name of the node that has the GPU.
 	NodeName *string `json:"nodeName,omitempty"`
 	// index of the GPU in the node.
 	Index *int32 `json:"index,omitempty"`

@@ -10,19 +10,19 @@ package v1alpha1
 //
 // OnDemandStatus is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
 type OnDemandStatusApplyConfiguration struct {
-	// pods that wait, and that a node of the policy would take if it had the instances. Neither CPU nor memory are looked at.
+	// pods is how many pods wait that a node of the policy would take if it had the instances. Neither CPU nor memory are looked at.
 	Pods *int32 `json:"pods,omitempty"`
-	// ready is the number of them for which instances are idle: it is the scheduler's turn.
+	// ready is the number of pods that wait and for which instances are idle: it is the scheduler's turn.
 	Ready *int32 `json:"ready,omitempty"`
-	// planned is the number of them for which changes would make instances.
+	// planned is the number of pods that wait and for which changes would make instances.
 	Planned *int32 `json:"planned,omitempty"`
-	// unmet is the number of them for which nothing can be done now.
+	// unmet is the number of pods that wait and for which nothing can be done now.
 	Unmet *int32 `json:"unmet,omitempty"`
 	// requests lists the first ten kinds of pods that wait: of the highest priority first, then those that have waited longest.
 	Requests []DemandStatusApplyConfiguration `json:"requests,omitempty"`
-	// gpus is the number of GPUs that would be changed.
+	// gpus is the number of GPUs that would be changed for pods that wait.
 	GPUs *int32 `json:"gpus,omitempty"`
-	// changes lists the first ten of these GPUs, by node and index.
+	// changes lists the first ten GPUs that would be changed, by node and index.
 	Changes []OnDemandChangeApplyConfiguration `json:"changes,omitempty"`
 }
 

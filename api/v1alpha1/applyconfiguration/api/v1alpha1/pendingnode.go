@@ -12,7 +12,7 @@ package v1alpha1
 type PendingNodeApplyConfiguration struct {
 	// nodeName is the name of the node.
 	NodeName *string `json:"nodeName,omitempty"`
-	// state is how far the node is, one of the states of the rollout.
+	// state is how far the node is, as status.rollout.state of its GPUNode.
 	State *string `json:"state,omitempty"`
 	// reason is the same word that the conditions use.
 	Reason *string `json:"reason,omitempty"`

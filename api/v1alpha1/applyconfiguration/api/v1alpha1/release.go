@@ -15,17 +15,17 @@ import (
 //
 // Release is how a node goes back to its baseline when no policy governs it any more.
 type ReleaseApplyConfiguration struct {
-	// releasePolicy decides whether it does.
+	// releasePolicy decides whether the baseline is restored.
 	ReleasePolicy *apiv1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 	// drain decides what happens to pods that block the release.
 	Drain *DrainApplyConfiguration `json:"drain,omitempty"`
-	// maxUnavailable is how many nodes of a deleted policy may be going back at the same time, as a number or a percentage of
-	// those that do. If its nodes differ in that, the smallest counts.
+	// maxUnavailable is how many nodes of a deleted policy may be restored at the same time, as a number or a percentage of
+	// those that are. If its nodes differ in that, the smallest counts.
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
-	// policyName is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
-	// also once it is deleted.
+	// policyName is the policy that governs the node or governed it last. The nodes that it releases share its maxUnavailable, with
+	// those that it governs and also once it is deleted.
 	PolicyName *string `json:"policyName,omitempty"`
 }
 

@@ -8,13 +8,13 @@ package v1alpha1
 // ResourceCountApplyConfiguration represents a declarative configuration of the ResourceCount type for use
 // with apply.
 //
-// ResourceCount sums an extended resource over the nodes that a policy governs.
+// ResourceCount counts an extended resource of a node, or of the nodes that a policy governs.
 type ResourceCountApplyConfiguration struct {
 	// name of the extended resource, such as nvidia.com/gpu.shared.
 	Name *string `json:"name,omitempty"`
-	// expected is what the nodes advertise once they are ready.
+	// expected is how much is advertised once all is ready.
 	Expected *int64 `json:"expected,omitempty"`
-	// advertised is what they advertise now.
+	// advertised is how much is advertised now.
 	Advertised *int64 `json:"advertised,omitempty"`
 	// oversubscription is how many containers share what advertises one of them, when it is more than one: the replicas
 	// of a GPU or of a MIG instance; the highest among the nodes.

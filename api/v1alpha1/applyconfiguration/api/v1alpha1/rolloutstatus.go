@@ -13,9 +13,10 @@ package v1alpha1
 type RolloutStatusApplyConfiguration struct {
 	// policyName is the name of the policy that governs the node; empty if none does.
 	PolicyName *string `json:"policyName,omitempty"`
-	// state is how far the node is, one of the states of the rollout.
+	// state is how far the node is: PendingNonDisruptive or PendingDisruptive, then Draining, StoppingOperands, Idle, Applying, Selecting,
+	// Verifying, Finishing and UpToDate; or Unknown, Unsupported, Failed or Degraded. Further states may come: programs use the conditions.
 	State *string `json:"state,omitempty"`
-	// steps bring the GPUs to the desired state, in their order. The agent carries them out.
+	// steps bring the GPUs to the desired state, in their order: the first 64, in words for people. The agent carries them out.
 	Steps []string `json:"steps,omitempty"`
 	// blockers are the pods and processes that use what the steps need to be idle: the first 32.
 	Blockers []BlockerStatusApplyConfiguration `json:"blockers,omitempty"`
