@@ -178,23 +178,30 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
-		if more := unlisted(p); more > 0 {
-			why.row(0, "", fmt.Sprintf("not listed by %s: %s not ready besides the worst in status.pending; their state below is decided from "+
-				"their own objects", p.Name, count(more, "node")))
-		}
-		for _, c := range p.Status.Conditions {
-			untainted := c.Type == v1alpha1.ConditionTainted && c.Status == metav1.ConditionFalse
-			if untainted || c.Type == v1alpha1.ConditionWorkloadsAffected {
-				why.row(0, "", fmt.Sprintf("%s of %s: %s", c.Type, p.Name, c.Message))
-			}
-		}
-		for _, line := range onDemandOf(p) {
-			why.row(0, "", fmt.Sprintf("on demand of %s: %s", p.Name, line))
+		for _, note := range notesOf(p) {
+			why.row(0, "", p.Name+": "+note)
 		}
 	}
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()
 	t.WriteString(why.String())
+}
+
+// notesOf are what is to be known of a policy beside its state.
+func notesOf(p *v1alpha1.GPUSharingPolicy) (notes []string) {
+	if more := unlisted(p); more > 0 {
+		notes = append(notes, count(more, "node")+" not ready besides the worst, which status.pending lists; their state is decided from their own objects")
+	}
+	for _, c := range p.Status.Conditions {
+		untainted := c.Type == v1alpha1.ConditionTainted && c.Status == metav1.ConditionFalse
+		if untainted || c.Type == v1alpha1.ConditionWorkloadsAffected {
+			notes = append(notes, c.Type+": "+c.Message)
+		}
+	}
+	for _, line := range onDemandOf(p) {
+		notes = append(notes, "on demand: "+line)
+	}
+	return notes
 }
 
 // policyState is Ready, or the reason and the message why a policy is not.

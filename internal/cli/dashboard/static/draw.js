@@ -135,11 +135,38 @@ export function resource(r) {
   return r.then === undefined ? `${r.name}: ${now}` : `${r.name}: ${now} → ${r.then}`;
 }
 
+// sharesText is "8 of 58". While a node changes, more can be held than are offered.
+export function sharesText({ offered, inUse }) {
+  return inUse > offered ? `${inUse}, ${offered} offered,` : `${inUse} of ${offered}`;
+}
+
+// productsOf names the GPUs of a node, such as "2 × Tesla-T4".
+export function productsOf(node) {
+  const counts = new Map();
+  for (const g of node.gpus) counts.set(g.product, (counts.get(g.product) ?? 0) + 1);
+  const alone = counts.size === node.gpus.length;
+  return [...counts].map(([product, n]) => (alone ? product : `${n} × ${product}`)).join(", ") || "unknown GPUs";
+}
+
+// users are who has a part of a GPU, by full name, and what was measured of them.
+function users(g) {
+  const rows = (g.containers ?? []).map((c) => [
+    c.name, c.where ?? "", gib(c.usedBytes) + (c.over ? " (over its share)" : ""), gib(c.shareBytes), percent(c.utilization),
+  ]);
+  const measured = new Set((g.containers ?? []).map((c) => c.name.split(" ")[0]));
+  for (const b of g.drawing.blocks) {
+    for (const name of b.holders ?? []) if (!measured.has(name)) rows.push([name, b.name, unknown, unknown, unknown]);
+  }
+  if (g.otherBytes) rows.push(["no container", "", gib(g.otherBytes), unknown, unknown]);
+  return rows;
+}
+
 // detail is all that is known of a node.
 export function detail(node) {
   const parts = [make("p", "row", undefined, make("span", "", node.policy ? `Policy ${node.policy}` : "No policy"), state(node))];
   if (node.message) parts.push(make("p", "message", node.message));
   for (const note of node.notes ?? []) parts.push(make("p", "message", note));
+  parts.push(make("p", "muted", `${sharesText(node.shares)} shares in use`));
   if (node.resources.length > 0) parts.push(...list("ul", "plain", "Advertised", node.resources.map(resource)));
   if (node.steps) parts.push(...list("ol", "", "Steps of the change", node.steps));
   if (node.blockers) parts.push(...list("ul", "plain", "Blocked by", node.blockers));
@@ -148,11 +175,8 @@ export function detail(node) {
     element.append(heading(g), make("p", "muted", g.uuid), drawing(g.drawing, `GPU ${g.index}`, true));
     if (g.others) element.append(make("p", "muted", `Also used by ${g.others.join(", ")}`));
     if (g.memory) element.append(meter(g));
-    const rows = (g.containers ?? []).map((c) => [
-      c.name, c.where ?? "", gib(c.usedBytes) + (c.over ? " (over its share)" : ""), gib(c.shareBytes), percent(c.utilization),
-    ]);
-    if (g.otherBytes) rows.push(["no container", "", gib(g.otherBytes), unknown, unknown]);
-    if (rows.length > 0) element.append(table(["Container", "Instance", "Memory", "Share", "SM"], rows));
+    const rows = users(g);
+    if (rows.length > 0) element.append(table(["Pod and container", "Has", "Memory", "Share", "SM"], rows));
     parts.push(element);
   }
   return parts;
