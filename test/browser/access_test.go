@@ -10,7 +10,6 @@ import (
 
 	"github.com/chromedp/cdproto/accessibility"
 	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	. "github.com/onsi/gomega"
 )
@@ -76,12 +75,7 @@ func contrasts(b *tab) {
 	g := NewWithT(b.T)
 	grounds := map[string]bool{}
 	for _, scheme := range []string{"light", "dark"} {
-		b.do(chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
-			_, err := cdp.Call(ctx, target, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
-				Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
-			})
-			return err
-		}))
+		b.scheme(scheme)
 		worst := read[struct {
 			Ratio        float64
 			Text, Ground string

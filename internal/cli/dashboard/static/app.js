@@ -44,10 +44,10 @@ function draw() {
     if (name === opened) drawDetail();
     if (performance.now() > until) break;
   }
-  for (const card of undrawn) {
-    undrawn.delete(card);
-    if (card.on) drawGPUs(card.on, card.data.gpus);
-    break; // to lay out the GPUs of a node takes the browser longer than to draw them
+  const [next] = pending.size > 0 ? [] : undrawn; // one: to lay out the GPUs of a node takes the browser longer than to draw them
+  if (next) {
+    undrawn.delete(next);
+    if (next.on) drawGPUs(next.on, next.data.gpus);
   }
   later();
   if (pending.size + undrawn.size > 0) schedule();
@@ -63,7 +63,7 @@ function later() {
 // the group that is chosen are shown, so many at once: that bounds what a browser lays out.
 const mostAlone = 12;
 let chosen = ""; // the key of a group
-let first = 0; // of the nodes that are shown at once, among those that could be
+let start = 0; // of the nodes that are shown at once, among those that could be
 
 function arrange() {
   clearTimeout(arranging);
@@ -72,20 +72,20 @@ function arrange() {
   const grouped = all.length > mostAlone;
   if (!grouped || !all.some((card) => card.group === chosen)) chosen = "";
   const found = (grouped ? all.filter((card) => card.group === chosen) : all).sort((a, b) => (a.data.name < b.data.name ? -1 : 1));
-  if (first >= found.length) first = 0;
-  showCards(found.slice(first, first + mostAlone));
+  if (start >= found.length) start = 0;
+  showCards(found.slice(start, start + mostAlone));
   drawGroups(grouped ? all : []);
   drawTotals(all);
   drawFilters();
   by("pages").hidden = found.length <= mostAlone;
-  const range = `Nodes ${first + 1} to ${Math.min(first + mostAlone, found.length)} of ${found.length}`;
+  const range = `Nodes ${start + 1} to ${Math.min(start + mostAlone, found.length)} of ${found.length}`;
   if (by("range").textContent !== range) by("range").textContent = range;
   by("nodes-hint").textContent = found.length > 0 ? "The arrow keys move from node to node, Enter opens one."
     : grouped ? "Choose a group of equal nodes, or filter, to see the nodes." : "";
 }
 
 function turn(by) {
-  first = Math.max(0, first + by);
+  start = Math.max(0, start + by);
   arrange();
   nodes.querySelector("button")?.focus();
 }
@@ -134,7 +134,7 @@ function groupButton(g) {
   button.setAttribute("aria-pressed", g.key === chosen);
   button.addEventListener("click", () => {
     chosen = chosen === g.key ? "" : g.key;
-    first = 0;
+    start = 0;
     arrange();
   });
   return make("li", "", undefined, button);
@@ -167,8 +167,8 @@ function showCards(all) {
   all.forEach((card, at) => {
     if (!card.on) {
       card.on = newCard(card.data.name);
-      drawCard(card);
       undrawn.add(card);
+      drawCard(card);
       schedule();
     }
     if (nodes.children[at] !== card.on.element) nodes.insertBefore(card.on.element, nodes.children[at] ?? null);
@@ -190,7 +190,8 @@ function newCard(name) {
   return on;
 }
 
-function drawCard({ on, data: node }) {
+function drawCard(card) {
+  const { on, data: node } = card;
   const marked = state(node);
   on.state.replaceWith(marked);
   on.state = marked;
@@ -198,7 +199,7 @@ function drawCard({ on, data: node }) {
   const messages = [node.message, ...(node.blockers ?? []).map((b) => `Blocked by ${b}`), ...(node.notes ?? [])].filter(Boolean);
   on.message.textContent = messages.join("\n");
   on.message.hidden = messages.length === 0;
-  if (on.gpus.size > 0) drawGPUs(on, node.gpus);
+  if (!undrawn.has(card)) drawGPUs(on, node.gpus);
 }
 
 // drawGPUs draws those GPUs of a card again that are not as they were.

@@ -150,15 +150,16 @@ export function productsOf(node) {
 
 // users are who has a part of a GPU, by full name, and what was measured of them.
 function users(g) {
+  const has = new Map(g.drawing.blocks.flatMap((b) => (b.holders ?? []).map((name) => [name, b.name])));
+  const podOf = (c) => c.name.split(" ")[0];
   const rows = (g.containers ?? []).map((c) => [
-    c.name, c.where ?? "", gib(c.usedBytes) + (c.over ? " (over its share)" : ""), gib(c.shareBytes), percent(c.utilization),
+    c.name, c.where ?? has.get(podOf(c)) ?? "", gib(c.usedBytes) + (c.over ? " (over its share)" : ""), gib(c.shareBytes), percent(c.utilization),
   ]);
-  const measured = new Set((g.containers ?? []).map((c) => c.name.split(" ")[0]));
-  for (const b of g.drawing.blocks) {
-    for (const name of b.holders ?? []) if (!measured.has(name)) rows.push([name, b.name, unknown, unknown, unknown]);
-  }
   if (g.otherBytes) rows.push(["no container", "", gib(g.otherBytes), unknown, unknown]);
-  return rows;
+  for (const c of g.containers ?? []) has.delete(podOf(c));
+  const width = rows.length > 0 ? 5 : 2; // nothing may be measured
+  for (const row of has) rows.push([...row, unknown, unknown, unknown]);
+  return rows.length > 0 ? [table(["Pod", "Has", "Memory", "Share", "SM"].slice(0, width), rows.map((row) => row.slice(0, width)))] : [];
 }
 
 // detail is all that is known of a node.
@@ -175,8 +176,7 @@ export function detail(node) {
     element.append(heading(g), make("p", "muted", g.uuid), drawing(g.drawing, `GPU ${g.index}`, true));
     if (g.others) element.append(make("p", "muted", `Also used by ${g.others.join(", ")}`));
     if (g.memory) element.append(meter(g));
-    const rows = users(g);
-    if (rows.length > 0) element.append(table(["Pod and container", "Has", "Memory", "Share", "SM"], rows));
+    element.append(...users(g));
     parts.push(element);
   }
   return parts;
