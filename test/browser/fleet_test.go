@@ -44,7 +44,7 @@ const gib = int64(1 << 30)
 // fleet is a page with many nodes, each with 8 GPUs of 7 instances; round tells one value of a node from another.
 func fleet(nodes int, round func(node int) int) dashboard.Page {
 	p := dashboard.Page{Cluster: "fleet", Notes: []string{}, Policies: []dashboard.Policy{
-		{Name: "research", Strategy: "MIG", Matched: int32(nodes), Ready: int32(nodes), State: "Ready", Tone: dashboard.ToneReady},
+		{Name: "research", Strategy: "MIG", Matched: int32(nodes), Ready: int32(nodes), State: "Ready", Tone: dashboard.ToneReady, Shares: dashboard.Shares{Offered: int64(56 * nodes), InUse: int64(56 * nodes)}},
 	}}
 	for i := range nodes {
 		n := dashboard.Node{
@@ -139,7 +139,7 @@ const (
 // TestAThousandNodes: the first useful picture, which has the totals and the groups, and then updates of 50 nodes, of
 // which the first is on the page. As in TestNoTaskIsLong, what the page is to blame for is so each time.
 func TestAThousandNodes(t *testing.T) {
-	const nodes, changed, firstWithin, updateWithin, times = 1000, 50, 2 * time.Second, 100 * time.Millisecond, 5
+	const nodes, changed, firstWithin, updateWithin, times = 1000, 50, 2 * time.Second, 100 * time.Millisecond, 10
 	g := NewWithT(t)
 	hub := dashboard.NewHub()
 	show := func(round int) {

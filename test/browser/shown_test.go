@@ -90,10 +90,10 @@ func shown(t *testing.T) dashboard.Page {
 	return dashboard.Page{
 		Cluster: "research (https://cluster.example.com:6443)", Notes: []string{},
 		Policies: []dashboard.Policy{
-			{Name: "inference", Strategy: "MPS", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
-			{Name: "notebooks", Strategy: "TimeSlicing", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
-			{Name: "research", Strategy: "MIG", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
-			{Name: "training", Strategy: "MIG", Matched: 1, Blocked: 1, State: training.Reason, Tone: dashboard.ToneBlocked, Message: training.Message},
+			{Name: "inference", Shares: dashboard.Shares{Offered: 8, InUse: 3}, Strategy: "MPS", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
+			{Name: "notebooks", Shares: dashboard.Shares{Offered: 4, InUse: 3}, Strategy: "TimeSlicing", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
+			{Name: "research", Shares: dashboard.Shares{Offered: 3, InUse: 3}, Strategy: "MIG", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
+			{Name: "training", Shares: dashboard.Shares{Offered: 1, InUse: 1}, Strategy: "MIG", Matched: 1, Blocked: 1, State: training.Reason, Tone: dashboard.ToneBlocked, Message: training.Message},
 		},
 		Nodes: []dashboard.Node{
 			{

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-import { detail, gib, gpu, make, preview, productsOf, resource, sharesText, state } from "./draw.js";
+import { detail, gpu, make, memoryText, preview, productsOf, resource, sharesText, state } from "./draw.js";
 
 const by = (id) => document.getElementById(id);
 
@@ -87,7 +87,6 @@ function arrange() {
 function turn(by) {
   start = Math.max(0, start + by);
   arrange();
-  nodes.querySelector("button")?.focus();
 }
 by("previous").addEventListener("click", () => turn(-mostAlone));
 by("next").addEventListener("click", () => turn(mostAlone));
@@ -127,7 +126,7 @@ function groupButton(g) {
     make("span", "what", `${g.nodes} × ${product.includes("×") ? `(${product})` : product}`), " ",
     make("span", "", data.policy ? `policy ${data.policy}` : "no policy"), " ", state(data), " ",
     make("span", "", (data.resources.map(resource).join(" · ") || "nothing") + (g.nodes > 1 ? " each" : "")), " ",
-    make("span", "shares", sharesText({ offered: g.offered, inUse: g.inUse }) + " shares in use"));
+    make("span", "shares", sharesText(g)));
   if (g.message) button.append(" ", make("span", "message", g.message));
   button.type = "button";
   button.dataset.group = g.key;
@@ -195,7 +194,7 @@ function drawCard(card) {
   const marked = state(node);
   on.state.replaceWith(marked);
   on.state = marked;
-  on.about.textContent = [node.policy ? `policy ${node.policy}` : "no policy", ...node.resources.map(resource), sharesText(node.shares) + " shares in use"].join(" · ");
+  on.about.textContent = [node.policy ? `policy ${node.policy}` : "no policy", ...node.resources.map(resource), sharesText(node.shares)].join(" · ");
   const messages = [node.message, ...(node.blockers ?? []).map((b) => `Blocked by ${b}`), ...(node.notes ?? [])].filter(Boolean);
   on.message.textContent = messages.join("\n");
   on.message.hidden = messages.length === 0;
@@ -291,13 +290,13 @@ function policy(p) {
   progress.value = p.ready;
   const text = `${p.ready} of ${p.matched} nodes ready, ${p.updated} updated, ${p.blocked} blocked`;
   progress.setAttribute("aria-label", `Rollout of ${p.name}: ${text}`);
-  element.append(progress, make("p", "muted", `${text}, ${sharesText(p.shares)} shares in use`));
+  element.append(progress, make("p", "muted", `${text}, ${sharesText(p.shares)}`));
   if (p.message) element.append(make("p", "message", p.message));
   for (const note of p.notes ?? []) element.append(make("p", "message muted", note));
-  const button = make("button", "", "Preview deletion…");
+  const button = make("button", "", "Preview deletion");
   button.type = "button";
   button.dataset.policy = p.name;
-  button.setAttribute("aria-label", `Preview the deletion of ${p.name}`);
+  button.setAttribute("aria-label", `Preview deletion of ${p.name}`);
   button.addEventListener("click", () => {
     by("preview-policies").value = "";
     by("preview-delete").value = p.name;
@@ -324,8 +323,8 @@ function drawTotals(all) {
       for (const c of g.containers ?? []) if (c.over) over++;
     }
   }
-  const rows = [["Nodes ready", `${ready} of ${all.length}`], ["GPUs", gpus], ["Shares in use", sharesText({ offered, inUse })]];
-  if (measured) rows.push(["Memory used", `${gib(used)} of ${gib(total)}`], ["Containers over their share", over]);
+  const rows = [["Nodes ready", `${ready} of ${all.length}`], ["GPUs", gpus], ["Shares in use", inUse > offered ? `${inUse}, ${offered} offered` : `${inUse} of ${offered}`]];
+  if (measured) rows.push(["Memory used", memoryText({ used, total })], ["Containers over their share", over]);
   by("totals").replaceChildren(...rows.map(([title, value]) => make("div", "", undefined, make("dt", "", title), make("dd", "", value))));
   const text = all.length === cards.size ? `${all.length} nodes` : `${all.length} of ${cards.size} nodes`;
   if (by("count").textContent !== text) by("count").textContent = text;
