@@ -27,12 +27,14 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -126,6 +128,8 @@ func measureScale(t *testing.T, program string, nodes int, steady time.Duration)
 	s.say("nothing changes: CPU %s in %s, %v", f.quiet.cpu, steady, f.quiet.writes)
 	f.resident, f.atMost = s.memory()
 	f.size = s.size()
+	f.status, f.statusLines = s.status()
+	s.say("kubectl gpusharing status: %s, %d lines", shown(f.status), f.statusLines)
 	s.say("resident %s, at most %s, at first %s", mebibytes(f.resident), mebibytes(f.atMost), mebibytes(f.residentBefore))
 	f.floor = s.measure(func() { s.byHand(config) })
 	s.say("the floor: %s, %v", seconds(f.floor.wall), f.floor.writes)
@@ -363,6 +367,21 @@ func (s *scaled) size() (bytes int) {
 		bytes += len(data)
 	}
 	return bytes / len(nodes.Items)
+}
+
+// status is how long kubectl gpusharing status takes, the fastest of three, and how many lines it prints.
+func (s *scaled) status() (took time.Duration, lines int) {
+	data, err := env.Kubeconfig(s.cluster.Config)
+	s.Expect(err).NotTo(HaveOccurred())
+	kubeconfig := filepath.Join(s.t.TempDir(), "kubeconfig")
+	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	took = fastest(3, func() {
+		var out strings.Builder
+		program := &cli.Program{Out: &out, Clock: clock.RealClock{}, Width: 200}
+		s.Expect(program.Run(s.t.Context(), []string{"status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace})).To(Succeed())
+		lines = strings.Count(out.String(), "\n")
+	})
+	return took, lines
 }
 
 // cpu is how long the controller has computed.

@@ -80,6 +80,8 @@ type scaleFigures struct {
 	size                int   // of a GPUNode, in bytes of JSON
 	quietFor            time.Duration
 	firstPolicy, coming time.Duration
+	status              time.Duration // what kubectl gpusharing status takes
+	statusLines         int
 }
 
 // cost is what a change cost.
@@ -120,6 +122,7 @@ func (f scaleFigures) check(t *testing.T) {
 	if f.nodes <= 1000 {
 		g.Expect(f.quiet.cpu.Seconds()/f.quietFor.Seconds()).To(BeNumerically("<", steadyShareBound*slowdown), "share of a core while nothing changes")
 		g.Expect(f.resident).To(BeNumerically("<=", residentAt1000), "resident memory")
+		g.Expect(f.statusLines).To(BeNumerically("<=", 24), "kubectl gpusharing status fits on a screen")
 	}
 	g.Expect((f.resident-f.residentBefore)/int64(f.nodes)).To(BeNumerically("<=", residentPerNode+residentAt1000/4/f.nodes), "resident memory for each node")
 }
@@ -163,6 +166,7 @@ func printScale(all []scaleFigures) {
 	line("… more than with no node, for each node", func(f scaleFigures) string {
 		return fmt.Sprintf("%d KiB", (f.resident-f.residentBefore)/int64(f.nodes)>>10)
 	})
+	line("kubectl gpusharing status", func(f scaleFigures) string { return fmt.Sprintf("%s, %d lines", shown(f.status), f.statusLines) })
 	for _, f := range all {
 		ratio, share := f.all.wall.Seconds()/f.floor.wall.Seconds(), f.quiet.cpu.Seconds()/f.quietFor.Seconds()
 		writes, one := f.all.per(f.nodes, f.all.kinds()...), f.one.cpu.Seconds()/max(all[0].one.cpu.Seconds(), 0.01)

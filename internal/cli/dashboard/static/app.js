@@ -81,7 +81,8 @@ function arrange() {
   const range = `Nodes ${start + 1} to ${Math.min(start + mostAlone, found.length)} of ${found.length}`;
   if (by("range").textContent !== range) by("range").textContent = range;
   by("nodes-hint").textContent = found.length > 0 ? "The arrow keys move from node to node, Enter opens one."
-    : grouped ? "Choose a group of equal nodes, or filter, to see the nodes." : "";
+    : grouped ? "Choose a group of equal nodes, or filter, to see the nodes."
+      : cards.size > 0 ? "No node is as the filters ask for." : "No node has a GPUNode: see the labels nvidia.com/gpu.present, and the controller's log.";
 }
 
 function turn(by) {
