@@ -27,14 +27,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -76,10 +74,11 @@ type scaled struct {
 	began   time.Time
 }
 
-func buildController(t *testing.T) string {
+// built is a program of cmd.
+func built(t *testing.T, name string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "controller")
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "../../cmd/controller")
+	program := filepath.Join(t.TempDir(), name)
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "../../cmd/"+name)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred(), string(out))
@@ -375,11 +374,12 @@ func (s *scaled) status() (took time.Duration, lines int) {
 	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(s.t.TempDir(), "kubeconfig")
 	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	program := built(s.t, "kubectl-gpusharing")
 	took = fastest(3, func() {
-		var out strings.Builder
-		program := &cli.Program{Out: &out, Clock: clock.RealClock{}, Width: 200}
-		s.Expect(program.Run(s.t.Context(), []string{"status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace})).To(Succeed())
-		lines = strings.Count(out.String(), "\n")
+		out, err := exec.CommandContext(s.t.Context(), program, "status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace).Output()
+		s.Expect(err).NotTo(HaveOccurred())
+		lines = strings.Count(string(out), "\n")
+		s.t.Log("\n" + string(out))
 	})
 	return took, lines
 }

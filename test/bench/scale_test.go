@@ -56,7 +56,7 @@ func TestScale(t *testing.T) {
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	}
 	log.SetLogger(logr.Discard())
-	program := buildController(t)
+	program := built(t, "controller")
 	var all []scaleFigures
 	for size := range strings.SplitSeq(sizes, ",") {
 		n, err := strconv.Atoi(size)

@@ -57,7 +57,7 @@ func each(t *testing.T, b *tab, hub *dashboard.Hub, see func(name string)) {
 		b.do(chromedp.Evaluate[chromedp.Void](l.enter + `; void 0`))
 		for scheme, width := range map[string]int64{"light": 1280, "dark": 400} {
 			b.scheme(scheme)
-			b.do(chromedp.EmulateViewport(width, 1130))
+			b.do(chromedp.EmulateViewport(width, 1180))
 			b.eventually(`[...document.querySelectorAll("#nodes > li")].every((card) => card.querySelector(".gpu"))`, true)
 			see(fmt.Sprintf("%s, %s, %d wide", l.name, scheme, width))
 		}
