@@ -44,6 +44,9 @@ func (s sight) page() dashboard.Page {
 		card.Shares = dashboard.Shares(sumOf(all, card.Name))
 		p.Policies = append(p.Policies, card)
 	}
+	if len(p.Policies) == 0 {
+		p.NoPolicy = noPolicy(all)
+	}
 	slices.SortFunc(p.Policies, func(a, b dashboard.Policy) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range all {
 		p.Nodes = append(p.Nodes, s.card(&all[i]))
@@ -105,7 +108,7 @@ func (s sight) card(r *report) dashboard.Node {
 	n := r.node
 	card := dashboard.Node{
 		Name: r.Name, Policy: r.Policy, State: r.stands(), Tone: toneOf(r.standing), Message: r.Message, Products: r.Products,
-		Resources: s.resources(r), Steps: r.Plan, Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
+		Resources: s.resources(r), Steps: brief(r.Plan), Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
 		Shares: dashboard.Shares(r.Shares),
 	}
 	if r.Stack != dra.DevicePlugin {

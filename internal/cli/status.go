@@ -163,7 +163,7 @@ func (t *text) status(s cluster.Snapshot, q query) {
 // policies writes a table of the policies, of which these are all nodes, and why one is not ready.
 func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, now time.Time) {
 	if len(policies) == 0 {
-		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are in their former state.")
+		t.row(0, "", noPolicy(nodes))
 		return
 	}
 	table := tabwriter.NewWriter(t, 0, 0, 3, ' ', 0)
@@ -185,6 +185,20 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()
 	t.WriteString(why.String())
+}
+
+// noPolicy says that there is no policy, and whether nodes are still what a deleted one made of them.
+func noPolicy(nodes []report) string {
+	left := 0
+	for i := range nodes {
+		if nodes[i].Policy != "" {
+			left++
+		}
+	}
+	if left > 0 {
+		return fmt.Sprintf("There is no GPUSharingPolicy any more; not restored yet: %s.", count(left, "node"))
+	}
+	return "There is no GPUSharingPolicy: all GPUs are in their former state."
 }
 
 // notesOf are what is to be known of a policy beside its state.
@@ -255,7 +269,7 @@ func (t *text) statusOf(r *report) {
 		t.row(2, "stack", programOf(r.Stack))
 	}
 	t.row(2, "advertises", fmt.Sprintf("%s; %s", resources(r.Advertised), r.Shares.sentence()))
-	t.rows("plan", r.Plan)
+	t.rows("plan", brief(r.Plan))
 	t.rows("blocked by", r.BlockedBy)
 	t.picture(r.node, r.Stack)
 	if more := unlistedHolders(r); more != "" {

@@ -29,7 +29,7 @@ type look struct {
 
 func looks(t *testing.T) []look {
 	t.Helper()
-	empty := dashboard.Page{Cluster: "empty (https://cluster.example.com:6443)", Notes: []string{}, Policies: []dashboard.Policy{}}
+	empty := dashboard.Page{Cluster: "empty (https://cluster.example.com:6443)", Notes: []string{}, Policies: []dashboard.Policy{}, NoPolicy: "There is no GPUSharingPolicy: all GPUs are in their former state."}
 	many := fleet(1000, func(i int) int { return i % 40 })
 	for i := range 17 {
 		n := &many.Nodes[7*i]

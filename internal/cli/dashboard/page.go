@@ -12,6 +12,8 @@ type Page struct {
 	// Cluster names the cluster: the context of the kubeconfig, or the address of the API server.
 	Cluster  string   `json:"cluster"`
 	Policies []Policy `json:"policies"`
+	// NoPolicy says what is so if there is no policy.
+	NoPolicy string `json:"noPolicy,omitempty"`
 	// Stale is why the page may not be what the API server has now; nil: the API server has just answered.
 	Stale *Stale `json:"stale,omitempty"`
 	// Notes are what the page cannot show, each with the reason and what to do about it.

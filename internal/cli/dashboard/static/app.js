@@ -276,7 +276,7 @@ function drawPage() {
   document.title = `GPU Sharing · ${page.cluster}`;
   by("notes").hidden = page.notes.length === 0;
   by("notes").querySelector("ul").replaceChildren(...page.notes.map((text) => make("li", "", text)));
-  by("no-policies").hidden = page.policies.length > 0;
+  by("no-policies").textContent = page.noPolicy ?? "";
   const focused = document.activeElement?.dataset?.policy;
   by("policies").replaceChildren(...page.policies.map(policy));
   if (focused !== undefined) [...by("policies").querySelectorAll("button")].find((b) => b.dataset.policy === focused)?.focus();
