@@ -127,8 +127,8 @@ func measureScale(t *testing.T, program string, nodes int, steady time.Duration)
 	s.say("nothing changes: CPU %s in %s, %v", f.quiet.cpu, steady, f.quiet.writes)
 	f.resident, f.atMost = s.memory()
 	f.size = s.size()
-	f.status, f.statusLines = s.status()
-	s.say("kubectl gpusharing status: %s, %d lines", shown(f.status), f.statusLines)
+	f.status, f.statusComputed, f.statusLines = s.status()
+	s.say("kubectl gpusharing status: %s, CPU %s, %d lines", shown(f.status), shown(f.statusComputed), f.statusLines)
 	s.say("resident %s, at most %s, at first %s", mebibytes(f.resident), mebibytes(f.atMost), mebibytes(f.residentBefore))
 	f.floor = s.measure(func() { s.byHand(config) })
 	s.say("the floor: %s, %v", seconds(f.floor.wall), f.floor.writes)
@@ -368,20 +368,20 @@ func (s *scaled) size() (bytes int) {
 	return bytes / len(nodes.Items)
 }
 
-// status is how long kubectl gpusharing status takes, the fastest of three, and how many lines it prints.
-func (s *scaled) status() (took time.Duration, lines int) {
+// status is how long kubectl gpusharing status takes and computes, the fastest of three, and how many lines it prints.
+func (s *scaled) status() (took, computed time.Duration, lines int) {
 	data, err := env.Kubeconfig(s.cluster.Config)
 	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(s.t.TempDir(), "kubeconfig")
 	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
 	program := built(s.t, "kubectl-gpusharing")
 	took = fastest(3, func() {
-		out, err := exec.CommandContext(s.t.Context(), program, "status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace).Output()
+		cmd := exec.CommandContext(s.t.Context(), program, "status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace)
+		out, err := cmd.Output()
 		s.Expect(err).NotTo(HaveOccurred())
-		lines = strings.Count(string(out), "\n")
-		s.t.Log("\n" + string(out))
+		lines, computed = strings.Count(string(out), "\n"), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()
 	})
-	return took, lines
+	return took, computed, lines
 }
 
 // cpu is how long the controller has computed.

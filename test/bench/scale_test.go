@@ -81,6 +81,7 @@ type scaleFigures struct {
 	quietFor            time.Duration
 	firstPolicy, coming time.Duration
 	status              time.Duration // what kubectl gpusharing status takes
+	statusComputed      time.Duration // its CPU
 	statusLines         int
 }
 
@@ -166,7 +167,9 @@ func printScale(all []scaleFigures) {
 	line("… more than with no node, for each node", func(f scaleFigures) string {
 		return fmt.Sprintf("%d KiB", (f.resident-f.residentBefore)/int64(f.nodes)>>10)
 	})
-	line("kubectl gpusharing status", func(f scaleFigures) string { return fmt.Sprintf("%s, %d lines", shown(f.status), f.statusLines) })
+	line("kubectl gpusharing status", func(f scaleFigures) string {
+		return fmt.Sprintf("%s, CPU %s, %d lines", shown(f.status), shown(f.statusComputed), f.statusLines)
+	})
 	for _, f := range all {
 		ratio, share := f.all.wall.Seconds()/f.floor.wall.Seconds(), f.quiet.cpu.Seconds()/f.quietFor.Seconds()
 		writes, one := f.all.per(f.nodes, f.all.kinds()...), f.one.cpu.Seconds()/max(all[0].one.cpu.Seconds(), 0.01)
