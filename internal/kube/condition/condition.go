@@ -104,44 +104,6 @@ func Remove(conditions []metav1.Condition, conditionType string) []metav1.Condit
 	return kept
 }
 
-// Summarise returns the conditions with root computed from its dependents. Root is passed as it is when all of them are
-// true at its observedGeneration; otherwise it takes status, reason and message of the first that is false, or else of
-// the first that is unknown. A dependent that is missing, or was observed at an older generation, is unknown with
-// reason AwaitingReport.
-func Summarise(conditions []metav1.Condition, root metav1.Condition, now time.Time, dependents ...string) []metav1.Condition {
-	for _, dependent := range dependents {
-		c, found := Find(conditions, dependent)
-		if !found || c.ObservedGeneration < root.ObservedGeneration {
-			conditions = Set(conditions, awaiting(dependent, root.ObservedGeneration), now)
-		}
-	}
-	if worst, found := firstNotTrue(conditions, dependents); found {
-		root.Status, root.Reason, root.Message = worst.Status, worst.Reason, worst.Message
-	}
-	return Set(conditions, root, now)
-}
-
-func awaiting(conditionType string, generation int64) metav1.Condition {
-	return metav1.Condition{
-		Type:               conditionType,
-		Status:             metav1.ConditionUnknown,
-		ObservedGeneration: generation,
-		Reason:             v1alpha1.ReasonAwaitingReport,
-		Message:            "Not known yet for this generation of the object",
-	}
-}
-
-func firstNotTrue(conditions []metav1.Condition, dependents []string) (metav1.Condition, bool) {
-	for _, status := range []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionUnknown} {
-		for _, dependent := range dependents {
-			if c, found := Find(conditions, dependent); found && c.Status == status {
-				return c, true
-			}
-		}
-	}
-	return metav1.Condition{}, false
-}
-
 func sorted(conditions []metav1.Condition) []metav1.Condition {
 	slices.SortFunc(conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
 	return conditions

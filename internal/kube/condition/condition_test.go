@@ -12,7 +12,6 @@ import (
 	"github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -107,68 +106,6 @@ func TestIsTrueAt(t *testing.T) {
 	g.Expect(condition.IsTrue(conditions, "Missing")).To(gomega.BeFalse())
 	g.Expect(condition.IsTrueAt(conditions, "Ready", 3)).To(gomega.BeTrue())
 	g.Expect(condition.IsTrueAt(conditions, "Ready", 4)).To(gomega.BeFalse(), "observed before the spec changed")
-}
-
-func TestSummarise(t *testing.T) {
-	ready := metav1.Condition{
-		Type: "Ready", Status: metav1.ConditionTrue, ObservedGeneration: 3, Reason: "Ready", Message: "all is as desired",
-	}
-	tests := map[string]struct {
-		before          []metav1.Condition
-		status          metav1.ConditionStatus
-		reason, message string
-	}{
-		"is true when every dependent is": {
-			before: []metav1.Condition{
-				cond("Applied", metav1.ConditionTrue, "Applied", earlier), cond("Discovered", metav1.ConditionTrue, "Discovered", earlier),
-			},
-			status: metav1.ConditionTrue, reason: "Ready", message: "All is as desired",
-		},
-		"takes the first false dependent in the order given, not in the order of the list": {
-			before: []metav1.Condition{
-				cond("Applied", metav1.ConditionFalse, "StepFailed", earlier), cond("Discovered", metav1.ConditionFalse, "NVMLFailed", earlier),
-			},
-			status: metav1.ConditionFalse, reason: "NVMLFailed", message: "NVMLFailed it is",
-		},
-		"prefers what is false to what is unknown": {
-			before: []metav1.Condition{
-				cond("Applied", metav1.ConditionFalse, "StepFailed", earlier), cond("Discovered", metav1.ConditionUnknown, "NVMLFailed", earlier),
-			},
-			status: metav1.ConditionFalse, reason: "StepFailed", message: "StepFailed it is",
-		},
-		"is unknown while a dependent has not reported": {
-			before: []metav1.Condition{cond("Discovered", metav1.ConditionTrue, "Discovered", earlier)},
-			status: metav1.ConditionUnknown, reason: v1alpha1.ReasonAwaitingReport,
-			message: "Not known yet for this generation of the object",
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
-			after := condition.Summarise(tc.before, ready, now, "Discovered", "Applied")
-			root, found := condition.Find(after, "Ready")
-			g.Expect(found).To(gomega.BeTrue())
-			g.Expect(root.Status).To(gomega.Equal(tc.status))
-			g.Expect(root.Reason).To(gomega.Equal(tc.reason))
-			g.Expect(root.Message).To(gomega.Equal(tc.message))
-			g.Expect(root.ObservedGeneration).To(gomega.Equal(int64(3)))
-			g.Expect(after).To(gomega.HaveLen(3), "every dependent is present")
-			g.Expect(condition.Summarise(after, ready, now.Add(time.Hour), "Discovered", "Applied")).To(gomega.Equal(after),
-				"a second summary changes nothing")
-		})
-	}
-}
-
-func TestSummariseForgetsAnOlderGeneration(t *testing.T) {
-	g := gomega.NewWithT(t)
-	old := cond("Applied", metav1.ConditionTrue, "Applied", earlier)
-	old.ObservedGeneration = 2
-	after := condition.Summarise([]metav1.Condition{old}, metav1.Condition{
-		Type: "Ready", Status: metav1.ConditionTrue, ObservedGeneration: 3, Reason: "Ready",
-	}, now, "Applied")
-	applied, _ := condition.Find(after, "Applied")
-	g.Expect(applied.Status).To(gomega.Equal(metav1.ConditionUnknown))
-	g.Expect(applied.Reason).To(gomega.Equal(v1alpha1.ReasonAwaitingReport))
 }
 
 func TestSetProgress(t *testing.T) {
