@@ -79,9 +79,9 @@ autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few mi
 	GPUSHARING_PROGRAMS="$$(hack/shipped.sh)" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
 
 .PHONY: browser-test
-browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium: one that is installed, or Debian's, which apt-get downloads into the cache.
-	@chromium=$$(hack/chromium/build.sh) && assets=$$(hack/kube/build.sh) && cd test/browser && \
-		CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
+browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium: one that is installed, or Debian's, which apt-get downloads into the cache. PICTURES=FOLDER makes pictures of it.
+	@chromium=$$(hack/chromium/build.sh) && axe=$$(hack/axe/build.sh) && assets=$$(hack/kube/build.sh) && pictures="$(if $(PICTURES),$(abspath $(PICTURES)))" && \
+		cd test/browser && PICTURES="$$pictures" AXE="$$axe" CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: olm-test
 olm-test: ## Install, upgrade and uninstall by the real Operator Lifecycle Managers v0 and v1, in every order, as docs/install.md says, v1 beside v0. Needs no root; the first time longer.

@@ -32,21 +32,6 @@ func section(t *testing.T, headline string) string {
 	return body
 }
 
-// TestContradictionsOfTheGuidesAreAnswered, each in two sentences.
-func TestContradictionsOfTheGuidesAreAnswered(t *testing.T) {
-	g := NewWithT(t)
-	sentences := map[string]int{}
-	for paragraph := range strings.SplitSeq(section(t, "Where the guides contradict each other"), "\n\n") {
-		if m := regexp.MustCompile(`(?s)^\s*\*\*(.+?)\*\*(.+)$`).FindStringSubmatch(paragraph); m != nil {
-			sentences[strings.Trim(strings.ReplaceAll(m[1], "`", ""), "\".")] = len(regexp.MustCompile(`\.(\s|$)`).FindAllString(m[2], -1))
-		}
-	}
-	g.Expect(sentences).To(Equal(map[string]int{
-		"MPS on vGPU guests": 2, "16 or 48 MPS clients": 2, "Currently running workloads are not affected": 2, "Unlimited replicas": 2,
-		"failRequestsGreaterThanOne": 2, "MIG strategy none": 2,
-	}))
-}
-
 // TestMistakesOfTheGuidesAreNamed where they stand, with what the status reports of each.
 func TestMistakesOfTheGuidesAreNamed(t *testing.T) {
 	g := NewWithT(t)

@@ -38,11 +38,16 @@ type sight struct {
 // page is what the page shows: what status prints, and what top prints.
 func (s sight) page() dashboard.Page {
 	p := dashboard.Page{Cluster: s.cluster, Stale: s.stale, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
+	all := reports(s.snapshot)
 	for i := range s.snapshot.Policies {
-		p.Policies = append(p.Policies, policyCard(&s.snapshot.Policies[i]))
+		card := policyCard(&s.snapshot.Policies[i])
+		card.Shares = dashboard.Shares(sumOf(all, card.Name))
+		p.Policies = append(p.Policies, card)
+	}
+	if len(p.Policies) == 0 {
+		p.NoPolicy = noPolicy(all)
 	}
 	slices.SortFunc(p.Policies, func(a, b dashboard.Policy) int { return cmp.Compare(a.Name, b.Name) })
-	all := reports(s.snapshot)
 	for i := range all {
 		p.Nodes = append(p.Nodes, s.card(&all[i]))
 	}
@@ -55,6 +60,7 @@ func policyCard(p *v1alpha1.GPUSharingPolicy) dashboard.Policy {
 		Name: p.Name, Strategy: string(p.Spec.Sharing.Strategy), Matched: n.Matched, Ready: n.Ready, Updated: n.Updated, Blocked: n.Blocked,
 	}
 	card.State, card.Message = policyState(p)
+	card.Notes = notesOf(p)
 	stalled, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionStalled)
 	switch {
 	case card.State == v1alpha1.ReasonReady:
@@ -102,7 +108,8 @@ func (s sight) card(r *report) dashboard.Node {
 	n := r.node
 	card := dashboard.Node{
 		Name: r.Name, Policy: r.Policy, State: r.stands(), Tone: toneOf(r.standing), Message: r.Message, Products: r.Products,
-		Resources: s.resources(r), Steps: r.Plan, Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
+		Resources: s.resources(r), Steps: brief(r.Plan), Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
+		Shares: dashboard.Shares(r.Shares),
 	}
 	if r.Stack != dra.DevicePlugin {
 		card.Notes = append(card.Notes, "Offered by "+programOf(r.Stack))

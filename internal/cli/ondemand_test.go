@@ -76,7 +76,7 @@ func TestStatusSaysWhatPodsWaitFor(t *testing.T) {
 			var shown text
 			shown.status(cluster.Snapshot{Policies: []v1alpha1.GPUSharingPolicy{c.policy}}, query{})
 			for _, line := range c.want {
-				g.Expect(shown.String()).To(ContainSubstring("on demand of research: " + line + "\n"))
+				g.Expect(shown.String()).To(ContainSubstring("research: on demand: " + line + "\n"))
 			}
 		})
 	}

@@ -6,6 +6,7 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -232,6 +233,25 @@ func productsOf(gpus []gpuReport) string {
 		products[i] = fmt.Sprintf("%d × %s", counts[product], product)
 	}
 	return strings.Join(products, ", ")
+}
+
+// instanceStep is a step that destroys or creates a MIG instance: what it does to which GPU, and the profile.
+var instanceStep = regexp.MustCompile(`^(.*: (?:destroy|create)) (\S+) at \S+$`)
+
+// brief puts steps together that do the same to a GPU, such as "GPU 0 (NVIDIA-A30): create 4 × 1g.6gb".
+func brief(steps []string) (lines []string) {
+	var same alike[string]
+	for _, step := range steps {
+		same.add(instanceStep.ReplaceAllString(step, "$1 $2"), step)
+	}
+	for _, kind := range same.order {
+		line := same.names[kind][0]
+		if n := len(same.names[kind]); n > 1 {
+			line = instanceStep.ReplaceAllString(line, fmt.Sprintf("$1 %d × $2", n))
+		}
+		lines = append(lines, line)
+	}
+	return lines
 }
 
 // mostReasons is how many reasons, and blockers, status writes.

@@ -227,7 +227,7 @@ func (t *text) node(n rollout.NodeState, object *cluster.Node) {
 	t.rows("returns to", p.before.lines())
 	t.rows("unused", p.unused.lines())
 	t.rows("memory", p.memory.lines())
-	t.rows("steps", steps(n, object.Labels[v1alpha1.LabelConfig]))
+	t.rows("steps", brief(steps(n, object.Labels[v1alpha1.LabelConfig])))
 	users := make([]string, 0, len(n.Blockers))
 	for _, u := range n.Blockers {
 		users = append(users, u.String())

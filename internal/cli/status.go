@@ -163,7 +163,7 @@ func (t *text) status(s cluster.Snapshot, q query) {
 // policies writes a table of the policies, of which these are all nodes, and why one is not ready.
 func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, now time.Time) {
 	if len(policies) == 0 {
-		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are in their former state.")
+		t.row(0, "", noPolicy(nodes))
 		return
 	}
 	table := tabwriter.NewWriter(t, 0, 0, 3, ' ', 0)
@@ -178,23 +178,44 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
-		if more := unlisted(p); more > 0 {
-			why.row(0, "", fmt.Sprintf("not listed by %s: %s not ready besides the worst in status.pending; their state below is decided from "+
-				"their own objects", p.Name, count(more, "node")))
-		}
-		for _, c := range p.Status.Conditions {
-			untainted := c.Type == v1alpha1.ConditionTainted && c.Status == metav1.ConditionFalse
-			if untainted || c.Type == v1alpha1.ConditionWorkloadsAffected {
-				why.row(0, "", fmt.Sprintf("%s of %s: %s", c.Type, p.Name, c.Message))
-			}
-		}
-		for _, line := range onDemandOf(p) {
-			why.row(0, "", fmt.Sprintf("on demand of %s: %s", p.Name, line))
+		for _, note := range notesOf(p) {
+			why.row(0, "", p.Name+": "+note)
 		}
 	}
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()
 	t.WriteString(why.String())
+}
+
+// noPolicy says that there is no policy, and whether nodes are still what a deleted one made of them.
+func noPolicy(nodes []report) string {
+	left := 0
+	for i := range nodes {
+		if nodes[i].Policy != "" {
+			left++
+		}
+	}
+	if left > 0 {
+		return fmt.Sprintf("There is no GPUSharingPolicy any more; not restored yet: %s.", count(left, "node"))
+	}
+	return "There is no GPUSharingPolicy: all GPUs are in their former state."
+}
+
+// notesOf are what is to be known of a policy beside its state.
+func notesOf(p *v1alpha1.GPUSharingPolicy) (notes []string) {
+	if more := unlisted(p); more > 0 {
+		notes = append(notes, count(more, "node")+" not ready besides the worst, which status.pending lists; their state is decided from their own objects")
+	}
+	for _, c := range p.Status.Conditions {
+		untainted := c.Type == v1alpha1.ConditionTainted && c.Status == metav1.ConditionFalse
+		if untainted || c.Type == v1alpha1.ConditionWorkloadsAffected {
+			notes = append(notes, c.Type+": "+c.Message)
+		}
+	}
+	for _, line := range onDemandOf(p) {
+		notes = append(notes, "on demand: "+line)
+	}
+	return notes
 }
 
 // policyState is Ready, or the reason and the message why a policy is not.
@@ -248,7 +269,7 @@ func (t *text) statusOf(r *report) {
 		t.row(2, "stack", programOf(r.Stack))
 	}
 	t.row(2, "advertises", fmt.Sprintf("%s; %s", resources(r.Advertised), r.Shares.sentence()))
-	t.rows("plan", r.Plan)
+	t.rows("plan", brief(r.Plan))
 	t.rows("blocked by", r.BlockedBy)
 	t.picture(r.node, r.Stack)
 	if more := unlistedHolders(r); more != "" {

@@ -86,7 +86,7 @@ func TestReconcile(t *testing.T) {
 	s.http, err = rest.HTTPClientFor(s.cluster.Config)
 	s.Expect(err).NotTo(HaveOccurred())
 	config := s.prepare()
-	s.startController(buildController(t), config)
+	s.startController(built(t, "controller"), config)
 	s.startFleet(1)
 	s.Eventually(s.reported, "1m", "100ms").Should(Equal(1))
 	s.policy("fleet", 0, 4, "{}")

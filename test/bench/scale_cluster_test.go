@@ -74,10 +74,11 @@ type scaled struct {
 	began   time.Time
 }
 
-func buildController(t *testing.T) string {
+// built is a program of cmd.
+func built(t *testing.T, name string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "controller")
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "../../cmd/controller")
+	program := filepath.Join(t.TempDir(), name)
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "../../cmd/"+name)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred(), string(out))
@@ -126,6 +127,8 @@ func measureScale(t *testing.T, program string, nodes int, steady time.Duration)
 	s.say("nothing changes: CPU %s in %s, %v", f.quiet.cpu, steady, f.quiet.writes)
 	f.resident, f.atMost = s.memory()
 	f.size = s.size()
+	f.status, f.statusComputed, f.statusLines = s.status()
+	s.say("kubectl gpusharing status: %s, CPU %s, %d lines", shown(f.status), shown(f.statusComputed), f.statusLines)
 	s.say("resident %s, at most %s, at first %s", mebibytes(f.resident), mebibytes(f.atMost), mebibytes(f.residentBefore))
 	f.floor = s.measure(func() { s.byHand(config) })
 	s.say("the floor: %s, %v", seconds(f.floor.wall), f.floor.writes)
@@ -363,6 +366,22 @@ func (s *scaled) size() (bytes int) {
 		bytes += len(data)
 	}
 	return bytes / len(nodes.Items)
+}
+
+// status is how long kubectl gpusharing status takes and computes, the fastest of three, and how many lines it prints.
+func (s *scaled) status() (took, computed time.Duration, lines int) {
+	data, err := env.Kubeconfig(s.cluster.Config)
+	s.Expect(err).NotTo(HaveOccurred())
+	kubeconfig := filepath.Join(s.t.TempDir(), "kubeconfig")
+	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	program := built(s.t, "kubectl-gpusharing")
+	took = fastest(3, func() {
+		cmd := exec.CommandContext(s.t.Context(), program, "status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace)
+		out, err := cmd.Output()
+		s.Expect(err).NotTo(HaveOccurred())
+		lines, computed = strings.Count(string(out), "\n"), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()
+	})
+	return took, computed, lines
 }
 
 // cpu is how long the controller has computed.

@@ -56,7 +56,7 @@ func TestScale(t *testing.T) {
 		NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	}
 	log.SetLogger(logr.Discard())
-	program := buildController(t)
+	program := built(t, "controller")
 	var all []scaleFigures
 	for size := range strings.SplitSeq(sizes, ",") {
 		n, err := strconv.Atoi(size)
@@ -80,6 +80,9 @@ type scaleFigures struct {
 	size                int   // of a GPUNode, in bytes of JSON
 	quietFor            time.Duration
 	firstPolicy, coming time.Duration
+	status              time.Duration // what kubectl gpusharing status takes
+	statusComputed      time.Duration // its CPU
+	statusLines         int
 }
 
 // cost is what a change cost.
@@ -120,6 +123,7 @@ func (f scaleFigures) check(t *testing.T) {
 	if f.nodes <= 1000 {
 		g.Expect(f.quiet.cpu.Seconds()/f.quietFor.Seconds()).To(BeNumerically("<", steadyShareBound*slowdown), "share of a core while nothing changes")
 		g.Expect(f.resident).To(BeNumerically("<=", residentAt1000), "resident memory")
+		g.Expect(f.statusLines).To(BeNumerically("<=", 24), "kubectl gpusharing status fits on a screen")
 	}
 	g.Expect((f.resident-f.residentBefore)/int64(f.nodes)).To(BeNumerically("<=", residentPerNode+residentAt1000/4/f.nodes), "resident memory for each node")
 }
@@ -162,6 +166,9 @@ func printScale(all []scaleFigures) {
 	line("… at most", func(f scaleFigures) string { return mebibytes(f.atMost) })
 	line("… more than with no node, for each node", func(f scaleFigures) string {
 		return fmt.Sprintf("%d KiB", (f.resident-f.residentBefore)/int64(f.nodes)>>10)
+	})
+	line("kubectl gpusharing status", func(f scaleFigures) string {
+		return fmt.Sprintf("%s, CPU %s, %d lines", shown(f.status), shown(f.statusComputed), f.statusLines)
 	})
 	for _, f := range all {
 		ratio, share := f.all.wall.Seconds()/f.floor.wall.Seconds(), f.quiet.cpu.Seconds()/f.quietFor.Seconds()

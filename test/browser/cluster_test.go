@@ -196,10 +196,6 @@ func TestDashboard(t *testing.T) {
 		b.T = t
 		readable(b)
 	})
-	t.Run("in light and dark", func(t *testing.T) {
-		b.T = t
-		contrasts(b)
-	})
 	t.Run("a preview, before and after", func(t *testing.T) {
 		b.T = t
 		g := NewWithT(t)

@@ -3,7 +3,56 @@
 
 package browser
 
-import "github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// reported is what the controller reports of a node that it drains for a MIG layout while a pod holds a GPU: the
+// picture of the docs shows no sentence that is not emitted.
+func reported(t *testing.T, policy, name, namespace, pod string) (onNode v1alpha1.PendingNode, onPolicy metav1.Condition, handling string) {
+	t.Helper()
+	g := NewWithT(t)
+	now := time.Date(2026, 11, 26, 14, 10, 0, 0, time.UTC)
+	simulated, err := sim.NewNode(name, sim.A100)
+	g.Expect(err).NotTo(HaveOccurred())
+	inventory, err := sim.On(simulated).Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	n := cluster.Node{
+		Name: name, AgentReady: true, Allocatable: map[string]int64{"nvidia.com/gpu": 1}, Labels: map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"},
+		Taints: []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: new(metav1.NewTime(now))}},
+		Pods:   []cluster.Pod{{Namespace: namespace, Name: pod, UID: pod, GPU: true, Controller: "StatefulSet"}},
+	}
+	n.GPU.Name, n.GPU.Status.Devices = name, plan.Reported(inventory.Devices)
+	n.GPU.Status.Devices[0].Holders = []v1alpha1.HolderStatus{{Namespace: namespace, PodName: pod, ContainerName: "main"}}
+	p := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: policy, Generation: 1}}
+	p.Spec.NodeSelector = &v1alpha1.NodeSelector{}
+	p.Spec.Sharing.Strategy = v1alpha1.StrategyMIG
+	p.Spec.Sharing.MIG = &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Instances: []v1alpha1.MIGInstances{
+		{Profile: "3g.20gb", Count: 1}, {Profile: "2g.10gb", Count: 1}, {Profile: "1g.5gb", Count: 1},
+	}}}}
+	p.Spec.Rollout.Drain.Mode, p.Spec.Rollout.Drain.TimeoutSeconds = v1alpha1.DrainModeWaitForIdle, 600
+	d := rollout.Decide(cluster.Snapshot{
+		Now: now.Add(time.Minute), Nodes: []cluster.Node{n}, Policies: []v1alpha1.GPUSharingPolicy{p}, Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true},
+	})
+	ready, _ := condition.Find(d.Policies[policy].Conditions, v1alpha1.ConditionReady)
+	g.Expect(d.Policies[policy].Pending).To(HaveLen(1))
+	g.Expect(d.Nodes[0].Blockers).To(HaveLen(1))
+	b := d.Nodes[0].Blockers[0]
+	return d.Policies[policy].Pending[0], ready, b.Name + " uses " + b.Uses + ": " + b.Handling
+}
 
 func held(name string, pods ...string) dashboard.Block {
 	return dashboard.Block{Size: 1, Name: name, Holders: pods}
@@ -34,21 +83,21 @@ func instance(profile string, size int, used, total int64, pods ...string) dashb
 }
 
 // shown is a small cluster with each strategy, for the picture of the docs.
-func shown() dashboard.Page {
+func shown(t *testing.T) dashboard.Page {
+	t.Helper()
+	waits, training, blocker := reported(t, "training", "gpu-a100-b", "ml", "finetune-0")
 	const a100, h100, t4 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
 	return dashboard.Page{
 		Cluster: "research (https://cluster.example.com:6443)", Notes: []string{},
 		Policies: []dashboard.Policy{
-			{Name: "inference", Strategy: "MPS", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
-			{Name: "notebooks", Strategy: "TimeSlicing", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
-			{
-				Name: "training", Strategy: "MIG", Matched: 2, Ready: 1, Updated: 1, Blocked: 1, State: "GPUInUse", Tone: dashboard.ToneBlocked,
-				Message: "1 of 2 nodes is not ready: gpu-a100-b waits for pod ml/finetune-0",
-			},
+			{Name: "inference", Shares: dashboard.Shares{Offered: 8, InUse: 3}, Strategy: "MPS", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
+			{Name: "notebooks", Shares: dashboard.Shares{Offered: 4, InUse: 3}, Strategy: "TimeSlicing", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
+			{Name: "research", Shares: dashboard.Shares{Offered: 3, InUse: 3}, Strategy: "MIG", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
+			{Name: "training", Shares: dashboard.Shares{Offered: 1, InUse: 1}, Strategy: "MIG", Matched: 1, Blocked: 1, State: training.Reason, Tone: dashboard.ToneBlocked, Message: training.Message},
 		},
 		Nodes: []dashboard.Node{
 			{
-				Name: "gpu-a100-a", Policy: "training", State: "Ready", Tone: dashboard.ToneReady, Products: []string{a100}, Namespaces: []string{"ml", "vision"},
+				Name: "gpu-a100-a", Policy: "research", State: "Ready", Tone: dashboard.ToneReady, Products: []string{a100}, Namespaces: []string{"ml", "vision"}, Shares: dashboard.Shares{Offered: 3, InUse: 3},
 				Resources: []dashboard.Resource{count("nvidia.com/mig-1g.5gb", 1, 1), count("nvidia.com/mig-2g.10gb", 1, 1), count("nvidia.com/mig-3g.20gb", 1, 1)},
 				GPUs: []dashboard.GPU{{
 					UUID: "GPU-a", Product: a100, Sharing: "MIG", MemoryBytes: 40 * gib, Memory: &dashboard.Memory{Used: 29 * gib, Total: 40 * gib},
@@ -61,9 +110,8 @@ func shown() dashboard.Page {
 				}},
 			},
 			{
-				Name: "gpu-a100-b", Policy: "training", State: "GPUInUse (Draining)", Tone: dashboard.ToneBlocked, Products: []string{a100}, Namespaces: []string{"ml"},
-				Message:   "Waiting until 14:20 for pods that use GPU 0 (rollout.drain)",
-				Blockers:  []string{"pod ml/finetune-0 uses GPU 0: is waited for, up to 10m0s (rollout.drain)"},
+				Name: "gpu-a100-b", Policy: "training", State: waits.Reason + " (" + waits.State + ")", Tone: dashboard.ToneBlocked, Products: []string{a100}, Namespaces: []string{"ml"},
+				Message: waits.Message, Blockers: []string{blocker}, Shares: dashboard.Shares{Offered: 1, InUse: 1},
 				Resources: []dashboard.Resource{count("nvidia.com/gpu", 1, 0), count("nvidia.com/mig-1g.5gb", 0, 1), count("nvidia.com/mig-2g.10gb", 0, 1), count("nvidia.com/mig-3g.20gb", 0, 1)},
 				GPUs: []dashboard.GPU{{
 					UUID: "GPU-b", Product: a100, Sharing: "not shared", MemoryBytes: 40 * gib, Memory: &dashboard.Memory{Used: 22 * gib, Total: 40 * gib},
@@ -72,7 +120,7 @@ func shown() dashboard.Page {
 				}},
 			},
 			{
-				Name: "gpu-h100", Policy: "inference", State: "Ready", Tone: dashboard.ToneReady, Products: []string{h100}, Namespaces: []string{"serving"},
+				Name: "gpu-h100", Policy: "inference", State: "Ready", Tone: dashboard.ToneReady, Products: []string{h100}, Namespaces: []string{"serving"}, Shares: dashboard.Shares{Offered: 8, InUse: 3},
 				Resources: []dashboard.Resource{count("nvidia.com/gpu.shared", 8, 8)},
 				GPUs: []dashboard.GPU{{
 					UUID: "GPU-c", Product: h100, Sharing: "MPS, 12% of the threads and 10195 MiB for each client, 8 replicas", MemoryBytes: 80 * gib,
@@ -84,7 +132,7 @@ func shown() dashboard.Page {
 				}},
 			},
 			{
-				Name: "gpu-t4", Policy: "notebooks", State: "Ready", Tone: dashboard.ToneReady, Products: []string{t4}, Namespaces: []string{"team"},
+				Name: "gpu-t4", Policy: "notebooks", State: "Ready", Tone: dashboard.ToneReady, Products: []string{t4}, Namespaces: []string{"team"}, Shares: dashboard.Shares{Offered: 4, InUse: 3},
 				Resources: []dashboard.Resource{count("nvidia.com/gpu", 4, 4)},
 				GPUs: []dashboard.GPU{{
 					UUID: "GPU-d", Product: t4, Sharing: "TimeSlicing, 4 replicas", MemoryBytes: 15 * gib, Memory: &dashboard.Memory{Used: 148 * gib / 10, Total: 15 * gib},
@@ -96,4 +144,19 @@ func shown() dashboard.Page {
 			},
 		},
 	}
+}
+
+// everyState is a page with a node in each state, one that nobody asked, and what a page cannot show.
+func everyState(t *testing.T) dashboard.Page {
+	t.Helper()
+	p := shown(t)
+	p.Notes = []string{"Memory and utilization: agents serve no metrics; install the chart with metrics.enabled=true"}
+	p.Stale = &dashboard.Stale{Since: time.Now().Add(-96 * time.Second), Why: "the API server does not answer"}
+	p.Policies[3].Notes = []string{"on demand: 2 pods for nvidia.com/mig-2g.10gb: 1, ml/eval-0 first: 2 would start after the change below"}
+	changing, failed := p.Nodes[0], p.Nodes[0]
+	changing.Name, changing.State, changing.Tone = "gpu-a100-c", "Reconfiguring (Applying)", dashboard.ToneWorking
+	changing.Steps = []string{"destroy instance 3g.20gb at 4:4 of GPU 0", "create instance 2g.10gb at 4:2 of GPU 0"}
+	failed.Name, failed.State, failed.Tone, failed.Message = "gpu-a100-d", "ReconfigurationFailed", dashboard.ToneFailed, "NVIDIA's driver refused to create 2g.10gb on GPU 0: insufficient resources"
+	p.Nodes = append(p.Nodes, changing, failed)
+	return p
 }

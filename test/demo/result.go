@@ -77,13 +77,14 @@ Look around:
 Change your mind, and see the node follow within seconds:
   kubectl patch gsp time-slicing-t4 --type merge -p '{"spec":{"sharing":{"timeSlicing":{"replicas":8}}}}'
   kubectl gpusharing status gpu-t4
+Start a pod of yours: no scheduler runs here, so name a node by spec.nodeName, such as gpu-t4, and ask why it got its share.
 Let a pod hold an instance and ask for another layout. The node waits, and its status names what blocks; delete the pod, and it follows:
   kubectl apply -f %s
   kubectl patch gsp mig-a100 --type merge -p '{"spec":{"sharing":{"mig":{"layouts":[{"fill":"1g"}]}}}}'
   kubectl gpusharing status mig-a100
   kubectl delete pod holder
-Delete the policies, and see every node, and NVIDIA's ClusterPolicy, go back to what they were:
-  kubectl delete gsp --all`, d.kubeconfig, d.programs, filepath.Dir(d.kubectl), draPod, holder))
+Delete pods and policies, and see every node, and NVIDIA's ClusterPolicy, go back to what they were:
+  kubectl delete pod,gsp --all`, d.kubeconfig, d.programs, filepath.Dir(d.kubectl), draPod, holder))
 	return nil
 }
 

@@ -12,6 +12,8 @@ type Page struct {
 	// Cluster names the cluster: the context of the kubeconfig, or the address of the API server.
 	Cluster  string   `json:"cluster"`
 	Policies []Policy `json:"policies"`
+	// NoPolicy says what is so if there is no policy.
+	NoPolicy string `json:"noPolicy,omitempty"`
 	// Stale is why the page may not be what the API server has now; nil: the API server has just answered.
 	Stale *Stale `json:"stale,omitempty"`
 	// Notes are what the page cannot show, each with the reason and what to do about it.
@@ -47,6 +49,9 @@ type Policy struct {
 	State    string `json:"state"`
 	Tone     Tone   `json:"tone"`
 	Message  string `json:"message,omitempty"`
+	Shares   Shares `json:"shares"` // of its nodes
+	// Notes are what else is to be known, such as who waits for MIG instances on demand.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Node is the card of a node.
@@ -63,8 +68,15 @@ type Node struct {
 	Steps      []string   `json:"steps,omitempty"`
 	Blockers   []string   `json:"blockers,omitempty"`
 	GPUs       []GPU      `json:"gpus"`
+	Shares     Shares     `json:"shares"`
 	// Notes are what is not known of the node, such as why it was not measured.
 	Notes []string `json:"notes,omitempty"`
+}
+
+// Shares are how many GPUs, instances and replicas are offered, and how many of them containers hold.
+type Shares struct {
+	Offered int64 `json:"offered"`
+	InUse   int64 `json:"inUse"`
 }
 
 // Resource is an extended resource that a node advertises.

@@ -38,7 +38,7 @@ func (d Description) YAML() (string, error) {
 		text.Write(data)
 	}
 	if len(d.Policies) == 0 && !d.Unknown {
-		comment(&text, "No GPU is shared, so there is no policy to write.")
+		comment(&text, "No GPU is shared by hand, so there is no policy to write.")
 	}
 	return text.String(), nil
 }

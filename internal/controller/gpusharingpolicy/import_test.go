@@ -35,7 +35,7 @@ data:
 `
 
 // TestASecondImportKeepsThePoliciesOfTheFirst: a node that is shared by hand later is described by a policy of another
-// name.
+// name. (A first import in whole clusters: test/cluster.)
 func TestASecondImportKeepsThePoliciesOfTheFirst(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-import { detail, gib, gpu, make, preview, resource, state } from "./draw.js";
+import { detail, gpu, make, memoryText, preview, productsOf, resource, sharesText, state } from "./draw.js";
 
 const by = (id) => document.getElementById(id);
 
@@ -15,7 +15,7 @@ const authorized = () => ({ Authorization: "Bearer " + (sessionStorage.getItem("
 
 // --- What the page knows, and what it has not drawn yet ---
 
-const cards = new Map(); // by name: {data, element, button, state, about, message, gpus}
+const cards = new Map(); // by name: {data, text, group, on}; on, while the card is on the page: {element, button, state, about, message, body, gpus}
 const pending = new Map(); // by name: the node, or null: it has gone
 let page = null;
 let pageChanged = false;
@@ -39,167 +39,206 @@ function draw() {
   }
   for (const [name, node] of pending) {
     pending.delete(name);
-    if (node) drawCard(node);
-    else dropCard(name);
+    if (node) know(node);
+    else cards.delete(name);
+    if (name === opened) drawDetail();
     if (performance.now() > until) break;
   }
-  if (pending.size === 0) {
-    for (const card of approaching) {
-      approaching.delete(card);
-      if (!card.near) continue;
-      drawGPUs(card, card.data.gpus);
-      break; // to lay out the GPUs of a node takes the browser longer than to draw them
-    }
+  const [next] = pending.size > 0 ? [] : undrawn; // one: to lay out the GPUs of a node takes the browser longer than to draw them
+  if (next) {
+    undrawn.delete(next);
+    if (next.on) drawGPUs(next.on, next.data.gpus);
   }
   later();
-  if (pending.size + approaching.size > 0) schedule();
+  if (pending.size + undrawn.size > 0) schedule();
 }
 
-// What sums up all cards is drawn a few times in a second.
-let summing = 0;
+// What is made of all nodes is made a few times in a second.
+let arranging = 0;
 function later() {
-  if (summing) return;
-  summing = setTimeout(() => {
-    summing = 0;
-    drawTotals();
-    drawFilters();
-  }, 200);
+  arranging ||= setTimeout(arrange, 50);
+}
+
+// mostAlone is how many nodes are shown one by one. Of more, equal ones are grouped, as kubectl gpusharing status does, and the nodes of
+// the group that is chosen are shown, so many at once: that bounds what a browser lays out.
+const mostAlone = 12;
+let chosen = ""; // the key of a group
+let start = 0; // of the nodes that are shown at once, among those that could be
+
+function arrange() {
+  clearTimeout(arranging);
+  arranging = 0;
+  const all = [...cards.values()].filter(matches);
+  const grouped = all.length > mostAlone;
+  if (!grouped || !all.some((card) => card.group === chosen)) chosen = "";
+  const found = (grouped ? all.filter((card) => card.group === chosen) : all).sort((a, b) => (a.data.name < b.data.name ? -1 : 1));
+  if (start >= found.length) start = 0;
+  showCards(found.slice(start, start + mostAlone));
+  drawGroups(grouped ? all : []);
+  drawTotals(all);
+  drawFilters();
+  by("pages").hidden = found.length <= mostAlone;
+  const range = `Nodes ${start + 1} to ${Math.min(start + mostAlone, found.length)} of ${found.length}`;
+  if (by("range").textContent !== range) by("range").textContent = range;
+  by("nodes-hint").textContent = found.length > 0 ? "The arrow keys move from node to node, Enter opens one."
+    : grouped ? "Choose a group of equal nodes, or filter, to see the nodes."
+      : cards.size > 0 ? "No node is as the filters ask for." : "No node has a GPUNode: see the labels nvidia.com/gpu.present, and the controller's log.";
+}
+
+function turn(by) {
+  start = Math.max(0, start + by);
+  arrange();
+}
+by("previous").addEventListener("click", () => turn(-mostAlone));
+by("next").addEventListener("click", () => turn(mostAlone));
+
+// --- Groups ---
+
+function drawGroups(all) {
+  const groups = new Map();
+  for (const { group: key, data } of all) {
+    let g = groups.get(key);
+    if (!g) groups.set(key, (g = { key, data, nodes: 0, offered: 0, inUse: 0, message: data.message ?? "" }));
+    g.nodes++;
+    g.offered += data.shares.offered;
+    g.inUse += data.shares.inUse;
+    if (g.message !== data.message) g.message = "";
+  }
+  const order = (g) => [g.data.policy ?? "", g.data.tone !== "ready", -g.nodes];
+  const sorted = [...groups.values()].sort((a, b) => {
+    const [x, y] = [order(a), order(b)];
+    const at = x.findIndex((value, i) => value !== y[i]);
+    return at < 0 ? 0 : x[at] < y[at] ? -1 : 1;
+  });
+  const list = by("groups");
+  list.hidden = sorted.length === 0;
+  const text = JSON.stringify([chosen, sorted.map(({ data, ...g }) => g)]);
+  if (list.dataset.text === text) return;
+  list.dataset.text = text;
+  const focused = document.activeElement?.dataset?.group;
+  list.replaceChildren(...sorted.map(groupButton));
+  if (focused !== undefined) [...list.querySelectorAll("button")].find((b) => b.dataset.group === focused)?.focus();
+}
+
+function groupButton(g) {
+  const { data } = g;
+  const product = productsOf(data);
+  const button = make("button", "", undefined,
+    make("span", "what", `${g.nodes} × ${product.includes("×") ? `(${product})` : product}`), " ",
+    make("span", "", data.policy ? `policy ${data.policy}` : "no policy"), " ", state(data), " ",
+    make("span", "", (data.resources.map(resource).join(" · ") || "nothing") + (g.nodes > 1 ? " each" : "")), " ",
+    make("span", "shares", sharesText(g)));
+  if (g.message) button.append(" ", make("span", "message", g.message));
+  button.type = "button";
+  button.dataset.group = g.key;
+  button.setAttribute("aria-pressed", g.key === chosen);
+  button.addEventListener("click", () => {
+    chosen = chosen === g.key ? "" : g.key;
+    start = 0;
+    arrange();
+  });
+  return make("li", "", undefined, button);
 }
 
 // --- Cards ---
 
 const nodes = by("nodes");
-const names = []; // of the cards, sorted
+const undrawn = new Set(); // cards that have come onto the page and whose GPUs are not drawn yet
 
-function position(name) {
-  let low = 0;
-  let high = names.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (names[middle] < name) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+function know(node) {
+  const card = cards.get(node.name) ?? {};
+  card.data = node;
+  card.text = "";
+  card.group = JSON.stringify([productsOf(node), node.policy, node.state, node.tone, node.resources]);
+  cards.set(node.name, card);
+  if (card.on) drawCard(card);
 }
 
-// The GPUs of a card are in the document only while it is near what is seen: the Tab key and a search make a browser lay out all that is
-// in the document, which of 500 nodes takes seconds. What a card says in words is always there.
-const approaching = new Set(); // cards that have come near and whose GPUs are not drawn yet
-const cardOf = new WeakMap(); // by its element
-const nearby = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const card = cardOf.get(entry.target);
-    card.near = entry.isIntersecting;
-    if (card.near) {
-      approaching.add(card);
-      schedule();
-      continue;
-    }
-    approaching.delete(card);
-    if (card.gpus.size === 0) continue;
-    if (entry.boundingClientRect.height > 0) card.element.style.minHeight = entry.boundingClientRect.height + "px";
-    card.gpus.clear();
-    card.body.replaceChildren();
+// showCards brings those cards onto the page, and no others.
+function showCards(all) {
+  const names = new Set(all.map((card) => card.data.name));
+  const focused = document.activeElement?.closest("#nodes button") ? document.activeElement.dataset.name : undefined;
+  for (const element of [...nodes.children]) {
+    const { name } = element.dataset;
+    if (names.has(name) && cards.get(name).on?.element === element) continue;
+    if (cards.has(name)) cards.get(name).on = undefined;
+    element.remove();
   }
-}, { rootMargin: "800px 0px" });
+  all.forEach((card, at) => {
+    if (!card.on) {
+      card.on = newCard(card.data.name);
+      undrawn.add(card);
+      drawCard(card);
+      schedule();
+    }
+    if (nodes.children[at] !== card.on.element) nodes.insertBefore(card.on.element, nodes.children[at] ?? null);
+  });
+  const buttons = [...nodes.querySelectorAll("h3 button")];
+  if (buttons.length > 0 && !buttons.some((b) => b.tabIndex === 0)) moveTo(buttons[0], focused !== undefined && !names.has(focused));
+}
 
 function newCard(name) {
-  const card = {
+  const on = {
     element: make("li", "card"), button: make("button", "", name), state: make("span"), about: make("p", "muted"),
     message: make("p", "message"), body: make("div", "gpus"), gpus: new Map(),
   };
-  card.button.type = "button";
-  card.button.tabIndex = cards.size === 0 ? 0 : -1;
-  card.button.dataset.name = name;
-  card.button.setAttribute("aria-haspopup", "dialog");
-  card.element.append(make("div", "row", undefined, make("h3", "", undefined, card.button), card.state), card.about, card.message, card.body);
-  const at = position(name);
-  nodes.insertBefore(card.element, at < names.length ? cards.get(names[at]).element : null);
-  names.splice(at, 0, name);
-  cards.set(name, card);
-  cardOf.set(card.element, card);
-  nearby.observe(card.element);
-  return card;
+  on.element.dataset.name = on.button.dataset.name = name;
+  on.button.type = "button";
+  on.button.tabIndex = -1;
+  on.button.setAttribute("aria-haspopup", "dialog");
+  on.element.append(make("div", "row", undefined, make("h3", "", undefined, on.button), on.state), on.about, on.message, on.body);
+  return on;
 }
 
-function drawCard(node) {
-  const card = cards.get(node.name) ?? newCard(node.name);
-  card.data = node;
-  card.text = [node.name, node.policy, ...node.gpus.flatMap((g) => [
-    ...g.drawing.blocks.flatMap((b) => b.holders ?? []), ...(g.containers ?? []).map((c) => c.name),
-  ]), ...(node.blockers ?? [])].join("\n").toLowerCase();
+function drawCard(card) {
+  const { on, data: node } = card;
   const marked = state(node);
-  card.state.replaceWith(marked);
-  card.state = marked;
-  card.about.textContent = [node.policy ? `policy ${node.policy}` : "no policy", ...node.resources.map(resource)].join(" · ");
+  on.state.replaceWith(marked);
+  on.state = marked;
+  on.about.textContent = [node.policy ? `policy ${node.policy}` : "no policy", ...node.resources.map(resource), sharesText(node.shares)].join(" · ");
   const messages = [node.message, ...(node.blockers ?? []).map((b) => `Blocked by ${b}`), ...(node.notes ?? [])].filter(Boolean);
-  card.message.textContent = messages.join("\n");
-  card.message.hidden = messages.length === 0;
-  if (card.near) drawGPUs(card, node.gpus);
-  else if (!card.element.style.minHeight) card.element.style.minHeight = 5 + 7 * node.gpus.length + "rem"; // about as high as it will be
-  card.element.hidden = !matches(card);
-  if (opened === node.name) drawDetail();
+  on.message.textContent = messages.join("\n");
+  on.message.hidden = messages.length === 0;
+  if (!undrawn.has(card)) drawGPUs(on, node.gpus);
 }
 
 // drawGPUs draws those GPUs of a card again that are not as they were.
-function drawGPUs(card, gpus) {
-  card.element.style.minHeight = "";
+function drawGPUs(on, gpus) {
   const seen = new Set();
   let before = null;
   for (const value of gpus) {
     const text = JSON.stringify(value);
-    let had = card.gpus.get(value.uuid);
+    let had = on.gpus.get(value.uuid);
     if (!had || had.text !== text) {
       const element = gpu(value);
       if (had) had.element.replaceWith(element);
       had = { text, element };
-      card.gpus.set(value.uuid, had);
+      on.gpus.set(value.uuid, had);
     }
-    const next = before ? before.nextSibling : card.body.firstChild;
-    if (next !== had.element) card.body.insertBefore(had.element, next);
+    const next = before ? before.nextSibling : on.body.firstChild;
+    if (next !== had.element) on.body.insertBefore(had.element, next);
     before = had.element;
     seen.add(value.uuid);
   }
-  for (const [uuid, had] of card.gpus) {
+  for (const [uuid, had] of on.gpus) {
     if (seen.has(uuid)) continue;
     had.element.remove();
-    card.gpus.delete(uuid);
+    on.gpus.delete(uuid);
   }
-}
-
-function dropCard(name) {
-  const card = cards.get(name);
-  if (!card) return;
-  if (card.button.tabIndex === 0) {
-    const next = shown().find((other) => other !== name);
-    if (next) moveTo(next, card.button === document.activeElement);
-  }
-  nearby.unobserve(card.element);
-  approaching.delete(card);
-  card.element.remove();
-  cards.delete(name);
-  names.splice(position(name), 1);
-  if (opened === name) drawDetail();
 }
 
 // --- Keyboard: the cards are one stop of the Tab key, and arrows move among them ---
 
-function shown() {
-  return names.filter((name) => !cards.get(name).element.hidden);
-}
-
-function moveTo(name, focus) {
-  for (const card of cards.values()) if (card.button.tabIndex === 0) card.button.tabIndex = -1;
-  const { button } = cards.get(name);
+function moveTo(button, focus) {
+  for (const other of nodes.querySelectorAll("h3 button")) other.tabIndex = -1;
   button.tabIndex = 0;
   if (focus) button.focus();
 }
 
 nodes.addEventListener("keydown", (event) => {
-  const from = event.target.dataset?.name;
-  if (from === undefined) return;
-  const all = shown();
-  const at = all.indexOf(from);
+  if (event.target.dataset?.name === undefined) return;
+  const all = [...nodes.querySelectorAll("h3 button")];
+  const at = all.indexOf(event.target);
   const to = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
   if (to === undefined) return;
   event.preventDefault();
@@ -207,10 +246,10 @@ nodes.addEventListener("keydown", (event) => {
 });
 
 nodes.addEventListener("click", (event) => {
-  const name = event.target.dataset?.name;
-  if (name === undefined) return;
-  moveTo(name, true);
-  opened = name;
+  const button = event.target.closest("button");
+  if (!button) return;
+  moveTo(button, true);
+  opened = button.dataset.name;
   drawDetail();
   by("detail").showModal();
 });
@@ -237,7 +276,7 @@ function drawPage() {
   document.title = `GPU Sharing · ${page.cluster}`;
   by("notes").hidden = page.notes.length === 0;
   by("notes").querySelector("ul").replaceChildren(...page.notes.map((text) => make("li", "", text)));
-  by("no-policies").hidden = page.policies.length > 0;
+  by("no-policies").textContent = page.noPolicy ?? "";
   const focused = document.activeElement?.dataset?.policy;
   by("policies").replaceChildren(...page.policies.map(policy));
   if (focused !== undefined) [...by("policies").querySelectorAll("button")].find((b) => b.dataset.policy === focused)?.focus();
@@ -252,12 +291,13 @@ function policy(p) {
   progress.value = p.ready;
   const text = `${p.ready} of ${p.matched} nodes ready, ${p.updated} updated, ${p.blocked} blocked`;
   progress.setAttribute("aria-label", `Rollout of ${p.name}: ${text}`);
-  element.append(progress, make("p", "muted", text));
+  element.append(progress, make("p", "muted", `${text}, ${sharesText(p.shares)}`));
   if (p.message) element.append(make("p", "message", p.message));
-  const button = make("button", "", "Preview deletion…");
+  for (const note of p.notes ?? []) element.append(make("p", "message muted", note));
+  const button = make("button", "", "Preview deletion");
   button.type = "button";
   button.dataset.policy = p.name;
-  button.setAttribute("aria-label", `Preview the deletion of ${p.name}`);
+  button.setAttribute("aria-label", `Preview deletion of ${p.name}`);
   button.addEventListener("click", () => {
     by("preview-policies").value = "";
     by("preview-delete").value = p.name;
@@ -268,15 +308,14 @@ function policy(p) {
   return element;
 }
 
-function drawTotals() {
-  let ready = 0, gpus = 0, used = 0, total = 0, measured = 0, over = 0, changing = 0, count = 0;
-  for (const card of cards.values()) {
-    if (card.element.hidden) continue;
-    count++;
-    if (card.data.tone === "ready") ready++;
-    else changing++;
-    for (const g of card.data.gpus) {
-      gpus++;
+function drawTotals(all) {
+  let ready = 0, gpus = 0, used = 0, total = 0, measured = 0, over = 0, offered = 0, inUse = 0;
+  for (const { data } of all) {
+    if (data.tone === "ready") ready++;
+    offered += data.shares.offered;
+    inUse += data.shares.inUse;
+    gpus += data.gpus.length;
+    for (const g of data.gpus) {
       if (g.memory) {
         measured++;
         used += g.memory.used;
@@ -285,13 +324,10 @@ function drawTotals() {
       for (const c of g.containers ?? []) if (c.over) over++;
     }
   }
-  const rows = [
-    ["Nodes ready", `${ready} of ${count}`], ["Nodes not ready", changing], ["GPUs", gpus],
-    ["Memory used", measured ? `${gib(used)} of ${gib(total)}` : "not measured"],
-    ["Containers over their share", measured ? over : "not measured"],
-  ];
+  const rows = [["Nodes ready", `${ready} of ${all.length}`], ["GPUs", gpus], ["Shares in use", inUse > offered ? `${inUse}, ${offered} offered` : `${inUse} of ${offered}`]];
+  if (measured) rows.push(["Memory used", memoryText({ used, total })], ["Containers over their share", over]);
   by("totals").replaceChildren(...rows.map(([title, value]) => make("div", "", undefined, make("dt", "", title), make("dd", "", value))));
-  const text = count === cards.size ? `${count} nodes` : `${count} of ${cards.size} nodes`;
+  const text = all.length === cards.size ? `${all.length} nodes` : `${all.length} of ${cards.size} nodes`;
   if (by("count").textContent !== text) by("count").textContent = text;
 }
 
@@ -304,19 +340,18 @@ function matches(card) {
   const [byPolicy, product, namespace, tone, text] = filters.map((f) => f.value);
   const n = card.data;
   return (!byPolicy || (n.policy ?? noPolicy) === byPolicy) && (!product || n.products.includes(product)) &&
-    (!namespace || n.namespaces.includes(namespace)) && (!tone || n.tone === tone) && (!text || card.text.includes(text.toLowerCase()));
+    (!namespace || n.namespaces.includes(namespace)) && (!tone || n.tone === tone) && (!text || textOf(card).includes(text.toLowerCase()));
 }
 
-function filter() {
-  for (const card of cards.values()) {
-    const hidden = !matches(card);
-    if (card.element.hidden !== hidden) card.element.hidden = hidden;
-  }
-  const all = shown();
-  if (all.length > 0 && !all.some((name) => cards.get(name).button.tabIndex === 0)) moveTo(all[0], false);
-  drawTotals();
+// textOf is what Find looks through.
+function textOf(card) {
+  const n = card.data;
+  return (card.text ||= [n.name, n.policy, ...n.gpus.flatMap((g) => [
+    ...g.drawing.blocks.flatMap((b) => b.holders ?? []), ...(g.containers ?? []).map((c) => c.name),
+  ]), ...(n.blockers ?? [])].join("\n").toLowerCase());
 }
-for (const f of filters) f.addEventListener("input", filter);
+
+for (const f of filters) f.addEventListener("input", arrange);
 
 // options lists values in a select, and leaves its choice as it is.
 function options(select, none, values, labels = {}) {
@@ -401,7 +436,6 @@ function aged() {
   if (since !== null) by("age").textContent = `shown as of ${Math.max(0, Math.round((Date.now() - since) / 1000))} s ago`;
 }
 setInterval(aged, 1000);
-
 
 function take(update, first) {
   if (update.page) {

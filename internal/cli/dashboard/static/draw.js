@@ -19,6 +19,12 @@ export function gib(bytes) {
   return bytes === undefined || bytes === null ? unknown : (bytes / gibibyte).toFixed(1) + " GiB";
 }
 
+// memoryText is "18.4 of 19.5 GiB".
+export function memoryText({ used, total }) {
+  const [unit, name] = total < 2 ** 40 ? [gibibyte, "GiB"] : [2 ** 40, "TiB"];
+  return `${(used / unit).toFixed(1)} of ${(total / unit).toFixed(1)} ${name}`;
+}
+
 export function percent(ratio) {
   return ratio === undefined || ratio === null ? unknown : Math.round(ratio * 100) + " %";
 }
@@ -55,7 +61,7 @@ function block(b) {
   element.style.flexGrow = b.size;
   let what = b.name || "unused";
   if (b.new) what += ", new";
-  const used = b.memory ? `${gib(b.memory.used)} of ${gib(b.memory.total)}` : "";
+  const used = b.memory ? memoryText(b.memory) : "";
   element.append(make("span", "what", what), " ", make("span", "who", who));
   if (used) element.append(" ", make("span", "what", used));
   if (b.utilization !== undefined) element.append(" ", make("span", "what", "SM " + percent(b.utilization)));
@@ -68,7 +74,7 @@ const full = 0.95;
 // meter draws how much of the memory of a GPU is used.
 export function meter(gpu) {
   const { used, total } = gpu.memory;
-  const text = `${gib(used)} of ${gib(total)}` + (gpu.utilization === undefined ? "" : `, SM ${percent(gpu.utilization)}`);
+  const text = memoryText(gpu.memory) + (gpu.utilization === undefined ? "" : `, SM ${percent(gpu.utilization)}`);
   const element = make("div", "meter" + (used > full * total ? " full" : ""));
   const track = make("div", "track");
   track.setAttribute("role", "meter");
@@ -135,11 +141,40 @@ export function resource(r) {
   return r.then === undefined ? `${r.name}: ${now}` : `${r.name}: ${now} → ${r.then}`;
 }
 
+// sharesText is "8 of 58 shares in use". While a node changes, more can be held than are offered.
+export function sharesText({ offered, inUse }) {
+  const plural = (n) => (n === 1 ? "share" : "shares");
+  return inUse > offered ? `${inUse} ${plural(inUse)} in use, ${offered} offered` : `${inUse} of ${offered} ${plural(offered)} in use`;
+}
+
+// productsOf names the GPUs of a node, such as "2 × Tesla-T4".
+export function productsOf(node) {
+  const counts = new Map();
+  for (const g of node.gpus) counts.set(g.product, (counts.get(g.product) ?? 0) + 1);
+  const alone = counts.size === node.gpus.length;
+  return [...counts].map(([product, n]) => (alone ? product : `${n} × ${product}`)).join(", ") || "unknown GPUs";
+}
+
+// users are who has a part of a GPU, by full name, and what was measured of them.
+function users(g) {
+  const has = new Map(g.drawing.blocks.flatMap((b) => (b.holders ?? []).map((name) => [name, b.name])));
+  const podOf = (c) => c.name.split(" ")[0];
+  const rows = (g.containers ?? []).map((c) => [
+    c.name, c.where ?? has.get(podOf(c)) ?? "", gib(c.usedBytes) + (c.over ? " (over its share)" : ""), gib(c.shareBytes), percent(c.utilization),
+  ]);
+  if (g.otherBytes) rows.push(["no container", "", gib(g.otherBytes), unknown, unknown]);
+  for (const c of g.containers ?? []) has.delete(podOf(c));
+  const width = rows.length > 0 ? 5 : 2; // nothing may be measured
+  for (const row of has) rows.push([...row, unknown, unknown, unknown]);
+  return rows.length > 0 ? [table(["Pod", "Has", "Memory", "Share", "SM"].slice(0, width), rows.map((row) => row.slice(0, width)))] : [];
+}
+
 // detail is all that is known of a node.
 export function detail(node) {
   const parts = [make("p", "row", undefined, make("span", "", node.policy ? `Policy ${node.policy}` : "No policy"), state(node))];
   if (node.message) parts.push(make("p", "message", node.message));
   for (const note of node.notes ?? []) parts.push(make("p", "message", note));
+  parts.push(make("p", "muted", sharesText(node.shares)));
   if (node.resources.length > 0) parts.push(...list("ul", "plain", "Advertised", node.resources.map(resource)));
   if (node.steps) parts.push(...list("ol", "", "Steps of the change", node.steps));
   if (node.blockers) parts.push(...list("ul", "plain", "Blocked by", node.blockers));
@@ -148,11 +183,7 @@ export function detail(node) {
     element.append(heading(g), make("p", "muted", g.uuid), drawing(g.drawing, `GPU ${g.index}`, true));
     if (g.others) element.append(make("p", "muted", `Also used by ${g.others.join(", ")}`));
     if (g.memory) element.append(meter(g));
-    const rows = (g.containers ?? []).map((c) => [
-      c.name, c.where ?? "", gib(c.usedBytes) + (c.over ? " (over its share)" : ""), gib(c.shareBytes), percent(c.utilization),
-    ]);
-    if (g.otherBytes) rows.push(["no container", "", gib(g.otherBytes), unknown, unknown]);
-    if (rows.length > 0) element.append(table(["Container", "Instance", "Memory", "Share", "SM"], rows));
+    element.append(...users(g));
     parts.push(element);
   }
   return parts;
