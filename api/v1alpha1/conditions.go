@@ -261,7 +261,7 @@ const (
 	ReasonMPSMultiUserNotSupported = "MPSMultiUserNotSupported"
 	// ReasonTimeSliceNotSupported: sharing.timeSlicing.interval names an interval, and the driver has none for a GPU.
 	ReasonTimeSliceNotSupported = "TimeSliceNotSupported"
-	// ReasonMemoryLimitExceeded: the MPS pinned memory limit is more than the GPU has.
+	// ReasonMemoryLimitExceeded: the memory of one client or replica is more than the GPU has.
 	ReasonMemoryLimitExceeded = "MemoryLimitExceeded"
 	// ReasonVirtualGPUNotSupported: the node's GPUs are virtual and cannot be shared further.
 	ReasonVirtualGPUNotSupported = "VirtualGPUNotSupported"
