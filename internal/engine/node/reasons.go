@@ -104,7 +104,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
 
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
-	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard"},
+	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard, as on GPUs that report no memory (GB10)"},
 
 	v1alpha1.ReasonReady:                   {Plain, doNothing},
 	v1alpha1.ReasonAgentNotReporting:       {Plain, "Look at the pods with `app.kubernetes.io/name=gpu-sharing-agent` on the node. If there are none, look at its labels (docs/install.md#where-the-agents-run)"},
