@@ -30,7 +30,7 @@ const (
 	// if no layout has onDemand. It never makes a policy not Ready.
 	ConditionDemandMet = "DemandMet"
 	// ConditionMemoryGuarded is true, on a GPUNode whose policy has a memory guard, if the agent measures for it. An agent that is older than
-	// the guard does not report it for the generation that has the guard.
+	// the guard does not report it for the generation that has the guard, nor one that has a GPU whose memory NVML does not report.
 	ConditionMemoryGuarded = "MemoryGuarded"
 	// ConditionDiscovered reports whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
@@ -177,7 +177,7 @@ const (
 	// ReasonContainerOverShare: containers use more than their share while their GPUs are almost full; the message names the first of them.
 	ReasonContainerOverShare = "ContainerOverShare"
 	// ReasonNotMeasured: the agents of some nodes have not reported for two minutes that they measure, as agents that are older than the
-	// memory guard.
+	// memory guard, or that have a GPU whose memory NVML does not report.
 	ReasonNotMeasured = "NotMeasured"
 )
 
@@ -263,7 +263,7 @@ const (
 	ReasonMPSMultiUserNotSupported = "MPSMultiUserNotSupported"
 	// ReasonTimeSliceNotSupported: sharing.timeSlicing.interval names an interval, and the driver has none for a GPU.
 	ReasonTimeSliceNotSupported = "TimeSliceNotSupported"
-	// ReasonMemoryLimitExceeded: the MPS pinned memory limit is more than the GPU has.
+	// ReasonMemoryLimitExceeded: the memory of one client or replica is more than the GPU has.
 	ReasonMemoryLimitExceeded = "MemoryLimitExceeded"
 	// ReasonVirtualGPUNotSupported: the node's GPUs are virtual and cannot be shared further.
 	ReasonVirtualGPUNotSupported = "VirtualGPUNotSupported"

@@ -115,7 +115,7 @@ const (
 // TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, and watches over it.
 type TimeSlicedMemory struct {
 	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
-	// than 1Ti. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
+	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=16

@@ -35,6 +35,7 @@ func TestMemoryGuard(t *testing.T) {
 		"blames no neighbour of one with another name":     blamesNoNeighbour,
 		"sees a pod whose name is too long for its log":    seesALongName,
 		"says of each generation that it measures":         saysThatItMeasures,
+		"does not say so of a GPU whose memory is unknown": measuresNoUnknownMemory,
 	} {
 		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
 	}
@@ -198,6 +199,14 @@ func saysThatItMeasures(s scenario) {
 	n.settle()
 	n.Expect(says()).To(gomega.BeTrue())
 	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research"})
+	n.settle()
+	_, found := condition.Find(n.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)
+	n.Expect(found).To(gomega.BeFalse())
+}
+
+func measuresNoUnknownMemory(s scenario) {
+	n := s.node("", sim.T4, sim.GB10)
+	n.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", Memory: guardOf(v1alpha1.MemoryGuardReport)})
 	n.settle()
 	_, found := condition.Find(n.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)
 	n.Expect(found).To(gomega.BeFalse())

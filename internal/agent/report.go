@@ -61,7 +61,7 @@ func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNod
 	}
 	set(discovered(r, len(status.Devices)))
 	set(applied(node, r, able))
-	guarded := memoryGuarded(node)
+	guarded := memoryGuarded(node, status.Devices)
 	guarded.ObservedGeneration = node.Generation
 	conditions = condition.SetWhenTrue(conditions, guarded, now)
 	reboot := rebootRequired(r.outcome, able)
@@ -132,13 +132,13 @@ func own(conditions []metav1.Condition) []metav1.Condition {
 }
 
 // memoryGuarded reports whether the agent measures for a memory guard. The controller asks for that, because an older
-// agent does not.
-func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
+// agent does not, and none can on a GPU whose memory NVML does not report.
+func memoryGuarded(node *v1alpha1.GPUNode, devices []v1alpha1.DeviceStatus) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMeasuring,
 		Message: "The agent measures for the memory guard of the policy",
 	}
-	if node.Spec.Memory != nil {
+	if node.Spec.Memory != nil && !slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.MemoryMiB == 0 }) {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

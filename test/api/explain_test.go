@@ -6,6 +6,7 @@ package api_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -32,6 +33,29 @@ func TestExplained(t *testing.T) {
 		t.Run(crd.Spec.Names.Kind, func(t *testing.T) {
 			explained(t, crd.Spec.Names.Kind, *crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
 		})
+	}
+}
+
+// TestConditionsAreExplained: of each kind of condition one of the two objects tells in status.conditions.
+func TestConditionsAreExplained(t *testing.T) {
+	g := NewWithT(t)
+	root, err := env.Root()
+	g.Expect(err).NotTo(HaveOccurred())
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		g.Expect(err).NotTo(HaveOccurred())
+		return string(data)
+	}
+	texts := ""
+	for _, kind := range []string{"gpunodes", "gpusharingpolicies"} {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		g.Expect(yaml.Unmarshal([]byte(read("config/crd/gpusharing.io_"+kind+".yaml")), crd)).To(Succeed())
+		texts += crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["status"].Properties["conditions"].Description
+	}
+	types := regexp.MustCompile(`\tCondition\w+ = "(\w+)"`).FindAllStringSubmatch(read("api/v1alpha1/conditions.go"), -1)
+	g.Expect(len(types)).To(BeNumerically(">", 10))
+	for _, is := range types {
+		g.Expect(texts).To(ContainSubstring(is[1]))
 	}
 }
 

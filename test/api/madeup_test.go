@@ -117,6 +117,7 @@ const bad = `
 {sharing: {strategy: MIG, mig: {layouts: [{instances: {1g.5gb: 7}}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1}, {profile: 1g, count: 1}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 7g, count: 1}, {profile: 1g, count: 1}]}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 8}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g, count: 2}, {profile: 1g, count: 1}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g.20gb, count: 2}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g, count: 1}, {profile: 3g, count: 1}, {profile: 1g, count: 1}]}]}}}

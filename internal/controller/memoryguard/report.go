@@ -57,7 +57,7 @@ func (r *reconciliation) report(ctx context.Context, policy *v1alpha1.GPUSharing
 
 func unmeasuredMessage(nodes []string) string {
 	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. Wait for an update of their "+
-		"DaemonSet, or look at their pods", len(nodes), format.Few(nodes, maxNamed))
+		"DaemonSet, or look at their pods, or at GPUs whose memory is unknown", len(nodes), format.Few(nodes, maxNamed))
 }
 
 func messageOf(findings []finding) string {

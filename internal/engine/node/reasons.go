@@ -105,7 +105,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
 
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
-	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard"},
+	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard, as on GPUs that report no memory (GB10)"},
 
 	v1alpha1.ReasonReady:                   {Plain, doNothing},
 	v1alpha1.ReasonAgentNotReporting:       {Plain, "Look at the pods with `app.kubernetes.io/name=gpu-sharing-agent` on the node. If there are none, look at its labels (docs/install.md#where-the-agents-run)"},
@@ -143,7 +143,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonNoNodeFeatures:           {Plain, "Install Node Feature Discovery v0.17 or later"},
 	v1alpha1.ReasonMPSMultiUserNotSupported: {Plain, "Remove `multiUser`: the GPU is older than Volta"},
 	v1alpha1.ReasonTimeSliceNotSupported:    {Plain, "Remove `sharing.timeSlicing.interval`: the driver has no time slice for the GPU, which is older than Volta or virtual"},
-	v1alpha1.ReasonMemoryLimitExceeded:      {Plain, "Use a `pinnedMemoryLimit` that the GPU has"},
+	v1alpha1.ReasonMemoryLimitExceeded:      {Plain, "Use a `pinnedMemoryLimit` or `memory.perReplica` that the GPU has"},
 	v1alpha1.ReasonVirtualGPUNotSupported:   {Plain, "Leave the node out of the policy: NVIDIA's vGPU software has split its GPUs already"},
 	v1alpha1.ReasonProcessesUnknown:         {Plain, "Update the driver, or drain the node and share it while it is empty"},
 	v1alpha1.ReasonMIGActive:                {Plain, "Let a MIG policy select the GPU, or disable its MIG mode"},

@@ -29,6 +29,12 @@ func timeSlicing() v1alpha1.Sharing {
 	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4}}
 }
 
+func shareOf(memory string) v1alpha1.Sharing {
+	s := timeSlicing()
+	s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{PerReplica: new(resource.MustParse(memory))}
+	return s
+}
+
 func mps(m v1alpha1.MPS) v1alpha1.Sharing {
 	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &m}
 }
@@ -275,6 +281,11 @@ func TestResolveRefuses(t *testing.T) {
 			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: new(resource.MustParse("4G"))}),
 			reason:  v1alpha1.ReasonMemoryLimitExceeded,
 			message: "sharing.mps.pinnedMemoryLimit is 4G; use a whole number of MiB, such as 512Mi or 4Gi",
+		},
+		"a share of all the memory that the GPU has": {
+			models: []sim.Model{sim.A100, sim.T4}, sharing: shareOf("15Gi"), reason: v1alpha1.ReasonMemoryLimitExceeded,
+			message: "GPU 1 (Tesla-T4) has 15360 MiB of memory, and no container can use more than sharing.timeSlicing.memory.perReplica, " +
+				"15Gi: lower it, or leave it out for the GPU's memory divided by replicas",
 		},
 		"time-slicing of a virtual GPU": {
 			models: []sim.Model{sim.VGPU}, sharing: timeSlicing(), reason: v1alpha1.ReasonVirtualGPUNotSupported,

@@ -18,6 +18,11 @@ func resolveTimeSlicing(t v1alpha1.TimeSlicing, selected []gpu.Device) ([]v1alph
 		if err := virtual(d); err != nil {
 			return nil, err
 		}
+		if t.Memory != nil && d.MemoryMiB > 0 && MiB(t.Memory.PerReplica) >= d.MemoryMiB { // the guard would watch for what cannot happen
+			return nil, problem(v1alpha1.ReasonMemoryLimitExceeded, "%s has %d MiB of memory, and no container can use more than "+
+				"sharing.timeSlicing.memory.perReplica, %s: lower it, or leave it out for the GPU's memory divided by replicas",
+				d, d.MemoryMiB, t.Memory.PerReplica)
+		}
 		specs[i].Sharing.TimeSliceInterval = t.Interval
 	}
 	return specs, nil

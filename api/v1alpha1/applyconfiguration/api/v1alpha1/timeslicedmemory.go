@@ -15,7 +15,7 @@ import (
 // TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, and watches over it.
 type TimeSlicedMemoryApplyConfiguration struct {
 	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
-	// than 1Ti. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
+	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
 	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
 	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
