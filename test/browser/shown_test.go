@@ -154,9 +154,10 @@ func everyState(t *testing.T) dashboard.Page {
 	p.Stale = &dashboard.Stale{Since: time.Now().Add(-96 * time.Second), Why: "the API server does not answer"}
 	p.Policies[3].Notes = []string{"on demand: 2 pods for nvidia.com/mig-2g.10gb: 1, ml/eval-0 first: 2 would start after the change below"}
 	changing, failed := p.Nodes[0], p.Nodes[0]
-	changing.Name, changing.State, changing.Tone = "gpu-a100-c", "Reconfiguring (Applying)", dashboard.ToneWorking
-	changing.Steps = []string{"destroy instance 3g.20gb at 4:4 of GPU 0", "create instance 2g.10gb at 4:2 of GPU 0"}
-	failed.Name, failed.State, failed.Tone, failed.Message = "gpu-a100-d", "ReconfigurationFailed", dashboard.ToneFailed, "NVIDIA's driver refused to create 2g.10gb on GPU 0: insufficient resources"
+	changing.Name, changing.State, changing.Tone = "gpu-a100-c", "Progressing (Applying)", dashboard.ToneWorking
+	changing.Steps = []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): destroy 3g.20gb at 4:4", "GPU 0 (NVIDIA-A100-SXM4-40GB): create 2 × 1g.5gb"}
+	failed.Name, failed.State, failed.Tone = "gpu-a100-d", "ApplyTimedOut (Failed)", dashboard.ToneFailed
+	failed.Message = "The GPUs did not match the desired state within 15m0s; rolled back; retry by gpusharing.io/retry"
 	p.Nodes = append(p.Nodes, changing, failed)
 	return p
 }
