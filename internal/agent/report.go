@@ -91,9 +91,9 @@ func sumOf(devices []v1alpha1.DeviceStatus) string {
 	return format.First(strings.Join(products, ", "), maxSum)
 }
 
-// own returns the conditions that the agent writes: all but the controller's.
+// own returns the conditions that the StatusWriter writes: all but the controller's and the MemoryLimiter's.
 func own(conditions []metav1.Condition) []metav1.Condition {
-	for _, theirs := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+	for _, theirs := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled, v1alpha1.ConditionMemoryLimited} {
 		conditions = condition.Remove(conditions, theirs)
 	}
 	return conditions
@@ -106,7 +106,7 @@ func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
 		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMeasuring,
 		Message: "The agent measures for the memory guard of the policy",
 	}
-	if node.Spec.Memory != nil {
+	if node.Spec.Memory.Guarded() {
 		c.Status = metav1.ConditionTrue
 	}
 	return c
