@@ -220,7 +220,7 @@ func (c *limitCells) settle(ctx context.Context, at cell) string {
 	if reason != "" {
 		return reason
 	}
-	now := memoryguard.Cell{Backend: c.backend, Want: at.want, Stale: c.record.Stale[at.gpu], Read: read}
+	now := memoryguard.Cell{Backend: c.backend, Want: at.want, Stale: c.record.Stale[at.gpu], Read: memoryguard.Reading(read)}
 	if recorded != nil {
 		now.Ours = recorded.Bytes
 	}
@@ -280,7 +280,7 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 	if reason != "" {
 		return reason
 	}
-	ours, reason := now.After(read)
+	ours, reason := now.After(memoryguard.Reading(read))
 	if reason == v1alpha1.ReasonNotEnforced {
 		c.halted = true
 		log(ctx).Info("A memory limit did not read back, so none is set any more", "cgroup", at.cgroup.Path, "gpu", at.gpu,
@@ -325,7 +325,7 @@ func (c *limitCells) clear(ctx context.Context, at cell) bool {
 	if reason != "" {
 		return reason == v1alpha1.ReasonCgroupNotFound
 	}
-	now := memoryguard.Cell{Backend: c.backend, Stale: c.record.Stale[at.gpu], Read: read}
+	now := memoryguard.Cell{Backend: c.backend, Stale: c.record.Stale[at.gpu], Read: memoryguard.Reading(read)}
 	if recorded := c.recorded(at); recorded != nil {
 		now.Ours = recorded.Bytes
 	}

@@ -201,7 +201,7 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 	m.look(ctx, node, content != nil)
 	obstacle := m.facts.Obstruct()
 	visible := m.facts.Unified && m.facts.HostRooted
-	if m.facts.Gate && visible && m.facts.Driver.Version == "" {
+	if m.facts.Gate && visible && m.facts.Version == "" {
 		obstacle = &memoryguard.Obstacle{Reason: v1alpha1.ReasonLimitFailed, Message: "the driver could not be asked; see the condition Discovered"}
 	}
 	pods, err := m.pods(ctx, node)
@@ -210,7 +210,7 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 	}
 	c := &limitCells{
 		MemoryLimiter: m, record: readLimits(ctx, content, m.bootID), saved: string(content), backend: m.facts.Backend(),
-		visible: visible, able: visible && m.facts.Driver.Calls && m.facts.Owner == "",
+		visible: visible, able: visible && m.facts.Calls && m.facts.Owner == "",
 		sets: mode == v1alpha1.MemoryLimitEnforce && obstacle == nil,
 	}
 	limits := c.carryOut(ctx, pods, mode, obstacle)
@@ -231,7 +231,7 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 
 // look finds out about the node what changes seldom.
 func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, recorded bool) {
-	known := m.facts.Driver.Version != "" || !m.facts.Unified
+	known := m.facts.Version != "" || !m.facts.Unified
 	if known && m.of == node.Generation && !m.full.IsZero() && m.clock.Since(m.full) < limitsFull {
 		return
 	}
@@ -255,7 +255,7 @@ func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, record
 	if err != nil {
 		log(ctx).Info("The driver could not be asked for memory limits", "reason", err.Error())
 	}
-	m.facts.Driver = support
+	m.facts.Version, m.facts.Calls, m.facts.Fleeting = support.Version, support.Calls, support.Fleeting
 }
 
 // limitedPod is a pod with replicas of a GPU.

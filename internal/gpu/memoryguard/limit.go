@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
 // The driver limits the memory of a cgroup on a GPU (docs/dev/contracts.md, "Limits of memory"). What a node lacks for it, Obstruct finds; what a
@@ -38,9 +37,17 @@ type NodeFacts struct {
 	Controllers []string // of the kernel
 	Delegated   []string // those that the root of the tree passes on
 	MemacctMode string   // RmMemacctMode of the kernel module; empty: not set
-	Driver      gpu.MemoryLimitSupport
+	Version     string   // of the driver; empty: not known
+	Calls       bool     // the driver has those for limits
+	Fleeting    []string // UUIDs of GPUs that lose limits when the last program closes them
 	MIG         []string // UUIDs of GPUs in MIG mode
 }
+
+// Reading is what the driver says of a cgroup on a GPU, in bytes.
+type Reading struct{ Soft, Hard, Used uint64 }
+
+// NoLimit is the hard limit that is none.
+const NoLimit = ^uint64(0)
 
 // Obstacle is why a node, or a pod, has no limit.
 type Obstacle struct{ Reason, Message string }
@@ -73,8 +80,8 @@ func (f NodeFacts) Obstruct() *Obstacle {
 	}{
 		{!f.Gate, v1alpha1.ReasonLimitGateOff, "the agent runs without the feature gate MemoryLimits"},
 		{!f.Unified, v1alpha1.ReasonCgroupV1, "/sys/fs/cgroup is no cgroup2 file system"},
-		{tooOld(f.Driver.Version), v1alpha1.ReasonDriverTooOld, fmt.Sprintf("driver %s is older than %d", f.Driver.Version, minDriver)},
-		{!f.Driver.Calls, v1alpha1.ReasonDriverTooOld, fmt.Sprintf("the library of driver %s has no nvmlDeviceSetMemoryLimits", f.Driver.Version)},
+		{tooOld(f.Version), v1alpha1.ReasonDriverTooOld, fmt.Sprintf("driver %s is older than %d", f.Version, minDriver)},
+		{!f.Calls, v1alpha1.ReasonDriverTooOld, fmt.Sprintf("the library of driver %s has no nvmlDeviceSetMemoryLimits", f.Version)},
 		{len(f.MIG) > 0, v1alpha1.ReasonMIGActive, "the driver limits nothing while a GPU is in MIG mode: " + first(f.MIG)},
 		{f.MemacctMode == "0", v1alpha1.ReasonBackendOff, "the kernel module was loaded with RmMemacctMode=0"},
 		{controller == "", v1alpha1.ReasonNoController, "the kernel has no controller dmem or misc that the driver may use"},
@@ -82,7 +89,7 @@ func (f NodeFacts) Obstruct() *Obstacle {
 		{!f.HostRooted, v1alpha1.ReasonNoPermission, "the agent sees a part of the tree of cgroups, not that of the node"},
 		{controller == dmem && !f.Writable, v1alpha1.ReasonNoPermission, "the agent may not write to /sys/fs/cgroup"},
 		{f.Owner != "", v1alpha1.ReasonFractioningActive, f.Owner + " limits memory on this node; the operator sets and removes nothing"},
-		{len(f.Driver.Fleeting) > 0, v1alpha1.ReasonNoPersistence, "nothing keeps GPU " + first(f.Driver.Fleeting) + " initialized while no program uses it"},
+		{len(f.Fleeting) > 0, v1alpha1.ReasonNoPersistence, "nothing keeps GPU " + first(f.Fleeting) + " initialized while no program uses it"},
 	} {
 		if probe.fails {
 			return &Obstacle{probe.reason, probe.message}
@@ -131,7 +138,7 @@ type Cell struct {
 	Want    uint64   // bytes; 0: no limit
 	Ours    []uint64 // limits that we have set, or were about to set when this was recorded
 	Stale   []uint64 // on misc: limits of ours on this GPU whose cgroups are gone, which a new cgroup may inherit
-	Read    gpu.MemoryLimit
+	Read    Reading
 }
 
 // Do is what to do about a Cell.
@@ -149,7 +156,7 @@ const (
 // another owner's, and so is a soft limit: neither is touched. A limit below use is not set: dmem would keep the former
 // one in silence, and misc refuses.
 func (c Cell) Next() (do Do, reason string) {
-	free := c.Read.Soft == 0 && c.Read.Hard == gpu.NoMemoryLimit
+	free := c.Read.Soft == 0 && c.Read.Hard == NoLimit
 	switch recorded := len(c.Ours) > 0; {
 	case !free && !c.own() && recorded:
 		return Forget, c.unless(v1alpha1.ReasonForeignLimit)
@@ -186,11 +193,11 @@ func (c Cell) unless(reason string) string {
 // After decides by what reads back after Want was set: which limits may be ours now, and why it does not hold. The limit
 // from before with more use than wanted is dmem's silence about a limit below use. Anything else proves that the driver
 // does not limit as it says.
-func (c Cell) After(read gpu.MemoryLimit) (ours []uint64, reason string) {
+func (c Cell) After(read Reading) (ours []uint64, reason string) {
 	switch {
 	case read.Soft == 0 && read.Hard == c.Want:
 		return []uint64{c.Want}, ""
-	case read.Hard == c.Read.Hard && read.Used > c.Want && read.Hard == gpu.NoMemoryLimit:
+	case read.Hard == c.Read.Hard && read.Used > c.Want && read.Hard == NoLimit:
 		return nil, v1alpha1.ReasonAboveLimit
 	case read.Hard == c.Read.Hard && read.Used > c.Want:
 		return []uint64{read.Hard}, v1alpha1.ReasonAboveLimit

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
 )
 
@@ -21,7 +20,7 @@ func able() memoryguard.NodeFacts {
 	both := []string{"cpu", "dmem", "misc"}
 	return memoryguard.NodeFacts{
 		Gate: true, Unified: true, HostRooted: true, Writable: true, Controllers: both, Delegated: both,
-		Driver: gpu.MemoryLimitSupport{Version: "615.71.09", Calls: true},
+		Version: "615.71.09", Calls: true,
 	}
 }
 
@@ -32,7 +31,7 @@ func TestTheFirstThingThatALimitLacksIsTheReason(t *testing.T) {
 		reason string
 		take   func(f *memoryguard.NodeFacts)
 	}{ // from the last probe to the first
-		{v1alpha1.ReasonNoPersistence, func(f *memoryguard.NodeFacts) { f.Driver.Fleeting = []string{"GPU-1"} }},
+		{v1alpha1.ReasonNoPersistence, func(f *memoryguard.NodeFacts) { f.Fleeting = []string{"GPU-1"} }},
 		{v1alpha1.ReasonFractioningActive, func(f *memoryguard.NodeFacts) { f.Owner = "HAMi" }},
 		{v1alpha1.ReasonNoPermission, func(f *memoryguard.NodeFacts) { f.Writable = false }},
 		{v1alpha1.ReasonNoPermission, func(f *memoryguard.NodeFacts) { f.HostRooted = false }},
@@ -40,8 +39,8 @@ func TestTheFirstThingThatALimitLacksIsTheReason(t *testing.T) {
 		{v1alpha1.ReasonNoController, func(f *memoryguard.NodeFacts) { f.Controllers = []string{"cpu"} }},
 		{v1alpha1.ReasonBackendOff, func(f *memoryguard.NodeFacts) { f.MemacctMode = "0" }},
 		{v1alpha1.ReasonMIGActive, func(f *memoryguard.NodeFacts) { f.MIG = []string{"GPU-1"} }},
-		{v1alpha1.ReasonDriverTooOld, func(f *memoryguard.NodeFacts) { f.Driver.Calls = false }},
-		{v1alpha1.ReasonDriverTooOld, func(f *memoryguard.NodeFacts) { f.Driver.Version = "610.43.02" }},
+		{v1alpha1.ReasonDriverTooOld, func(f *memoryguard.NodeFacts) { f.Calls = false }},
+		{v1alpha1.ReasonDriverTooOld, func(f *memoryguard.NodeFacts) { f.Version = "610.43.02" }},
 		{v1alpha1.ReasonCgroupV1, func(f *memoryguard.NodeFacts) { f.Unified = false }},
 		{v1alpha1.ReasonLimitGateOff, func(f *memoryguard.NodeFacts) { f.Gate = false }},
 	}
@@ -97,8 +96,8 @@ func TestAShareIsWhatAPodMayHaveOfAGPU(t *testing.T) {
 
 func TestWhatIsDoneAboutACgroup(t *testing.T) {
 	const want, former, other = 4 << 30, 2 << 30, 5 << 30
-	free := gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}
-	has := func(hard uint64) gpu.MemoryLimit { return gpu.MemoryLimit{Hard: hard} }
+	free := memoryguard.Reading{Hard: memoryguard.NoLimit}
+	has := func(hard uint64) memoryguard.Reading { return memoryguard.Reading{Hard: hard} }
 	for name, c := range map[string]struct {
 		cell   memoryguard.Cell
 		do     memoryguard.Do
@@ -109,11 +108,11 @@ func TestWhatIsDoneAboutACgroup(t *testing.T) {
 		"one of which it is not certain":   {memoryguard.Cell{Want: want, Ours: []uint64{former, want}, Read: has(want)}, memoryguard.Set, ""},
 		"a limit that the driver lost":     {memoryguard.Cell{Want: want, Ours: []uint64{want}, Read: free}, memoryguard.Set, ""},
 		"another share":                    {memoryguard.Cell{Want: want, Ours: []uint64{former}, Read: has(former)}, memoryguard.Set, ""},
-		"a pod above its share":            {memoryguard.Cell{Want: want, Read: gpu.MemoryLimit{Hard: gpu.NoMemoryLimit, Used: want + 1}}, memoryguard.Leave, v1alpha1.ReasonAboveLimit},
+		"a pod above its share":            {memoryguard.Cell{Want: want, Read: memoryguard.Reading{Hard: memoryguard.NoLimit, Used: want + 1}}, memoryguard.Leave, v1alpha1.ReasonAboveLimit},
 		"another program's limit":          {memoryguard.Cell{Want: want, Read: has(other)}, memoryguard.Leave, v1alpha1.ReasonForeignLimit},
 		"another program's, the same":      {memoryguard.Cell{Want: want, Read: has(want)}, memoryguard.Leave, v1alpha1.ReasonForeignLimit},
 		"another program's, over ours":     {memoryguard.Cell{Want: want, Ours: []uint64{want}, Read: has(other)}, memoryguard.Forget, v1alpha1.ReasonForeignLimit},
-		"another program's soft limit":     {memoryguard.Cell{Want: want, Read: gpu.MemoryLimit{Soft: 1, Hard: gpu.NoMemoryLimit}}, memoryguard.Leave, v1alpha1.ReasonForeignLimit},
+		"another program's soft limit":     {memoryguard.Cell{Want: want, Read: memoryguard.Reading{Soft: 1, Hard: memoryguard.NoLimit}}, memoryguard.Leave, v1alpha1.ReasonForeignLimit},
 		"to be removed":                    {memoryguard.Cell{Ours: []uint64{want}, Read: has(want)}, memoryguard.Clear, ""},
 		"removed already":                  {memoryguard.Cell{Ours: []uint64{want}, Read: free}, memoryguard.Forget, ""},
 		"never set, though about to be":    {memoryguard.Cell{Ours: []uint64{former, want}, Read: has(former)}, memoryguard.Clear, ""},
@@ -136,17 +135,17 @@ func TestWhatIsDoneAboutACgroup(t *testing.T) {
 func TestALimitCountsWhenItReadsBack(t *testing.T) {
 	const want, former = 4 << 30, 6 << 30
 	for name, c := range map[string]struct {
-		before, after gpu.MemoryLimit
+		before, after memoryguard.Reading
 		ours          []uint64
 		reason        string
 	}{
-		"as set": {gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}, gpu.MemoryLimit{Hard: want, Used: 1}, []uint64{want}, ""},
+		"as set": {memoryguard.Reading{Hard: memoryguard.NoLimit}, memoryguard.Reading{Hard: want, Used: 1}, []uint64{want}, ""},
 		"dmem kept none, since more is in use": {
-			gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}, gpu.MemoryLimit{Hard: gpu.NoMemoryLimit, Used: want + 1}, nil, v1alpha1.ReasonAboveLimit,
+			memoryguard.Reading{Hard: memoryguard.NoLimit}, memoryguard.Reading{Hard: memoryguard.NoLimit, Used: want + 1}, nil, v1alpha1.ReasonAboveLimit,
 		},
-		"dmem kept the former one":    {gpu.MemoryLimit{Hard: former}, gpu.MemoryLimit{Hard: former, Used: want + 1}, []uint64{former}, v1alpha1.ReasonAboveLimit},
-		"nothing, without any excuse": {gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}, gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}, []uint64{want}, v1alpha1.ReasonNotEnforced},
-		"something else":              {gpu.MemoryLimit{Hard: former}, gpu.MemoryLimit{Hard: 1}, []uint64{want}, v1alpha1.ReasonNotEnforced},
+		"dmem kept the former one":    {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: former, Used: want + 1}, []uint64{former}, v1alpha1.ReasonAboveLimit},
+		"nothing, without any excuse": {memoryguard.Reading{Hard: memoryguard.NoLimit}, memoryguard.Reading{Hard: memoryguard.NoLimit}, []uint64{want}, v1alpha1.ReasonNotEnforced},
+		"something else":              {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: 1}, []uint64{want}, v1alpha1.ReasonNotEnforced},
 	} {
 		ours, reason := memoryguard.Cell{Want: want, Read: c.before}.After(c.after)
 		NewWithT(t).Expect(ours).To(Equal(c.ours), name)
