@@ -405,13 +405,14 @@ func (c *limitCells) failed(ctx context.Context, at cell, err error) string {
 	if !c.Cgroups.Is(at.cgroup) {
 		return v1alpha1.ReasonCgroupNotFound
 	}
-	c.retry = true
-	c.metrics.limitErrors.Inc()
-	log(ctx).Info("A memory limit could not be read or set; it is tried again", "cgroup", at.cgroup.Path, "gpu", at.gpu, "reason", err.Error())
+	reason := v1alpha1.ReasonLimitFailed
 	if errors.Is(err, gpu.ErrPermission) {
-		return v1alpha1.ReasonNoPermission
+		reason = v1alpha1.ReasonNoPermission
 	}
-	return v1alpha1.ReasonLimitFailed
+	c.retry = true
+	c.metrics.limitErrors.WithLabelValues(reason).Inc()
+	log(ctx).Info("A memory limit could not be read or set; it is tried again", "cgroup", at.cgroup.Path, "gpu", at.gpu, "reason", err.Error())
+	return reason
 }
 
 func (c *limitCells) index(uuid, id string) int {

@@ -38,7 +38,7 @@ import (
 const limitsFieldManager = FieldManager + "-limits"
 
 const (
-	// limitsTimeout bounds a look at all pods, also the wait for a reconcile of the GPUs.
+	// limitsTimeout bounds a look at all pods.
 	limitsTimeout = observeTimeout
 	// limitsResync is how often pods are looked for without an event, limitsFull how often the driver is asked about those
 	// that have not changed: it forgets limits when it is initialized anew.
@@ -109,7 +109,7 @@ func (m *MemoryLimiter) Register(mgr ctrl.Manager) error {
 		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   limitsTimeout + reportTimeout,
+			ReconciliationTimeout:   2*limitsTimeout + reportTimeout, // it waits for a reconcile of the GPUs
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
 		}).
 		Complete(reconcile.AsReconciler(m.client, m))
@@ -138,16 +138,42 @@ func (m *MemoryLimiter) watch(ctx context.Context, changes chan<- event.GenericE
 	})
 }
 
-// Reconcile looks at the pods and reports.
+// Reconcile looks at the pods and reports. While NVIDIA's mig-manager works the driver stays closed.
 func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
 	if !node.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	found, err := m.Settle(ctx, node)
+	if idle, err := m.idle(node); idle || err != nil {
+		return reconcile.Result{}, errors.Join(err, m.report(ctx, node, Limits{}))
+	}
+	done, err := m.lock.take(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{RequeueAfter: found.After}, m.report(ctx, node, found)
+	defer done()
+	now := &v1alpha1.GPUNode{} // whose the GPUs are may have changed until its turn has come
+	if err := m.client.Get(ctx, client.ObjectKeyFromObject(node), now); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if now.Spec.MIGConfigName != "" {
+		return reconcile.Result{RequeueAfter: limitsRetry}, nil
+	}
+	found, err := m.Settle(ctx, now)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: found.After}, m.report(ctx, now, found)
+}
+
+// idle reports whether nothing asks for limits, and none is on record.
+func (m *MemoryLimiter) idle(node *v1alpha1.GPUNode) (bool, error) {
+	content, err := m.Record.Read()
+	if err != nil || content != nil || node.Spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
+		return false, err //nolint:wrapcheck // names the file
+	}
+	m.full, m.verified, m.halted = time.Time{}, nil, false
+	m.metrics.limited(nil)
+	return true, nil
 }
 
 // Limits are what a look at the pods came to.
@@ -157,35 +183,22 @@ type Limits struct {
 	After     time.Duration     // when to look again; 0: not before the next event
 }
 
-// Settle looks at all pods once, and sets and removes what there is to. Only what keeps it from knowing its own record
-// is an error: anything else is a reason of the pods.
+// Settle looks at all pods once, and sets and removes what there is to, while nobody else uses the hardware. Only what
+// keeps it from knowing pods and its own record is an error: anything else is a reason of the pods.
 func (m *MemoryLimiter) Settle(ctx context.Context, node *v1alpha1.GPUNode) (Limits, error) {
-	mode := node.Spec.Memory.Limited()
-	content, err := m.Record.Read()
-	if err != nil {
-		return Limits{}, err //nolint:wrapcheck // names the file
-	}
-	if mode == v1alpha1.MemoryLimitNone && content == nil {
-		m.full, m.verified, m.halted = time.Time{}, nil, false
-		m.metrics.limited(nil)
-		return Limits{}, nil
+	if idle, err := m.idle(node); idle || err != nil {
+		return Limits{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 	defer cancel()
-	done, err := m.lock.take(ctx)
+	unlock, err := m.Record.Lock()
 	if err != nil {
-		return Limits{}, err
+		return Limits{}, err //nolint:wrapcheck // names the folder
 	}
-	defer done()
-	if mode == v1alpha1.MemoryLimitEnforce || content != nil {
-		unlock, err := m.Record.Lock()
-		if err != nil {
-			return Limits{}, err //nolint:wrapcheck // names the folder
-		}
-		defer unlock()
-		if content, err = m.Record.Read(); err != nil {
-			return Limits{}, err //nolint:wrapcheck // names the file
-		}
+	defer unlock()
+	content, err := m.Record.Read()
+	if err != nil {
+		return Limits{}, err //nolint:wrapcheck // names the file
 	}
 	select {
 	case m.again <- struct{}{}:

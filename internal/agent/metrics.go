@@ -21,16 +21,16 @@ import (
 type metrics struct {
 	steps       *prometheus.HistogramVec
 	limitedPods *prometheus.GaugeVec
-	limitErrors prometheus.Counter
+	limitErrors *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
 	return &metrics{limitedPods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "gpusharing_memory_limit_pods",
 		Help: "Pods with a share of a time-sliced GPU, by why the driver does not limit their memory; Enforced: it does, or with Report would.",
-	}, []string{"reason"}), limitErrors: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "gpusharing_memory_limit_errors_total", Help: "Memory limits that could not be read, set or recorded.",
-	}), steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	}, []string{"reason"}), limitErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "gpusharing_memory_limit_errors_total", Help: "Memory limits that could not be read, set or recorded, by the reason that their pods get.",
+	}, []string{"reason"}), steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "gpusharing_agent_step_duration_seconds",
 		Help: "How long steps of plans took, by kind of step (such as createInstance) and whether they succeeded.",
 		// From a compute mode, which is set at once, to a reset of MIG mode, which takes up to three minutes.
