@@ -216,7 +216,7 @@ func newLimitWorld(t *testing.T, seed uint64, counts map[string]int) *limitWorld
 		t: t, r: rand.New(rand.NewPCG(seed, 45)), foreign: map[string]uint64{}, disturbed: map[string]time.Time{}, known: map[string]bool{}, counts: counts, gate: true,
 		clock: testclock.NewFakeClock(time.Unix(1_800_000_000, 0)), held: &allocations{}, hostRoot: t.TempDir(),
 	}
-	w.backend = []sim.Backend{sim.Dmem, sim.Misc}[seed%2]
+	w.backend = []sim.Backend{sim.Dmem, sim.Misc, sim.Misc}[seed%3]
 	controller := string(w.backend)
 	tree, err := newCgroupTree(t.TempDir(), seed%4 < 2, controller)
 	w.must(err)
@@ -340,6 +340,9 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		}
 		if lately(path) || slices.ContainsFunc(p.containers, lately) {
 			continue
+		}
+		if w.backend == sim.Misc && slices.ContainsFunc(p.containers, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
+			w.fails("pod %s is said to be limited on %s, and a container has a limit of its own", p.name, l.DeviceUUID)
 		}
 		is := w.limitOf(l.DeviceUUID, path)
 		if is != uint64(l.LimitBytes) {
