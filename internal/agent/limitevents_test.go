@@ -332,7 +332,8 @@ func (w *limitWorld) other(p *limitPod, path string) bool {
 		return false
 	}
 	w.note("another program: %s %s %d", uuid, path, hard)
-	w.foreign[uuid+" "+path], w.disturbed[uuid+" "+path] = hard, w.clock.Now()
+	w.foreign[uuid+" "+path] = hard
+	w.disturb(uuid + " " + path)
 	delete(p.covered, uuid)
 	return true
 }
@@ -342,7 +343,7 @@ func (w *limitWorld) unlimitByOthers() bool {
 		uuid, path, _ := strings.Cut(key, " ")
 		w.hardware.Update(func(n *sim.Node) { _ = n.SetMemoryLimit(uuid, path, 0, sim.NoLimit, true) })
 		delete(w.foreign, key)
-		w.disturbed[key] = w.clock.Now()
+		w.disturb(key)
 		return true
 	}
 	return false

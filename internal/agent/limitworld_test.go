@@ -183,22 +183,21 @@ const (
 
 // limitWorld is a node in which pods, cgroups, the driver, other programs and the agent's process do what they do.
 type limitWorld struct {
-	t        *testing.T
-	r        *rand.Rand
-	backend  sim.Backend
-	tree     *cgroupTree
-	hostRoot string
-	record   host.RecordFile
-	hardware *limitHardware
-	held     *allocations
-	clock    *testclock.FakeClock
-	limiter  *agent.MemoryLimiter
-	node     *v1alpha1.GPUNode
-	gpus     []string
-	pods     []*limitPod
-	foreign  map[string]uint64 // limits of other programs, by GPU and cgroup
-	// disturbed is when another program last set or removed a limit there.
-	disturbed map[string]time.Time
+	t         *testing.T
+	r         *rand.Rand
+	backend   sim.Backend
+	tree      *cgroupTree
+	hostRoot  string
+	record    host.RecordFile
+	hardware  *limitHardware
+	held      *allocations
+	clock     *testclock.FakeClock
+	limiter   *agent.MemoryLimiter
+	node      *v1alpha1.GPUNode
+	gpus      []string
+	pods      []*limitPod
+	foreign   map[string]uint64      // limits of other programs, by GPU and cgroup
+	disturbed map[string]disturbance // by GPU and cgroup
 	serial    int
 	gate      bool
 	memacct   string
@@ -213,7 +212,7 @@ type limitWorld struct {
 func newLimitWorld(t *testing.T, seed uint64, counts map[string]int) *limitWorld {
 	t.Helper()
 	w := &limitWorld{
-		t: t, r: rand.New(rand.NewPCG(seed, 45)), foreign: map[string]uint64{}, disturbed: map[string]time.Time{}, known: map[string]bool{}, counts: counts, gate: true,
+		t: t, r: rand.New(rand.NewPCG(seed, 45)), foreign: map[string]uint64{}, disturbed: map[string]disturbance{}, known: map[string]bool{}, counts: counts, gate: true,
 		clock: testclock.NewFakeClock(time.Unix(1_800_000_000, 0)), held: &allocations{}, hostRoot: t.TempDir(),
 	}
 	w.backend = []sim.Backend{sim.Dmem, sim.Misc, sim.Misc}[seed%3]
@@ -334,10 +333,7 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		}
 		p := w.pods[i]
 		path := w.tree.pod(p.class, p.uid)
-		lately := func(path string) bool { // the agent asks again about what has not changed only every five minutes
-			by, others := w.disturbed[l.DeviceUUID+" "+path]
-			return others && w.clock.Since(by) < 6*time.Minute
-		}
+		lately := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }
 		if lately(path) || slices.ContainsFunc(p.containers, lately) {
 			continue
 		}
@@ -353,6 +349,24 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		}
 		p.covered[l.DeviceUUID] = true
 	}
+}
+
+// disturbance is when another program last set or removed a limit, and what the agent had looked at fully by then.
+type disturbance struct {
+	at         time.Time
+	generation int64
+	by         *agent.MemoryLimiter
+}
+
+func (w *limitWorld) disturb(key string) {
+	w.disturbed[key] = disturbance{w.clock.Now(), w.node.Generation, w.limiter}
+}
+
+// lately reports whether the agent need not know yet: it asks again about what has not changed only every five minutes,
+// for another generation, and when it starts.
+func (w *limitWorld) lately(key string) bool {
+	d, is := w.disturbed[key]
+	return is && w.clock.Since(d.at) < 6*time.Minute && d.generation == w.node.Generation && d.by == w.limiter
 }
 
 // limitOf is what the driver has of a cgroup on a GPU; NoLimit: nothing.

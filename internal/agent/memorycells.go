@@ -133,8 +133,8 @@ func (c *limitCells) carryOut(
 	return limits
 }
 
-// sample asks about one limit of ours on each GPU. Where it is gone the driver may have been initialized anew, and have
-// lost all: then everything is looked at again.
+// sample asks about one limit of ours on each GPU. Where it is gone, or that is not known, the driver may have been
+// initialized anew, and have lost all: then everything is looked at again.
 func (c *limitCells) sample(ctx context.Context) {
 	asked := map[string]bool{}
 	for _, r := range c.record.Limits {
@@ -143,7 +143,7 @@ func (c *limitCells) sample(ctx context.Context) {
 			continue
 		}
 		asked[r.GPU] = true
-		if read, reason := c.read(ctx, at); reason == "" && !slices.Contains(r.Bytes, read.Hard) {
+		if read, reason := c.read(ctx, at); reason != "" || !slices.Contains(r.Bytes, read.Hard) {
 			c.MemoryLimiter.verified = map[string]uint64{}
 			return
 		}
