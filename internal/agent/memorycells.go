@@ -448,7 +448,7 @@ func (c *limitCells) gone(r recordedLimit) {
 		if c.record.Stale == nil {
 			c.record.Stale = map[string][]uint64{}
 		}
-		stale := append(c.record.Stale[r.GPU], r.Bytes...)
+		stale := slices.Concat(c.record.Stale[r.GPU], r.Bytes)
 		c.record.Stale[r.GPU] = stale[max(0, len(stale)-maxStale):]
 	}
 }

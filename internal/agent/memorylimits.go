@@ -360,7 +360,7 @@ func (m *MemoryLimiter) share(node *v1alpha1.GPUNode, p *memoryguard.PodLimit, h
 	case node.Status.Devices[i].Sharing.MPS != nil:
 		return false
 	default:
-		total := uint64(node.Status.Devices[i].MemoryMiB) << 20 //nolint:gosec // the schema has no negative memory
+		total := uint64(node.Status.Devices[i].MemoryMiB) << 20
 		p.Bytes, p.Reason = memoryguard.ShareOf(*spec, m.replicas[p.GPU], len(held), total)
 	}
 	return true

@@ -271,7 +271,7 @@ func (p *Proc) MemacctMode() string {
 	return ""
 }
 
-// ErrLocked: another process has the record.
+// ErrLocked says that another process has the record.
 var ErrLocked = errors.New("another agent is at work on this node")
 
 // RecordFile is a small file in a folder of its own, which one process at a time reads and replaces.

@@ -156,19 +156,22 @@ const (
 // another owner's, and so is a soft limit: neither is touched. A limit below use is not set: dmem would keep the former
 // one in silence, and misc refuses.
 func (c Cell) Next() (do Do, reason string) {
-	free := c.Read.Soft == 0 && c.Read.Hard == NoLimit
-	switch recorded := len(c.Ours) > 0; {
-	case !free && !c.own() && recorded:
-		return Forget, c.unless(v1alpha1.ReasonForeignLimit)
-	case !free && !c.own():
-		return Leave, c.unless(v1alpha1.ReasonForeignLimit)
-	case c.Want == 0 && free && recorded:
-		return Forget, ""
-	case c.Want == 0 && free:
-		return Leave, ""
-	case c.Want == 0:
+	free, recorded := c.Read.Soft == 0 && c.Read.Hard == NoLimit, len(c.Ours) > 0
+	if !free && !c.own() {
+		if c.Want > 0 {
+			reason = v1alpha1.ReasonForeignLimit
+		}
+		if recorded {
+			return Forget, reason
+		}
+		return Leave, reason
+	}
+	switch {
+	case c.Want == 0 && !free:
 		return Clear, ""
-	case c.Read.Hard == c.Want && len(c.Ours) == 1:
+	case c.Want == 0 && recorded:
+		return Forget, ""
+	case c.Want == 0, c.Read.Hard == c.Want && len(c.Ours) == 1:
 		return Leave, ""
 	case c.Read.Used > c.Want:
 		return Leave, v1alpha1.ReasonAboveLimit
@@ -180,14 +183,6 @@ func (c Cell) Next() (do Do, reason string) {
 func (c Cell) own() bool {
 	stale := c.Backend == v1alpha1.MemoryBackendMisc && len(c.Ours) == 0 && slices.Contains(c.Stale, c.Read.Hard)
 	return c.Read.Soft == 0 && (slices.Contains(c.Ours, c.Read.Hard) || stale)
-}
-
-// unless is a reason, unless no limit is wanted.
-func (c Cell) unless(reason string) string {
-	if c.Want == 0 {
-		return ""
-	}
-	return reason
 }
 
 // After decides by what reads back after Want was set: which limits may be ours now, and why it does not hold. The limit
@@ -202,7 +197,10 @@ func (c Cell) After(read Reading) (ours []uint64, reason string) {
 	case read.Hard == c.Read.Hard && read.Used > c.Want:
 		return []uint64{read.Hard}, v1alpha1.ReasonAboveLimit
 	}
-	return append(slices.Clone(c.Ours), c.Want), v1alpha1.ReasonNotEnforced
+	if c.Read.Hard == NoLimit {
+		return []uint64{c.Want}, v1alpha1.ReasonNotEnforced
+	}
+	return []uint64{c.Read.Hard, c.Want}, v1alpha1.ReasonNotEnforced // also one that was inherited
 }
 
 // PodLimit is what came out for a pod on a GPU. Without a reason the limit holds or, under Report, would.
@@ -220,7 +218,7 @@ const (
 
 // LimitsStatus is what to report of the pods of a node.
 func LimitsStatus(backend v1alpha1.MemoryBackend, pods []PodLimit, remaining int) v1alpha1.MemoryLimitsStatus {
-	s := v1alpha1.MemoryLimitsStatus{Backend: backend, Remaining: int32(remaining)} //nolint:gosec // a node has few pods
+	s := v1alpha1.MemoryLimitsStatus{Backend: backend, Remaining: int32(remaining)}
 	pods = slices.SortedFunc(slices.Values(pods), func(a, b PodLimit) int {
 		return cmp.Or(-cmp.Compare(min(len(a.Reason), 1), min(len(b.Reason), 1)), cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.GPU, b.GPU))
@@ -234,7 +232,7 @@ func LimitsStatus(backend v1alpha1.MemoryBackend, pods []PodLimit, remaining int
 		}
 		if i < maxPods {
 			s.Pods = append(s.Pods, v1alpha1.PodMemoryLimit{
-				Namespace: p.Namespace, PodName: p.Pod, DeviceUUID: p.GPU, LimitBytes: int64(p.Bytes), Reason: p.Reason, //nolint:gosec // less than a GPU has
+				Namespace: p.Namespace, PodName: p.Pod, DeviceUUID: p.GPU, LimitBytes: int64(p.Bytes), Reason: p.Reason,
 			})
 		}
 	}

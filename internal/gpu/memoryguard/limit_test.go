@@ -143,9 +143,10 @@ func TestALimitCountsWhenItReadsBack(t *testing.T) {
 		"dmem kept none, since more is in use": {
 			memoryguard.Reading{Hard: memoryguard.NoLimit}, memoryguard.Reading{Hard: memoryguard.NoLimit, Used: want + 1}, nil, v1alpha1.ReasonAboveLimit,
 		},
-		"dmem kept the former one":    {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: former, Used: want + 1}, []uint64{former}, v1alpha1.ReasonAboveLimit},
-		"nothing, without any excuse": {memoryguard.Reading{Hard: memoryguard.NoLimit}, memoryguard.Reading{Hard: memoryguard.NoLimit}, []uint64{want}, v1alpha1.ReasonNotEnforced},
-		"something else":              {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: 1}, []uint64{want}, v1alpha1.ReasonNotEnforced},
+		"dmem kept the former one":              {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: former, Used: want + 1}, []uint64{former}, v1alpha1.ReasonAboveLimit},
+		"nothing, without any excuse":           {memoryguard.Reading{Hard: memoryguard.NoLimit}, memoryguard.Reading{Hard: memoryguard.NoLimit}, []uint64{want}, v1alpha1.ReasonNotEnforced},
+		"something else":                        {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: 1}, []uint64{former, want}, v1alpha1.ReasonNotEnforced},
+		"the one that it had, set or inherited": {memoryguard.Reading{Hard: former}, memoryguard.Reading{Hard: former}, []uint64{former, want}, v1alpha1.ReasonNotEnforced},
 	} {
 		ours, reason := memoryguard.Cell{Want: want, Read: c.before}.After(c.after)
 		NewWithT(t).Expect(ours).To(Equal(c.ours), name)
