@@ -32,6 +32,9 @@ const (
 	// ConditionMemoryGuarded is true, on a GPUNode whose policy has a memory guard, if the agent measures for it. An agent that is older than
 	// the guard does not report it for the generation that has the guard, nor one that has a GPU whose memory NVML does not report.
 	ConditionMemoryGuarded = "MemoryGuarded"
+	// ConditionMemoryLimited reports, on a GPUNode, whether the driver keeps every pod to its share of the memory of time-sliced GPUs. It is
+	// absent if no policy asks for that and no limit of the operator is left. It never makes a node not Ready.
+	ConditionMemoryLimited = "MemoryLimited"
 	// ConditionDiscovered reports whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
 	// ConditionApplied reports whether the GPUs of a node match its spec. The agent writes it.
@@ -179,6 +182,47 @@ const (
 	// ReasonNotMeasured: the agents of some nodes have not reported for two minutes that they measure, as agents that are older than the
 	// memory guard, or that have a GPU whose memory NVML does not report.
 	ReasonNotMeasured = "NotMeasured"
+)
+
+// Reasons of a GPUNode's MemoryLimited condition, and of its status.memoryLimits.
+const (
+	// ReasonEnforced: the driver limits every pod that has a share, as read back.
+	ReasonEnforced = "Enforced"
+	// ReasonNotVerified: nothing that can be looked at without a limit keeps the driver from limiting pods. Whether it does shows with the first
+	// limit that is set.
+	ReasonNotVerified = "NotVerified"
+	// ReasonLimitGateOff: the agents run without the feature gate MemoryLimits.
+	ReasonLimitGateOff = "LimitGateOff"
+	// ReasonCgroupV1: the node has no unified hierarchy of control groups, by which the driver limits.
+	ReasonCgroupV1 = "CgroupV1"
+	// ReasonDriverTooOld: the driver has no memory limits. They come with 615.
+	ReasonDriverTooOld = "DriverTooOld"
+	// ReasonNoController: the kernel has neither of the controllers dmem and misc.
+	ReasonNoController = "NoController"
+	// ReasonBackendOff: the kernel module was told not to charge memory (RmMemacctMode).
+	ReasonBackendOff = "BackendOff"
+	// ReasonNotDelegated: a control group above the pods, or the pod's, does not have the controller.
+	ReasonNotDelegated = "NotDelegated"
+	// ReasonNoPermission: the agent does not see the node's own tree of control groups, or may not write to it.
+	ReasonNoPermission = "NoPermission"
+	// ReasonFractioningActive: another program limits GPU memory on the node, so the operator sets and removes nothing.
+	ReasonFractioningActive = "FractioningActive"
+	// ReasonForeignLimit: another program has limited the pod, or one of its containers, which the operator leaves as it is.
+	ReasonForeignLimit = "ForeignLimit"
+	// ReasonNoPersistence: nothing keeps the GPU initialized while no program uses it, and the driver then loses all limits.
+	ReasonNoPersistence = "NoPersistence"
+	// ReasonNotEnforced: a limit that was set does not read back, so the agent sets no further one on the node.
+	ReasonNotEnforced = "NotEnforced"
+	// ReasonShareTooLarge: perReplica is more than the GPU has.
+	ReasonShareTooLarge = "ShareTooLarge"
+	// ReasonAboveLimit: the pod already uses more than its share. It gets the limit when it uses less.
+	ReasonAboveLimit = "AboveLimit"
+	// ReasonEarlierMemory: the pod ran before its limit was set, and the driver does not count what it had allocated before.
+	ReasonEarlierMemory = "EarlierMemory"
+	// ReasonCgroupNotFound: the control group of the pod was not found, or its name fits several.
+	ReasonCgroupNotFound = "CgroupNotFound"
+	// ReasonLimitFailed: the driver, or a file of the agent, refused; it is tried again.
+	ReasonLimitFailed = "LimitFailed"
 )
 
 // Reasons of a policy's Ready condition, and of its pending nodes.

@@ -107,6 +107,12 @@ type GPUNodeSpec struct {
 	// +optional
 	Memory *TimeSlicedMemory `json:"memory,omitempty"`
 
+	// memoryOwner is the program beside the operator that limits GPU memory on the node, such as gpu-fractioning: the agent then sets and
+	// removes no limit. Absent: none is known, or no policy asks for limits.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	MemoryOwner string `json:"memoryOwner,omitempty"`
+
 	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
 	// and no others, such as monitors. Their containers block no change.
 	// +optional
@@ -474,6 +480,88 @@ type GPUNodeStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	MemoryEvictions []MemoryEviction `json:"memoryEvictions,omitempty"`
+
+	// memoryLimits is what the agent found and did about the limits that spec.memory.limit asks for, and about those that it has set and that
+	// nothing asks for any more. Absent: neither. The condition MemoryLimited says whether they hold.
+	// +optional
+	MemoryLimits MemoryLimitsStatus `json:"memoryLimits,omitzero"`
+}
+
+// MemoryBackend is what the kernel module charges the GPU memory of pods with.
+// +kubebuilder:validation:Enum=Dmem;Misc
+type MemoryBackend string
+
+// The back ends.
+const (
+	MemoryBackendDmem MemoryBackend = "Dmem" // a controller of Linux 6.14 and later
+	MemoryBackendMisc MemoryBackend = "Misc" // a table of the driver
+)
+
+// MemoryLimitsStatus is how the memory of the pods of a node is limited. A pod with shares of two GPUs counts twice.
+//
+// +structType=atomic
+type MemoryLimitsStatus struct {
+	// backend is what the kernel module charges memory with. Absent: nothing, or it is not known.
+	// +optional
+	Backend MemoryBackend `json:"backend,omitempty"`
+	// limited is how many pods have the limit, read back. With Report: how many would have it.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Limited int32 `json:"limited,omitempty"`
+	// remaining is how many limits of the agent are set though nothing asks for them any more; it removes them as soon as it can.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Remaining int32 `json:"remaining,omitempty"`
+	// uncovered is how many pods have no limit though the policy asks for one, by reason.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Uncovered []UncoveredPods `json:"uncovered,omitempty"`
+	// pods are those with a share: the first 32, those without a limit first.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	Pods []PodMemoryLimit `json:"pods,omitempty"`
+}
+
+// UncoveredPods is how many pods have no limit for one reason.
+type UncoveredPods struct {
+	// reason is the same word that the condition MemoryLimited uses.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
+	// count of pods.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Count int32 `json:"count,omitempty"`
+}
+
+// PodMemoryLimit is the limit of a pod on a GPU.
+type PodMemoryLimit struct {
+	// namespace of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// podName is the name of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PodName string `json:"podName,omitempty"`
+	// deviceUUID is the GPU.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=96
+	DeviceUUID string `json:"deviceUUID,omitempty"`
+	// limitBytes is the share, which is the limit if there is no reason.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	LimitBytes int64 `json:"limitBytes,omitempty"`
+	// reason is why the limit does not hold. Absent: it does or, with Report, would.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
 }
 
 // MemoryPressure is a GPU that is almost full while a container uses more than its share. Figures are those of observedTime.

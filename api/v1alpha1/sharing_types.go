@@ -70,7 +70,7 @@ type Advertise struct {
 // TimeSlicing is NVIDIA's sharing.timeSlicing for the resource nvidia.com/gpu.
 type TimeSlicing struct {
 	// replicas is how many times each GPU is advertised, from 2 to 256. Replicas give no isolation: every container sees the
-	// whole memory of the GPU.
+	// whole memory of the GPU, unless memory.limit is Enforce.
 	// +required
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=256
@@ -112,7 +112,20 @@ const (
 	MemoryGuardEvict  MemoryGuardMode = "Evict"
 )
 
-// TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, and watches over it.
+// MemoryLimitMode is whether NVIDIA's driver keeps pods to their share of the memory of time-sliced GPUs.
+// +kubebuilder:validation:Enum=None;Report;Enforce
+type MemoryLimitMode string
+
+// The modes of the driver's limit.
+const (
+	MemoryLimitNone    MemoryLimitMode = "None"
+	MemoryLimitReport  MemoryLimitMode = "Report"
+	MemoryLimitEnforce MemoryLimitMode = "Enforce"
+)
+
+// TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, watches over it, and has the driver limit it.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.guard) || has(self.limit)",message="perReplica alone changes nothing: add guard, which watches, or limit"
 type TimeSlicedMemory struct {
 	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
 	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
@@ -125,8 +138,28 @@ type TimeSlicedMemory struct {
 
 	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
-	// +required
+	// Absent: nothing watches.
+	// +optional
 	Guard MemoryGuard `json:"guard,omitzero"`
+
+	// limit is whether the driver refuses a pod more than its share: perReplica times its replicas on a GPU, for all its containers
+	// together. Absent perReplica: the GPU's memory less 4 % for the driver, divided by replicas. An allocation beyond it fails with
+	// CUDA_ERROR_OUT_OF_MEMORY. Managed memory, imported memory and privileged pods escape. None: no limit, and one of the operator is
+	// removed. Report: status.memoryLimits of the GPUNodes says what would be limited, and why not; nothing is changed. Enforce: the agents set
+	// it. It needs driver 615, cgroup v2 and the feature gate MemoryLimits (alpha). No such GPU has been seen. Absent: None.
+	// +optional
+	Limit MemoryLimitMode `json:"limit,omitempty"`
+}
+
+// Guarded reports whether a guard watches the memory.
+func (m *TimeSlicedMemory) Guarded() bool { return m != nil && m.Guard != (MemoryGuard{}) }
+
+// Limited is the mode of the driver's limit.
+func (m *TimeSlicedMemory) Limited() MemoryLimitMode {
+	if m == nil || m.Limit == "" {
+		return MemoryLimitNone
+	}
+	return m.Limit
 }
 
 // MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -68,6 +69,13 @@ func runAgent(ctx context.Context, args []string) error {
 		return err
 	}
 	if err := agent.NewMemoryGuard(f.node, mgr.GetClient(), c.Usage, clock.RealClock{}).Register(mgr); err != nil {
+		return err
+	}
+	limits, err := newMemoryLimiter(f, c, processes)
+	if err != nil {
+		return err
+	}
+	if err := limits.Register(mgr); err != nil {
 		return err
 	}
 	if err := mgr.AddReadyzCheck("agent", c.Ready); err != nil {
@@ -161,6 +169,22 @@ func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter
 		Nodes: driver.NewDeviceNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
 		Containers: host.NewContainerLogs(root), Rebooter: newRebooter(f, proc), Allocations: allocations,
 		Driver: f.drivers().Find, Status: status, Clock: clock.RealClock{}, Resync: f.resync,
+	}), nil
+}
+
+// cgroups is where the tree of control groups is mounted, on the node as in the agent's container: NVML takes the path that
+// it has on the node.
+const cgroups = "/sys/fs/cgroup"
+
+// newMemoryLimiter connects the memory limits to the host. Their record goes with a reboot, as all control groups do.
+func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agent.MemoryLimiter, error) {
+	root, err := os.OpenRoot(f.hostRoot)
+	if err != nil {
+		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
+	}
+	return agent.NewMemoryLimiter(c, agent.LimitSources{
+		Gate: f.memoryLimits, Cgroups: host.Cgroups{Folder: cgroups}, PodNames: host.NewContainerLogs(root).Pods, MemacctMode: proc.MemacctMode,
+		Record: host.RecordFile{Path: filepath.Join(f.mpsRoot, ".memory-limits", "record.json")}, PodLogs: host.PodLogFolder(f.hostRoot),
 	}), nil
 }
 

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -78,6 +80,7 @@ type agentFlags struct {
 	healthAddress      string
 	metricsAddress     string
 	samplingInterval   time.Duration
+	memoryLimits       bool // a feature gate
 }
 
 // minSampling is the shortest sampling interval: a measurement may take seconds where it has to open the driver.
@@ -104,6 +107,8 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0", "address of /metrics and "+usage.Path+", served over TLS to whom the API server lets get them; 0: none")
 	set.DurationVar(&f.samplingInterval, "sampling-interval", 0,
 		"how often the GPUs are measured without a reader, to keep peaks and distributions in memory for kubectl gpusharing advise; 0: never")
+	set.Func("feature-gates", "features that are off by default, as NAME=true by comma: MemoryLimits (alpha) lets the agent have the driver limit "+
+		"the memory of pods on time-sliced GPUs, where a policy asks for that (timeSlicing.memory.limit)", f.setFeatures)
 	if err := f.parse(set, args); err != nil {
 		return f, err
 	}
@@ -120,4 +125,22 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 		return f, errors.New("--sampling-interval needs --metrics-bind-address, at which the agent serves what it keeps")
 	}
 	return f, nil
+}
+
+// setFeatures sets the feature gates of a list.
+func (f *agentFlags) setFeatures(list string) error {
+	for one := range strings.SplitSeq(list, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(one), "=")
+		on, err := strconv.ParseBool(value)
+		switch {
+		case name == "":
+		case name != "MemoryLimits":
+			return fmt.Errorf("no feature gate is called %q; there is MemoryLimits", name)
+		case err != nil:
+			return fmt.Errorf("feature gate %s must be true or false, not %q", name, value)
+		default:
+			f.memoryLimits = on
+		}
+	}
+	return nil
 }

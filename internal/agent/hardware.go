@@ -166,6 +166,32 @@ func (l *LazyHardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.
 	return l.do(func(h gpu.Hardware) error { return h.SetTimeSlice(ctx, uuid, slice) })
 }
 
+// LimitsMemory implements gpu.Hardware.
+func (l *LazyHardware) LimitsMemory(ctx context.Context, uuids ...string) (gpu.MemoryLimitSupport, error) {
+	h, found, err := l.opened()
+	if err != nil {
+		return gpu.MemoryLimitSupport{}, err
+	}
+	if err := l.source.Prepare(ctx, found); err != nil {
+		return gpu.MemoryLimitSupport{}, err
+	}
+	return h.LimitsMemory(ctx, uuids...)
+}
+
+// MemoryLimit implements gpu.Hardware.
+func (l *LazyHardware) MemoryLimit(ctx context.Context, uuid, cgroup string) (gpu.MemoryLimit, error) {
+	h, _, err := l.opened()
+	if err != nil {
+		return gpu.MemoryLimit{}, err
+	}
+	return h.MemoryLimit(ctx, uuid, cgroup)
+}
+
+// SetMemoryLimit implements gpu.Hardware.
+func (l *LazyHardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error {
+	return l.do(func(h gpu.Hardware) error { return h.SetMemoryLimit(ctx, uuid, cgroup, hard) })
+}
+
 // Close implements gpu.Hardware. What was never opened needs no closing.
 func (l *LazyHardware) Close() error {
 	l.mu.Lock()

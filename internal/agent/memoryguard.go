@@ -72,7 +72,7 @@ func (m *MemoryGuard) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (re
 		return reconcile.Result{}, nil
 	}
 	spec := node.Spec.Memory
-	if spec == nil {
+	if !spec.Guarded() {
 		m.watch = memoryguard.Watch{}
 		return reconcile.Result{}, m.report(ctx, node, nil)
 	}

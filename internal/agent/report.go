@@ -123,9 +123,9 @@ func sumOf(devices []v1alpha1.DeviceStatus) string {
 	return format.First(strings.Join(products, ", "), maxSum)
 }
 
-// own returns the conditions that the agent writes: all but the controller's.
+// own returns the conditions that the StatusWriter writes: all but the controller's and the MemoryLimiter's.
 func own(conditions []metav1.Condition) []metav1.Condition {
-	for _, theirs := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+	for _, theirs := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled, v1alpha1.ConditionMemoryLimited} {
 		conditions = condition.Remove(conditions, theirs)
 	}
 	return conditions
@@ -138,7 +138,7 @@ func memoryGuarded(node *v1alpha1.GPUNode, devices []v1alpha1.DeviceStatus) meta
 		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMeasuring,
 		Message: "The agent measures for the memory guard of the policy",
 	}
-	if node.Spec.Memory != nil && !slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.MemoryMiB == 0 }) {
+	if node.Spec.Memory.Guarded() && !slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.MemoryMiB == 0 }) {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

@@ -269,6 +269,9 @@ func (t *text) statusOf(r *report) {
 		t.row(2, "stack", programOf(r.Stack))
 	}
 	t.row(2, "advertises", fmt.Sprintf("%s; %s", resources(r.Advertised), r.Shares.sentence()))
+	if limit := limitOf(&r.node.GPU); limit != "" {
+		t.row(2, "limit", limit)
+	}
 	t.rows("plan", brief(r.Plan))
 	t.rows("blocked by", r.BlockedBy)
 	t.picture(r.node, r.Stack)

@@ -115,7 +115,9 @@ type answer struct {
 	Holders []holding `json:"holders,omitempty"`
 	Quotas  []quota   `json:"quotas,omitempty"`
 	// Shares are those that a pod on a node has.
-	Shares    []share  `json:"shares,omitempty"`
+	Shares []share `json:"shares,omitempty"`
+	// Limit is whether anything keeps pods of its node to their share of time-sliced memory.
+	Limit     string   `json:"limit,omitempty"`
 	Change    string   `json:"change,omitempty"`
 	Scheduler string   `json:"scheduler,omitempty"`
 	NotKnown  []string `json:"notKnown,omitempty"`
@@ -735,7 +737,7 @@ func (q *inquiry) placed(a *answer) {
 	at := slices.IndexFunc(q.nodes, func(n candidate) bool { return n.Name == on })
 	if at >= 0 {
 		n := &q.nodes[at]
-		a.Shares = sharesFor(n, q.pod)
+		a.Shares, a.Limit = sharesFor(n, q.pod), limitOf(&n.GPU)
 		for _, b := range n.GPU.Status.Rollout.Blockers {
 			if b.Kind == v1alpha1.BlockerKindPod && b.Namespace == q.namespace && b.Name == q.pod.Name {
 				message, _ := q.changeOn(n)
@@ -790,13 +792,16 @@ type share struct {
 	Product   string            `json:"product"`
 	Sharing   v1alpha1.Strategy `json:"sharing,omitempty"` // empty: the container has the GPU alone
 	Profile   string            `json:"profile,omitempty"` // of a MIG instance
-	// MemoryMiB is what the container, or with MPS each of its processes, may take; 0: nothing limits it. Threads are the
+	// MemoryMiB is what the container, with MPS each of its processes, or where the driver limits a time-sliced GPU its pod may take; 0: nothing
+	// limits it, or it is not known. Threads are the
 	// percentage of the GPU's that each process of a client of MPS may use.
 	MemoryMiB int64 `json:"memoryMiB,omitempty"`
 	Threads   int   `json:"threadsPercent,omitempty"`
 	// Of is how many shares the GPU has; 0: not known.
 	Of    int   `json:"of,omitempty"`
 	Total int64 `json:"totalMemoryMiB,omitempty"`
+
+	limited bool // the driver limits its pod
 }
 
 // sharesFor are what a pod has of the GPUs of its node.
@@ -820,6 +825,9 @@ func sharesFor(n *candidate, pod *corev1.Pod) (all []share) {
 				s.MemoryMiB, s.Threads = d.State.MPS.PinnedMemoryLimitMiB, d.State.MPS.ActiveThreadPercentage
 			case often > 1:
 				s.Sharing, s.Of = v1alpha1.StrategyTimeSlicing, often
+				if mib, limited := limitFor(&n.GPU, pod.Name, pod.Namespace, d.UUID); limited {
+					s.MemoryMiB, s.limited = mib, true
+				}
 			default:
 				s.MemoryMiB = d.MemoryMiB
 			}
@@ -845,7 +853,7 @@ func (s *share) String() string {
 		}
 		return fmt.Sprintf("%s by MPS: each of its processes gets up to %d%% of the threads, and %s", one, s.Threads, limit)
 	case v1alpha1.StrategyTimeSlicing:
-		return fmt.Sprintf("%s by time-slicing: all take turns, and nothing limits what one takes of the %s", one, cmp.Or(gib(s.Total), "memory"))
+		return s.timeSliced(one)
 	case v1alpha1.StrategyExclusive:
 	}
 	return strings.TrimSuffix(fmt.Sprintf("%s alone: %s", on, gib(s.MemoryMiB)), ": ")

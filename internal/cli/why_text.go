@@ -33,6 +33,9 @@ func (t *text) why(a *answer) {
 	for i := range a.Shares {
 		below.row(2, "has", fmt.Sprintf("container %s: %s", a.Shares[i].Container, a.Shares[i].String()))
 	}
+	if a.Limit != "" {
+		below.row(2, "limit", a.Limit)
+	}
 	if a.Change != "" {
 		below.row(2, "change", a.Change)
 	}

@@ -80,12 +80,39 @@ type Sharer interface {
 	SetTimeSlice(ctx context.Context, uuid string, slice TimeSlice) error
 }
 
+// MemoryLimiter limits the memory that the processes of a cgroup, and of those below it, allocate on a GPU. A cgroup is
+// the full path of its directory.
+type MemoryLimiter interface {
+	// LimitsMemory finds out whether the driver can, without a write.
+	LimitsMemory(ctx context.Context, uuids ...string) (MemoryLimitSupport, error)
+	// MemoryLimit reads a limit. ErrNotSupported: the driver has none or, in its own table (misc), none for this cgroup.
+	// ErrGone: there is no such cgroup, or none with the controller's files.
+	MemoryLimit(ctx context.Context, uuid, cgroup string) (MemoryLimit, error)
+	// SetMemoryLimit sets a hard limit in bytes, and a soft one of 0; NoMemoryLimit removes it. Success proves nothing:
+	// read it back.
+	SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error
+}
+
+// NoMemoryLimit is the hard limit that is none (NVML_DEVICE_MEMORY_LIMIT_MAX).
+const NoMemoryLimit = ^uint64(0)
+
+// MemoryLimit is what the driver says of a cgroup on a GPU, in bytes.
+type MemoryLimit struct{ Soft, Hard, Used uint64 }
+
+// MemoryLimitSupport is what a driver has for memory limits.
+type MemoryLimitSupport struct {
+	Version  string   // of the driver
+	Calls    bool     // it has the calls
+	Fleeting []string // UUIDs of GPUs that lose them when the last program closes the GPU
+}
+
 // Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps
 // one of the sentinel errors where one applies. Handles are opened when needed and held until Close: while any is open,
 // a GPU cannot be reset and other programs may find it busy.
 type Hardware interface {
 	Reader
 	Sharer
+	MemoryLimiter
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
 	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them

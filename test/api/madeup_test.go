@@ -90,7 +90,7 @@ const bad = `
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {}}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 4Gi}}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 4GB, guard: {}}}}}
-{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {limit: Enforce, guard: {}}}}}
+{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {limit: "Yes", guard: {}}}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {mode: Kill}}}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {freeBelowPercent: 5%}}}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {gracePeriodSeconds: 1m}}}}}
@@ -191,6 +191,7 @@ const good = `
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {failRequestsGreaterThanOne: false}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, interval: Long}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {}}}}}
+{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {limit: Enforce, guard: {}}}}}
 {sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 3.5Gi, guard: {mode: Evict, freeBelowPercent: 10}}}}}
 {sharing: {strategy: MPS, mps: {replicas: 10}}}
 {sharing: {strategy: MPS, mps: {replicas: 10}, advertise: {renameByDefault: true, failRequestsGreaterThanOne: true}}}

@@ -149,7 +149,8 @@ func refused(t *testing.T, c client.Client) {
 		"a memory guard that waits for hours":             guardRefused(`gracePeriodSeconds: 3601`, "gracePeriodSeconds", "less than or equal to 3600"),
 		"a share of no memory":                            memoryRefused(`perReplica: 0Gi, guard: {}`, "perReplica", "must be a whole number of MiB"),
 		"a share of more memory than any GPU has":         memoryRefused(`perReplica: 1024Gi, guard: {}`, "perReplica", "must be less than 1Ti"),
-		"a share that nothing watches":                    memoryRefused(`perReplica: 4Gi`, "guard", "Required value"),
+		"a share that nothing watches or limits":          memoryRefused(`perReplica: 4Gi`, "", "perReplica alone changes nothing"),
+		"a limit that is no mode":                         memoryRefused(`limit: Kill`, "limit", "Unsupported value"),
 		"a memory guard for MPS": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memory: {guard: {}}}}`,
 			says: []string{`unknown field "spec.sharing.mps.memory"`},
@@ -416,7 +417,7 @@ func guardRefused(guard, field, reason string) refusal {
 func memoryRefused(memory, field, reason string) refusal {
 	return refusal{
 		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {" + memory + "}}}",
-		says: []string{"spec.sharing.timeSlicing.memory." + field, reason},
+		says: []string{strings.TrimSuffix("spec.sharing.timeSlicing.memory."+field, "."), reason},
 	}
 }
 
@@ -486,6 +487,9 @@ func accepted(t *testing.T, c client.Client) {
 		"a label of NVIDIA's that is stable":                         `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
 		"a memory guard with defaults":                               `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {}}}}`,
 		"a memory guard with all":                                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 8Gi, guard: {mode: Evict, freeBelowPercent: 50, gracePeriodSeconds: 3600}}}}`,
+		"a limit of the driver alone":                                `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {limit: Report}}}`,
+		"a limit of the driver with share and guard":                 `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 4Gi, limit: Enforce, guard: {}}}}`,
+		"a limit that was taken off":                                 `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 4Gi, limit: None}}}`,
 		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {freeBelowPercent: 1, gracePeriodSeconds: 10}}}}`,
 		"MIG instances on demand":                                    `sharing: {strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {profiles: [1g, 2g, 3g]}}]}}`,
 		"MIG instances on demand with all":                           `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g, replicas: 2}, {fill: 3g, onDemand: {mode: Advise, profiles: [1g, 2g], reserve: [{profile: 1g, count: 3}], idleSeconds: 30, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: b, operator: Exists}]}}}]}}`,

@@ -330,3 +330,22 @@ func TestNoTolerationsAtAllCanBeInstalled(t *testing.T) {
 		}
 	}
 }
+
+// TestTheAgentSeesControlGroupsWithTheFeatureGateAlone: the mount is the only thing that the gate adds to its rights.
+func TestTheAgentSeesControlGroupsWithTheFeatureGateAlone(t *testing.T) {
+	const gate = "--feature-gates=MemoryLimits=true"
+	h := newHelm(t)
+	for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra"} {
+		g := NewWithT(t)
+		without := podOf(t, find(t, h.render(t), daemonSet))
+		with := podOf(t, find(t, h.render(t, "featureGates.MemoryLimits=true"), daemonSet))
+		g.Expect(without.Spec.Containers[0].Args).NotTo(ContainElement(gate))
+		g.Expect(with.Spec.Containers[0].Args).To(ContainElement(gate))
+		last := len(with.Spec.Volumes) - 1
+		g.Expect(with.Spec.Volumes[last].HostPath.Path).To(Equal("/sys/fs/cgroup"))
+		mounts := with.Spec.Containers[0].VolumeMounts
+		g.Expect(mounts[len(mounts)-1].MountPath).To(Equal("/sys/fs/cgroup"))
+		with.Spec.Volumes, with.Spec.Containers[0].VolumeMounts, with.Spec.Containers[0].Args = with.Spec.Volumes[:last], mounts[:len(mounts)-1], without.Spec.Containers[0].Args
+		g.Expect(with).To(Equal(without))
+	}
+}

@@ -69,6 +69,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MemoryEvictionApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MemoryGuard"):
 		return &apiv1alpha1.MemoryGuardApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MemoryLimitsStatus"):
+		return &apiv1alpha1.MemoryLimitsStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MemoryPressure"):
 		return &apiv1alpha1.MemoryPressureApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MemoryUser"):
@@ -119,6 +121,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.OnDemandStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PendingNode"):
 		return &apiv1alpha1.PendingNodeApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodMemoryLimit"):
+		return &apiv1alpha1.PodMemoryLimitApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProcessStatus"):
 		return &apiv1alpha1.ProcessStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfileStatus"):
@@ -141,6 +145,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.TimeSlicedMemoryApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("TimeSlicing"):
 		return &apiv1alpha1.TimeSlicingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("UncoveredPods"):
+		return &apiv1alpha1.UncoveredPodsApplyConfiguration{}
 
 	}
 	return nil

@@ -37,6 +37,9 @@ func TestMain(m *testing.M) {
 	if library := os.Getenv(observeEnv); library != "" {
 		os.Exit(observeAndPrint(library))
 	}
+	if library := os.Getenv(limitEnv); library != "" {
+		os.Exit(limitAndPrint(library))
+	}
 	temporary, err := os.MkdirTemp("", rootPattern)
 	if err == nil {
 		err = os.Setenv("TMPDIR", temporary) // where the driver root and what tests make lies, gone with it

@@ -145,7 +145,7 @@ func memoryTogether(f Fleet, o Option) string {
 	}
 	n, sum := largest(peaks, o.Shares[0].Count)
 	memory, guarded := float64(f.Device.MemoryMiB*mebibyte), ""
-	if s := o.Sharing.TimeSlicing; s != nil && s.Memory != nil {
+	if s := o.Sharing.TimeSlicing; s != nil && s.Memory.Guarded() {
 		m := s.Memory
 		memory *= 1 - float64(m.Guard.FreeBelowPercent)/percent
 		guarded = fmt.Sprintf(", of which the memory guard keeps %d %% free", m.Guard.FreeBelowPercent)

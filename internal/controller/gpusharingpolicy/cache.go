@@ -87,9 +87,16 @@ func slimNode(object any) (any, error) {
 	node.ManagedFields = append(cluster.WorkMarkAuthors(node), cluster.ConfigWriters(node)...)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
+	var signs []corev1.NodeCondition
+	for _, c := range node.Status.Conditions {
+		if cluster.OfMemoryOwner(string(c.Type)) {
+			signs = append(signs, corev1.NodeCondition{Type: c.Type, Status: c.Status})
+		}
+	}
 	node.Status = corev1.NodeStatus{
 		Allocatable: ofNVIDIA(node.Status.Allocatable), Capacity: ofNVIDIA(node.Status.Capacity),
-		NodeInfo: corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
+		Conditions: signs,
+		NodeInfo:   corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
 	}
 	return node, nil
 }

@@ -262,6 +262,30 @@ func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 	}
 }
 
+// TestSlimNodesTellWhoLimitsMemory: another program's sign stays, without what it says beside.
+func TestSlimNodesTellWhoLimitsMemory(t *testing.T) {
+	for owner, sign := range map[string]func(n *corev1.Node){
+		"": func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: "gpu-fractioning.nvidia.com/Ready", Status: corev1.ConditionFalse}}
+		},
+		"gpu-fractioning": func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: "Ready", Status: corev1.ConditionTrue}, {Type: "gpu-fractioning.nvidia.com/Ready", Status: corev1.ConditionTrue}}
+		},
+		"HAMi": func(n *corev1.Node) { n.Annotations = map[string]string{"hami.io/node-nvidia-register": "[…]"} },
+	} {
+		g := NewWithT(t)
+		node := &corev1.Node{}
+		sign(node)
+		slim, err := slimNode(node.DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		view, _ := nodeView(slim.(*corev1.Node))
+		full, _ := nodeView(node)
+		g.Expect(view).To(Equal(full))
+		g.Expect(view.MemoryOwner).To(Equal(owner))
+		g.Expect(slim.(*corev1.Node).Annotations).NotTo(ContainElement("[…]"))
+	}
+}
+
 // TestStandAloneCache: with the rights that the manifests give for it, the cache holds the ConfigMap of a stand-alone
 // device plugin, and none of anybody else's but those of our name.
 func TestStandAloneCache(t *testing.T) {

@@ -163,13 +163,17 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	return false
 }
 
-// ownAnnotations are those of ours and NVIDIA's, and those that report that a node is under maintenance.
+// ownAnnotations are those of ours and NVIDIA's, and those that report that a node is under maintenance or has another
+// owner of its memory.
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
 		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, cluster.NvidiaDomain) || cluster.OfMaintenance(name) || cluster.OfMachine(name) ||
 			autoscaling.OfGroup(name) {
 			own[name] = value
+		}
+		if cluster.OfMemoryOwner(name) {
+			own[name] = "" // it is long, and says nothing more
 		}
 	}
 	return own

@@ -157,7 +157,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 }
 
 func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.TimeSlicedMemory {
-	if p.Spec.Sharing.TimeSlicing == nil || !p.DeletionTimestamp.IsZero() {
+	if p.Spec.Sharing.TimeSlicing == nil || !p.Spec.Sharing.TimeSlicing.Memory.Guarded() || !p.DeletionTimestamp.IsZero() {
 		return nil
 	}
 	return p.Spec.Sharing.TimeSlicing.Memory

@@ -58,7 +58,7 @@ func differs(e event.UpdateEvent) bool {
 
 // measured reports whether a node has no guard, or its agent reports that it measures.
 func measured(n *v1alpha1.GPUNode) bool {
-	return n.Spec.Memory == nil || condition.IsTrueAt(n.Status.Conditions, v1alpha1.ConditionMemoryGuarded, n.Generation)
+	return !n.Spec.Memory.Guarded() || condition.IsTrueAt(n.Status.Conditions, v1alpha1.ConditionMemoryGuarded, n.Generation)
 }
 
 // wake puts the one request into the queue, once for all that happens within a short time.

@@ -105,6 +105,7 @@ func NodeAlone(node *corev1.Node) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
 		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, MarkedAtWorkSince: markedAtWorkSince(node), ConfigWriter: configWriter(node),
+		MemoryOwner: memoryOwner(node),
 	}
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]

@@ -34,6 +34,32 @@ func IsOtherPartitionerResource(resource string) bool {
 	return strings.HasPrefix(resource, "mig.das.com/") || strings.HasPrefix(resource, "instaslice.redhat.com/")
 }
 
+// Signs of programs that limit GPU memory: a condition of NVIDIA's gpu-fractioning, which it writes with the rights of a
+// node; an annotation of HAMi's device plugin, and its resource.
+const (
+	conditionFractioning = "gpu-fractioning.nvidia.com/Ready"
+	annotationHAMi       = "hami.io/node-nvidia-register"
+	resourceHAMi         = "nvidia.com/gpumem"
+)
+
+// OfMemoryOwner reports whether an annotation or a condition of a node is a sign of a program that limits GPU memory.
+// Its value says nothing more.
+func OfMemoryOwner(name string) bool { return name == conditionFractioning || name == annotationHAMi }
+
+// memoryOwner is the program beside the operator that limits GPU memory on a node; empty: none shows.
+func memoryOwner(node *corev1.Node) string {
+	for _, c := range node.Status.Conditions {
+		if c.Type == conditionFractioning && c.Status == corev1.ConditionTrue {
+			return "gpu-fractioning"
+		}
+	}
+	_, annotated := node.Annotations[annotationHAMi]
+	if memory := node.Status.Allocatable[resourceHAMi]; annotated || memory.Sign() > 0 {
+		return "HAMi"
+	}
+	return ""
+}
+
 // draContainer is the container of the kubelet plugin of NVIDIA's DRA driver that offers GPUs. Where it is left out,
 // the driver serves compute domains only, which are no business of ours.
 const draContainer = "gpus"

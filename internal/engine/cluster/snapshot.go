@@ -105,6 +105,8 @@ type Node struct {
 	// OtherPartitionerLeft is such a resource with quantity 0. The kubelet lists a resource for ever, so it tells a plugin
 	// that restarts from one that is uninstalled only by how long this lasts. Empty: none is listed.
 	OtherPartitionerLeft string
+	// MemoryOwner is a program beside the operator that limits GPU memory on the node; empty: none is known.
+	MemoryOwner string
 	// Features is what the NodeFeature objects of the node say about the label nvidia.com/mps.capable.
 	Features NodeFeatures
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).

@@ -71,11 +71,13 @@ func withdrawRequest(v *View, why string) action.SetSpec {
 func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	recordDevices(v, &spec)
-	spec.PolicyName, spec.Strategy, spec.Memory = v.Target.Policy, v.Target.Strategy, nil
+	spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner = v.Target.Policy, v.Target.Strategy, nil, ""
 	spec.AdminClaims = AdminClaims(v.Node)
 	switch {
 	case v.Policy != nil:
-		spec.Memory = memoryOf(v.Policy)
+		if spec.Memory = memoryOf(v.Policy); spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
+			spec.MemoryOwner = v.Node.MemoryOwner
+		}
 		spec.Release = ReleaseFor(v.Policy)
 		spec.Numbering = policy.Number(v.Policy, PolicyNode(v.Node))
 	case cluster.Owner(v.Node, nil) != "":

@@ -65,6 +65,24 @@ func TestAReleasedNodeHasNoMemoryGuard(t *testing.T) {
 	g.Expect(c.hosts["n0"].GPU.Spec.Memory).To(BeNil())
 }
 
+// TestTheAgentIsToldWhoElseLimitsMemory, where a policy asks for limits, and again when that has gone.
+func TestTheAgentIsToldWhoElseLimitsMemory(t *testing.T) {
+	g := NewWithT(t)
+	limited := timeSlicing(4)
+	limited.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce}
+	c := fleet(1, limited)
+	c.hosts["n0"].MemoryOwner = "HAMi"
+	c.run(60)
+	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("HAMi"))
+	c.hosts["n0"].MemoryOwner = ""
+	c.run(30)
+	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty())
+	c.hosts["n0"].MemoryOwner = "HAMi"
+	c.setSharing(timeSlicing(4))
+	c.run(30)
+	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty(), "nothing asks for limits")
+}
+
 // TestWhatTheMemoryGuardReportsIsNotTheRollouts: another controller writes it, with a field manager of its own.
 func TestWhatTheMemoryGuardReportsIsNotTheRollouts(t *testing.T) {
 	g := NewWithT(t)

@@ -32,6 +32,9 @@ const (
 	OpSetPersistence        Op = "SetPersistence"
 	OpTimeSlices            Op = "TimeSlices"
 	OpSetTimeSlice          Op = "SetTimeSlice"
+	OpLimitsMemory          Op = "LimitsMemory"
+	OpMemoryLimit           Op = "MemoryLimit"
+	OpSetMemoryLimit        Op = "SetMemoryLimit"
 )
 
 // Hardware serves a Node as gpu.Hardware. It may be used by several goroutines.
@@ -282,6 +285,66 @@ func (h *Hardware) TimeSlices(ctx context.Context, uuids ...string) (map[string]
 // SetTimeSlice implements gpu.Hardware.
 func (h *Hardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.TimeSlice) error {
 	return h.write(ctx, OpSetTimeSlice, uuid, string(slice), func() error { return h.node.SetTimeSlice(uuid, slice) })
+}
+
+// LimitsMemory implements gpu.Hardware. Drivers have the calls from 615 on.
+func (h *Hardware) LimitsMemory(ctx context.Context, uuids ...string) (gpu.MemoryLimitSupport, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.allowed(ctx, OpLimitsMemory, ""); err != nil {
+		return gpu.MemoryLimitSupport{}, err
+	}
+	support := gpu.MemoryLimitSupport{Version: h.node.DriverVersion, Calls: h.node.limitsMemory()}
+	for _, uuid := range uuids {
+		g, err := h.node.GPU(uuid)
+		if err != nil {
+			return gpu.MemoryLimitSupport{}, err
+		}
+		if !g.Persistence && !h.node.persistenced(uuid) {
+			support.Fleeting = append(support.Fleeting, uuid)
+		}
+	}
+	return support, nil
+}
+
+// MemoryLimit implements gpu.Hardware.
+func (h *Hardware) MemoryLimit(ctx context.Context, uuid, cgroup string) (gpu.MemoryLimit, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	err := h.allowed(ctx, OpMemoryLimit, uuid)
+	if err == nil && !h.node.limitsMemory() {
+		panic("a driver without the call ends the process")
+	}
+	if err != nil {
+		return gpu.MemoryLimit{}, err
+	}
+	found, err := h.node.MemoryLimit(uuid, cgroup)
+	return gpu.MemoryLimit(found), cgroupGone(err)
+}
+
+// SetMemoryLimit implements gpu.Hardware.
+func (h *Hardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error {
+	return h.write(ctx, OpSetMemoryLimit, uuid, fmt.Sprintf("%s %d", cgroup, hard), func() error {
+		if !h.node.limitsMemory() {
+			panic("a driver without the call ends the process")
+		}
+		return cgroupGone(h.node.SetMemoryLimit(uuid, cgroup, 0, hard, true))
+	})
+}
+
+// limitsMemory reports whether the driver has memory limits: from 615 on.
+func (n *Node) limitsMemory() bool {
+	branch, _, _ := strings.Cut(n.DriverVersion, ".")
+	number, err := strconv.Atoi(branch)
+	return err == nil && number >= 615
+}
+
+// cgroupGone is what a path that cannot be opened means for the agent.
+func cgroupGone(err error) error {
+	if refused, is := errors.AsType[*Error](err); is && refused.Return == OperatingSystem {
+		return fmt.Errorf("%w: %w", gpu.ErrGone, err)
+	}
+	return err
 }
 
 // Close implements gpu.Hardware.

@@ -377,6 +377,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: memory
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicedMemory
+    - name: memoryOwner
+      type:
+        scalar: string
     - name: migActuator
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
@@ -437,6 +440,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryEviction
           elementRelationship: atomic
+    - name: memoryLimits
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryLimitsStatus
     - name: memoryPressure
       type:
         list:
@@ -834,6 +840,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: UTC
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryBackend
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryEviction
   map:
     fields:
@@ -866,6 +874,33 @@ var schemaYAML = typed.YAMLObject(`types:
       default: Report
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryLimitMode
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryLimitsStatus
+  map:
+    fields:
+    - name: backend
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryBackend
+    - name: limited
+      type:
+        scalar: numeric
+    - name: pods
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PodMemoryLimit
+          elementRelationship: atomic
+    - name: remaining
+      type:
+        scalar: numeric
+    - name: uncovered
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.UncoveredPods
+          elementRelationship: atomic
+    elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressure
   map:
     fields:
@@ -1193,6 +1228,24 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: state
       type:
         scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PodMemoryLimit
+  map:
+    fields:
+    - name: deviceUUID
+      type:
+        scalar: string
+    - name: limitBytes
+      type:
+        scalar: numeric
+    - name: namespace
+      type:
+        scalar: string
+    - name: podName
+      type:
+        scalar: string
+    - name: reason
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ProcessStatus
   map:
     fields:
@@ -1403,6 +1456,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: guard
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
+    - name: limit
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryLimitMode
     - name: perReplica
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
@@ -1418,6 +1474,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: replicas
       type:
         scalar: numeric
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.UncoveredPods
+  map:
+    fields:
+    - name: count
+      type:
+        scalar: numeric
+    - name: reason
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.UnrenamedReplicas
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode

@@ -49,6 +49,9 @@ type GPUNodeSpecApplyConfiguration struct {
 	Reboot *RebootPermissionApplyConfiguration `json:"reboot,omitempty"`
 	// memory is sharing.timeSlicing.memory of the policy that governs the node. Absent: the agent measures only while it is read.
 	Memory *TimeSlicedMemoryApplyConfiguration `json:"memory,omitempty"`
+	// memoryOwner is the program beside the operator that limits GPU memory on the node, such as gpu-fractioning: the agent then sets and
+	// removes no limit. Absent: none is known, or no policy asks for limits.
+	MemoryOwner *string `json:"memoryOwner,omitempty"`
 	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
 	// and no others, such as monitors. Their containers block no change.
 	AdminClaims []string `json:"adminClaims,omitempty"`
@@ -158,6 +161,14 @@ func (b *GPUNodeSpecApplyConfiguration) WithReboot(value *RebootPermissionApplyC
 // If called multiple times, the Memory field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithMemory(value *TimeSlicedMemoryApplyConfiguration) *GPUNodeSpecApplyConfiguration {
 	b.Memory = value
+	return b
+}
+
+// WithMemoryOwner sets the MemoryOwner field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MemoryOwner field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithMemoryOwner(value string) *GPUNodeSpecApplyConfiguration {
+	b.MemoryOwner = &value
 	return b
 }
 

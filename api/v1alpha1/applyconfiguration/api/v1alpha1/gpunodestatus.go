@@ -50,6 +50,9 @@ type GPUNodeStatusApplyConfiguration struct {
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
 	// ten minutes before the last one. The controller writes it.
 	MemoryEvictions []MemoryEvictionApplyConfiguration `json:"memoryEvictions,omitempty"`
+	// memoryLimits is what the agent found and did about the limits that spec.memory.limit asks for, and about those that it has set and that
+	// nothing asks for any more. Absent: neither. The condition MemoryLimited says whether they hold.
+	MemoryLimits *MemoryLimitsStatusApplyConfiguration `json:"memoryLimits,omitempty"`
 }
 
 // GPUNodeStatusApplyConfiguration constructs a declarative configuration of the GPUNodeStatus type for use with
@@ -186,5 +189,13 @@ func (b *GPUNodeStatusApplyConfiguration) WithMemoryEvictions(values ...*MemoryE
 		}
 		b.MemoryEvictions = append(b.MemoryEvictions, *values[i])
 	}
+	return b
+}
+
+// WithMemoryLimits sets the MemoryLimits field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MemoryLimits field is set to the value of the last call.
+func (b *GPUNodeStatusApplyConfiguration) WithMemoryLimits(value *MemoryLimitsStatusApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	b.MemoryLimits = value
 	return b
 }

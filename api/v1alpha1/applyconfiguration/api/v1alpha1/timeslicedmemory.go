@@ -6,20 +6,28 @@
 package v1alpha1
 
 import (
+	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	resource "k8s.io/apimachinery/pkg/api/resource"
 )
 
 // TimeSlicedMemoryApplyConfiguration represents a declarative configuration of the TimeSlicedMemory type for use
 // with apply.
 //
-// TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, and watches over it.
+// TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, watches over it, and has the driver limit it.
 type TimeSlicedMemoryApplyConfiguration struct {
 	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
 	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
 	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
 	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
+	// Absent: nothing watches.
 	Guard *MemoryGuardApplyConfiguration `json:"guard,omitempty"`
+	// limit is whether the driver refuses a pod more than its share: perReplica times its replicas on a GPU, for all its containers
+	// together. Absent perReplica: the GPU's memory less 4 % for the driver, divided by replicas. An allocation beyond it fails with
+	// CUDA_ERROR_OUT_OF_MEMORY. Managed memory, imported memory and privileged pods escape. None: no limit, and one of the operator is
+	// removed. Report: status.memoryLimits of the GPUNodes says what would be limited, and why not; nothing is changed. Enforce: the agents set
+	// it. It needs driver 615, cgroup v2 and the feature gate MemoryLimits (alpha). No such GPU has been seen. Absent: None.
+	Limit *apiv1alpha1.MemoryLimitMode `json:"limit,omitempty"`
 }
 
 // TimeSlicedMemoryApplyConfiguration constructs a declarative configuration of the TimeSlicedMemory type for use with
@@ -41,5 +49,13 @@ func (b *TimeSlicedMemoryApplyConfiguration) WithPerReplica(value resource.Quant
 // If called multiple times, the Guard field is set to the value of the last call.
 func (b *TimeSlicedMemoryApplyConfiguration) WithGuard(value *MemoryGuardApplyConfiguration) *TimeSlicedMemoryApplyConfiguration {
 	b.Guard = value
+	return b
+}
+
+// WithLimit sets the Limit field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Limit field is set to the value of the last call.
+func (b *TimeSlicedMemoryApplyConfiguration) WithLimit(value apiv1alpha1.MemoryLimitMode) *TimeSlicedMemoryApplyConfiguration {
+	b.Limit = &value
 	return b
 }

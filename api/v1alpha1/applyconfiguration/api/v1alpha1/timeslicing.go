@@ -15,7 +15,7 @@ import (
 // TimeSlicing is NVIDIA's sharing.timeSlicing for the resource nvidia.com/gpu.
 type TimeSlicingApplyConfiguration struct {
 	// replicas is how many times each GPU is advertised, from 2 to 256. Replicas give no isolation: every container sees the
-	// whole memory of the GPU.
+	// whole memory of the GPU, unless memory.limit is Enforce.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
 	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one

@@ -1,0 +1,486 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
+)
+
+// recordedLimits is the record on the node of the limits that the agent has set. It is written before a limit is set and
+// after it was read back, so that a crash between leaves no limit that nobody knows. It goes with a reboot, as all
+// cgroups do.
+type recordedLimits struct {
+	BootID string
+	Limits []recordedLimit
+	// Stale are, by GPU, limits of cgroups that are gone. On misc a new cgroup may inherit one.
+	Stale map[string][]uint64 `json:",omitempty"`
+}
+
+// recordedLimit is what may be set on a cgroup on a GPU: one limit or, between record and read-back, two.
+type recordedLimit struct {
+	Pod           string // namespace/name
+	GPU, Path, ID string
+	Bytes         []uint64
+	// Late: on misc containers ran before the limit, whose memory of that time the driver does not count.
+	Late bool `json:",omitempty"`
+}
+
+// readLimits reads a record. Of one that cannot be read nothing is known: the limits that are set count as another
+// owner's, which are left alone.
+func readLimits(ctx context.Context, content []byte, bootID string) recordedLimits {
+	var r recordedLimits
+	if content != nil {
+		if err := json.Unmarshal(content, &r); err != nil {
+			log(ctx).Error(err, "The record of memory limits cannot be read; limits that are set count as another program's")
+		}
+	}
+	if r.BootID != bootID {
+		return recordedLimits{BootID: bootID}
+	}
+	return r
+}
+
+// limitCells carries out what memoryguard decides about each cgroup on each GPU.
+type limitCells struct {
+	*MemoryLimiter
+
+	record    recordedLimits
+	saved     string
+	backend   v1alpha1.MemoryBackend
+	visible   bool // the tree of cgroups is the node's
+	able      bool // to read limits, and to remove ours
+	sets      bool // limits are set
+	remaining int
+	busy      bool // something was set, so that the containers of a pod may be about to come
+	retry     bool
+}
+
+// save writes the record, if it changed, and removes it once it holds nothing.
+func (c *limitCells) save() error {
+	if len(c.record.Limits) == 0 && len(c.record.Stale) == 0 {
+		c.saved = ""
+		return c.Record.Write(nil) //nolint:wrapcheck // names the file
+	}
+	content, err := json.Marshal(c.record)
+	if err != nil || string(content) == c.saved {
+		return err //nolint:wrapcheck // plain data
+	}
+	if err := c.Record.Write(content); err != nil {
+		return err //nolint:wrapcheck // names the file
+	}
+	c.saved = string(content)
+	return nil
+}
+
+// cell is a cgroup on a GPU, and what it is to have.
+type cell struct {
+	pod    string
+	gpu    string
+	cgroup host.Cgroup
+	want   uint64
+	late   bool // containers are there already
+}
+
+func cellKey(uuid, id string) string { return uuid + " " + id }
+
+// carryOut goes over all pods, and over what is recorded and no pod's any more.
+func (c *limitCells) carryOut(
+	ctx context.Context, pods []limitedPod, mode v1alpha1.MemoryLimitMode, obstacle *memoryguard.Obstacle,
+) (limits []memoryguard.PodLimit) {
+	wanted := c.keeps(pods, mode)
+	if c.able {
+		c.sample(ctx)
+	}
+	for _, r := range slices.Clone(c.record.Limits) {
+		cgroup := host.Cgroup{Path: r.Path, ID: r.ID}
+		switch {
+		case !c.visible:
+			c.remaining++
+		case !c.Cgroups.Is(cgroup):
+			c.gone(r)
+		case !wanted[cellKey(r.GPU, r.ID)]:
+			c.undo(ctx, cell{pod: r.Pod, gpu: r.GPU, cgroup: cgroup})
+		}
+	}
+	for i := range pods {
+		p := &pods[i]
+		if p.sliced {
+			if obstacle != nil {
+				p.Reason = obstacle.Reason
+			} else if p.Reason == "" {
+				p.Reason = c.limit(ctx, p)
+			}
+			limits = append(limits, p.PodLimit)
+		}
+	}
+	for i := range pods {
+		for uuid := range c.record.Stale {
+			if cgroup := pods[i].cgroup; cgroup != nil && c.able && !wanted[cellKey(uuid, cgroup.ID)] {
+				c.inherited(ctx, cell{pod: pods[i].name(), gpu: uuid, cgroup: cgroup.Cgroup})
+			}
+		}
+	}
+	return limits
+}
+
+// sample asks about one limit of ours on each GPU. Where it is gone, or that is not known, the driver may have been
+// initialized anew, and have lost all: then everything is looked at again.
+func (c *limitCells) sample(ctx context.Context) {
+	asked := map[string]bool{}
+	for _, r := range c.record.Limits {
+		at := cell{gpu: r.GPU, cgroup: host.Cgroup{Path: r.Path, ID: r.ID}}
+		if _, known := c.verified[cellKey(r.GPU, r.ID)]; !known || asked[r.GPU] || !c.Cgroups.Is(at.cgroup) {
+			continue
+		}
+		asked[r.GPU] = true
+		if read, reason := c.read(ctx, at); reason != "" || !slices.Contains(r.Bytes, read.Hard) {
+			c.MemoryLimiter.verified = map[string]uint64{}
+			return
+		}
+	}
+}
+
+// keeps are the cgroups on GPUs, by cellKey, that keep the limits of ours that they have, or get one. A pod that the
+// kubelet does not list, or of which too little is known, keeps its own for a while.
+func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map[string]bool {
+	wanted, unlisted := map[string]bool{}, map[string]time.Time{}
+	if mode != v1alpha1.MemoryLimitEnforce {
+		c.unlisted = nil
+		return wanted
+	}
+	listed, kept := map[string]bool{}, map[string]bool{}
+	for i := range pods {
+		p := &pods[i]
+		listed[p.name()] = true
+		kept[p.name()+" "+p.GPU] = p.kept()
+		if p.sliced && p.cgroup != nil && p.Bytes > 0 {
+			wanted[cellKey(p.GPU, p.cgroup.ID)] = true
+			for _, container := range p.cgroup.Containers {
+				wanted[cellKey(p.GPU, container.ID)] = true
+			}
+		}
+	}
+	for _, r := range c.record.Limits {
+		key, since := cellKey(r.GPU, r.ID), c.clock.Now()
+		if !listed[r.Pod] {
+			if known, is := c.unlisted[key]; is {
+				since = known
+			}
+			unlisted[key] = since
+			wanted[key] = c.clock.Since(since) < limitsGrace
+		}
+		wanted[key] = wanted[key] || kept[r.Pod+" "+r.GPU]
+	}
+	c.unlisted = unlisted
+	return wanted
+}
+
+// limit sees to the limit of a pod on a GPU, and returns why it does not hold.
+func (c *limitCells) limit(ctx context.Context, p *limitedPod) string {
+	if p.cgroup == nil {
+		return v1alpha1.ReasonCgroupNotFound
+	}
+	controller := memoryguard.Controller(c.backend)
+	if !slices.Contains(p.cgroup.Controllers, controller) {
+		return v1alpha1.ReasonNotDelegated
+	}
+	late := c.backend == v1alpha1.MemoryBackendMisc && len(p.cgroup.Containers) > 1 // the sandbox is one
+	reason := c.settle(ctx, cell{pod: p.name(), gpu: p.GPU, cgroup: p.cgroup.Cgroup, want: p.Bytes, late: late})
+	for _, container := range p.cgroup.Containers {
+		own := cell{pod: p.name(), gpu: p.GPU, cgroup: container}
+		switch {
+		case reason != "":
+		case c.backend == v1alpha1.MemoryBackendMisc: // its own entry would take it out of the pod's budget
+			reason = c.escaped(ctx, own)
+		case slices.Contains(container.Controllers, controller): // so that it sees its share; the pod's limit holds without
+			own.want = p.Bytes
+			_ = c.settle(ctx, own)
+		}
+	}
+	return reason
+}
+
+// settle brings a cgroup to what it is to have, and returns why it has not.
+func (c *limitCells) settle(ctx context.Context, at cell) string {
+	key, recorded := cellKey(at.gpu, at.cgroup.ID), c.recorded(at)
+	if is, known := c.verified[key]; known && is == at.want && (recorded != nil || !c.sets) {
+		return lateReason(recorded)
+	}
+	read, reason := c.read(ctx, at)
+	if reason != "" {
+		return reason
+	}
+	now := memoryguard.Cell{Backend: c.backend, Want: at.want, Stale: c.record.Stale[at.gpu], Read: memoryguard.Reading(read)}
+	if recorded != nil {
+		now.Ours = recorded.Bytes
+	}
+	do, reason := now.Next()
+	switch {
+	case do == memoryguard.Forget:
+		c.forget(at)
+	case do == memoryguard.Set && !c.sets: // Report: it would be set
+	case do == memoryguard.Set && c.halted:
+		return v1alpha1.ReasonNotEnforced
+	case do == memoryguard.Set:
+		reason = c.set(ctx, at, now)
+	}
+	if reason == "" {
+		c.verified[key] = at.want
+		reason = lateReason(c.recorded(at))
+	}
+	return reason
+}
+
+func lateReason(r *recordedLimit) string {
+	if r != nil && r.Late {
+		return v1alpha1.ReasonEarlierMemory
+	}
+	return ""
+}
+
+// set sets a limit: recorded before, read back after, on the same cgroup all the time.
+func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) string {
+	c.busy = true
+	intent := recordedLimit{Pod: at.pod, GPU: at.gpu, Path: at.cgroup.Path, ID: at.cgroup.ID, Bytes: []uint64{at.want}, Late: at.late}
+	if now.Read.Hard != gpu.NoMemoryLimit && now.Read.Hard != at.want {
+		intent.Bytes = []uint64{now.Read.Hard, at.want}
+	}
+	if was := c.recorded(at); was != nil {
+		intent.Late = was.Late || at.late && now.Read.Hard == gpu.NoMemoryLimit
+	}
+	c.inherit(at, now)
+	c.put(intent)
+	if err := c.save(); err != nil {
+		return c.failed(ctx, at, err)
+	}
+	if !c.Cgroups.Is(at.cgroup) {
+		return v1alpha1.ReasonCgroupNotFound
+	}
+	if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, at.want); err != nil {
+		return c.failed(ctx, at, err)
+	}
+	if !c.Cgroups.Is(at.cgroup) { // what has its path now may have the limit
+		if other, err := c.Cgroups.At(at.cgroup.Path); err == nil {
+			intent.ID = other.ID
+			c.put(intent)
+		}
+		return v1alpha1.ReasonCgroupNotFound
+	}
+	read, reason := c.read(ctx, at)
+	if reason != "" {
+		return reason
+	}
+	ours, reason := now.After(memoryguard.Reading(read))
+	if reason == v1alpha1.ReasonNotEnforced {
+		c.halted = true
+		log(ctx).Info("A memory limit did not read back, so none is set any more", "cgroup", at.cgroup.Path, "gpu", at.gpu,
+			"set", at.want, "read", read.Hard)
+	}
+	if intent.Bytes = ours; len(ours) == 0 {
+		c.forget(at)
+	} else {
+		c.put(intent)
+	}
+	if err := c.save(); err != nil {
+		return c.failed(ctx, at, err)
+	}
+	return reason
+}
+
+// inherit takes over a limit that a cgroup has of one of ours that is gone.
+func (c *limitCells) inherit(at cell, now memoryguard.Cell) {
+	stale := c.record.Stale[at.gpu]
+	i := slices.Index(stale, now.Read.Hard)
+	if i < 0 || len(now.Ours) > 0 {
+		return
+	}
+	if stale = slices.Delete(slices.Clone(stale), i, i+1); len(stale) == 0 {
+		delete(c.record.Stale, at.gpu)
+		return
+	}
+	c.record.Stale[at.gpu] = stale
+}
+
+// undo removes a limit of ours that nothing asks for any more.
+func (c *limitCells) undo(ctx context.Context, at cell) {
+	if !c.able || !c.clear(ctx, at) {
+		c.remaining++
+	}
+}
+
+// clear removes the limit of a cgroup if it is ours, and reports whether none of ours is left.
+func (c *limitCells) clear(ctx context.Context, at cell) bool {
+	delete(c.verified, cellKey(at.gpu, at.cgroup.ID))
+	read, reason := c.read(ctx, at)
+	if reason != "" {
+		return reason == v1alpha1.ReasonCgroupNotFound
+	}
+	now := memoryguard.Cell{Backend: c.backend, Stale: c.record.Stale[at.gpu], Read: memoryguard.Reading(read)}
+	if recorded := c.recorded(at); recorded != nil {
+		now.Ours = recorded.Bytes
+	}
+	switch do, _ := now.Next(); do {
+	case memoryguard.Forget:
+		c.forget(at)
+	case memoryguard.Clear:
+		if !c.Cgroups.Is(at.cgroup) {
+			return true // the next look sees that it is gone
+		}
+		if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, gpu.NoMemoryLimit); err != nil {
+			c.failed(ctx, at, err)
+			return false
+		}
+		if read, reason = c.read(ctx, at); reason != "" || read.Hard != gpu.NoMemoryLimit {
+			c.retry = true
+			return false
+		}
+		c.inherit(at, now)
+		c.forget(at)
+	case memoryguard.Leave, memoryguard.Set:
+	}
+	return true
+}
+
+// inherited removes from a pod that is to have no limit one that it has of a cgroup of ours which is gone.
+func (c *limitCells) inherited(ctx context.Context, at cell) {
+	key := cellKey(at.gpu, at.cgroup.ID)
+	if is, known := c.verified[key]; c.backend != v1alpha1.MemoryBackendMisc || known && is == gpu.NoMemoryLimit {
+		return
+	}
+	if c.clear(ctx, at) {
+		c.verified[key] = gpu.NoMemoryLimit
+	}
+}
+
+// escaped returns a reason if a container has a limit of its own, as the hook of NVIDIA's container toolkit sets it by a
+// variable of the pod. On misc the pod's then no longer counts.
+func (c *limitCells) escaped(ctx context.Context, at cell) string {
+	key := cellKey(at.gpu, at.cgroup.ID)
+	if is, known := c.verified[key]; known && is == gpu.NoMemoryLimit {
+		return ""
+	}
+	read, reason := c.read(ctx, at)
+	switch {
+	case reason == v1alpha1.ReasonCgroupNotFound: // it has ended
+		return ""
+	case reason != "":
+		return reason
+	case read.Hard != gpu.NoMemoryLimit:
+		if slices.Contains(c.record.Stale[at.gpu], read.Hard) && c.sets && c.clear(ctx, at) {
+			return ""
+		}
+		return v1alpha1.ReasonForeignLimit
+	}
+	c.verified[key] = gpu.NoMemoryLimit
+	return ""
+}
+
+// read asks the driver about a cgroup. Misc says of one without a limit that limits are not supported.
+func (c *limitCells) read(ctx context.Context, at cell) (gpu.MemoryLimit, string) {
+	if !c.Cgroups.Is(at.cgroup) {
+		return gpu.MemoryLimit{}, v1alpha1.ReasonCgroupNotFound
+	}
+	found, err := c.hardware.MemoryLimit(ctx, at.gpu, at.cgroup.Path)
+	switch {
+	case errors.Is(err, gpu.ErrNotSupported) && c.backend == v1alpha1.MemoryBackendMisc:
+		return gpu.MemoryLimit{Hard: gpu.NoMemoryLimit}, ""
+	case err != nil:
+		return gpu.MemoryLimit{}, c.failed(ctx, at, err)
+	}
+	return found, ""
+}
+
+// failed is the reason that belongs to an error. A cgroup that is gone is none.
+func (c *limitCells) failed(ctx context.Context, at cell, err error) string {
+	if !c.Cgroups.Is(at.cgroup) {
+		return v1alpha1.ReasonCgroupNotFound
+	}
+	reason := v1alpha1.ReasonLimitFailed
+	if errors.Is(err, gpu.ErrPermission) {
+		reason = v1alpha1.ReasonNoPermission
+	}
+	c.retry = true
+	c.metrics.limitErrors.WithLabelValues(reason).Inc()
+	log(ctx).Info("A memory limit could not be read or set; it is tried again", "cgroup", at.cgroup.Path, "gpu", at.gpu, "reason", err.Error())
+	return reason
+}
+
+func (c *limitCells) index(uuid, id string) int {
+	return slices.IndexFunc(c.record.Limits, func(r recordedLimit) bool { return r.GPU == uuid && r.ID == id })
+}
+
+func (c *limitCells) recorded(at cell) *recordedLimit {
+	if i := c.index(at.gpu, at.cgroup.ID); i >= 0 {
+		return &c.record.Limits[i]
+	}
+	return nil
+}
+
+func (c *limitCells) put(r recordedLimit) {
+	if i := c.index(r.GPU, r.ID); i >= 0 {
+		c.record.Limits[i] = r
+		return
+	}
+	c.record.Limits = append(c.record.Limits, r)
+}
+
+func (c *limitCells) forget(at cell) {
+	if i := c.index(at.gpu, at.cgroup.ID); i >= 0 {
+		c.record.Limits = slices.Delete(c.record.Limits, i, i+1)
+	}
+}
+
+// gone notes that a cgroup of ours is no more. On misc its limit stays in the driver's table.
+func (c *limitCells) gone(r recordedLimit) {
+	c.forget(cell{gpu: r.GPU, cgroup: host.Cgroup{ID: r.ID}})
+	delete(c.verified, cellKey(r.GPU, r.ID))
+	if c.backend != v1alpha1.MemoryBackendDmem {
+		if c.record.Stale == nil {
+			c.record.Stale = map[string][]uint64{}
+		}
+		stale := slices.Concat(c.record.Stale[r.GPU], r.Bytes)
+		c.record.Stale[r.GPU] = stale[max(0, len(stale)-maxStale):]
+	}
+}
+
+// maxStale is how many limits of cgroups that are gone are remembered of a GPU: the newest.
+const maxStale = 256
+
+// after is when to look again.
+func (c *limitCells) after(limits []memoryguard.PodLimit) time.Duration {
+	now, missing := c.clock.Now(), map[string]time.Time{}
+	after := limitsResync
+	for _, p := range limits {
+		switch p.Reason {
+		case v1alpha1.ReasonCgroupNotFound:
+			name := p.Namespace + "/" + p.Pod
+			since, known := c.missing[name]
+			if !known {
+				since = now
+			}
+			if missing[name] = since; now.Sub(since) < time.Minute {
+				after = min(after, limitsSoon)
+			}
+		case v1alpha1.ReasonAboveLimit:
+			after = min(after, limitsRetry)
+		}
+	}
+	c.MemoryLimiter.missing = missing
+	switch {
+	case c.busy:
+		after = min(after, limitsSoon)
+	case c.retry || c.remaining > 0:
+		after = min(after, limitsRetry)
+	}
+	return after
+}

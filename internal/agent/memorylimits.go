@@ -1,0 +1,413 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
+)
+
+// limitsFieldManager owns status.memoryLimits and the condition MemoryLimited, which follow from pods, not from
+// reconciles of the GPUs.
+const limitsFieldManager = FieldManager + "-limits"
+
+const (
+	// limitsTimeout bounds a look at all pods.
+	limitsTimeout = observeTimeout
+	// limitsResync is how often pods are looked for without an event, limitsFull how often the driver is asked about those
+	// that have not changed: it forgets limits when it is initialized anew.
+	limitsResync, limitsFull = time.Minute, 5 * time.Minute
+	// limitsSoon is when to look again at a pod whose cgroup, or whose containers', may be about to come, and limitsRetry
+	// at what the driver refused or use is above.
+	limitsSoon, limitsRetry = time.Second, 15 * time.Second
+	// limitsGrace is how long a pod keeps its limit that the kubelet does not list any more: one that starts anew lists none
+	// until it has heard of its pods, and on misc a limit that was gone for a moment does not count what was allocated before.
+	limitsGrace = time.Minute
+)
+
+// LimitSources are what a MemoryLimiter works with beside what the Controller has.
+type LimitSources struct {
+	Gate        bool // the feature gate MemoryLimits
+	Cgroups     host.Cgroups
+	PodNames    func() (map[host.ContainerName][]string, error) // UIDs of the pods of a name
+	MemacctMode func() string
+	Record      host.RecordFile
+	PodLogs     string // folder with one for the logs of each pod
+}
+
+// MemoryLimiter has the driver limit the memory of the pods on time-sliced GPUs, as GPUNode.spec.memory.limit asks, and
+// removes the limits that it has set when nothing asks for them any more. It stops and evicts no pod: one without a limit
+// is reported.
+//
+//	facts, pods and their cgroups, the record of what was set → memoryguard decides → limitCells carries out → report
+//
+// Without a limit that is asked for or recorded it looks at nothing.
+type MemoryLimiter struct {
+	tools
+	LimitSources
+
+	owner  ssa.Owner
+	bootID string
+	// What is known from one look to the next, until the next full one.
+	full     time.Time
+	of       int64 // generation of the GPUNode
+	facts    memoryguard.NodeFacts
+	verified map[string]uint64    // what a cgroup on a GPU was last found to have, by cellKey
+	halted   bool                 // a limit did not read back: no further one is set
+	replicas map[string]int       // how often a GPU is advertised, as last seen
+	missing  map[string]time.Time // since when pods have no cgroup
+	unlisted map[string]time.Time // since when the kubelet does not list the pod of a recorded limit
+	again    chan struct{}        // the watch looks for new directories
+}
+
+// NewMemoryLimiter makes the limiter of a controller's node.
+func NewMemoryLimiter(c *Controller, sources LimitSources) *MemoryLimiter {
+	return &MemoryLimiter{
+		tools: c.tools, LimitSources: sources, owner: ssa.Owner{Client: c.tools.client, Name: limitsFieldManager}, bootID: c.bootID,
+		replicas: map[string]int{}, again: make(chan struct{}, 1),
+	}
+}
+
+// Name is the name in logs and metrics.
+func (*MemoryLimiter) Name() string { return "agent-memory-limits" }
+
+// Register adds the limiter to a manager. A new spec wakes it, and pods that come and go do.
+func (m *MemoryLimiter) Register(mgr ctrl.Manager) error {
+	if err := m.metrics.registerLimits(registry.Registry); err != nil {
+		return err
+	}
+	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == m.node })
+	changes := make(chan event.GenericEvent)
+	err := ctrl.NewControllerManagedBy(mgr).Named(m.Name()).
+		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: 1,
+			ReconciliationTimeout:   2*limitsTimeout + reportTimeout, // it waits for a reconcile of the GPUs
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
+		}).
+		Complete(reconcile.AsReconciler(m.client, m))
+	if err != nil {
+		return fmt.Errorf("registering the agent's memory limits: %w", err)
+	}
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { return m.watch(ctx, changes) })); err != nil {
+		return fmt.Errorf("registering the watch of pods: %w", err)
+	}
+	return nil
+}
+
+// watch asks for a look whenever a pod comes or goes. It begins with the first limit that is asked for.
+func (m *MemoryLimiter) watch(ctx context.Context, changes chan<- event.GenericEvent) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-m.again:
+	}
+	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: m.node}}
+	return m.Cgroups.Watch(ctx, []string{m.PodLogs}, m.again, func() { //nolint:wrapcheck // says what it watches
+		select {
+		case changes <- event.GenericEvent{Object: node}:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// Reconcile looks at the pods and reports. While NVIDIA's mig-manager works the driver stays closed.
+func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
+	if !node.DeletionTimestamp.IsZero() {
+		return reconcile.Result{}, nil
+	}
+	if idle, err := m.idle(node); idle || err != nil {
+		return reconcile.Result{}, errors.Join(err, m.report(ctx, node, Limits{}))
+	}
+	done, err := m.lock.take(ctx)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	defer done()
+	now := &v1alpha1.GPUNode{} // whose the GPUs are may have changed until its turn has come
+	if err := m.client.Get(ctx, client.ObjectKeyFromObject(node), now); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if now.Spec.MIGConfigName != "" {
+		return reconcile.Result{RequeueAfter: limitsRetry}, nil
+	}
+	found, err := m.Settle(ctx, now)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: found.After}, m.report(ctx, now, found)
+}
+
+// idle reports whether nothing asks for limits, and none is on record.
+func (m *MemoryLimiter) idle(node *v1alpha1.GPUNode) (bool, error) {
+	content, err := m.Record.Read()
+	if err != nil || content != nil || node.Spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
+		return false, err //nolint:wrapcheck // names the file
+	}
+	m.full, m.verified, m.halted = time.Time{}, nil, false
+	m.metrics.limited(nil)
+	return true, nil
+}
+
+// Limits are what a look at the pods came to.
+type Limits struct {
+	Status    v1alpha1.MemoryLimitsStatus
+	Condition *metav1.Condition // nil: nothing asks for limits, and none is left
+	After     time.Duration     // when to look again; 0: not before the next event
+}
+
+// Settle looks at all pods once, and sets and removes what there is to, while nobody else uses the hardware. Only what
+// keeps it from knowing pods and its own record is an error: anything else is a reason of the pods.
+func (m *MemoryLimiter) Settle(ctx context.Context, node *v1alpha1.GPUNode) (Limits, error) {
+	if idle, err := m.idle(node); idle || err != nil {
+		return Limits{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
+	defer cancel()
+	unlock, err := m.Record.Lock()
+	if err != nil {
+		return Limits{}, err //nolint:wrapcheck // names the folder
+	}
+	defer unlock()
+	content, err := m.Record.Read()
+	if err != nil {
+		return Limits{}, err //nolint:wrapcheck // names the file
+	}
+	select {
+	case m.again <- struct{}{}:
+	default:
+	}
+	found, err := m.settle(ctx, node, content)
+	return found, errors.Join(err, m.hardware.Close())
+}
+
+// settle is Settle with the record in hand.
+func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, content []byte) (Limits, error) {
+	mode := node.Spec.Memory.Limited()
+	m.look(ctx, node, content != nil)
+	obstacle := m.facts.Obstruct()
+	visible := m.facts.Unified && m.facts.HostRooted
+	if m.facts.Gate && visible && m.facts.Version == "" {
+		obstacle = &memoryguard.Obstacle{Reason: v1alpha1.ReasonLimitFailed, Message: "the driver could not be asked; see the condition Discovered"}
+	}
+	pods, err := m.pods(ctx, node)
+	if err != nil {
+		return Limits{}, err
+	}
+	c := &limitCells{
+		MemoryLimiter: m, record: readLimits(ctx, content, m.bootID), saved: string(content), backend: m.facts.Backend(),
+		visible: visible, able: visible && m.facts.Calls && m.facts.Owner == "",
+		sets: mode == v1alpha1.MemoryLimitEnforce && obstacle == nil,
+	}
+	limits := c.carryOut(ctx, pods, mode, obstacle)
+	if err := c.save(); err != nil {
+		return Limits{}, err
+	}
+	m.metrics.limited(limits)
+	found := Limits{Status: memoryguard.LimitsStatus(c.backend, limits, c.remaining), After: c.after(limits)}
+	if mode == v1alpha1.MemoryLimitNone && c.remaining == 0 {
+		found.Status = v1alpha1.MemoryLimitsStatus{}
+		return found, nil
+	}
+	is := memoryguard.LimitedCondition(mode, obstacle, found.Status)
+	is.ObservedGeneration = node.Generation
+	found.Condition = &is
+	return found, nil
+}
+
+// look finds out about the node what changes seldom.
+func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, recorded bool) {
+	known := m.facts.Version != "" || !m.facts.Unified
+	if known && m.of == node.Generation && !m.full.IsZero() && m.clock.Since(m.full) < limitsFull {
+		return
+	}
+	m.of, m.full, m.verified, m.halted = node.Generation, m.clock.Now(), map[string]uint64{}, false
+	tree := m.Cgroups.Facts()
+	m.facts = memoryguard.NodeFacts{
+		Gate: m.Gate, Owner: node.Spec.MemoryOwner, Unified: tree.Unified, HostRooted: tree.HostRooted, Writable: tree.Writable,
+		Controllers: tree.Controllers, Delegated: tree.Delegated, MemacctMode: m.MemacctMode(),
+	}
+	var uuids []string
+	for _, d := range node.Status.Devices {
+		uuids = append(uuids, d.UUID)
+		if d.Sharing.MIGMode == v1alpha1.MIGModeEnabled {
+			m.facts.MIG = append(m.facts.MIG, d.UUID)
+		}
+	}
+	if !tree.Unified || !m.Gate && !recorded {
+		return // the driver is not opened for nothing
+	}
+	support, err := m.hardware.LimitsMemory(ctx, uuids...)
+	if err != nil {
+		log(ctx).Info("The driver could not be asked for memory limits", "reason", err.Error())
+	}
+	m.facts.Version, m.facts.Calls, m.facts.Fleeting = support.Version, support.Calls, support.Fleeting
+}
+
+// limitedPod is a pod with replicas of a GPU.
+type limitedPod struct {
+	memoryguard.PodLimit
+
+	cgroup *host.PodCgroup // nil: not found
+	sliced bool            // it has a share, which the policy limits; else whatever it has of the GPU is no business of ours
+}
+
+func (p *limitedPod) name() string { return p.Namespace + "/" + p.Pod }
+
+// kept reports whether nothing is known that would change the limit that the pod has.
+func (p *limitedPod) kept() bool {
+	return p.sliced && (p.cgroup == nil || p.Reason == v1alpha1.ReasonLimitFailed)
+}
+
+// holding is a pod that holds a GPU.
+type holding struct{ namespace, pod, gpu string }
+
+// pods are the pods that hold GPUs, each once for each GPU, with their shares and their cgroups.
+func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]limitedPod, error) {
+	allocations, err := m.allocations.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m.advertised(ctx, node)
+	var found []host.PodCgroup
+	if m.facts.Unified {
+		if found, err = m.Cgroups.Pods(); err != nil {
+			return nil, err //nolint:wrapcheck // says what it lists
+		}
+	}
+	names, err := m.PodNames()
+	if err != nil {
+		return nil, err
+	}
+	held, order := map[holding][]string{}, []holding{}
+	for _, a := range withoutAdmin(allocations, node.Spec.AdminClaims) {
+		uuid, _, _ := strings.Cut(a.Device, "::")
+		h := holding{a.Namespace, a.Pod, uuid}
+		if held[h] == nil {
+			order = append(order, h)
+		}
+		if !slices.Contains(held[h], a.Device) { // an init container's replica may be another container's later
+			held[h] = append(held[h], a.Device)
+		}
+	}
+	pods := make([]limitedPod, 0, len(order))
+	for _, h := range order {
+		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
+		p.sliced = m.share(node, &p.PodLimit, held[h])
+		p.cgroup = cgroupOf(found, names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}])
+		pods = append(pods, p)
+	}
+	return pods, nil
+}
+
+// cgroupOf finds the cgroup of a pod that has one of these UIDs; nil if there is none, or more than one.
+func cgroupOf(found []host.PodCgroup, uids []string) (cgroup *host.PodCgroup) {
+	for i := range found {
+		if slices.Contains(uids, found[i].UID) {
+			if cgroup != nil {
+				return nil
+			}
+			cgroup = &found[i]
+		}
+	}
+	return cgroup
+}
+
+// share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.
+func (m *MemoryLimiter) share(node *v1alpha1.GPUNode, p *memoryguard.PodLimit, held []string) bool {
+	spec := node.Spec.Memory
+	if spec.Limited() == v1alpha1.MemoryLimitNone {
+		return false
+	}
+	if claimedDevice.MatchString(p.GPU) { // by a ResourceClaim
+		p.Reason = v1alpha1.ReasonNotOnDRA
+		return true
+	}
+	if whole := slices.Contains(held, p.GPU); whole || !strings.HasPrefix(p.GPU, "GPU-") {
+		return false
+	}
+	i := slices.IndexFunc(node.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.UUID == p.GPU })
+	switch {
+	case i < 0 || spec.PerReplica == nil && m.replicas[p.GPU] == 0: // how much there is, or for how many, is not known
+		p.Reason = v1alpha1.ReasonLimitFailed
+	case node.Status.Devices[i].Sharing.MPS != nil:
+		return false
+	default:
+		total := uint64(node.Status.Devices[i].MemoryMiB) << 20
+		p.Bytes, p.Reason = memoryguard.ShareOf(*spec, m.replicas[p.GPU], len(held), total)
+	}
+	return true
+}
+
+// advertised remembers how often each GPU is advertised. A device plugin that restarts advertises nothing for a while.
+func (m *MemoryLimiter) advertised(ctx context.Context, node *v1alpha1.GPUNode) {
+	ids, err := m.allocations.Advertised(ctx)
+	if err != nil {
+		log(ctx).V(1).Info("The kubelet did not list what it can allocate", "reason", err.Error())
+		return
+	}
+	counts := map[string]int{}
+	for _, id := range ids {
+		uuid, _, shared := strings.Cut(id, "::")
+		if shared {
+			counts[uuid]++
+		}
+	}
+	for _, d := range node.Status.Devices {
+		if counts[d.UUID] > 0 {
+			m.replicas[d.UUID] = counts[d.UUID]
+		}
+	}
+}
+
+// report writes what was found, if it changed. A node that is gone needs none.
+func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, found Limits) error {
+	_, reported := condition.Find(node.Status.Conditions, v1alpha1.ConditionMemoryLimited)
+	if found.Condition == nil && !reported {
+		return nil // an apply without any field would be one more write
+	}
+	want := ac.GPUNode(node.Name)
+	if found.Condition != nil {
+		all := condition.SetInFull(slices.Clone(node.Status.Conditions), *found.Condition, m.clock.Now())
+		is, _ := condition.Find(all, v1alpha1.ConditionMemoryLimited)
+		status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{
+			MemoryLimits: found.Status, Conditions: []metav1.Condition{is},
+		})
+		if err != nil {
+			return err
+		}
+		want.WithStatus(status)
+	}
+	_, err := ssa.ApplyStatus(ctx, m.owner, node, want, ac.ExtractGPUNodeStatus)
+	if err := client.IgnoreNotFound(err); err != nil {
+		return fmt.Errorf("reporting the memory limits: %w", err)
+	}
+	return nil
+}

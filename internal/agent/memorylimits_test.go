@@ -1,0 +1,191 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+func TestMemoryLimits(t *testing.T) {
+	cluster := env.Start(t)
+	for name, test := range map[string]func(s scenario){
+		"reports, limits and undoes, and writes nothing that is no news": limitsReports,
+		"says what a node lacks":                        limitsLacks,
+		"asks the driver about no pod again":            limitsRests,
+		"keeps limits while the kubelet lists no pods":  limitsOutlastTheKubelet,
+		"goes on where the memory guard watches beside": limitsBesideTheGuard,
+	} {
+		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
+	}
+}
+
+// limited is a node whose driver limits, with one pod that has a share of its GPU.
+type limited struct {
+	*node
+
+	tree     *cgroupTree
+	hardware *limitHardware
+	limiter  *agent.MemoryLimiter
+	pod      string // cgroup
+}
+
+func (s scenario) limited(gate bool) *limited {
+	n := s.node("", sim.A100)
+	tree, err := newCgroupTree(s.TempDir(), true, "dmem")
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.hardware.Update(func(h *sim.Node) {
+		h.DriverVersion, h.GPUs[0].Persistence = "615.71.09", true
+		h.Cgroups = sim.Cgroups{Backend: sim.Dmem, Root: tree.root}
+	})
+	n.settle()
+	hostRoot, uid := s.TempDir(), "00000001-0000-4000-8000-000000000001"
+	l := &limited{node: n, tree: tree, hardware: &limitHardware{Hardware: n.hardware, crashBefore: -1, crashAfter: -1}, pod: tree.pod("burstable", uid)}
+	n.Expect(tree.make(l.pod, true)).To(gomega.Succeed())
+	n.Expect(os.MkdirAll(filepath.Join(hostRoot, "var/log/pods/ml_train_"+uid), 0o755)).To(gomega.Succeed())
+	root, err := os.OpenRoot(hostRoot)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	s.Cleanup(func() { _ = root.Close() })
+	n.allocations.hold("train", n.uuid(0)+"::0")
+	for _, id := range []string{"::0", "::1", "::2", "::3"} {
+		n.allocations.advertised = append(n.allocations.advertised, n.uuid(0)+id)
+	}
+	c := agent.New(agent.Config{Node: n.name, BootID: "boot-1", Client: n.client(), Hardware: l.hardware, Allocations: n.allocations, Clock: n.clock})
+	l.limiter = agent.NewMemoryLimiter(c, agent.LimitSources{
+		Gate: gate, Cgroups: host.Cgroups{Folder: tree.root, Unified: func(string) bool { return tree.unified }},
+		PodNames: host.NewContainerLogs(root).Pods, MemacctMode: func() string { return "" },
+		Record: host.RecordFile{Path: filepath.Join(hostRoot, "mps/.memory-limits/record.json")},
+	})
+	return l
+}
+
+// ask lets the policy ask for a mode, and the limiter and the agent look.
+func (l *limited) ask(memory *v1alpha1.TimeSlicedMemory) time.Duration {
+	l.Helper()
+	l.setSpec(v1alpha1.GPUNodeSpec{PolicyName: "research", Strategy: v1alpha1.StrategyTimeSlicing, Memory: memory})
+	l.reconciled()
+	after := l.look()
+	l.reconciled()
+	return after
+}
+
+func (l *limited) reconciled() {
+	l.Helper()
+	_, err := l.node.reconcile()
+	l.Expect(err).NotTo(gomega.HaveOccurred())
+}
+
+func (l *limited) look() time.Duration {
+	l.Helper()
+	result, err := l.limiter.Reconcile(l.Context(), l.get())
+	l.Expect(err).NotTo(gomega.HaveOccurred())
+	env.ExpectStatusSane(l.T, l.get())
+	return result.RequeueAfter
+}
+
+func (l *limited) limit() uint64 {
+	l.Helper()
+	found, err := l.node.hardware.MemoryLimit(l.Context(), l.uuid(0), l.pod)
+	l.Expect(err).NotTo(gomega.HaveOccurred())
+	return found.Hard
+}
+
+func (l *limited) reason() string {
+	is, _ := condition.Find(l.get().Status.Conditions, v1alpha1.ConditionMemoryLimited)
+	return string(is.Status) + " " + is.Reason
+}
+
+func memoryLimit(mode v1alpha1.MemoryLimitMode) *v1alpha1.TimeSlicedMemory {
+	return &v1alpha1.TimeSlicedMemory{Limit: mode, PerReplica: new(resource.MustParse("4Gi"))}
+}
+
+func limitsReports(s scenario) {
+	l := s.limited(true)
+	l.ask(memoryLimit(v1alpha1.MemoryLimitReport))
+	l.Expect(l.reason()).To(gomega.Equal("Unknown NotVerified"))
+	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit))
+	l.Expect(l.get().Status.MemoryLimits).To(gomega.Equal(v1alpha1.MemoryLimitsStatus{
+		Backend: v1alpha1.MemoryBackendDmem, Limited: 1,
+		Pods: []v1alpha1.PodMemoryLimit{{Namespace: "ml", PodName: "train", DeviceUUID: l.uuid(0), LimitBytes: 4 << 30}},
+	}))
+	l.Expect(l.hardware.sets).To(gomega.BeEmpty())
+
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.Expect(l.reason()).To(gomega.Equal("True Enforced"))
+	l.Expect(l.limit()).To(gomega.BeEquivalentTo(4 << 30))
+	l.expectIdle() // the agent's own report leaves that of the limits alone
+	version := l.get().ResourceVersion
+	l.look()
+	l.Expect(l.get().ResourceVersion).To(gomega.Equal(version))
+
+	l.ask(nil)
+	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit))
+	l.Expect(l.get().Status.MemoryLimits).To(gomega.BeZero())
+	l.Expect(l.reason()).To(gomega.Equal(" "))
+	l.expectIdle()
+}
+
+func limitsLacks(s scenario) {
+	l := s.limited(false)
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.Expect(l.reason()).To(gomega.Equal("False LimitGateOff"))
+	l.Expect(l.hardware.calls).To(gomega.BeZero())
+	l.Expect(l.get().Status.MemoryLimits.Uncovered).To(gomega.Equal([]v1alpha1.UncoveredPods{{Reason: v1alpha1.ReasonLimitGateOff, Count: 1}}))
+}
+
+func limitsRests(s scenario) {
+	l := s.limited(true)
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.look()
+	calls := l.hardware.calls
+	for range 3 {
+		<-l.clock.After(time.Minute)
+		l.look()
+	}
+	l.Expect(l.hardware.calls-calls).To(gomega.Equal(3), "one question for a GPU, whether the driver has lost its limits")
+	l.node.hardware.Update(func(n *sim.Node) { n.GPUs[0].Limits = nil })
+	l.look()
+	l.Expect(l.limit()).To(gomega.BeEquivalentTo(4<<30), "set again")
+}
+
+func limitsBesideTheGuard(s scenario) {
+	l := s.limited(true)
+	both := guardOf(v1alpha1.MemoryGuardReport)
+	both.Limit = v1alpha1.MemoryLimitEnforce
+	l.ask(both)
+	l.Expect(l.reason()).To(gomega.Equal("True Enforced"))
+	l.Expect(condition.IsTrue(l.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)).To(gomega.BeTrue())
+	l.Expect(l.limit()).To(gomega.BeEquivalentTo((40960 << 20) / 100 * 96 / 4 >> 20 << 20))
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.Expect(condition.IsTrue(l.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)).To(gomega.BeFalse(), "nothing watches")
+}
+
+// limitsOutlastTheKubelet: one that starts anew lists no pods for a while. On misc a limit that was gone for a moment does
+// not count what was allocated before.
+func limitsOutlastTheKubelet(s scenario) {
+	l := s.limited(true)
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.allocations.free()
+	sets := len(l.hardware.sets)
+	for range 4 {
+		<-l.clock.After(10 * time.Second)
+		l.look()
+	}
+	l.Expect(l.hardware.sets).To(gomega.HaveLen(sets))
+	<-l.clock.After(time.Minute)
+	l.look()
+	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit), "the pod has no share any more")
+}
