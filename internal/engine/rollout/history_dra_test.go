@@ -137,6 +137,11 @@ func (c *run) dynamicEvent(random *rand.Rand) {
 func (c *run) setDynamic(h *host, on bool) {
 	h.driver.dynamic, h.DynamicMIG = on, on
 	h.restartDriver()
+	if !on && h.GPU.Spec.Baseline == nil { // the node was released to the driver with what pods used then
+		for _, d := range h.devices() {
+			h.born[d.UUID] = bornAs(d)
+		}
+	}
 	c.tell("the driver of %s makes instances on demand: %v", h.Name, on)
 }
 

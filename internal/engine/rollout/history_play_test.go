@@ -332,7 +332,7 @@ func (c *run) carryOut(a action.Action) {
 	c.do(a)
 	c.accepts()
 	c.wrote(a)
-	c.Repeats.Note(a, c.Now)
+	c.Repeats.Note(a, c.controllersNow())
 	c.inBudget(h, a)
 }
 
