@@ -399,7 +399,9 @@ func (c *run) faultsEnd() {
 		case !h.AgentReady && h.Labels[v1alpha1.LabelRunsAgent] == "false":
 			h.Labels[v1alpha1.LabelRunsAgent], h.AgentReady = "true", true
 		case h.forsaken:
-			h.AgentReady = false
+			if h.AgentReady = false; c.seed%onDriver >= history.Late { // an upgrade of the driver waits for NVIDIA's programs
+				c.repairs(h)
+			}
 			continue
 		case h.down.IsZero() && h.Labels[v1alpha1.LabelRunsAgent] == "true" && h.upgrade.driver():
 			h.AgentReady = true
