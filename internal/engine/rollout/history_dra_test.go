@@ -144,12 +144,19 @@ func (c *run) setDynamic(h *host, on bool) {
 // keepsDynamic notes what a driver that makes instances on demand leaves on a node that was released to it: what pods
 // used then, and how long they keep a GPU.
 func (h *host) keepsDynamic() {
-	if !h.driver.dynamic || h.GPU.Spec.Baseline != nil {
-		return
+	if h.driver.dynamic && h.GPU.Spec.Baseline == nil {
+		h.isLeft()
 	}
+}
+
+// isLeft notes that the GPUs of a host are another's as they are, and may be what they were.
+func (h *host) isLeft() {
 	for _, d := range h.devices() {
-		is := bornAs(d)
-		is.sliced = true
+		is, was := bornAs(d), h.born[d.UUID]
+		if was.sliced && is.equal(was) {
+			continue
+		}
+		is.sliced, is.before = true, &was
 		h.born[d.UUID] = is
 	}
 }
