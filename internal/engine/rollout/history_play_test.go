@@ -307,7 +307,11 @@ func (c *run) carryOut(a action.Action) {
 		return
 	case action.DeletePod:
 		c.effects.did("delete %s of Node %s", a.Pod, h.Name)
-		c.count["restart a pod of "+h.Name]++
+		if h.stuck[a.UID] { // it does not end, or its deletion is refused
+			c.count["ask to end a pod of "+h.Name]++
+		} else {
+			c.count["restart a pod of "+h.Name]++
+		}
 		c.pluginRestarts(h, a)
 	case action.SetSpec:
 		c.count["GPUNode "+h.Name]++

@@ -156,10 +156,11 @@ func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking po
 func (memory *Memory) lookup(n *cluster.Node, now time.Time) *nodeEntry {
 	r, limit := memory.nodes[n.Name], now.Add(timing.ClocksDiffer)
 	if r == nil || n.Version == 0 || r.version != n.Version || r.latest.After(limit) {
-		r = &nodeEntry{version: n.Version, round: -1, latest: cluster.LatestTime(n)}
-		if r.latest.After(limit) {
-			n = n.WithoutFuture(limit)
+		past, latest := n.WithoutFuture(limit)
+		if latest.After(limit) {
+			n = past
 		}
+		r = &nodeEntry{version: n.Version, round: -1, latest: latest}
 		r.shown, _ = cluster.ShownBy(n)
 		if cluster.ServedByMPS(n.Pods) {
 			r.mpsUsers = cluster.UsersOn(n)
