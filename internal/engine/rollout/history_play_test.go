@@ -522,7 +522,8 @@ func (c *run) released() {
 	}
 	leftAsIs := map[string]bool{} // by an earlier policy
 	for _, h := range c.all() {
-		spec := h.GPU.Spec
+		n := h.copied() // the GPUNode may have been made anew, and the Node says it
+		spec := n.GPU.Spec
 		leftAsIs[h.Name] = spec.Baseline != nil && spec.PolicyName == "" && node.Retained(spec)
 		retains = retains || leftAsIs[h.Name]
 	}
