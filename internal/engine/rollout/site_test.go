@@ -525,7 +525,7 @@ func (c *site) endMPS(h *host) {
 	theirs := strings.HasPrefix(runs, "paused-for-driver") || c.Plugin.ClusterPolicy && !deployed
 	for _, d := range h.devices() {
 		for _, o := range d.Holders {
-			if theirs || d.State.MPS != h.theirs {
+			if theirs || d.State.MIG || d.State.MPS != h.theirs { // NVIDIA's plugin gives no MIG instance to a daemon
 				continue
 			}
 			c.killed = append(c.killed, o.Pod)
