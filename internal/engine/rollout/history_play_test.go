@@ -83,7 +83,6 @@ func (c *run) reconciles(n int) {
 func (c *run) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
-	c.retainsAsIs()
 	c.checkRelease()
 	for _, h := range c.all() {
 		if c.turns != nil && h.isKept() {
