@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -104,7 +105,23 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	if after := c.waits(have, machineOf(node)); after > 0 {
 		return reconcile.Result{RequeueAfter: after}, nil
 	}
-	return reconcile.Result{}, c.apply(ctx, have, want(node.Name, machineOf(node)))
+	if err := c.apply(ctx, have, want(node.Name, machineOf(node))); err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{}, c.found(ctx, have)
+}
+
+// found removes the note that the node is gone, also where a backup has brought it, so that another author owns it: a
+// later absence begins anew.
+func (c *Controller) found(ctx context.Context, have *v1alpha1.GPUNode) error {
+	if _, noted := have.Annotations[v1alpha1.AnnotationOrphaned]; !noted {
+		return nil
+	}
+	none := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationOrphaned))
+	if err := c.client.Patch(ctx, have, none, client.FieldOwner(fieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("writing GPUNode %s: %w", have.Name, err)
+	}
+	return nil
 }
 
 // waits is how long an annotation that another controller has taken is not written again: nothing the first time, then a
@@ -143,7 +160,7 @@ func (c *Controller) apply(ctx context.Context, have *v1alpha1.GPUNode, want *ap
 // orphaned removes the GPUNode of a node that is gone, once nobody needs it any more.
 func (c *Controller) orphaned(ctx context.Context, have *v1alpha1.GPUNode) (reconcile.Result, error) {
 	since, err := time.Parse(time.RFC3339, have.Annotations[v1alpha1.AnnotationOrphaned])
-	known := err == nil
+	known := err == nil && !since.After(c.clock.Now().Add(time.Minute)) // one from the future tells that a clock was wrong
 	if !known {
 		since = c.clock.Now()
 	}

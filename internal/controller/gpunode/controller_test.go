@@ -5,6 +5,7 @@ package gpunode_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -261,6 +262,34 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
 		r.reconcile(t, "reborn")
 		g.Expect(exists(t, c, "reborn")).To(BeFalse(), "no policy is left, and removing the operator must not wait for a machine that is gone")
+	})
+
+	t.Run("of a backup forgets that its node was gone, and a note from the future counts as none", func(t *testing.T) {
+		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
+		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "backup"}, Spec: v1alpha1.GPUSharingPolicySpec{
+			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+		}}
+		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		node := newMachine(t, c, "backup", "seven")
+		r.reconcile(t, node.Name)
+		changed(t, c, node.Name)
+		note := func(at time.Time) {
+			text := fmt.Sprintf(`{"metadata":{"annotations":{"gpusharing.io/orphaned":%q}}}`, at.UTC().Format(time.RFC3339))
+			g.Expect(c.Patch(t.Context(), get(t, c, node.Name), client.RawPatch(types.MergePatchType, []byte(text)))).To(Succeed())
+		}
+		note(r.now.Add(-48 * time.Hour))
+		r.reconcile(t, node.Name)
+		g.Expect(get(t, c, node.Name).Annotations).NotTo(HaveKey(v1alpha1.AnnotationOrphaned))
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		r.reconcile(t, node.Name)
+		g.Expect(exists(t, c, node.Name)).To(BeTrue(), "it is gone just now")
+
+		note(r.now.Add(400 * 24 * time.Hour))
+		r.reconcile(t, node.Name)
+		r.now = r.now.Add(25 * time.Hour)
+		r.reconcile(t, node.Name)
+		g.Expect(exists(t, c, node.Name)).To(BeFalse())
+		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
 	})
 
 	t.Run("of a node that is gone stays while the policies may have gone with their kind", func(t *testing.T) {

@@ -95,10 +95,11 @@ func (r *reconciliation) carryOut(ctx context.Context, a action.Action) error {
 }
 
 // refuses reports whether the API server, or a webhook that it asks, refused a write for what it is: the same write is
-// refused again. Whatever passes by itself, such as a conflict or a lack of time, is none.
+// refused again. Whatever passes by itself, such as a conflict or a lack of time, is none. What is not found is the
+// namespace of an object that is to be made.
 func refuses(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err) ||
-		apierrors.IsInternalError(err) && strings.Contains(err.Error(), "webhook")
+	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsInternalError(err) && strings.Contains(err.Error(), "webhook")
 }
 
 // about are the keys and values of an action's log line.

@@ -90,33 +90,40 @@ func TestAGPUNodeThatCannotBeMadeAgainCostsItsNodeOnly(t *testing.T) {
 
 // TestARefusedConfigMapIsReported: nothing makes NVIDIA's programs read what is not there, no node begins, and the policy says why.
 func TestARefusedConfigMapIsReported(t *testing.T) {
-	t.Parallel()
-	s := newScenario(t, env.Start(t, env.WithNVIDIA()))
-	s.machine("a", sim.A100)
-	was := s.clusterSpec()
-	s.fail = func(write string) error {
-		if write == "apply ConfigMap "+pluginconfig.ConfigMapName {
-			return apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, pluginconfig.ConfigMapName, errors.New("not today"))
-		}
-		return nil
+	for says, refuse := range map[string]error{
+		"not today":                           apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, pluginconfig.ConfigMapName, errors.New("not today")),
+		`namespaces "gpu-operator" not found`: apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "gpu-operator"), // and the ClusterPolicy names it still
+	} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			s := newScenario(t, env.Start(t, env.WithNVIDIA()))
+			s.machine("a", sim.A100)
+			was := s.clusterSpec()
+			s.fail = func(write string) error {
+				if write == "apply ConfigMap "+pluginconfig.ConfigMapName {
+					return refuse
+				}
+				return nil
+			}
+			s.policy("research", "{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}}")
+			c := s.controller()
+			for range 20 {
+				_ = s.reconciled(c)
+				s.others()
+			}
+			is := s.pending("research", "a")
+			s.Expect(is.Reason).To(Equal(v1alpha1.ReasonWriteFailed))
+			s.Expect(is.Message).To(ContainSubstring(says))
+			s.Expect(s.clusterSpec()).To(Equal(was))
+			s.Expect(s.node("a").Spec.Taints).To(BeEmpty())
+			s.fail = nil
+			for range 60 {
+				_ = s.reconciled(c)
+				s.others()
+			}
+			s.expectReady("research")
+		})
 	}
-	s.policy("research", "{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}}")
-	c := s.controller()
-	for range 20 {
-		_ = s.reconciled(c)
-		s.others()
-	}
-	is := s.pending("research", "a")
-	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonWriteFailed))
-	s.Expect(is.Message).To(ContainSubstring("not today"))
-	s.Expect(s.clusterSpec()).To(Equal(was))
-	s.Expect(s.node("a").Spec.Taints).To(BeEmpty())
-	s.fail = nil
-	for range 60 {
-		_ = s.reconciled(c)
-		s.others()
-	}
-	s.expectReady("research")
 }
 
 // TestARefusedWriteCostsItsNodeOnly: an admission webhook refuses what the operator writes about one node, which would be the first to change.

@@ -82,7 +82,7 @@ func (o *Observed) Restores(configure, configureMIG bool, tolerations []corev1.T
 	if configure {
 		return cluster != nil && (!configureMIG && readsOurs(cluster) || !slices.Equal(tolerations, o.Operands.Ours))
 	}
-	if o.Reason == v1alpha1.ReasonDRAStackActive {
+	if o.undecided {
 		return false
 	}
 	if cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.keepsOperands(tolerations)) {

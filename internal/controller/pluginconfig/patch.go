@@ -103,10 +103,7 @@ func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Tol
 // removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It reports whether it changed the
 // ClusterPolicy.
 func (c *Configurer) Restore(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
-	if o.Reason == v1alpha1.ReasonDRAStackActive {
-		return false, nil
-	}
-	if o.Waits() != "" {
+	if o.undecided || o.Waits() != "" {
 		return false, nil
 	}
 	changed, err := c.retry(ctx, o, func() (bool, error) { return c.restore(ctx, o, tolerations) })

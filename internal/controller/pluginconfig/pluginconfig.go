@@ -5,7 +5,7 @@
 // what it changed when no policy needs it any more. It decides nothing about nodes.
 //
 //	found                          our ConfigMap                                       what is changed
-//	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing
+//	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing; what is left of a ClusterPolicy goes
 //	GPUCluster and ClusterPolicy   the same, until a person deletes one of them        nothing
 //	ClusterPolicy (the active)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
 //	                                                                                   daemonsets.tolerations if taints need it
@@ -98,6 +98,7 @@ type Observed struct {
 	defaultKey    string
 	did           []string           // what was changed in the ClusterPolicy
 	leftovers     []corev1.ConfigMap // ours, in namespaces where the device plugin no longer is
+	undecided     bool               // a GPUCluster and a ClusterPolicy exist: either may go
 }
 
 // +kubebuilder:rbac:groups=nvidia.com,resources=clusterpolicies,verbs=get;list;watch;patch
@@ -119,8 +120,9 @@ func (c *Configurer) Observe(ctx context.Context) (*Observed, error) {
 	}
 	o.GPUOperators = namespacesOf(slices.Concat(clusters, policies))
 	if len(clusters) > 0 {
-		o.Reason, o.Message = v1alpha1.ReasonDRAStackActive, draStackActive(clusters, clusterpolicy.Active(policies))
-		return o, nil
+		active := clusterpolicy.Active(policies)
+		o.Reason, o.Message, o.undecided = v1alpha1.ReasonDRAStackActive, draStackActive(clusters, active), active != nil
+		return o, c.observeConfigMaps(ctx, o) // those of a ClusterPolicy that was there before
 	}
 	c.locate(o, clusterpolicy.Active(policies))
 	if err := c.observeConfigMaps(ctx, o); err != nil {

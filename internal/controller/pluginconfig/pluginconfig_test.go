@@ -76,6 +76,7 @@ func TestConfigurer(t *testing.T) {
 		"starts anew with a ClusterPolicy that replaces another":              testReplaced,
 		"lets mig-manager read our ConfigMap, with what it read before":       testManager,
 		"says why mig-manager cannot be asked":                                testNoManager,
+		"leaves nothing behind where a GPUCluster follows a ClusterPolicy":    testGPUClusterFollows,
 		"adds its keys to the ConfigMap of a stand-alone plugin":              testStandAlone,
 	} {
 		t.Run(name, func(t *testing.T) { test(newFixture(t, c)) })
@@ -145,6 +146,20 @@ func testReasons(top *fixture) {
 			}
 		})
 	}
+}
+
+// testGPUClusterFollows: nothing reads the ConfigMap any more, once the pods that mount it are gone.
+func testGPUClusterFollows(f *fixture) {
+	f.own = "default"
+	f.policy("cluster-policy", installed)
+	f.configure(research)
+	f.Expect(f.client.Create(f.ctx(), nvidia("GPUCluster", "dra"))).To(Succeed())
+	f.Expect(f.restore(false)).To(BeEmpty(), "nobody knows which of the two goes")
+	f.Expect(f.client.Delete(f.ctx(), nvidia("ClusterPolicy", "cluster-policy"))).To(Succeed())
+	f.Expect(f.observe().Restores(false, false, nil)).To(BeTrue())
+	f.Expect(f.restore(true)).To(BeEmpty())
+	f.Expect(f.restore(false)).To(Equal([]string{"delete ConfigMap", "delete ConfigMap"}), "and its copy")
+	f.Expect(f.observe().Restores(false, false, nil)).To(BeFalse())
 }
 
 func testOldest(f *fixture) {

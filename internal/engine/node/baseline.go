@@ -146,13 +146,14 @@ func isOwnMIGConfig(v *View) bool {
 }
 
 // isOwnConfig reports whether a config is one that the operator has rendered, and not one that it copied from the
-// ConfigMap that was there before.
+// ConfigMap that was there before. The keys of a stand-alone plugin are told by who wrote them alone.
 func isOwnConfig(v *View, key string) bool {
 	if _, copied := v.Snapshot.Plugin.Configs[key]; copied && !deviceplugin.IsDefault(key) {
 		return false
 	}
 	_, written := v.Snapshot.Configs[key]
-	return written || v.Snapshot.Plugin.ClusterPolicy && deviceplugin.Rendered(key)
+	standAlone := !v.Snapshot.Plugin.ClusterPolicy && v.Snapshot.Plugin.Reason == ""
+	return written || !standAlone && deviceplugin.Rendered(key)
 }
 
 // SelectsOwnConfig reports whether the label of the node selects such a config.

@@ -156,7 +156,7 @@ func retryAdvice(v *View) string {
 // FallbackTarget is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs
 // that the last good state does not list, since they were deselected or have come later, go to their baseline.
 func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
-	if good := n.Status.Rollout.LastGood; good != nil {
+	if good := lastGood(n); good != nil {
 		before := restorable(n, have)
 		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
 		for _, d := range before {

@@ -115,7 +115,7 @@ func NoteOfOthers(v *View) (value, why string, remaining time.Duration) {
 		return note, "", 0
 	case was == "":
 		return "", ForgetsOthers, 0
-	case since.IsZero():
+	case since.IsZero(), fromFuture(v, since):
 		since = v.Snapshot.Now
 	}
 	if remaining := since.Add(cluster.AbsentFor).Sub(v.Snapshot.Now); remaining > 0 {

@@ -75,8 +75,17 @@ func restorable(n *v1alpha1.GPUNode, have []gpu.Device) []v1alpha1.DeviceSpec {
 
 // specRequests reports whether the spec, or the last good state, asks for a state of a GPU.
 func specRequests(n *v1alpha1.GPUNode, uuid string) bool {
-	good := n.Status.Rollout.LastGood
+	good := lastGood(n)
 	return cluster.Lists(n.Spec.Devices, uuid) || good != nil && cluster.Lists(good.Devices, uuid)
+}
+
+// lastGood is the last good state of a node; nil if it has none. That of a node whose agent was asked for nothing was
+// forgotten: the report that removes it comes later than the spec is emptied, and another policy may come before.
+func lastGood(n *v1alpha1.GPUNode) *v1alpha1.NodeSharing {
+	if n.Spec.ChangeTime.IsZero() {
+		return nil
+	}
+	return n.Status.Rollout.LastGood
 }
 
 // unpartitioned is a GPU that is not shared and not in MIG mode.
@@ -207,7 +216,7 @@ func specMatches(spec v1alpha1.GPUNodeSpec, t Target) bool {
 
 // isLastGood reports whether a target is the last good state of a node.
 func isLastGood(n *v1alpha1.GPUNode, t Target) bool {
-	good := n.Status.Rollout.LastGood
+	good := lastGood(n)
 	return good != nil && good.ConfigName == t.Config && sameDevices(good.Devices, t.Devices)
 }
 

@@ -289,3 +289,25 @@ func TestACopyOfTheBaselineThatCannotBeReadGoes(t *testing.T) {
 		g.Expect(h.Annotations).To(BeEmpty())
 	}
 }
+
+// TestAPolicyRightAfterAReleaseFindsWhatIsThere: the report that forgets the last good state comes later than the spec
+// is emptied. What a user had made is not taken for what the former policy asked for.
+func TestAPolicyRightAfterAReleaseFindsWhatIsThere(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	h.partitionedByHand()
+	byHand := h.instances()
+	c.tick(time.Second)
+	for _, name := range []string{"former", "next"} {
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf(name, mig(count("1g", 7)))}
+		c.run(120)
+		g.Expect(h.instances()).To(HaveLen(7))
+		c.Policies = nil
+		for n := 0; n < 120 && (h.GPU.Spec.Baseline != nil || len(h.instances()) == 7); n++ {
+			c.steps(1)
+		}
+	}
+	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
+	g.Expect(h.instances()).To(HaveLen(len(byHand)))
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
@@ -272,4 +273,23 @@ func TestAFailedUpgradeNamesPodsThatExist(t *testing.T) {
 	labeller.until(c, h, 20)
 	g.Expect(one(c.reconcile()).Message).To(And(ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("app.kubernetes.io/component=nvidia-driver"),
 		Not(ContainSubstring("app=nvidia-driver-daemonset"))))
+}
+
+// TestAGPUClusterInPlaceOfAClusterPolicy: the operator's ConfigMap was that of the ClusterPolicy, which is gone, and a
+// label of the node still names a key of it. Whoever moves the node back would have a plugin that ends for that again
+// and again.
+func TestAGPUClusterInPlaceOfAClusterPolicy(t *testing.T) {
+	for name, policies := range map[string]bool{"under its policy": true, "whose policy is gone": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h, labeller := onGPUCluster(mig(count("1g", 7)))
+			if !policies {
+				c.Policies = nil
+			}
+			h.Labels[v1alpha1.LabelConfig] = deviceplugin.Default("none").Key
+			h.GPU.Spec.Baseline = &v1alpha1.Baseline{}
+			labeller.until(c, h, 120)
+			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+		})
+	}
 }

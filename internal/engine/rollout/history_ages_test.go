@@ -130,6 +130,21 @@ func (c *run) clockEvent(random *rand.Rand) {
 	c.tell("the clock of %s is ahead by %s", h.Name, h.skew)
 }
 
+// jumpEvent lets a controller lead whose clock is ahead, as that of a machine after a boot may be, while policies are
+// edited, and then one whose clock is right: all that the first has stamped lies in the future.
+func (c *run) jumpEvent(random *rand.Rand) {
+	c.leadEvent(random)
+	c.ahead = []time.Duration{10 * time.Minute, time.Hour, 13 * time.Hour, 400 * 24 * time.Hour}[random.IntN(4)]
+	c.tell("the controller's clock is ahead by %s", c.ahead)
+	for range 1 + random.IntN(2) {
+		c.editEvent(random)
+		c.reconciles(1 + random.IntN(30))
+	}
+	c.ahead = 0
+	c.leadEvent(random)
+	c.tell("the controller's clock is right")
+}
+
 // lateMonitorEvent lets a monitor come that no DaemonSet controls: another one would not come at once in its place. Its
 // agent has reported it as a user before it is told of the claim, and may report nothing more for a while.
 func (c *run) lateMonitorEvent(random *rand.Rand) {

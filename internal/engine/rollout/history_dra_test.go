@@ -135,9 +135,30 @@ func (c *run) dynamicEvent(random *rand.Rand) {
 }
 
 func (c *run) setDynamic(h *host, on bool) {
+	h.keepsDynamic()
 	h.driver.dynamic, h.DynamicMIG = on, on
 	h.restartDriver()
 	c.tell("the driver of %s makes instances on demand: %v", h.Name, on)
+}
+
+// keepsDynamic notes what a driver that makes instances on demand leaves on a node that was released to it: what pods
+// used then, and how long they keep a GPU.
+func (h *host) keepsDynamic() {
+	if h.driver.dynamic && h.GPU.Spec.Baseline == nil {
+		h.isLeft()
+	}
+}
+
+// isLeft notes that the GPUs of a host are another's as they are, and may be what they were.
+func (h *host) isLeft() {
+	for _, d := range h.devices() {
+		is, was := bornAs(d), h.born[d.UUID]
+		if was.sliced && is.equal(was) {
+			continue
+		}
+		is.sliced, is.before = true, &was
+		h.born[d.UUID] = is
+	}
 }
 
 // ourClass is one of the operator's classes; nil if there is none.
@@ -441,6 +462,7 @@ func (c *run) switches(h *host, random *rand.Rand) {
 	c.before[h.Name] = before
 	c.tell("%s is drained, and moves to the other stack; it was on the driver: %v", h.Name, h.driver.serves)
 	if h.driver.serves {
+		h.keepsDynamic()
 		h.driver.serves, h.DRA, h.driver.dynamic, h.DynamicMIG = false, "", false, false
 		h.driver.gone, h.driver.uid = c.Now, ""
 		h.restartDriver()

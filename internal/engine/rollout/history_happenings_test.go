@@ -47,6 +47,7 @@ func lateHappenings() map[string]func(*run, *rand.Rand) {
 		"late-garbage":  (*run).garbageEvent,
 		"late-guise":    (*run).guiseEvent,
 		"late-hang":     (*run).hangEvent,
+		"late-jump":     (*run).jumpEvent,
 		"late-kinds":    (*run).kindsEvent,
 		"late-many":     (*run).manyEvent,
 		"late-monitor":  (*run).lateMonitorEvent,

@@ -185,6 +185,7 @@ type born struct {
 	mig       bool
 	instances []string // profiles, sorted
 	before    *born    // as the controller may still have it in its cache
+	sliced    bool     // its time slice is another's
 }
 
 func bornAs(d gpu.Device) born {

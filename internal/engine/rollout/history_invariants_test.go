@@ -601,7 +601,7 @@ func (c *run) unrestored(h *host) string {
 		if d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil {
 			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
 		}
-		if slice := h.timeSlice(d.UUID); slice != gpu.TimeSliceDefault && slice != gpu.TimeSliceNone {
+		if slice := h.timeSlice(d.UUID); slice != gpu.TimeSliceDefault && slice != gpu.TimeSliceNone && !h.born[d.UUID].sliced {
 			return fmt.Sprintf("GPU %d has time slice %s", d.Index, slice)
 		}
 	}

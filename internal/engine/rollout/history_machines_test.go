@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 func (c *run) dieEvent(random *rand.Rand) {
@@ -89,6 +90,9 @@ func (c *run) lostEvent(random *rand.Rand) {
 	h.plugin.running = false
 	h.report()
 	h.reborn()
+	if by, _, _ := c.desired(h); c.seed%onDriver >= history.Late && by != nil && by.Spec.Rollout.Paused {
+		h.countsAnew() // indexes are those that the GPUs have when the policy is first applied
+	}
 	c.tell("GPU %d of %s falls off the bus", index, h.Name)
 }
 

@@ -306,7 +306,11 @@ func (c *run) carryOut(a action.Action) {
 		return
 	case action.DeletePod:
 		c.effects.did("delete %s of Node %s", a.Pod, h.Name)
-		c.count["restart a pod of "+h.Name]++
+		if h.stuck[a.UID] { // it does not end, or its deletion is refused
+			c.count["ask to end a pod of "+h.Name]++
+		} else {
+			c.count["restart a pod of "+h.Name]++
+		}
 		c.pluginRestarts(h, a)
 	case action.SetSpec:
 		c.count["GPUNode "+h.Name]++
@@ -332,7 +336,7 @@ func (c *run) carryOut(a action.Action) {
 	c.do(a)
 	c.accepts()
 	c.wrote(a)
-	c.Repeats.Note(a, c.Now)
+	c.Repeats.Note(a, c.controllersNow())
 	c.inBudget(h, a)
 }
 
@@ -399,7 +403,9 @@ func (c *run) faultsEnd() {
 		case !h.AgentReady && h.Labels[v1alpha1.LabelRunsAgent] == "false":
 			h.Labels[v1alpha1.LabelRunsAgent], h.AgentReady = "true", true
 		case h.forsaken:
-			h.AgentReady = false
+			if h.AgentReady = false; c.seed%onDriver >= history.Late { // an upgrade of the driver waits for NVIDIA's programs
+				c.repairs(h)
+			}
 			continue
 		case h.down.IsZero() && h.Labels[v1alpha1.LabelRunsAgent] == "true" && h.upgrade.driver():
 			h.AgentReady = true
@@ -515,7 +521,8 @@ func (c *run) released() {
 	}
 	leftAsIs := map[string]bool{} // by an earlier policy
 	for _, h := range c.all() {
-		spec := h.GPU.Spec
+		n := h.copied() // the GPUNode may have been made anew, and the Node says it
+		spec := n.GPU.Spec
 		leftAsIs[h.Name] = spec.Baseline != nil && spec.PolicyName == "" && node.Retained(spec)
 		retains = retains || leftAsIs[h.Name]
 	}

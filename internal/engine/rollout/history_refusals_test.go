@@ -33,7 +33,7 @@ func (c *run) isRefused(h *host, a action.Action) bool {
 	}
 	if h.refuses {
 		c.tell("  the API server refuses it")
-		c.Repeats.Refuse(a, "denied by webhook", c.Now)
+		c.Repeats.Refuse(a, "denied by webhook", c.controllersNow())
 	}
 	return h.refuses || h.withoutGPUNode
 }

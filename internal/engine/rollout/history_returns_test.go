@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
@@ -201,11 +202,15 @@ func (c *run) runs(h *host) {
 
 // unhindered looks whether a node waits for the operator's own writes though nobody undoes them.
 func (c *run) unhindered(d rollout.Decision) {
+	isWritten := slices.ContainsFunc(d.Actions, func(a action.Action) bool {
+		_, configs := a.(action.WriteConfigs)
+		return configs
+	})
 	for _, n := range d.Nodes {
 		if n.Reason == v1alpha1.ReasonChangedByOthers && strings.HasPrefix(n.Message, "Another controller") {
 			c.breaks("truth", "node %s accuses another controller, and there is none: %s", n.Node, n.Message)
 		}
-		if n.State == node.Selecting && strings.HasPrefix(n.Message, "writing the configuration") && c.Plugin.Ready {
+		if n.State == node.Selecting && strings.HasPrefix(n.Message, "writing the configuration") && c.Plugin.Ready && !isWritten {
 			c.breaks("progress", "node %s waits for a write that the operator withholds: %s", n.Node, n.Message)
 		}
 	}

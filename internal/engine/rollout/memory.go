@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -52,8 +53,9 @@ type nodeEntry struct {
 	version   int64
 
 	// What follows from the node alone.
-	shown    string   // the reason by which another controller shows on it; empty: none does
-	mpsUsers []string // the pods that hold GPUs, where NVIDIA's MPS DaemonSet runs
+	latest   time.Time // that is recorded on it
+	shown    string    // the reason by which another controller shows on it; empty: none does
+	mpsUsers []string  // the pods that hold GPUs, where NVIDIA's MPS DaemonSet runs
 
 	// What follows from the node and from what concerns all nodes.
 	stack     dra.Stack
@@ -150,11 +152,15 @@ func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking po
 	}
 }
 
-// lookup finds what is kept of a node.
-func (memory *Memory) lookup(n *cluster.Node) *nodeEntry {
-	r := memory.nodes[n.Name]
-	if r == nil || n.Version == 0 || r.version != n.Version {
-		r = &nodeEntry{version: n.Version, round: -1}
+// lookup finds what is kept of a node. A node with times in the future is looked at without them, as long as they are.
+func (memory *Memory) lookup(n *cluster.Node, now time.Time) *nodeEntry {
+	r, limit := memory.nodes[n.Name], now.Add(timing.ClocksDiffer)
+	if r == nil || n.Version == 0 || r.version != n.Version || r.latest.After(limit) {
+		past, latest := n.WithoutFuture(limit)
+		if latest.After(limit) {
+			n = past
+		}
+		r = &nodeEntry{version: n.Version, round: -1, latest: latest}
 		r.shown, _ = cluster.ShownBy(n)
 		if cluster.ServedByMPS(n.Pods) {
 			r.mpsUsers = cluster.UsersOn(n)
@@ -174,7 +180,7 @@ func (memory *Memory) lookupAll(s *cluster.Snapshot) []*nodeEntry {
 	slices.SortFunc(nodes, func(a, b *cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	entries := make([]*nodeEntry, len(nodes))
 	for i, n := range nodes {
-		entries[i] = memory.lookup(n)
+		entries[i] = memory.lookup(n, s.Now)
 		s.MpsUsers = append(s.MpsUsers, entries[i].mpsUsers...)
 	}
 	s.OtherControllers.Note(func(yield func(*cluster.Node, string) bool) {

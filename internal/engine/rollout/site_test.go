@@ -63,6 +63,7 @@ type site struct {
 	refused      []string       // what the API server has refused, and why
 
 	behind     time.Duration     // by which the API server's clock is behind the controller's
+	ahead      time.Duration     // by which the controller's clock is ahead of all others
 	dropsNames bool              // the feature gate DRAExtendedResource is off
 	orphans    []string          // DeviceTaintRules of nodes that are gone
 	scheduler  map[string]string // the class by which the scheduler serves an extended resource
@@ -178,10 +179,14 @@ func (c *site) world() cluster.Snapshot {
 // withoutNodes is the snapshot without its nodes and policies.
 func (c *site) withoutNodes() cluster.Snapshot {
 	s := c.Snapshot
+	s.Now = c.controllersNow()
 	s.Configs, s.Policies, s.Nodes = maps.Clone(c.Configs), nil, nil
 	s.DRA.DevicesTaintedOn, s.DRA.Named, s.DRA.Edited = c.devicesTaintedOn(), c.named(), c.edited()
 	return s
 }
+
+// controllersNow is what the controller's clock shows.
+func (c *site) controllersNow() time.Time { return c.Now.Add(c.ahead) }
 
 // copied is the node as it is now.
 func (h *host) copied() cluster.Node {
@@ -520,7 +525,7 @@ func (c *site) endMPS(h *host) {
 	theirs := strings.HasPrefix(runs, "paused-for-driver") || c.Plugin.ClusterPolicy && !deployed
 	for _, d := range h.devices() {
 		for _, o := range d.Holders {
-			if theirs || d.State.MPS != h.theirs {
+			if theirs || d.State.MIG || d.State.MPS != h.theirs { // NVIDIA's plugin gives no MIG instance to a daemon
 				continue
 			}
 			c.killed = append(c.killed, o.Pod)
