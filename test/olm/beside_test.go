@@ -87,5 +87,6 @@ func TestOLMv0OverV1(t *testing.T) {
 	s.shared()
 	s.Expect(s.uids()).To(Equal(uids), "neither policies nor GPUNodes were made anew")
 	s.do(s.documented("From OLM v0 to v1", 2))
-	s.uninstalls(s.documented("With OLM v1", 3), before)
+	const list = "\nkubectl delete operators.operators.coreos.com gpu-sharing-operator.gpu-sharing-operator --ignore-not-found" // which OLM v0 made anew
+	s.uninstalls(s.documented("With OLM v1", 3)+list, before)
 }
