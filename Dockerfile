@@ -31,12 +31,14 @@ RUN /release/debian.sh "$(dpkg --print-architecture)" /root-of-agent
 
 # It speaks to the API server only, whose certificate authority comes with its service account.
 FROM scratch AS controller
+COPY LICENSE /licenses/LICENSE
 COPY --from=build /out/controller /controller
 USER 65532:65532
 ENTRYPOINT ["/controller"]
 
 FROM scratch AS agent
 COPY --from=root /root-of-agent /
+COPY LICENSE /licenses/LICENSE
 COPY --from=build /out/agent /usr/bin/gpu-sharing-agent
 ENV PATH=/usr/bin:/bin
 # It changes hardware and starts daemons: docs/security.md says what it needs.

@@ -156,12 +156,16 @@ func image(s source, i spec) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// labels say what an image is, in the words of the OCI (image-spec, annotations.md).
+// labels say what an image is, in the words of the OCI (image-spec, annotations.md) and of the certified catalogue of Red Hat, which asks for a
+// folder /licenses too (redhat-openshift-ecosystem/openshift-preflight, internal/policy/container).
 func (s source) labels(title string) map[string]string {
 	return map[string]string{
 		"org.opencontainers.image.title": title, "org.opencontainers.image.version": s.number(),
 		"org.opencontainers.image.revision": s.Commit, "org.opencontainers.image.source": repository,
 		"org.opencontainers.image.licenses": "Apache-2.0",
+		"name":                              title, "version": s.number(), "release": "1", "vendor": "The GPU Sharing Operator Authors",
+		"maintainer": "The GPU Sharing Operator Authors", "summary": title + " of the GPU Sharing Operator",
+		"description": "Shares NVIDIA GPUs of Kubernetes nodes by time-slicing, MPS and MIG",
 	}
 }
 

@@ -102,6 +102,12 @@ func (r *release) image(name string) (published, error) {
 			}
 			i, packages = agentSpec(p.Arch, content, root), of(r.packages, p.Arch)
 		}
+		terms, err := os.ReadFile(filepath.Join(r.tree, license))
+		if err != nil {
+			return published{}, fmt.Errorf("reading the license: %w", err)
+		}
+		last := len(i.Layers) - 1
+		i.Layers[last] = append(i.Layers[last], file{Path: "licenses/" + license, Content: terms})
 		if images[p.Arch], err = image(r.source, i); err != nil {
 			return published{}, err
 		}

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"archive/tar"
 	"archive/zip"
 	"bytes"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	cyclonedx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	. "github.com/onsi/gomega"
 	"github.com/operator-framework/api/pkg/operators/v1alpha1"
@@ -116,6 +118,31 @@ func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
 		files, err := untar(content.Bytes())
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(files).To(Equal([]file{{Path: "lib/libc.so.6", Content: []byte("arm64")}}))
+	})
+	t.Run("images have their license and labels as a certified catalogue asks", func(t *testing.T) {
+		g := NewWithT(t)
+		for _, of := range []string{agentName, controllerName} {
+			tag, err := name.NewTag(r.registry + "/" + of + ":1.2.3-rc.1")
+			g.Expect(err).NotTo(HaveOccurred())
+			img, err := remote.Image(tag, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+			g.Expect(err).NotTo(HaveOccurred())
+			files := mutate.Extract(img)
+			defer func() { _ = files.Close() }()
+			var paths []string
+			for all := tar.NewReader(files); ; {
+				header, err := all.Next()
+				if err != nil {
+					break
+				}
+				paths = append(paths, header.Name)
+			}
+			g.Expect(paths).To(ContainElement("licenses/LICENSE"))
+			config, err := img.ConfigFile()
+			g.Expect(err).NotTo(HaveOccurred())
+			for _, label := range []string{"name", "vendor", "version", "release", "summary", "description", "maintainer"} {
+				g.Expect(config.Config.Labels[label]).NotTo(BeEmpty(), label)
+			}
+		}
 	})
 	t.Run("Helm installs the images by their digests", func(t *testing.T) {
 		g := NewWithT(t)

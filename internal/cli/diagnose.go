@@ -54,6 +54,9 @@ func diagnose(is installation) []finding {
 	}
 	d.controller(is)
 	d.betweenOLMs(is)
+	if len(is.installers) > 1 {
+		d.error("Several programs install the operator, each over what the other did: %s. Remove all but one. docs/install.md#from-olm-v0-to-v1 goes on with OLM v1", strings.Join(is.installers, ", "))
+	}
 	d.definitions(is)
 	if len(is.unknown) > 0 {
 		d.error("%s: the labels of a node with GPUs (%s), and no GPUNode. The controller makes one: look at its log", nodesNamed(is.unknown), is.selector())

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -12,7 +13,11 @@ import (
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -427,4 +432,38 @@ func TestDoctorTellsHowToGoOnFromOLMv0ToV1(t *testing.T) {
 	g.Expect(shown()).To(ContainSubstring("\n    kubectl label crd gpunodes.gpusharing.io gpusharingpolicies.gpusharing.io app.kubernetes.io/managed-by=Helm olm.managed- "+
 		"operators.coreos.com/gpu-sharing-operator.gpus-\n"), "commands are whole on a narrow terminal")
 	g.Expect(shown()).To(ContainSubstring(" meta.helm.sh/release-namespace=gpus\n"))
+}
+
+// OLM v0 overwrites what OLM v1 has installed, without a word; and OLM v1 takes what a release of Helm with its name has.
+func TestDoctorTellsWhoInstallsBesideOthers(t *testing.T) {
+	g := NewWithT(t)
+	of := func(apiVersion, kind, name string, more map[string]any) *unstructured.Unstructured {
+		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": map[string]any{"name": name, "namespace": "gpus"}}}
+		maps.Copy(o.Object, more)
+		return o
+	}
+	csv := of("operators.coreos.com/v1alpha1", "ClusterServiceVersion", "gpu-sharing-operator.v0.1.0", nil)
+	copied := of("operators.coreos.com/v1alpha1", "ClusterServiceVersion", "gpu-sharing-operator.v0.1.0", nil)
+	copied.SetNamespace("default")
+	copied.SetLabels(map[string]string{"olm.copiedFrom": "gpus"})
+	package1 := map[string]any{"spec": map[string]any{"source": map[string]any{"catalog": map[string]any{"packageName": "gpu-sharing-operator"}}}}
+	extension := of("olm.operatorframework.io/v1", "ClusterExtension", "ours", package1)
+	other := of("olm.operatorframework.io/v1", "ClusterExtension", "theirs", map[string]any{"spec": map[string]any{}})
+	installers := func(objects ...client.Object) []string {
+		mapper := meta.NewDefaultRESTMapper(nil)
+		mapper.Add(csv.GroupVersionKind(), meta.RESTScopeNamespace)
+		mapper.Add(extension.GroupVersionKind(), meta.RESTScopeRoot)
+		mapper.Add(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}, meta.RESTScopeRoot)
+		extension.SetNamespace("")
+		other.SetNamespace("")
+		all, err := installersOf(t.Context(), fake.NewClientBuilder().WithRESTMapper(mapper).WithObjects(objects...).Build())
+		g.Expect(err).NotTo(HaveOccurred())
+		return all
+	}
+	is := healthy(t, 1)
+	is.installers = installers(copied, extension, other)
+	g.Expect(is.installers).To(Equal([]string{"OLM v1 (ClusterExtension ours)"}))
+	g.Expect(fmt.Sprint(diagnose(is))).NotTo(ContainSubstring("Several programs"))
+	is.installers = installers(csv, extension, other)
+	g.Expect(fmt.Sprint(diagnose(is))).To(ContainSubstring("OLM v0 (ClusterServiceVersion gpus/gpu-sharing-operator.v0.1.0), OLM v1 (ClusterExtension ours). Remove all but one"))
 }

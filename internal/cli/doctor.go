@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -60,6 +62,8 @@ type installation struct {
 	standAlone bool
 	// olmV0 is the namespace in which OLM v0 installed the operator's kinds; empty: it did not, or they were given to OLM v1.
 	olmV0 string
+	// installers are what installs the operator, such as ClusterExtension gpu-sharing-operator, as far as the user may read it.
+	installers []string
 	// told is the ConfigMap of a stand-alone device plugin that the flags of the controller name.
 	told types.NamespacedName
 }
@@ -189,6 +193,9 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if is.olmV0, err = installedByOLMv0(ctx, c); err != nil {
 		return is, err
 	}
+	if is.installers, err = installersOf(ctx, c); err != nil {
+		return is, err
+	}
 	policy, err := clusterPolicy(ctx, c)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return is, err
@@ -240,6 +247,33 @@ func installedByOLMv0(ctx context.Context, c client.Client) (string, error) {
 		}
 	}
 	return "gpu-sharing-operator", nil
+}
+
+// installersOf are a ClusterServiceVersion, a ClusterExtension and a release of Helm of the operator, one of each at most. OLM v0 overwrites what is
+// there, and OLM v1 takes what a release of Helm with its name has.
+func installersOf(ctx context.Context, c client.Client) (all []string, err error) {
+	const operator = "gpu-sharing-operator"
+	found := map[string]string{}
+	_, v0 := eachOf(ctx, c, kindOf("operators.coreos.com", "v1alpha1", "ClusterServiceVersion"), func(o *unstructured.Unstructured) {
+		if strings.HasPrefix(o.GetName(), operator+".v") && o.GetLabels()["olm.copiedFrom"] == "" {
+			found["OLM v0"] = "ClusterServiceVersion " + o.GetNamespace() + "/" + o.GetName()
+		}
+	})
+	_, v1 := eachOf(ctx, c, kindOf("olm.operatorframework.io", "v1", "ClusterExtension"), func(o *unstructured.Unstructured) {
+		if at(o, "spec", "source", "catalog", "packageName") == operator {
+			found["OLM v1"] = "ClusterExtension " + o.GetName()
+		}
+	})
+	crd := &metav1.PartialObjectMetadata{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	helm := unlessForbidden(client.IgnoreNotFound(c.Get(ctx, client.ObjectKey{Name: "gpusharingpolicies." + v1alpha1.Group}, crd)))
+	if crd.Labels["helm.sh/chart"] != "" {
+		found["Helm"] = "release " + crd.Annotations["meta.helm.sh/release-name"]
+	}
+	for _, by := range slices.Sorted(maps.Keys(found)) {
+		all = append(all, by+" ("+found[by]+")")
+	}
+	return all, errors.Join(v0, v1, helm)
 }
 
 func (is *installation) readAgentSets(ctx context.Context, c client.Client) error {

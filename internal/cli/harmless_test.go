@@ -328,6 +328,9 @@ func (w *adviseWorld) harm(n *cluster.Node, after policies.Ranking) string {
 	if err != nil {
 		return fmt.Sprintf("node %s refuses policy %s: %v", n.Name, by.Name, err)
 	}
+	if published, needed, other := n.OtherShares(is); other && before.Strategy != "" {
+		return fmt.Sprintf("node %s publishes %d shares of each GPU, and %s needs %d", n.Name, published, asYAML(is), needed)
+	}
 	if harm := harmToPods(n, want, before, is); harm != "" {
 		return harm
 	}

@@ -30,14 +30,20 @@ func TestWhatWouldDeleteLivePoliciesIsRefused(t *testing.T) {
 	g.Expect(cluster.Client.Create(ctx, definitionOfClusterExtensions())).To(Succeed())
 	g.Expect(cluster.Apply(ctx, "config/default/namespace.yaml", "config/manager/admission.yaml")).To(Succeed())
 	ours, second, others := clusterExtension("ours", "gpu-sharing-operator"), clusterExtension("second", "gpu-sharing-operator"), clusterExtension("others", "another-operator")
-	for extension, installed := range map[*unstructured.Unstructured]string{ours: "Unknown", second: "False"} { // Unknown: OLM could not find out
-		extension.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Installed", "status": installed}}}
+	half := clusterExtension("half", "gpu-sharing-operator") // owns the definitions already, and a quota refused what came after them
+	for extension, is := range map[*unstructured.Unstructured][2]string{
+		ours: {"Unknown", "OLM could not find out"}, half: {"False", "exceeded quota"},
+		second: {"False", "CustomResourceDefinition 'gpunodes.gpusharing.io' already exists in namespace '' and cannot be managed by operator-controller"},
+	} {
+		extension.Object["status"] = map[string]any{"conditions": []any{
+			map[string]any{"type": "Installed", "status": is[0]}, map[string]any{"type": "Progressing", "status": "True", "message": is[1]},
+		}}
 	}
-	for _, extension := range []client.Object{ours, second, others} {
+	for _, extension := range []client.Object{ours, half, second, others} {
 		g.Eventually(func() error { return cluster.Client.Create(ctx, extension) }).WithTimeout(20 * time.Second).Should(Succeed())
 	}
 	foreign := definitionOfClusterExtensions()
-	kept := []client.Object{definition("gpusharingpolicies." + v1alpha1.Group), definition("gpunodes." + v1alpha1.Group), ours}
+	kept := []client.Object{definition("gpusharingpolicies." + v1alpha1.Group), definition("gpunodes." + v1alpha1.Group), ours, half}
 	deleted := func(ctx context.Context, o client.Object) error {
 		return cluster.Client.Delete(ctx, o, client.DryRunAll)
 	}

@@ -28,7 +28,7 @@
 //	the MPS pods' account goes with the previous version         TestOLMv0; packaging TestWhatStaysBelongsToNoClusterServiceVersion
 //	a binding that is deleted stays deleted                      packaging TestWhatAnotherControllerDeletesIsInstalledAgainWithinAMinute
 //	a CSV is Succeeded without a DaemonSet                       TestBadLuckUnderOLMv0; agentinstall TestReadyOnceAndAsLongAsAllIsInstalled
-//	v0 to v1 is refused                                          TestOLMv0; cli TestDoctorTellsHowToGoOnFromOLMv0ToV1
+//	v0 to v1 is refused                                          TestFromOLMv0ToV1; cli TestDoctorTellsHowToGoOnFromOLMv0ToV1
 //	settings need the environment, which v1 does not give        TestOLMv1; packaging TestAConfigMapSetsWhatASubscriptionMaySet
 //	a second installation in another namespace                   TestOLMv0; agentinstall TestNoSecondOperatorBeginsInAnotherNamespace
 //	users with edit write GPUNodes                               TestOLMv0 (editors); test/api TestWhoWritesGPUNodes

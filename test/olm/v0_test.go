@@ -134,10 +134,9 @@ func (s *site) logged(program, text string) int {
 	return strings.Count(string(log), text)
 }
 
-// TestOLMv0 upgrades from the previous version, uninstalls in every order with live policies and takes them up again, and
-// goes on to OLM v1.
+// TestOLMv0 upgrades from the previous version, and uninstalls in every order with live policies and takes them up again.
 func TestOLMv0(t *testing.T) {
-	s := newSite(t, previous.Version, "v0", "extensions", "catalogs")
+	s := newSite(t, previous.Version, "v0")
 	s.startV0()
 	before := s.snapshot()
 	s.catalogSource()
@@ -180,13 +179,18 @@ func TestOLMv0(t *testing.T) {
 	s.do("kubectl delete pod holder")
 	s.installV0()
 	s.uninstalls(s.documented("With OLM v0", 4), before)
+}
 
+// TestFromOLMv0ToV1 goes on to OLM v1 where policies live.
+func TestFromOLMv0ToV1(t *testing.T) {
+	s := newSite(t, "0.1.0", "v0", "extensions", "catalogs")
+	s.startV0()
 	s.startV1()
-	before = s.snapshot()
+	before := s.snapshot()
 	s.catalogSource()
 	s.installV0()
 	s.share()
-	uids = s.uids()
+	uids := s.uids()
 	s.uninstallV0("csv", "subscription")
 	s.kept()
 	s.toV1()

@@ -298,9 +298,17 @@ func (c Cluster) try(f Fleet, o *Option) {
 	}
 	p.Name, p.Spec.Sharing = f.Policy, o.Sharing
 	for _, n := range f.Nodes {
-		if want, err := policy.DesiredState(&p, c.wouldBe(n)); err != nil {
+		want, err := policy.DesiredState(&p, c.wouldBe(n))
+		published, needed, other := n.OtherShares(o.Sharing)
+		switch {
+		case err != nil:
 			o.refused[n.Name] = err.Error()
-		} else {
+		case other && f.Policy != "":
+			o.refused[n.Name] = fmt.Sprintf("NVIDIA's DRA driver gives each GPU %d shares, and it needs %d", published, needed)
+		case other:
+			o.Notes = []string{fmt.Sprintf("waits until NVIDIA's DRA driver gives each GPU %d shares (docs/dra.md#set-the-number-of-shares)", needed)}
+			fallthrough
+		default:
 			o.offers[n.Name] = want
 		}
 	}

@@ -62,7 +62,13 @@ func (f Fleet) options() []Option {
 		replicas = max(replicas, (f.held[n.Name]+gpus-1)/gpus)
 	}
 	if !f.Device.Virtual {
-		options = append(options, f.mps(min(replicas, int(plan.MaxClients(f.Device)))), f.timeSlicing(min(replicas, maxReplicas)))
+		turns := replicas
+		for _, n := range f.Nodes {
+			if published, _ := n.Published.Shares(); published > 1 { // of NVIDIA's DRA driver, which has them already
+				turns = max(turns, int(published))
+			}
+		}
+		options = append(options, f.mps(min(replicas, int(plan.MaxClients(f.Device)))), f.timeSlicing(min(turns, maxReplicas)))
 	}
 	return append(options, Option{
 		Name: "Exclusive", Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},

@@ -69,6 +69,14 @@ func (n *Node) FoundOnDRA() bool {
 	return dra.IsConfig(n.GPU.Spec.ConfigName) || slices.ContainsFunc(n.GPU.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1alpha1.ReasonNotOnDRA })
 }
 
+// OtherShares reports whether NVIDIA's DRA driver publishes another number of shares of each GPU than a sharing needs. It has one for all nodes,
+// which the administrator sets.
+func (n *Node) OtherShares(s v1alpha1.Sharing) (published, needed int64, other bool) {
+	published, known := n.Published.Shares()
+	needed = dra.Shares(s)
+	return published, needed, known && needed > 0 && published != needed
+}
+
 // Offered returns the extended resources of GPUs and instances that pods can get on the node, each with its number:
 // what the kubelet lists as allocatable, or what NVIDIA's DRA driver publishes where it alone serves the node.
 func (n *Node) Offered(stack dra.Stack) map[string]int64 {
