@@ -45,7 +45,7 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 // seen.
 func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	if r.failed == nil && !r.aside {
-		devices := sinceHeld(status.Devices, plan.Reported(r.observed.devices), c.clock.Now())
+		devices := sinceHeld(status.Devices, r.observed.devices, c.clock.Now())
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, devices
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
 	}
@@ -76,22 +76,28 @@ func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNod
 	return status
 }
 
-// sinceHeld notes in what is to be reported since when no pod or process has had a MIG instance: what was reported before remembers it, also
-// for an agent that starts anew.
-func sinceHeld(was, is []v1alpha1.DeviceStatus, now time.Time) []v1alpha1.DeviceStatus {
-	before := map[string]metav1.Time{}
+// sinceHeld is what is to be reported of GPUs, with since when no pod or process has had a MIG instance, by all that was seen, of which the
+// report may list a part. What was reported before remembers it, also for an agent that starts anew.
+func sinceHeld(was []v1alpha1.DeviceStatus, seen []gpu.Device, now time.Time) []v1alpha1.DeviceStatus {
+	is, before, held := plan.Reported(seen), map[string]metav1.Time{}, map[string]bool{}
 	for i := range was {
 		for _, instance := range was[i].Instances {
 			before[instance.UUID] = instance.LastHeldTime
 		}
 	}
+	for i := range seen {
+		for _, instance := range seen[i].State.Instances {
+			held[instance.UUID] = hasHolder(&seen[i], instance.ID)
+		}
+	}
 	for i := range is {
 		for n := range is[i].Instances {
 			instance := &is[i].Instances[n]
-			if instance.UUID == "" || hasHolder(&is[i], instance.ID) {
+			if instance.UUID == "" || held[instance.UUID] {
 				continue
 			}
-			if instance.LastHeldTime = before[instance.UUID]; instance.LastHeldTime.IsZero() {
+			instance.LastHeldTime = before[instance.UUID]
+			if instance.LastHeldTime.IsZero() || instance.LastHeldTime.After(now) { // the clock may have been ahead
 				instance.LastHeldTime = metav1.NewTime(now.Truncate(time.Second)) // the API keeps no more
 			}
 		}
@@ -100,9 +106,9 @@ func sinceHeld(was, is []v1alpha1.DeviceStatus, now time.Time) []v1alpha1.Device
 }
 
 // hasHolder reports whether a pod or process has an instance.
-func hasHolder(d *v1alpha1.DeviceStatus, instance int32) bool {
-	return slices.ContainsFunc(d.Holders, func(h v1alpha1.HolderStatus) bool { return h.Instance != nil && *h.Instance == instance }) ||
-		slices.ContainsFunc(d.Processes, func(p v1alpha1.ProcessStatus) bool { return p.Instance != nil && *p.Instance == instance })
+func hasHolder(d *gpu.Device, instance int) bool {
+	return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Instance == instance }) ||
+		slices.ContainsFunc(d.Processes, func(p gpu.Process) bool { return p.Instance == instance })
 }
 
 // maxSum is the bound of status.gpus.

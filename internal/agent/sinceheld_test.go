@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
 // TestSinceWhenNobodyHasAnInstanceIsReported: since a pod or process was seen to have it last, or since it was seen first.
@@ -19,16 +21,18 @@ func TestSinceWhenNobodyHasAnInstanceIsReported(t *testing.T) {
 	start := time.Date(2026, 11, 26, 10, 0, 0, 5e8, time.UTC)
 	at := func(minutes int) time.Time { return start.Add(time.Duration(minutes) * time.Minute) }
 	var was []v1alpha1.DeviceStatus
-	look := func(minutes int, pods, processes []int32) (times []string) {
-		d := v1alpha1.DeviceStatus{Instances: []v1alpha1.InstanceStatus{{ID: 1, UUID: "MIG-1"}, {ID: 2, UUID: "MIG-2"}, {ID: 3}}}
-		d.Holders = []v1alpha1.HolderStatus{{Namespace: "a", PodName: "whole"}}
+	look := func(minutes int, pods, processes []int) (times []string) {
+		d := gpu.Device{State: gpu.State{Instances: []gpu.Instance{{ID: 1, UUID: "MIG-1"}, {ID: 2, UUID: "MIG-2"}, {ID: 3}}}}
+		d.Holders = []gpu.Holder{{Namespace: "a", Pod: "whole", Instance: gpu.WholeGPU}}
 		for _, id := range pods {
-			d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "a", PodName: "p", Instance: &id})
+			for n := range 64 { // as many as the status lists
+				d.Holders = append(d.Holders, gpu.Holder{Namespace: "a", Pod: fmt.Sprint("p", n), Instance: id})
+			}
 		}
-		for _, id := range processes {
-			d.Processes = append(d.Processes, v1alpha1.ProcessStatus{PID: 1, Instance: &id})
+		for _, id := range processes { // the status lists a process with its first instance
+			d.Processes = append(d.Processes, gpu.Process{PID: 1, Instance: id})
 		}
-		was = sinceHeld(was, []v1alpha1.DeviceStatus{d}, at(minutes))
+		was = sinceHeld(was, []gpu.Device{d}, at(minutes))
 		for _, i := range was[0].Instances {
 			if i.LastHeldTime.IsZero() {
 				times = append(times, "")
@@ -39,10 +43,16 @@ func TestSinceWhenNobodyHasAnInstanceIsReported(t *testing.T) {
 		return times
 	}
 	g.Expect(look(0, nil, nil)).To(Equal([]string{"10:00:00", "10:00:00", ""}), "seen for the first time; one that is not whole has no time")
-	g.Expect(look(1, []int32{1}, nil)).To(Equal([]string{"", "10:00:00", ""}))
-	g.Expect(look(2, []int32{1}, []int32{2})).To(Equal([]string{"", "", ""}))
-	g.Expect(look(3, nil, []int32{2})).To(Equal([]string{"10:03:00", "", ""}))
+	g.Expect(look(1, []int{1}, nil)).To(Equal([]string{"", "10:00:00", ""}))
+	g.Expect(look(2, []int{1}, []int{2})).To(Equal([]string{"", "", ""}))
+	g.Expect(look(3, nil, []int{2})).To(Equal([]string{"10:03:00", "", ""}))
 	g.Expect(look(9, nil, nil)).To(Equal([]string{"10:03:00", "10:09:00", ""}))
+	g.Expect(look(10, []int{1, 2}, nil)).To(Equal([]string{"", "", ""}), "one whose pods the status has no room for")
+	g.Expect(look(11, nil, []int{1, 2})).To(Equal([]string{"", "", ""}), "a process that has two")
+	g.Expect(look(12, nil, nil)).To(Equal([]string{"10:12:00", "10:12:00", ""}))
+	g.Expect(look(7, nil, nil)).To(Equal([]string{"10:07:00", "10:07:00", ""}), "the clock was ahead, and is not any more")
+	g.Expect(look(8, []int{1, 2}, nil)).To(Equal([]string{"", "", ""}))
+	g.Expect(look(9, nil, nil)).To(Equal([]string{"10:09:00", "10:09:00", ""}))
 	was[0].Instances[0].LastHeldTime = metav1.NewTime(at(3).Truncate(time.Second).Local())
 	g.Expect(look(10, nil, nil)).To(Equal([]string{"10:03:00", "10:09:00", ""}), "an agent that starts anew has it from the API")
 }

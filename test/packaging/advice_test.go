@@ -51,7 +51,7 @@ func TestQueriesOfAdvice(t *testing.T) {
 		created, scheduled, completed string
 	}{
 		"u1": {"a", "nvidia_com_mig_1g_5gb", "1", "30 stale", "60", "120", "600"}, "u2": {"", "nvidia_com_mig_3g_20gb", "2", "120", "300", "", ""},
-		"u3": {"b", "cpu", "4", "120", "60", "61", ""},
+		"u3": {"b", "cpu", "4", "120", "60", "61", ""}, "u4": {"b", "nvidia_com_mig_1g_5gb", "1", "120", "60", "3600", ""},
 	} {
 		of := fmt.Sprintf(`namespace="team", pod=%[1]q, uid=%[1]q`, uid)
 		add := func(metric, more, value string) {
@@ -61,6 +61,9 @@ func TestQueriesOfAdvice(t *testing.T) {
 		}
 		add("kube_pod_container_resource_requests", fmt.Sprintf(`, container="main", node=%q, resource=%q, unit="integer"`, p.node, p.resource), p.asks)
 		add("kube_pod_info", fmt.Sprintf(`, node=%q`, p.node), "1")
+		if uid == "u4" { // it waited before
+			add("kube_pod_info", `, node=""`, "1")
+		}
 		add("kube_pod_created", "", p.created)
 		add("kube_pod_status_scheduled_time", "", p.scheduled)
 		add("kube_pod_completion_time", "", p.completed)
@@ -72,7 +75,7 @@ func TestQueriesOfAdvice(t *testing.T) {
 		Labels string  `json:"labels"`
 		Value  float64 `json:"value"`
 	}
-	want := func(namespace string) map[advice.Query][]sample {
+	want := func(namespace string, nodes []sample) map[advice.Query][]sample {
 		both := map[advice.Query][]sample{
 			advice.QueryTime:       {{`{node="a"}`, 89.5 * 60}}, // the steps of half a minute in which all GPUs were measured
 			advice.QueryConcurrent: {{`{node="a"}`, 3}},
@@ -80,35 +83,53 @@ func TestQueriesOfAdvice(t *testing.T) {
 			advice.QueryMemory:     {{container("train", "team"), 30}, {container("web", "x"), 3}},
 			advice.QueryCompute:    {{container("train", "team"), 0.9}},
 			advice.QueryCompute95:  {{container("train", "team"), 0.1}},
-			advice.QueryAsks:       {{`{uid="u1", resource="nvidia_com_mig_1g_5gb"}`, 1}, {`{uid="u2", resource="nvidia_com_mig_3g_20gb"}`, 2}},
-			advice.QueryCreated:    {{`{uid="u1"}`, 60}, {`{uid="u2"}`, 300}},
-			advice.QueryScheduled:  {{`{uid="u1", node="a"}`, 120}},
+			advice.QueryAsks:       {{`{uid="u1", resource="nvidia_com_mig_1g_5gb"}`, 1}, {`{uid="u4", resource="nvidia_com_mig_1g_5gb"}`, 1}, {`{uid="u2", resource="nvidia_com_mig_3g_20gb"}`, 2}},
+			advice.QueryCreated:    {{`{uid="u1"}`, 60}, {`{uid="u2"}`, 300}, {`{uid="u4"}`, 60}},
+			advice.QueryScheduled:  {{`{uid="u1"}`, 120}, {`{uid="u4"}`, 3600}},
+			advice.QueryNode:       nodes,
 			advice.QueryCompleted:  {{`{uid="u1"}`, 600}},
-			advice.QueryLastSeen:   {{`{uid="u1"}`, 30 * 60}, {`{uid="u2"}`, 120 * 60}},
+			advice.QueryLastSeen:   {{`{uid="u1"}`, 30 * 60}, {`{uid="u2"}`, 120 * 60}, {`{uid="u4"}`, 120 * 60}},
 		}
 		if namespace != "" {
 			both[advice.QueryConcurrent] = []sample{{`{node="a"}`, 1}}
 		}
 		return both
 	}
-	tests := []map[string]any{}
-	for _, namespace := range []string{"", "x"} {
-		for name, query := range advice.Queries(2*time.Hour, namespace) {
-			tests = append(tests, map[string]any{"expr": query, "eval_time": "2h", "exp_samples": want(namespace)[name]})
+	tests := func(nodes ...sample) (all []map[string]any) {
+		for _, namespace := range []string{"", "x"} {
+			for name, query := range advice.Queries(2*time.Hour, namespace) {
+				all = append(all, map[string]any{"expr": query, "eval_time": "2h", "exp_samples": want(namespace, nodes)[name]})
+			}
 		}
+		return all
 	}
-	var exported []map[string]string
+	on := []sample{{`{uid="u1", node="a"}`, 1}, {`{uid="u4", node="b"}`, 1}}
+	var onTwo []sample
+	for _, labels := range []string{`uid="u1", exported_node="a"`, `uid="u2"`, `uid="u4"`, `uid="u4", exported_node="b"`} {
+		onTwo = append(onTwo, sample{fmt.Sprintf(`{node="infra-1", %s}`, labels), 1}, sample{fmt.Sprintf(`{node="infra-2", %s}`, labels), 1})
+	}
+	var exported, two []map[string]string
 	for _, s := range input {
 		labels := s["series"]
 		for _, label := range []string{"namespace", "pod", "container"} {
 			labels = strings.ReplaceAll(labels, " "+label+"=", fmt.Sprintf(" %[1]s=\"the-agents\", exported_%[1]s=", label))
 		}
 		exported = append(exported, map[string]string{"series": labels, "values": s["values"]})
+		if !strings.Contains(labels, "kube-state-metrics") {
+			two = append(two, map[string]string{"series": labels, "values": s["values"]})
+			continue
+		}
+		for _, node := range []string{"infra-1", "infra-2"} { // two of kube-state-metrics, or one that moved
+			of := strings.ReplaceAll(labels, ` node=`, fmt.Sprintf(` node=%q, exported_node=`, node))
+			of = strings.ReplaceAll(of, `, exported_node=""`, "")
+			two = append(two, map[string]string{"series": of, "values": s["values"]})
+		}
 	}
 	file := filepath.Join(t.TempDir(), "advice.yaml")
 	data, err := yaml.Marshal(map[string]any{"evaluation_interval": "1m", "tests": []map[string]any{
-		{"name": "advise", "interval": "1m", "input_series": input, "promql_expr_test": tests},
-		{"name": "labels that are not honoured", "interval": "1m", "input_series": exported, "promql_expr_test": tests},
+		{"name": "advise", "interval": "1m", "input_series": input, "promql_expr_test": tests(on...)},
+		{"name": "labels that are not honoured", "interval": "1m", "input_series": exported, "promql_expr_test": tests(on...)},
+		{"name": "two whose node is theirs", "interval": "1m", "input_series": two, "promql_expr_test": tests(onTwo...)},
 	}})
 	g := NewWithT(t)
 	g.Expect(err).NotTo(HaveOccurred())

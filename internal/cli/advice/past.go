@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -28,6 +29,8 @@ const (
 	usualRun = time.Hour
 	// mostPast is how many pods are replayed at most: those that were created last.
 	mostPast = 2000
+	// noNodeHas is a number of instances that no node has. A pod may ask for more.
+	noNodeHas = 128
 	// mostProfiles is how many onDemand.profiles can name.
 	mostProfiles = 8
 )
@@ -37,17 +40,22 @@ type PastPod struct {
 	Asks                    map[string]int // instances by resource, as kube-state-metrics spells it: nvidia_com_mig_1g_5gb
 	Node                    string         // on which it ran; empty: none
 	Created, Started, Ended time.Time      // zero: never; Ended is also when a pod was deleted
+
+	seen time.Time // last
 }
 
 // pastPods are the pods of which Prometheus knows from kube-state-metrics, in the order in which they were created.
 func pastPods(answers map[Query][]Sample, now time.Time) []PastPod {
 	of := map[string]*PastPod{}
 	for _, s := range answers[QueryAsks] {
-		uid := s.Labels["uid"]
+		uid, n := s.Labels["uid"], int(min(s.Value, noNodeHas))
+		if n < 1 {
+			continue
+		}
 		if of[uid] == nil {
 			of[uid] = &PastPod{Asks: map[string]int{}}
 		}
-		of[uid].Asks[s.Labels["resource"]] += int(s.Value)
+		of[uid].Asks[s.Labels["resource"]] += n
 	}
 	each := func(query Query, set func(*PastPod, Sample, time.Time)) {
 		for _, s := range answers[query] {
@@ -57,13 +65,22 @@ func pastPods(answers map[Query][]Sample, now time.Time) []PastPod {
 		}
 	}
 	each(QueryCreated, func(p *PastPod, _ Sample, at time.Time) { p.Created = at })
-	each(QueryScheduled, func(p *PastPod, s Sample, at time.Time) { p.Started, p.Node = at, s.Labels["node"] })
-	each(QueryLastSeen, func(p *PastPod, _ Sample, at time.Time) {
-		if now.Sub(at) > 10*time.Minute { // what is there may have been seen last five minutes ago
-			p.Ended = at
+	each(QueryScheduled, func(p *PastPod, _ Sample, at time.Time) { p.Started = at })
+	for _, label := range []string{"node", "exported_node"} { // node alone may be that of kube-state-metrics
+		each(QueryNode, func(p *PastPod, s Sample, _ time.Time) {
+			if !p.Started.IsZero() {
+				p.Node = cmp.Or(s.Labels[label], p.Node)
+			}
+		})
+	}
+	each(QueryLastSeen, func(p *PastPod, _ Sample, at time.Time) { p.seen = at })
+	for _, p := range of {
+		last := timing.Latest(p.seen, timing.Latest(p.Created, p.Started)) // what was short was seen at no step
+		if now.Sub(last) > 10*time.Minute {                                // what is there may have been seen last five minutes ago
+			p.Ended = last
 		}
-	})
-	each(QueryCompleted, func(p *PastPod, _ Sample, at time.Time) { p.Ended = at })
+	}
+	each(QueryCompleted, func(p *PastPod, _ Sample, at time.Time) { p.Ended = timing.Latest(at, p.Started) })
 	var pods []PastPod
 	for _, uid := range slices.Sorted(maps.Keys(of)) {
 		if !of[uid].Created.IsZero() {
@@ -186,7 +203,7 @@ func (r *replay) setRuns() {
 		case !pod.Started.IsZero():
 			lasts = forever
 		}
-		r.lasts = append(r.lasts, lasts)
+		r.lasts = append(r.lasts, max(time.Second, lasts))
 	}
 }
 

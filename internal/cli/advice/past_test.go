@@ -5,6 +5,7 @@ package advice_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -37,6 +38,7 @@ func answersOf(now time.Time, pods []past) map[advice.Query][]advice.Sample {
 		}
 		add(advice.QueryCreated, p.created)
 		add(advice.QueryScheduled, p.started)
+		add(advice.QueryNode, p.started)
 		add(advice.QueryCompleted, p.ended)
 		add(advice.QueryLastSeen, p.seen)
 	}
@@ -73,6 +75,16 @@ func TestThePastIsReplayedWithLayoutsOnDemand(t *testing.T) {
 		"a large one that waits for small ones is beaten": {
 			append([]past{never("7g_40gb", 0, whole)}, ran("1g_5gb", 5, 5, 9)), "and 1 of these would have started, half of them within 11s; 1 that did not wait would have. A",
 		},
+		"one that ran shortly, and was not seen after that": {
+			[]past{{"7g_40gb", here, 0, 0, -1, -1, 0}, ran("7g_40gb", 30, 50, 70)},
+			"2 pods that asked for MIG instances of these GPUs: 1 waited longer than a minute or did not start, and 1 of these would have started, half of them within 0s.",
+		},
+		"one that came a moment ago": {
+			append(seven(whole+1), past{"7g_40gb", "", whole - 4, -1, -1, -1, 0}), "1 waited longer than a minute or did not start, and 0 of these would have started.",
+		},
+		"one that was seen last before it ran": {
+			append([]past{{"7g_40gb", here, 0, 5, -1, 4, 0}}, ran("7g_40gb", 30, 50, 70)), "2 waited longer than a minute or did not start, and 2 of these would have started, half of them within 0s.",
+		},
 		"one of two that ran a while": {
 			[]past{ran("7g_40gb", 0, 50, 70), ran("7g_40gb", 1, 71, 91)}, "2 waited longer than a minute or did not start, and 2 of these would have started, half of them within 11s.",
 		},
@@ -100,4 +112,34 @@ func TestThePastIsReplayedWithLayoutsOnDemand(t *testing.T) {
 			g.Expect(a.Lines()).To(ContainElement(a.OnDemand))
 		})
 	}
+}
+
+// TestWhatAPodAsksForIsANumberOfInstances that is looked at: any number can be written into a pod.
+func TestWhatAPodAsksForIsANumberOfInstances(t *testing.T) {
+	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	tooMany := []map[string]int{{"nvidia_com_mig_1g_5gb": 128}}
+	for value, want := range map[float64][]map[string]int{0: nil, -1: nil, 7: {{"nvidia_com_mig_1g_5gb": 7}}, 1e9: tooMany, math.Inf(1): tooMany, math.NaN(): nil} {
+		t.Run(fmt.Sprint(value), func(t *testing.T) {
+			answers := answersOf(now, []past{{"1g_5gb", "", 0, -1, -1, 24*60 - 1, 0}})
+			answers[advice.QueryAsks][0].Value = value
+			var asks []map[string]int
+			for _, pod := range advice.FromPrometheus(answers, now).Past {
+				asks = append(asks, pod.Asks)
+			}
+			NewWithT(t).Expect(asks).To(Equal(want))
+		})
+	}
+}
+
+// TestTheNodeOfAPodIsNotThatOfKubeStateMetrics, which a Prometheus that honours no labels gives the name, and pods that wait have alone.
+func TestTheNodeOfAPodIsNotThatOfKubeStateMetrics(t *testing.T) {
+	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	answers := answersOf(now, []past{{"1g_5gb", "infra", 0, 1, -1, 9, 0}, {"1g_5gb", "infra", 1, -1, -1, 9, 0}})
+	for _, node := range []string{"", "a", ""} {
+		labels := map[string]string{"uid": "0", "node": "infra", "exported_node": node}
+		answers[advice.QueryNode] = append(answers[advice.QueryNode], advice.Sample{Labels: labels, Value: 1})
+	}
+	answers[advice.QueryNode] = append(answers[advice.QueryNode], advice.Sample{Labels: map[string]string{"uid": "1", "node": "infra"}, Value: 1})
+	pods := advice.FromPrometheus(answers, now).Past
+	NewWithT(t).Expect([]string{pods[0].Node, pods[1].Node}).To(Equal([]string{"a", ""}))
 }

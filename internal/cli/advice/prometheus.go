@@ -30,6 +30,7 @@ const (
 	QueryAsks      Query = "asks"      // instances that it asked for, by resource
 	QueryCreated   Query = "created"   // when it was created, in seconds since 1970, as all that follow
 	QueryScheduled Query = "scheduled" // when it was bound to a node
+	QueryNode      Query = "node"      // to which one
 	QueryCompleted Query = "completed" // when it ended
 	QueryLastSeen  Query = "lastSeen"  // when it was seen last
 )
@@ -76,10 +77,10 @@ func Queries(window time.Duration, namespace string) map[Query]string {
 		QueryCompute95:  of(fmt.Sprintf("quantile_over_time(%g, %%s[%%s])", often), utilization),
 		QueryAsks:       fmt.Sprintf("sum by (uid, resource) (max by (uid, container, resource) (%s))", honoured(fmt.Sprintf("max_over_time(%s[%s])", asks, over))),
 		QueryCreated:    when("", fmt.Sprintf("max_over_time(kube_pod_created[%s])", over)),
-		QueryScheduled: when(", node", fmt.Sprintf(`max_over_time(kube_pod_status_scheduled_time[%s]) * on (uid) group_left (node) label_replace(`+
-			`max by (uid, node, exported_node) (max_over_time(kube_pod_info{node!=""}[%s])), "node", "$1", "exported_node", "(.+)")`, over, over)),
-		QueryCompleted: when("", fmt.Sprintf("max_over_time(kube_pod_completion_time[%s])", over)),
-		QueryLastSeen:  when("", "max_over_time(timestamp(kube_pod_created)"+steps+")"),
+		QueryScheduled:  when("", fmt.Sprintf("max_over_time(kube_pod_status_scheduled_time[%s])", over)),
+		QueryNode:       when(", node, exported_node", fmt.Sprintf(`max_over_time(kube_pod_info{node!=""}[%s])`, over)),
+		QueryCompleted:  when("", fmt.Sprintf("max_over_time(kube_pod_completion_time[%s])", over)),
+		QueryLastSeen:   when("", "max_over_time(timestamp("+asks+")"+steps+")"),
 	}
 }
 

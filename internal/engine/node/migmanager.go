@@ -155,7 +155,7 @@ func awaitMIGManagerPrepared(v *View) (Result, bool) {
 	case managerBusy(v):
 		r.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
 	case managerAnswersIn(v) > 0:
-		r.Message = "waiting until NVIDIA's mig-manager, whose pod is new, has answered to what its label named before"
+		r.Message = managerAnswers
 		r.After = managerAnswersIn(v)
 	default:
 		return Result{}, false
@@ -163,12 +163,16 @@ func awaitMIGManagerPrepared(v *View) (Result, bool) {
 	return r, true
 }
 
-// managerAnswersIn is how long a new pod of mig-manager may still take to say what it finds. When it starts it compares
-// what its label names with what is there, and does not say that it does: "success" comes after another request then,
-// and would be taken for the answer to that (NVIDIA/mig-parted, pkg/mig/reconfigure: pending is written after that).
+const managerAnswers = "waiting until NVIDIA's mig-manager, whose pod is new, has answered to what its label named before"
+
+// managerAnswersIn is how long a pod of mig-manager that is new, or whose containers are, may still take to say what it
+// finds. When it starts it compares what its label names with what is there, and does not say that it does: "success"
+// comes after another request then, and would be taken for the answer to that (NVIDIA/mig-parted, pkg/mig/reconfigure:
+// pending is written after that).
 func managerAnswersIn(v *View) (d time.Duration) {
 	for _, p := range managerPods(v) {
-		if of := p.Scheduled.Add(timing.ManagerReturns).Sub(v.Snapshot.Now); of < timing.ManagerReturns+timing.ClocksDiffer {
+		since := timing.Latest(p.Scheduled, p.ReadySince)
+		if of := since.Add(timing.ManagerReturns).Sub(v.Snapshot.Now); of < timing.ManagerReturns+timing.ClocksDiffer {
 			d = max(d, of)
 		}
 	}
@@ -272,6 +276,9 @@ func driveManager(v *View) Result {
 		r.Message = "waiting until the agent has closed the driver for NVIDIA's mig-manager"
 	case managerBusy(v):
 		r.Message = "waiting until NVIDIA's mig-manager has done what it was asked for before: " + managerState(v)
+	case managerAnswersIn(v) > 0:
+		r.Message = managerAnswers
+		r.After = managerAnswersIn(v)
 	default:
 		requestManager(v, &r, name)
 	}

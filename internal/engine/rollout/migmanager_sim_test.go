@@ -60,6 +60,9 @@ func (c *site) partition(h *host) {
 	if c.Now.Sub(h.Pods[at].Scheduled) < h.starts {
 		return
 	}
+	if h.Pods[at].ReadySince.IsZero() {
+		h.Pods[at].ReadySince = c.Now.Add(h.skew)
+	}
 	if name := h.Labels[v1alpha1.LabelMIGConfig]; name != h.last && h.compared.IsZero() {
 		h.last = name
 		if name != "" {

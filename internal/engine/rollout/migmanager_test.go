@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -88,6 +89,32 @@ func TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer(t *testing.T)
 			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 		})
+	}
+}
+
+// TestAPodOfMIGManagerThatStartsLate answers late to what its label named before: its image was pulled, or the GPU Operator's validation awaited.
+func TestAPodOfMIGManagerThatStartsLate(t *testing.T) {
+	for starts := 20 * time.Second; starts <= 50*time.Second; starts += 3 * time.Second {
+		for _, replaced := range []bool{false, true} {
+			t.Run(fmt.Sprint(starts, replaced), func(t *testing.T) {
+				g := NewWithT(t)
+				c := newSite()
+				h := withManager(c, sim.A100)
+				h.compares, h.starts = 12*time.Second, starts
+				h.Labels[v1alpha1.LabelMIGConfigState] = "success"
+				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)))}
+				var d rollout.Decision
+				for range 6 * 60 {
+					if d = c.reconcile(); replaced && h.GPU.Spec.MIGConfigName != "" {
+						replaced = false
+						h.Pods = slices.DeleteFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
+					}
+					c.tick(time.Second)
+				}
+				g.Expect(h.mistakes).To(BeEmpty())
+				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+			})
+		}
 	}
 }
 
