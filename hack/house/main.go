@@ -26,19 +26,19 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 2133},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2492},
-	{"KB of tests and of test", 4435},
+	{"KB of Go in internal, without tests", 2227},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2601},
+	{"KB of tests and of test", 4560},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},
-	{"arrows between packages of internal", 150},
+	{"arrows between packages of internal", 151},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
 	{"words of docs/architecture.md", 3000},
-	{"words of docs/dev", 15000},
-	{"words of other docs that are written by hand", 15000},
+	{"words of docs/dev", 15260},
+	{"words of other docs that are written by hand", 15135},
 	{"words of README.md", 924},
 }
 

@@ -21,7 +21,8 @@ type GPUNodeStatusApplyConfiguration struct {
 	// conditions of the controller: Ready (the node advertises what is desired), Reconciling (a change is at work, or waits for
 	// something that ends) and Stalled (nothing more happens until something is changed), of which one is True or all are Unknown. Conditions of
 	// the agent: Discovered (the GPUs were read), Applied (the GPUs match spec.devices) and, while they are True, RebootRequired,
-	// ApplyStalled, MemoryGuarded (the agent measures for spec.memory.guard) and LicenseMissing (a vGPU lacks its license).
+	// ApplyStalled, MemoryGuarded (the agent measures for spec.memory.guard), MemoryLimited (whether the driver keeps pods to spec.memory) and
+	// LicenseMissing (a vGPU lacks its license).
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
