@@ -276,7 +276,7 @@ func TestAFailedUpgradeNamesPodsThatExist(t *testing.T) {
 }
 
 // TestAGPUClusterInPlaceOfAClusterPolicy: the operator's ConfigMap was that of the ClusterPolicy, which is gone, and a
-// label of the node still names a key of it. Whoever moves the node back would have a plugin that ends for that again
+// label of the node still names a key of it. A user who moves the node back would have a plugin that ends for that again
 // and again.
 func TestAGPUClusterInPlaceOfAClusterPolicy(t *testing.T) {
 	for name, policies := range map[string]bool{"under its policy": true, "whose policy is gone": false} {
