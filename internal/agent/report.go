@@ -85,9 +85,9 @@ func sinceHeld(was []v1alpha1.DeviceStatus, seen []gpu.Device, now time.Time) []
 			before[instance.UUID] = instance.LastHeldTime
 		}
 	}
-	for i := range seen {
-		for _, instance := range seen[i].State.Instances {
-			held[instance.UUID] = hasHolder(&seen[i], instance.ID)
+	for _, d := range seen {
+		for _, instance := range d.State.Instances {
+			held[instance.UUID] = hasHolder(&d, instance.ID)
 		}
 	}
 	for i := range is {

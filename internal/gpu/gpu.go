@@ -67,6 +67,7 @@ type Reader interface {
 
 // Sharer says how the processes of a GPU share it.
 type Sharer interface {
+	MemoryLimiter
 	// SetComputeMode says how many processes may use a GPU without MPS.
 	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
 	// SetPersistence turns the driver's own persistence mode on or off, in which a GPU stays initialized, and keeps its
@@ -112,7 +113,6 @@ type MemoryLimitSupport struct {
 type Hardware interface {
 	Reader
 	Sharer
-	MemoryLimiter
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
 	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them

@@ -26,7 +26,7 @@ const (
 	QueryCompute    Query = "compute"    // largest utilization by a container, 0 to 1
 	QueryCompute95  Query = "compute95"  // utilization that 95 of 100 samples of a container did not exceed
 
-	// Those of kube-state-metrics, which need not be there, by the UID of a pod that asked for MIG instances.
+	// QueryAsks and those below are of kube-state-metrics, which need not be there, by the UID of a pod that asked for MIG instances.
 	QueryAsks      Query = "asks"      // instances that it asked for, by resource
 	QueryCreated   Query = "created"   // when it was created, in seconds since 1970, as all that follow
 	QueryScheduled Query = "scheduled" // when it was bound to a node

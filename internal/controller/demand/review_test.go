@@ -197,8 +197,12 @@ func TestReview(t *testing.T) {
 			idleFor(n, 0, 4*time.Minute)
 			idleFor(n, 1, 3*time.Minute)
 		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonIdleTooShort, [4]int32{1, 0, 0, 1}, 0, "idle for long enough at " + format.Clock(now.Add(time.Minute))},
-		"one is idle for long enough, the other not": {nil, node(func(n *cluster.Node) { idleFor(n, 0, time.Minute) }), one("1g.5gb"),
-			metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, ""},
+		"one is idle for long enough, the other not": {
+			nil, node(func(n *cluster.Node) { idleFor(n, 0, time.Minute) }), one("1g.5gb"),
+			metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised,
+			[4]int32{1, 0, 1, 0},
+			1, "",
+		},
 		"nothing says for how long": {nil, node(func(n *cluster.Node) {
 			for i := range n.GPU.Status.Devices[0].Instances {
 				n.GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.Time{}

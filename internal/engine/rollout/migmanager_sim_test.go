@@ -69,16 +69,21 @@ func (c *site) partition(h *host) {
 			h.began, h.compared = c.Now, c.Now.Add(h.compares)
 		}
 	}
+	c.serve(h, at)
+}
+
+// serve is what a pod of mig-manager does with what it was asked for.
+func (c *site) serve(h *host, pod int) {
 	if !h.compared.IsZero() {
 		if c.Now.Before(h.compared) {
 			return
 		}
 		h.compared = time.Time{}
-		h.begin(c.file(h, at))
+		h.begin(c.file(h, pod))
 	}
 	h.runs = true
 	if !h.began.IsZero() && c.Now.Sub(h.began) >= 10*time.Second {
-		h.work(c.file(h, at))
+		h.work(c.file(h, pod))
 	}
 }
 
