@@ -74,8 +74,22 @@ func setCUDA(version *C.int) C.int {
 	})
 }
 
-// nvmlSystemGetProcessName is missing, so that a program that calls it ends: NVIDIA's reads /proc/<pid>/cmdline, and a process
-// that keeps the lock of its memory keeps the caller waiting for ever.
+// nvmlSystemGetProcessName is there for programs of other versions. Ours does not call it: NVIDIA's reads /proc/<pid>/cmdline, and a
+// process that keeps the lock of its memory keeps the caller waiting for ever.
+//
+//export nvmlSystemGetProcessName
+func nvmlSystemGetProcessName(pid C.uint, name *C.char, length C.uint) C.int {
+	return call("nvmlSystemGetProcessName", nil, func(s *simdriver.State) sim.Return {
+		for _, g := range s.Node.GPUs {
+			for _, p := range g.Processes {
+				if p.PID == int(pid) && p.Name != "" {
+					return fill(name, length, p.Name)
+				}
+			}
+		}
+		return sim.NotFound
+	})
+}
 
 // fill writes a C string into a buffer.
 func fill(buffer *C.char, length C.uint, text string) sim.Return {
