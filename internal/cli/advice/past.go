@@ -132,6 +132,7 @@ type replay struct {
 	pool   demand.Pool
 	pods   []PastPod
 	asks   []map[string]int      // of each pod, by exact profile
+	kinds  []string              // asks as text
 	lasts  []time.Duration       // how long each runs
 	waits  map[int]time.Duration // of those that started
 	ready  map[string]time.Time  // when an instance that was made can be had, by UUID
@@ -157,9 +158,9 @@ func newReplay(f Fleet, past []PastPod) *replay {
 			r.pool.GPUs = append(r.pool.GPUs, g)
 		}
 	}
-	profiles := map[string]string{}
+	profiles, spelt := map[string]string{}, strings.NewReplacer(".", "_", "/", "_", "-", "_")
 	for _, p := range f.Device.Profiles {
-		profiles[strings.NewReplacer(".", "_", "/", "_", "-", "_").Replace(plan.ResourceOf(p.Name))] = p.Name
+		profiles[spelt.Replace(plan.ResourceOf(p.Name))] = p.Name
 	}
 	asked := map[string]int{}
 	for _, pod := range past {
@@ -173,7 +174,7 @@ func newReplay(f Fleet, past []PastPod) *replay {
 		for name := range asks {
 			asked[name]++
 		}
-		r.pods, r.asks = append(r.pods, pod), append(r.asks, asks)
+		r.pods, r.asks, r.kinds = append(r.pods, pod), append(r.asks, asks), append(r.kinds, fmt.Sprint(asks))
 	}
 	names := slices.SortedFunc(maps.Keys(asked), func(a, b string) int { return cmp.Or(cmp.Compare(asked[b], asked[a]), strings.Compare(a, b)) })
 	r.pool.Profiles = names[:min(len(names), mostProfiles)]
@@ -186,7 +187,7 @@ func (r *replay) setRuns() {
 	ran := map[string][]time.Duration{}
 	for i, pod := range r.pods {
 		if !pod.Started.IsZero() && !pod.Ended.IsZero() {
-			ran[fmt.Sprint(r.asks[i])] = append(ran[fmt.Sprint(r.asks[i])], pod.Ended.Sub(pod.Started))
+			ran[r.kinds[i]] = append(ran[r.kinds[i]], pod.Ended.Sub(pod.Started))
 		}
 	}
 	for _, all := range ran {
@@ -194,7 +195,7 @@ func (r *replay) setRuns() {
 	}
 	for i, pod := range r.pods {
 		lasts := usualRun
-		if all := ran[fmt.Sprint(r.asks[i])]; len(all) > 0 {
+		if all := ran[r.kinds[i]]; len(all) > 0 {
 			lasts = all[len(all)/2]
 		}
 		switch {
@@ -293,10 +294,9 @@ func (r *replay) start(pod int, at time.Time) bool {
 func (r *replay) classes(waiting []int) (all []demand.Class) {
 	index := map[string]int{}
 	for _, pod := range waiting {
-		key := fmt.Sprint(r.asks[pod])
-		n, there := index[key]
+		n, there := index[r.kinds[pod]]
 		if !there {
-			n, index[key] = len(all), len(all)
+			n, index[r.kinds[pod]] = len(all), len(all)
 			all = append(all, demand.Class{Asks: r.asks[pod], Oldest: r.pods[pod].Created})
 		}
 		all[n].Pods++
