@@ -9,14 +9,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/features"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
@@ -129,18 +128,5 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 
 // setFeatures sets the feature gates of a list.
 func (f *agentFlags) setFeatures(list string) error {
-	for one := range strings.SplitSeq(list, ",") {
-		name, value, _ := strings.Cut(strings.TrimSpace(one), "=")
-		on, err := strconv.ParseBool(value)
-		switch {
-		case name == "":
-		case name != "MemoryLimits":
-			return fmt.Errorf("no feature gate is called %q; there is MemoryLimits", name)
-		case err != nil:
-			return fmt.Errorf("feature gate %s must be true or false, not %q", name, value)
-		default:
-			f.memoryLimits = on
-		}
-	}
-	return nil
+	return features.Set(list, map[string]*bool{"MemoryLimits": &f.memoryLimits})
 }

@@ -9,8 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -18,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/features"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
@@ -74,20 +73,7 @@ func parseFlags(args []string) (flags, error) {
 
 // setFeatures sets the feature gates of a list.
 func (f *flags) setFeatures(list string) error {
-	for one := range strings.SplitSeq(list, ",") {
-		name, value, _ := strings.Cut(strings.TrimSpace(one), "=")
-		on, err := strconv.ParseBool(value)
-		switch {
-		case name == "":
-		case name != "OnDemandMIG":
-			return fmt.Errorf("no feature gate is called %q; there is OnDemandMIG", name)
-		case err != nil:
-			return fmt.Errorf("feature gate %s must be true or false, not %q", name, value)
-		default:
-			f.onDemandMIG = on
-		}
-	}
-	return nil
+	return features.Set(list, map[string]*bool{"OnDemandMIG": &f.onDemandMIG})
 }
 
 func (f *flags) check(selector string, rest []string) error {
