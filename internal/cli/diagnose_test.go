@@ -169,6 +169,10 @@ func TestDoctor(t *testing.T) {
 		"no device plugin":           {func(is *installation) { is.nodes[2].plugins[0].ready = false }, levelError, "1 node (node-2): no pod of NVIDIA's device plugin that is ready"},
 		"an old device plugin":       {func(is *installation) { is.nodes[2].plugins[0].version = "v0.17.4" }, levelWarning, "device plugin is v0.17.4. Versions v0.19.3 to v0.20.0"},
 		"a new device plugin":        {func(is *installation) { is.nodes[2].plugins[0].version = "v0.21.0-ubi9" }, levelWarning, "device plugin is v0.21.0-ubi9"},
+		"a device plugin by digest": {
+			func(is *installation) { is.nodes[2].plugins[0].version = "" }, levelWarning,
+			"The version of NVIDIA's device plugin is not known: its pods have neither an image with a tag nor the label app.kubernetes.io/version. Versions v0.19.3 to v0.20.0",
+		},
 		"an old Kubernetes":          {func(is *installation) { is.nodes[0].kubelet = "v1.29.8+rke2r1" }, levelError, "1 node (node-0): kubelet older than 1.30"},
 		"an old driver":              {func(is *installation) { is.nodes[0].driver = "525.147.05" }, levelWarning, "1 node (node-0): driver older than 535"},
 		"a driver that is not known": {func(is *installation) { is.nodes[0].driver = "" }, "", ""},

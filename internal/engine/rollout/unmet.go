@@ -239,6 +239,16 @@ func requestsText(requests map[string]int64) string {
 // asksFor stands between a workload and what it asks for.
 const asksFor = " asks for "
 
+// UnmetRequest is what a message of WorkloadsAffected says of a workload, without its advice, which differs from policy to policy. Empty: it
+// names several requests.
+func UnmetRequest(message string) string {
+	request, advice, _ := strings.Cut(message, ", which no") // the middle of a long clause is cut
+	if strings.Contains(advice, asksFor) || strings.HasSuffix(advice, " more") {
+		return ""
+	}
+	return request
+}
+
 // affectedCondition says which workloads the policy leaves without what they ask for.
 func affectedCondition(lines []string) metav1.Condition {
 	const most = 3 // workloads that a clause names
