@@ -55,7 +55,7 @@ func diagnose(is installation) []finding {
 	d.controller(is)
 	d.betweenOLMs(is)
 	if len(is.installers) > 1 {
-		d.error("Several programs install the operator, each over what the other did: %s. Remove all but one. docs/install.md#from-olm-v0-to-v1 goes on with OLM v1", strings.Join(is.installers, ", "))
+		d.error("Several programs install the operator, each over what the other did: %s. Remove all but one, as docs/install.md#from-helm-to-olm or #from-olm-v0-to-v1 says", strings.Join(is.installers, ", "))
 	}
 	d.definitions(is)
 	if len(is.unknown) > 0 {
@@ -207,7 +207,7 @@ func (d *diagnosis) nvidia(is installation) {
 	case older(is.gpuOperator, leastGPUOperator):
 		d.warn("NVIDIA's GPU Operator is %s. Before %s MPS does not work: upgrade it", is.gpuOperator, leastGPUOperator)
 	default:
-		d.ok("NVIDIA's GPU Operator has ClusterPolicy %s, version %s", is.clusterPolicy, cmp.Or(is.gpuOperator, "in no label of it"))
+		d.ok("NVIDIA's GPU Operator has ClusterPolicy %s, version %s", is.clusterPolicy, known(is.gpuOperator))
 	}
 	if is.standAlone {
 		d.standAlone(is)
