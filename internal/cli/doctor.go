@@ -258,20 +258,17 @@ func installedByOLMv0(ctx context.Context, c client.Client) (string, error) {
 // takes what a release of Helm with its name has.
 func installersOf(ctx context.Context, c client.Client) (all []string, err error) {
 	const operator = "gpu-sharing-operator"
-	found := map[string]string{}
+	second := false // ClusterExtension, which takes nothing
 	_, v0 := eachOf(ctx, c, kindOf("operators.coreos.com", "v1alpha1", "ClusterServiceVersion"), func(o *unstructured.Unstructured) {
-		if strings.HasPrefix(o.GetName(), operator+".v") && o.GetLabels()["olm.copiedFrom"] == "" {
-			found["OLM v0"] = "ClusterServiceVersion " + o.GetNamespace() + "/" + o.GetName()
+		if all == nil && strings.HasPrefix(o.GetName(), operator+".v") && o.GetLabels()["olm.copiedFrom"] == "" {
+			all = []string{"OLM v0 (ClusterServiceVersion " + o.GetNamespace() + "/" + o.GetName() + ")"}
 		}
 	})
 	_, v1 := eachOf(ctx, c, kindOf("olm.operatorframework.io", "v1", "ClusterExtension"), func(o *unstructured.Unstructured) {
-		if at(o, "spec", "source", "catalog", "packageName") == operator {
-			found["OLM v1"] = "ClusterExtension " + o.GetName()
+		if !second && at(o, "spec", "source", "catalog", "packageName") == operator {
+			all, second = append(all, "OLM v1 (ClusterExtension "+o.GetName()+")"), true
 		}
 	})
-	for _, by := range slices.Sorted(maps.Keys(found)) {
-		all = append(all, by+" ("+found[by]+")")
-	}
 	return all, errors.Join(v0, v1)
 }
 

@@ -366,7 +366,7 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if denied > 0 {
 		return fmt.Errorf("the admission policy of the controller denied %d writes; controller.log names the fields", denied)
 	}
-	return d.sayCost(ctx, began, fmt.Sprintf("all %d policies are Ready", len(samples())))
+	return d.sayCost(ctx, began, fmt.Sprintf("all %d policies are Ready, each one node at a time", len(samples())))
 }
 
 func (d *demo) allReady(ctx context.Context) (bool, error) {
