@@ -226,7 +226,7 @@ func (d *diagnosis) nvidia(is installation) {
 	d.versions(is.nodes, plugins, "NVIDIA's device plugin", untested, fmt.Sprintf("Versions %s to %s were tested or should work", firstPlugin, lastPlugin))
 }
 
-// versions diagnoses those of a program of NVIDIA. Where its image has a digest instead of a tag, none is known.
+// versions diagnoses those of a program of NVIDIA, as tags and labels tell them.
 func (d *diagnosis) versions(nodes []nodeParts, of func(nodeParts) []component, program string, untested func(string) bool, tested string) {
 	versions := map[string]bool{}
 	for _, n := range nodes {
@@ -237,7 +237,7 @@ func (d *diagnosis) versions(nodes []nodeParts, of func(nodeParts) []component, 
 	for _, v := range slices.Sorted(maps.Keys(versions)) {
 		switch {
 		case v == "":
-			d.warn("The version of %s is not known: its pods have neither an image with a tag nor the label app.kubernetes.io/version. %s", program, tested)
+			d.warn("The version of %s is not known: its image has no tag. %s", program, tested)
 		case untested(v):
 			d.warn("%s is %s. %s", program, v, tested)
 		default:

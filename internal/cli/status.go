@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -183,7 +182,11 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
 		for _, note := range notesOf(p) {
-			notes.add(cmp.Or(rollout.UnmetRequest(note), note), p.Name+": "+note)
+			same := note
+			if request := rollout.UnmetRequest(note); request != "" {
+				same = request + "; kubectl gpusharing why says what to ask for"
+			}
+			notes.add(same, p.Name+": "+note)
 		}
 	}
 	for _, note := range notes.order {
@@ -195,7 +198,7 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 		for i := range same {
 			same[i], _, _ = strings.Cut(same[i], ": ")
 		}
-		why.row(0, "", fmt.Sprintf("%d policies (%s): %s; kubectl gpusharing why says what to ask for", len(same), format.List(same), note))
+		why.row(0, "", fmt.Sprintf("%d policies (%s): %s", len(same), format.List(same), note))
 	}
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()

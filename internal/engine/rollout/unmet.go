@@ -239,11 +239,11 @@ func requestsText(requests map[string]int64) string {
 // asksFor stands between a workload and what it asks for.
 const asksFor = " asks for "
 
-// UnmetRequest is what a message of WorkloadsAffected says of a workload, without its advice, which differs from policy to policy. Empty: it
-// names several requests.
+// UnmetRequest is what a message of WorkloadsAffected says of one workload, without its advice, which differs from policy to policy. Empty: it
+// says more, or something else.
 func UnmetRequest(message string) string {
-	request, advice, _ := strings.Cut(message, ", which no") // the middle of a long clause is cut
-	if strings.Contains(advice, asksFor) || strings.HasSuffix(advice, " more") {
+	request, advice, found := strings.Cut(message, ", which no") // the middle of a long clause is cut
+	if !found || strings.Contains(advice, asksFor) || strings.HasSuffix(advice, " more") {
 		return ""
 	}
 	return request
