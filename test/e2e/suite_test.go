@@ -97,6 +97,7 @@ var _ = Describe("On a real node", func() {
 	resilienceSpecs()
 	restSpecs()
 	usageSpecs()
+	memoryLimitSpecs()
 	mistakeSpecs()
 	lifecycleSpecs()
 	previousSpecs()
