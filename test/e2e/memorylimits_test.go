@@ -74,6 +74,8 @@ func limitSpecs(backend sim.Backend) {
 	})
 
 	It("refuses a plain pod more than its share, while its neighbours go on, also after its container restarts", func(ctx SpecContext) {
+		limit(ctx, v1alpha1.MemoryLimitReport)
+		startAll(ctx)
 		limit(ctx, v1alpha1.MemoryLimitEnforce)
 		if backend == sim.Misc { // what was allocated before does not count, which is reported
 			Eventually(limitsReported).WithContext(ctx).Should(And(HaveLen(4), HaveEach("9830 EarlierMemory")))
@@ -106,8 +108,10 @@ func limitSpecs(backend sim.Backend) {
 	})
 
 	It("leaves nothing once the policy asks for none", func(ctx SpecContext) {
+		startAll(ctx)
+		Eventually(limitedReason).WithContext(ctx).Should(Equal("True Enforced"))
 		limit(ctx, v1alpha1.MemoryLimitNone)
-		Eventually(setLimits).WithContext(ctx).Should(BeEmpty())
+		Eventually(setLimits).Should(BeEmpty())
 		Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
 		Expect(limitsReported(ctx)).To(BeEmpty())
 		Expect(allocateIn(ctx, "greedy", "20480")).To(ContainSubstring("20480 CUDA_SUCCESS"))
@@ -132,7 +136,7 @@ func limitOwnerSpecs(backend sim.Backend) {
 		Eventually(setLimits).Should(HaveKeyWithValue(podCgroup(ctx, "ours"), uint64(shareMiB)<<20))
 		Expect(setLimits()).To(HaveKeyWithValue(podCgroup(ctx, "owned"), uint64(foreign)))
 		limit(ctx, v1alpha1.MemoryLimitNone)
-		Eventually(setLimits).WithContext(ctx).Should(And(HaveLen(1), HaveKeyWithValue(podCgroup(ctx, "owned"), uint64(foreign))))
+		Eventually(setLimits).Should(And(HaveLen(1), HaveKeyWithValue(podCgroup(ctx, "owned"), uint64(foreign))))
 		Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
 		stopPods(ctx)
 	})
@@ -173,7 +177,7 @@ func limitOwnerSpecs(backend sim.Backend) {
 			Eventually(limitsReported).WithContext(ctx).Should(HaveKeyWithValue("beside", "9830 FractioningActive"))
 			Expect(setLimits()).To(Equal(before))
 			owner.change(ctx, false)
-			Eventually(setLimits).WithContext(ctx).Should(HaveKey(podCgroup(ctx, "beside")))
+			Eventually(setLimits).Should(HaveKey(podCgroup(ctx, "beside")))
 			stopPods(ctx)
 			limit(ctx, v1alpha1.MemoryLimitNone)
 			Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
