@@ -120,6 +120,7 @@ var _ = Describe("On a real node", func() {
 	draPolicySpecs()
 	gpuClusterSpecs()
 	speedSpecs()
+	limitSpeedSpecs()
 })
 
 func TestRealNode(t *testing.T) {
