@@ -15,7 +15,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // Workloads of which no node meets the request once all policies are in force are found and named.
@@ -102,7 +101,7 @@ func offerOf(m *member) offer {
 // singleResources returns the resources of which a container gets no more than one once the node matches its policy;
 // nil: none.
 func singleResources(v *node.View) map[string]bool {
-	if v.Desired == nil || !v.ReadsConfigs() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
+	if v.Desired == nil || !v.ReadsConfigs() || !v.Policy.Spec.Sharing.RefusesMoreThanOne() {
 		return nil
 	}
 	single := map[string]bool{}
