@@ -45,7 +45,7 @@ func memoryLimitSpecs() {
 			BeforeAll(func(ctx SpecContext) { beginLimits(ctx, backend) })
 			AfterAll(endLimits)
 			limitSpecs(backend)
-			limitOwnerSpecs(backend)
+			limitOwnerSpecs()
 		})
 	}
 }
@@ -119,7 +119,7 @@ func limitSpecs(backend sim.Backend) {
 	})
 }
 
-func limitOwnerSpecs(backend sim.Backend) {
+func limitOwnerSpecs() {
 	It("leaves alone a limit that another program has set on a pod, and limits the others", func(ctx SpecContext) {
 		stopPods(ctx)
 		limit(ctx, v1alpha1.MemoryLimitReport)
