@@ -154,7 +154,7 @@ func limitOwnerSpecs() {
 		{"HAMi, by its resource", func(ctx context.Context, there bool) {
 			patchNode(ctx, "status", map[bool]string{
 				true:  `{"status":{"capacity":{"nvidia.com/gpumem":"1000"},"allocatable":{"nvidia.com/gpumem":"1000"}}}`,
-				false: `{"status":{"capacity":{"nvidia.com/gpumem":null},"allocatable":{"nvidia.com/gpumem":null}}}`,
+				false: `{"status":{"capacity":{"nvidia.com/gpumem":"0"},"allocatable":{"nvidia.com/gpumem":"0"}}}`,
 			}[there])
 		}},
 		{"gpu-fractioning", func(ctx context.Context, there bool) {
