@@ -24,7 +24,10 @@ func TestAGPUNodeIsAppliedUnlessItIsSoByUs(t *testing.T) {
 	g := NewWithT(t)
 	applies, statuses := 0, 0
 	c := interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
-		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error { applies++; return nil },
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			applies++
+			return nil
+		},
 		SubResourceApply: func(context.Context, client.Client, string, runtime.ApplyConfiguration, ...client.SubResourceApplyOption) error {
 			statuses++
 			return nil
