@@ -20,7 +20,8 @@ func bothOLMs(t *testing.T) (s *site, before, uids map[string]string) {
 	s.catalogSource()
 	s.installV0()
 	s.share()
-	return s, before, s.uids()
+	uids = s.uids()
+	return s, before, uids
 }
 
 // onV1 waits until OLM v1 has the operator, with the same policies and GPUNodes as before.

@@ -16,7 +16,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // pods → demands (request, node selector) → offers of the nodes → unmet, a line each with what to change
@@ -101,7 +100,7 @@ func offerOf(m *member) offer {
 // singleResources returns the resources of which a container gets no more than one once the node matches its policy;
 // nil: none.
 func singleResources(v *node.View) map[string]bool {
-	if v.Desired == nil || !v.ReadsConfigs() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
+	if v.Desired == nil || !v.ReadsConfigs() || !v.Policy.Spec.Sharing.RefusesMoreThanOne() {
 		return nil
 	}
 	single := map[string]bool{}
