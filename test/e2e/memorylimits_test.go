@@ -115,7 +115,9 @@ func limitSpecs(backend sim.Backend) {
 		Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
 		Expect(limitsReported(ctx)).To(BeEmpty())
 		Expect(allocateIn(ctx, "greedy", "20480")).To(ContainSubstring("20480 CUDA_SUCCESS"))
-		Expect(filepath.Glob("/run/nvidia/mps/.memory-limits/*")).To(BeEmpty(), "the record of what was set")
+		if backend == sim.Dmem { // on misc limits of pods that are gone stay in the driver, and so on record
+			Expect(filepath.Glob("/run/nvidia/mps/.memory-limits/*")).To(BeEmpty())
+		}
 	})
 }
 
