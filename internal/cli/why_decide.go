@@ -441,7 +441,7 @@ func (q *inquiry) unhealthy(a *answer, name string) bool {
 		return false
 	}
 	a.Cause = causeUnhealthy
-	a.Answer = fmt.Sprintf("No node offers %s now: on %s NVIDIA's device plugin restarts, has stopped, or reports all as unhealthy. If this lasts, tell an administrator.", name,
+	a.Answer = fmt.Sprintf("No node offers %s now: NVIDIA's device plugin on %s restarts, has stopped, or reports all as unhealthy. If this lasts, tell an administrator.", name,
 		format.List(nodes))
 	return true
 }

@@ -25,15 +25,15 @@ func TestOurFieldsOfAConfigMapAreThoseThatClientGoExtracts(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{
 					Namespace: "n", Name: "c", Labels: map[string]string{"l": "1", "theirs": "2"}, Annotations: map[string]string{"a/n": "3"},
 					ManagedFields: []metav1.ManagedFieldsEntry{
-						{Manager: "another", Operation: metav1.ManagedFieldsOperationApply, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:data":{"f:theirs":{}}}`)}},
-						{Manager: fieldManager, Operation: metav1.ManagedFieldsOperationUpdate, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:data":{"f:theirs":{}}}`)}},
+						{Manager: "another", Operation: metav1.ManagedFieldsOperationApply, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:data":{"f:theirs":{}}}`)},
+						{Manager: fieldManager, Operation: metav1.ManagedFieldsOperationUpdate, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:data":{"f:theirs":{}}}`)},
 					},
 				},
 				Data: map[string]string{"ours": "x", "theirs": "y", "a.b/c": "z", "f:odd": ""},
 			}
 			if fields != "" {
 				configMap.ManagedFields = append(configMap.ManagedFields, metav1.ManagedFieldsEntry{
-					Manager: fieldManager, Operation: metav1.ManagedFieldsOperationApply, FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+					Manager: fieldManager, Operation: metav1.ManagedFieldsOperationApply, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 				})
 			}
 			theirs, err := corev1ac.ExtractConfigMap(configMap, fieldManager)

@@ -83,7 +83,7 @@ func retain(m *member) []action.Action {
 	actions = append(actions, forgetRecords(m)...)
 	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
-		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner = "", "", nil, ""
+		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = "", "", nil, "", ""
 		if spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
 		}

@@ -238,6 +238,16 @@ func requestsText(requests map[string]int64) string {
 // asksFor stands between a workload and what it asks for.
 const asksFor = " asks for "
 
+// UnmetRequest is what a message of WorkloadsAffected says of one workload, without its advice, which differs from policy to policy. Empty: it
+// says more, or something else.
+func UnmetRequest(message string) string {
+	request, advice, found := strings.Cut(message, ", which no") // the middle of a long clause is cut
+	if !found || strings.Contains(advice, asksFor) || strings.HasSuffix(advice, " more") {
+		return ""
+	}
+	return request
+}
+
 // affectedCondition says which workloads the policy leaves without what they ask for.
 func affectedCondition(lines []string) metav1.Condition {
 	const most = 3 // workloads that a clause names
