@@ -113,6 +113,11 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	MemoryOwner string `json:"memoryOwner,omitempty"`
 
+	// onDemand is the mode of MIG on demand of the policy that governs the node: the agent then reports lastHeldTime of instances. Absent: the
+	// policy has none.
+	// +optional
+	OnDemand OnDemandMode `json:"onDemand,omitempty"`
+
 	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
 	// and no others, such as monitors. Their containers block no change.
 	// +optional
@@ -908,7 +913,8 @@ type InstanceStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=96
 	UUID string `json:"uuid,omitempty"`
-	// lastHeldTime is when a pod or process was last seen to have it, or when it was first seen; absent while one has it.
+	// lastHeldTime is when a pod or process was last seen to have it, or when it was first seen; absent while one has it, and without
+	// spec.onDemand.
 	// +optional
 	LastHeldTime metav1.Time `json:"lastHeldTime,omitzero"`
 }

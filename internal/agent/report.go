@@ -45,7 +45,10 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 // seen.
 func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	if r.failed == nil && !r.aside {
-		devices := sinceHeld(status.Devices, r.observed.devices, c.clock.Now())
+		devices := plan.Reported(r.observed.devices)
+		if node.Spec.OnDemand != "" {
+			sinceHeld(status.Devices, devices, r.observed.devices, c.clock.Now())
+		}
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, devices
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
 	}
@@ -76,10 +79,10 @@ func (c *Controller) status(status v1alpha1.GPUNodeStatus, node *v1alpha1.GPUNod
 	return status
 }
 
-// sinceHeld is what is to be reported of GPUs, with since when no pod or process has had a MIG instance, by all that was seen, of which the
+// sinceHeld sets in what is to be reported of GPUs since when no pod or process has had a MIG instance, by all that was seen, of which the
 // report may list a part. What was reported before remembers it, also for an agent that starts anew.
-func sinceHeld(was []v1alpha1.DeviceStatus, seen []gpu.Device, now time.Time) []v1alpha1.DeviceStatus {
-	is, before, held := plan.Reported(seen), map[string]metav1.Time{}, map[string]bool{}
+func sinceHeld(was, is []v1alpha1.DeviceStatus, seen []gpu.Device, now time.Time) {
+	before, held := map[string]metav1.Time{}, map[string]bool{}
 	for i := range was {
 		for _, instance := range was[i].Instances {
 			before[instance.UUID] = instance.LastHeldTime
@@ -102,7 +105,6 @@ func sinceHeld(was []v1alpha1.DeviceStatus, seen []gpu.Device, now time.Time) []
 			}
 		}
 	}
-	return is
 }
 
 // hasHolder reports whether a pod or process has an instance.

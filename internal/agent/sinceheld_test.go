@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // TestSinceWhenNobodyHasAnInstanceIsReported: since a pod or process was seen to have it last, or since it was seen first.
@@ -32,7 +33,9 @@ func TestSinceWhenNobodyHasAnInstanceIsReported(t *testing.T) {
 		for _, id := range processes { // the status lists a process with its first instance
 			d.Processes = append(d.Processes, gpu.Process{PID: 1, Instance: id})
 		}
-		was = sinceHeld(was, []gpu.Device{d}, at(minutes))
+		is := plan.Reported([]gpu.Device{d})
+		sinceHeld(was, is, []gpu.Device{d}, at(minutes))
+		was = is
 		for _, i := range was[0].Instances {
 			if i.LastHeldTime.IsZero() {
 				times = append(times, "")

@@ -43,11 +43,10 @@ import (
 //
 //	HARMLESS_CLUSTERS=100  so many of them for each rule; _FROM=7: from that seed
 
-// harmless plays random clusters on an API server of its own.
-func harmless(t *testing.T, plays func(*run, *rand.Rand)) {
+// harmless plays random clusters, usual if nothing else is asked for, on an API server of its own.
+func harmless(t *testing.T, usual uint64, plays func(*run, *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
-	const usual = 4
 	s := history.NewStudy(t, "HARMLESS_CLUSTERS", usual, usual)
 	site := newSite(t)
 	for seed, more := s.Next(); more; seed, more = s.Next() {
@@ -74,7 +73,8 @@ func harmless(t *testing.T, plays func(*run, *rand.Rand)) {
 // restarts no pod, keeps no new one off, and is Ready. While NVIDIA's plugin restarts once, the kubelet may show none.
 func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 	described := 0
-	harmless(t, func(s *run, random *rand.Rand) {
+	const usual = 6 // import describes none of the first four
+	harmless(t, usual, func(s *run, random *rand.Rand) {
 		s.sharedByHand(random)
 		before := s.populated(random)
 		s.record.begin()
@@ -112,7 +112,8 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 // changed, each of them can be started again on its node, and is isolated as well as before.
 func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 	advised := 0
-	harmless(t, func(s *run, random *rand.Rand) {
+	const usual = 4
+	harmless(t, usual, func(s *run, random *rand.Rand) {
 		s.sharedByPolicies(random)
 		before := s.populated(random)
 		printed := s.kubectl("advise", "--prometheus", s.observed(random))

@@ -89,7 +89,7 @@ func (s *Study) Report(t *testing.T) map[uint64]string {
 	defer s.mu.Unlock()
 	from := fmt.Sprint(s.first)
 	if s.first == 0 {
-		from = fmt.Sprintf("1 and as many from %d", Late)
+		from = fmt.Sprintf("1, every other one from %d,", Late)
 	}
 	t.Logf("%d histories from seed %s in %s", s.done, from, time.Since(s.began).Round(time.Second))
 	return s.broken

@@ -71,12 +71,15 @@ func withdrawRequest(v *View, why string) action.SetSpec {
 func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	recordDevices(v, &spec)
-	spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner = v.Target.Policy, v.Target.Strategy, nil, ""
+	spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = v.Target.Policy, v.Target.Strategy, nil, "", ""
 	spec.AdminClaims = AdminClaims(v.Node)
 	switch {
 	case v.Policy != nil:
 		if spec.Memory = memoryOf(v.Policy); spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
 			spec.MemoryOwner = v.Node.MemoryOwner
+		}
+		if of := v.Policy.OnDemand(); of != nil {
+			spec.OnDemand = of.Mode
 		}
 		spec.Release = ReleaseFor(v.Policy)
 		spec.Numbering = policy.Number(v.Policy, PolicyNode(v.Node))

@@ -83,7 +83,7 @@ func retain(m *member) []action.Action {
 	actions = append(append(actions, forgetRecords(m)...), node.LeaveLostConfig(m.View)...)
 	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
-		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner = "", "", nil, ""
+		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = "", "", nil, "", ""
 		if node.AsksOfUsers(m.View) { // they come to the node again
 			spec.ConfigName, spec.Devices = "", nil
 		}

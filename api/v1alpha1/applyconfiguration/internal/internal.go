@@ -389,6 +389,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: numbering
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Numbering
+    - name: onDemand
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.OnDemandMode
     - name: policyName
       type:
         scalar: string

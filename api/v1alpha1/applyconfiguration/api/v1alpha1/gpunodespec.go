@@ -52,6 +52,9 @@ type GPUNodeSpecApplyConfiguration struct {
 	// memoryOwner is the program beside the operator that limits GPU memory on the node, such as gpu-fractioning: the agent then sets and
 	// removes no limit. Absent: none is known, or no policy asks for limits.
 	MemoryOwner *string `json:"memoryOwner,omitempty"`
+	// onDemand is the mode of MIG on demand of the policy that governs the node: the agent then reports lastHeldTime of instances. Absent: the
+	// policy has none.
+	OnDemand *apiv1alpha1.OnDemandMode `json:"onDemand,omitempty"`
 	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
 	// and no others, such as monitors. Their containers block no change.
 	AdminClaims []string `json:"adminClaims,omitempty"`
@@ -169,6 +172,14 @@ func (b *GPUNodeSpecApplyConfiguration) WithMemory(value *TimeSlicedMemoryApplyC
 // If called multiple times, the MemoryOwner field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithMemoryOwner(value string) *GPUNodeSpecApplyConfiguration {
 	b.MemoryOwner = &value
+	return b
+}
+
+// WithOnDemand sets the OnDemand field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OnDemand field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithOnDemand(value apiv1alpha1.OnDemandMode) *GPUNodeSpecApplyConfiguration {
+	b.OnDemand = &value
 	return b
 }
 

@@ -24,7 +24,8 @@ type InstanceStatusApplyConfiguration struct {
 	Size *int32 `json:"size,omitempty"`
 	// uuid of the MIG device; empty if its compute instance is missing.
 	UUID *string `json:"uuid,omitempty"`
-	// lastHeldTime is when a pod or process was last seen to have it, or when it was first seen; absent while one has it.
+	// lastHeldTime is when a pod or process was last seen to have it, or when it was first seen; absent while one has it, and without
+	// spec.onDemand.
 	LastHeldTime *v1.Time `json:"lastHeldTime,omitempty"`
 }
 
