@@ -139,9 +139,9 @@ func restoreConfigLabel(v *View, labels map[string]*string) {
 	}
 }
 
-// leaveLostConfig takes that label back on a node that stays as it is, if it selects a configuration of the operator's
-// that is nowhere any more, as after an uninstallation by force: NVIDIA's config-manager would end there for ever.
-func leaveLostConfig(v *View) []action.Action {
+// LeaveLostConfig takes that label back if it selects a configuration of the operator's that is nowhere any more, as
+// after an uninstallation by force, and will not be written: NVIDIA's config-manager would end there for ever.
+func LeaveLostConfig(v *View) []action.Action {
 	key := v.Node.Labels[v1alpha1.LabelConfig]
 	_, written := v.Snapshot.Configs[key]
 	_, copied := v.Snapshot.ConfigsCopy[key]

@@ -35,9 +35,9 @@ func AddFindings(v *View, r Result) (Result, []action.Action) {
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
 		mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost,
 	}
-	checks = append(append(checks, v.findings()...), notEnding, migManagerEnabledByOthers, managerStuck, leftStopped, requestLeft)
+	checks = append(append(checks, v.findings()...), notEnding, migManagerEnabledByOthers, managerStuck, leftStopped, requestLeft, configGone)
 	if _, is := UnderMaintenance(v); is {
-		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftStopped, requestLeft} // all else follows from the maintenance
+		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftStopped, requestLeft, configGone} // all else follows from the maintenance
 	}
 	for _, find := range checks {
 		f := find(v, r.State)
@@ -118,6 +118,9 @@ func requestLeft(v *View, _ State) Finding {
 	withdrawn.Spec.ChangeTime = v.Node.GPU.Spec.ChangeTime // a change that timed out rests as it would
 	return Finding{Repair: []action.Action{withdrawn}}
 }
+
+// configGone finds that the node selects a configuration that is gone.
+func configGone(v *View, _ State) Finding { return Finding{Repair: LeaveLostConfig(v)} }
 
 // AsksOfUsers reports whether the agent is asked for what needs instances or GPUs idle. What was reached before it keeps
 // up by itself, and what waits for a reboot that the operator does not make takes nothing before that.

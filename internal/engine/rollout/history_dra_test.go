@@ -156,7 +156,7 @@ func (h *host) isLeft() {
 		if was.sliced && is.equal(was) {
 			continue
 		}
-		is.sliced, is.before = true, &was
+		is.sliced, is.before = h.GPU.Spec.Baseline != nil, &was
 		h.born[d.UUID] = is
 	}
 }

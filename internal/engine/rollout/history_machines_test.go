@@ -90,7 +90,7 @@ func (c *run) lostEvent(random *rand.Rand) {
 	h.plugin.running = false
 	h.report()
 	h.reborn()
-	if by, _, _ := c.desired(h); c.seed%onDriver >= history.Late && by != nil && by.Spec.Rollout.Paused {
+	if by, _, _ := c.desired(h); c.seed%onDriver >= history.Late && by != nil && by.Spec.Rollout.Paused && h.lastPolicy != by.Name {
 		h.countsAnew() // indexes are those that the GPUs have when the policy is first applied
 	}
 	c.tell("GPU %d of %s falls off the bus", index, h.Name)

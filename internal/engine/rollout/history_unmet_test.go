@@ -135,8 +135,8 @@ func (c *run) heldInVain(d rollout.Decision) {
 		case t.vain.IsZero():
 			t.vain, t.says = c.Now, fmt.Sprintf("%s (%s): %s", n.State, n.Reason, n.Message)
 			switch {
-			case n.State == node.Degraded: // what offers the GPUs is verified, as long as a change keeps its slot
-				t.vain = c.Now.Add(30 * time.Minute)
+			case n.State == node.Degraded: // what offers the GPUs is verified
+				t.vain = c.Now.Add(timing.VerifyTimeout)
 			case n.Reason == v1alpha1.ReasonOperandsNotEnding: // on the way back
 				t.vain = c.Now.Add(timing.StopTimeout)
 			}

@@ -80,7 +80,7 @@ func retain(m *member) []action.Action {
 	if m.Node.GPU.Spec.Baseline == nil && node.MPSLabelOverridden(m.View) {
 		actions = append(actions, node.AllowNVIDIAMPS(m.View, true)...)
 	}
-	actions = append(actions, forgetRecords(m)...)
+	actions = append(append(actions, forgetRecords(m)...), node.LeaveLostConfig(m.View)...)
 	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
 		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = "", "", nil, "", ""
