@@ -10,6 +10,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
@@ -83,8 +84,10 @@ func (c *configs) named(s *cluster.Snapshot, all []*member) (size int) {
 // has not yet. It returns the room that is left.
 func (c *configs) add(m *member, file map[string]string, room int) int {
 	config, needs := &m.Desired.Config, 0
-	if c.want[config.Key] != config.Data {
-		needs = len(config.Key) + len(config.Data)
+	for _, key := range keysOf(config) {
+		if c.want[key] != config.Data {
+			needs += len(key) + len(config.Data)
+		}
 	}
 	if file != nil {
 		for name, entries := range node.MIGConfigs(m.View) {
@@ -98,8 +101,17 @@ func (c *configs) add(m *member, file map[string]string, room int) int {
 		c.full[config.Key] = true
 		return room
 	}
-	c.want[config.Key] = config.Data
+	for _, key := range keysOf(config) {
+		c.want[key] = config.Data
+	}
 	return room - needs
+}
+
+func keysOf(config *deviceplugin.Config) []string {
+	if config.Twin == "" {
+		return []string{config.Key}
+	}
+	return []string{config.Key, config.Twin}
 }
 
 // write is the write that our ConfigMap needs, if it lacks something: for all nodes at once. Keys that nothing names any
