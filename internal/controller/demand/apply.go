@@ -17,9 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // In mode Apply, what is decided of a GPU is written into status.demand of its GPUNode, which the rollout's desired state follows. Of each entry:
@@ -42,7 +40,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	}
 	resting := countsOf(policy.Resting(p, *d))
 	g.Resting = resting
-	g.Frozen = g.Frozen || dra.IsConfig(n.GPU.Spec.ConfigName)
+	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
 	at := slices.IndexFunc(n.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == d.UUID })
 	if at < 0 || !policy.Admits(p, *d, n.GPU.Status.Demand[at].Instances) {
 		return
@@ -69,9 +67,12 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 
 // underWay is what becomes of a change that is not done yet.
 func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alpha1.GPUDemand, now time.Time) v1alpha1.GPUDemand {
-	g.Frozen = true
+	g.Frozen, r.making = true, true
 	last := lastOf(n, d.UUID)
-	packing, err := mig.Pack(*d, countsOf(e.Instances))
+	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
+	blocked := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
+		return d.InUse(i.ID) && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
+	})
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
 		return s.UUID == d.UUID && maps.Equal(countsOf(s.Sharing.Instances), countsOf(e.Instances))
 	})
@@ -79,21 +80,31 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	failed := f != nil && !f.Time.Before(&e.SinceTime)
 	late := !asked && !tainted(n) && !now.Before(e.SinceTime.Add(begins))
 	switch {
-	case last != nil && !maps.Equal(countsOf(last), countsOf(e.Instances)) && (err != nil || failed || late || len(packing.InUse) > 0):
+	case last != nil && !maps.Equal(countsOf(last), countsOf(e.Instances)) && (err != nil || failed || late || blocked):
 		e.Instances, e.FirstPod = last, ""
 		if failed {
 			e.Failures, e.SinceTime = e.Failures+1, metav1.NewTime(now.Truncate(time.Second))
 		}
 	case err == nil:
 		g.Instances = nil
-		for _, i := range slices.Concat(packing.Keep, packing.Create) {
-			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID)})
+		for _, i := range will.Instances {
+			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderAt(d, i)})
 		}
 	}
 	if !asked {
 		r.look(now.Add(begins))
 	}
 	return e
+}
+
+// holderAt names who has the instance of a GPU at the place of one that it is to have; empty: nobody.
+func holderAt(d *gpu.Device, at gpu.Instance) string {
+	for _, i := range d.State.Instances {
+		if i.Placement == at.Placement {
+			return holderOf(d, i.ID)
+		}
+	}
+	return ""
 }
 
 func tainted(n *cluster.Node) bool {

@@ -127,7 +127,7 @@ func nextOld(now time.Time, pods []*corev1.Pod) (in time.Duration) {
 // record writes what was decided for GPUs into the status of their GPUNodes, and removes it where nothing was.
 func (c *Controller) record(ctx context.Context, from client.Reader, decided map[string][]v1alpha1.GPUDemand) error {
 	nodes := &v1alpha1.GPUNodeList{}
-	if err := from.List(ctx, nodes); err != nil {
+	if err := from.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	var errs []error

@@ -112,6 +112,9 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, why(r.unmet))
 	case s.Planned > 0:
 		is.Reason, is.Message = reason, would
+	case r.making:
+		is.Reason = reason
+		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle or being made", s.Pods)
 	default:
 		is.Status, is.Reason = metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle
 		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle", s.Pods)

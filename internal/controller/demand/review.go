@@ -69,6 +69,7 @@ type review struct {
 	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
 	beyond   int                    // pods of kinds that were not looked at
 	applies  bool
+	making   bool                            // a change is under way
 	decided  map[string][]v1alpha1.GPUDemand // by node; only where it applies
 	next     time.Time                       // when to look again at changes that are under way
 }

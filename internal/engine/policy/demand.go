@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
@@ -30,30 +29,42 @@ func Admits(p *v1alpha1.GPUSharingPolicy, d gpu.Device, instances []v1alpha1.Ins
 	if layout == nil || layout.OnDemand == nil || !d.MIGCapable || len(instances) == 0 {
 		return false
 	}
-	counts, resting := map[string]int{}, Resting(p, d)
+	resting := Resting(p, d)
+	asked := make([]v1alpha1.MIGInstances, 0, len(instances))
 	for _, i := range instances {
+		is := func(name string) bool { return name == i.Profile }
 		named := func(name v1alpha1.MIGProfile) bool {
-			of, err := mig.Resolve(d, string(name))
-			return err == nil && of.Name == i.Profile
+			return slices.ContainsFunc(exactly(d, v1alpha1.MIGInstances{Profile: name, Count: 1}), func(of v1alpha1.InstanceCount) bool { return is(of.Profile) })
 		}
-		rests := slices.ContainsFunc(resting, func(r v1alpha1.InstanceCount) bool { return r.Profile == i.Profile })
+		rests := slices.ContainsFunc(resting, func(r v1alpha1.InstanceCount) bool { return is(r.Profile) })
 		if !rests && !slices.ContainsFunc(layout.OnDemand.Profiles, named) {
 			return false
 		}
-		counts[i.Profile] += int(i.Count)
+		asked = append(asked, v1alpha1.MIGInstances{Profile: v1alpha1.MIGProfile(i.Profile), Count: i.Count})
 	}
-	_, err := mig.Pack(d, counts)
-	return err == nil
+	return exactly(d, asked...) != nil
 }
 
-// Resting are the instances of the layout of a GPU; nil: it has none that fits.
-func Resting(p *v1alpha1.GPUSharingPolicy, d gpu.Device) []v1alpha1.InstanceCount {
-	specs, err := plan.Resolve(p.Spec.Sharing, []gpu.Device{d})
+// exactly are instances by their exact names on a GPU; nil: it cannot have them.
+func exactly(d gpu.Device, instances ...v1alpha1.MIGInstances) []v1alpha1.InstanceCount {
+	return resolved(v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Instances: instances}}}}, d)
+}
+
+func resolved(s v1alpha1.Sharing, d gpu.Device) []v1alpha1.InstanceCount {
+	specs, err := plan.Resolve(s, []gpu.Device{d})
 	if err != nil || len(specs) == 0 {
 		return nil
 	}
 	return specs[0].Sharing.Instances
 }
+
+// Resting are the instances of the layout of a GPU; nil: it has none that fits.
+func Resting(p *v1alpha1.GPUSharingPolicy, d gpu.Device) []v1alpha1.InstanceCount {
+	return resolved(p.Spec.Sharing, d)
+}
+
+// FollowsDemand reports whether NVIDIA's device plugin serves a node, and not its DRA driver, on which layouts stay as they are.
+func FollowsDemand(n *v1alpha1.GPUNode) bool { return !dra.IsConfig(n.Spec.ConfigName) }
 
 // onDemand gives GPUs the instances that were decided for pods that wait, and returns which GPUs of a policy that applies are on demand.
 func onDemand(p *v1alpha1.GPUSharingPolicy, n Node, selected []gpu.Device, resting []v1alpha1.DeviceSpec) (devices []v1alpha1.DeviceSpec, of []string) {

@@ -134,7 +134,7 @@ func (b *budget) count(m *member) {
 
 // unproven reports whether no node has reached yet what this one is to get.
 func (b *budget) unproven(m *member) bool {
-	return m.Desired != nil && !slices.ContainsFunc(keysOf(&m.Desired.Config), func(key string) bool { return b.proven[key] })
+	return m.Desired != nil && !slices.ContainsFunc(m.Desired.Config.Keys(), func(key string) bool { return b.proven[key] })
 }
 
 // admit says why a node may not go on, if it may not. One that holds a slot may, unless that would disturb more nodes

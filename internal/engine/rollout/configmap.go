@@ -10,7 +10,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 )
 
@@ -84,7 +83,7 @@ func (c *configs) named(s *cluster.Snapshot, all []*member) (size int) {
 // has not yet. It returns the room that is left.
 func (c *configs) add(m *member, file map[string]string, room int) int {
 	config, needs := &m.Desired.Config, 0
-	for _, key := range keysOf(config) {
+	for _, key := range config.Keys() {
 		if c.want[key] != config.Data {
 			needs += len(key) + len(config.Data)
 		}
@@ -101,17 +100,10 @@ func (c *configs) add(m *member, file map[string]string, room int) int {
 		c.full[config.Key] = true
 		return room
 	}
-	for _, key := range keysOf(config) {
+	for _, key := range config.Keys() {
 		c.want[key] = config.Data
 	}
 	return room - needs
-}
-
-func keysOf(config *deviceplugin.Config) []string {
-	if config.Twin == "" {
-		return []string{config.Key}
-	}
-	return []string{config.Key, config.Twin}
 }
 
 // write is the write that our ConfigMap needs, if it lacks something: for all nodes at once. Keys that nothing names any

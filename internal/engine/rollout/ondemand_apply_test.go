@@ -296,7 +296,9 @@ func says(entries []v1alpha1.GPUDemand) (list []string) {
 // hasReason holds what is new to invariants 4 and 5.
 func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.GPUSharingPolicy) {
 	for _, e := range entries {
-		if slices.ContainsFunc(h.GPU.Status.Demand, func(o v1alpha1.GPUDemand) bool { return reflect.DeepEqual(o.Instances, e.Instances) && o.UUID == e.UUID }) {
+		if slices.ContainsFunc(h.GPU.Status.Demand, func(o v1alpha1.GPUDemand) bool {
+			return reflect.DeepEqual(o.Instances, e.Instances) && o.UUID == e.UUID
+		}) {
 			continue
 		}
 		c.breaks(p.Spec.Rollout.Paused && e.FirstPod != "", "4: GPU %s is to change for pod %s while the rollout is paused", e.UUID, e.FirstPod)

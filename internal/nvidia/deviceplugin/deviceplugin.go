@@ -81,6 +81,14 @@ func (c Config) WithTwin(policy string, rests Config) Config {
 	return c
 }
 
+// Keys are the keys of a configuration.
+func (c Config) Keys() []string {
+	if c.Twin == "" {
+		return []string{c.Key}
+	}
+	return []string{c.Key, c.Twin}
+}
+
 // Default is the configuration for nodes that no policy governs, once ClusterPolicy.spec.mig.strategy was emptied: the
 // plugin then does there what that field asked for. An empty strategy is the plugin's own default, none.
 func Default(migStrategy string) Config {
