@@ -51,23 +51,30 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	switch reached := maps.Equal(is, countsOf(e.Instances)) && !g.Frozen; {
 	case reached && e.FirstPod != "" && e.Failures > 0:
 		e.Failures = 0
-	case reached && e.Failures > 0:
-		wait := e.SinceTime.Add(time.Minute << min(e.Failures-1, mostDoubled))
-		if g.Frozen = now.Before(wait); g.Frozen {
-			r.look(wait)
-		}
+	case reached && now.Before(backOff(e)):
+		g.Frozen = true
+		r.look(backOff(e))
 	case reached && maps.Equal(is, resting) && !now.Before(e.SinceTime.Add(demand.Hold)):
 		return
 	case reached:
 	default:
+		r.making = r.making || !maps.Equal(is, countsOf(e.Instances))
 		e = r.underWay(n, d, g, e, now)
 	}
 	r.decided[n.Name] = append(r.decided[n.Name], e)
 }
 
+// backOff is until when a GPU is left as it is because its last change failed.
+func backOff(e v1alpha1.GPUDemand) time.Time {
+	if e.Failures == 0 {
+		return time.Time{}
+	}
+	return e.SinceTime.Add(time.Minute << min(e.Failures-1, mostDoubled))
+}
+
 // underWay is what becomes of a change that is not done yet.
 func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alpha1.GPUDemand, now time.Time) v1alpha1.GPUDemand {
-	g.Frozen, r.making = true, true
+	g.Frozen = true
 	last := lastOf(n, d.UUID)
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
 	blocked := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
