@@ -175,7 +175,6 @@ manifests: ## Generate CRDs, RBAC, docs/api.md, docs/reference.md and the table 
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
 	go run ./hack/reference docs/reference.md docs/troubleshooting.md
-	go run ./hack/guides docs/dev/guides.md
 
 .PHONY: bundle
 bundle: manifests ## Generate the OLM bundle into config/bundle and check it with the operator-framework's validation library.

@@ -4,7 +4,7 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-generated=(api config/crd config/rbac config/helm/files config/bundle docs/reference.md docs/troubleshooting.md docs/api.md docs/dev/guides.md)
+generated=(api config/crd config/rbac config/helm/files config/bundle docs/reference.md docs/troubleshooting.md docs/api.md)
 
 if ! go mod tidy -diff; then
 	echo "verify: go.mod or go.sum differ from what the code needs; run 'go mod tidy' and commit the result" >&2

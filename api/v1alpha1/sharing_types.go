@@ -51,6 +51,13 @@ type Sharing struct {
 	Advertise *Advertise `json:"advertise,omitempty"`
 }
 
+// RefusesMoreThanOne reports whether NVIDIA's device plugin refuses containers that ask for more than one of a resource
+// that has replicas. Under MPS its versions up to v0.19 always do (internal/rm/rm.go, ValidateRequest).
+func (s *Sharing) RefusesMoreThanOne() bool {
+	served := s.Advertise != nil && s.Advertise.FailRequestsGreaterThanOne != nil && !*s.Advertise.FailRequestsGreaterThanOne
+	return s.MPS != nil || !served && (s.TimeSlicing != nil || s.MIG != nil)
+}
+
 // Advertise is how NVIDIA's device plugin advertises what has replicas.
 // +kubebuilder:validation:MinProperties=1
 type Advertise struct {

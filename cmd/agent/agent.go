@@ -172,10 +172,6 @@ func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter
 	}), nil
 }
 
-// cgroups is where the tree of control groups is mounted, on the node as in the agent's container: NVML takes the path that
-// it has on the node.
-const cgroups = "/sys/fs/cgroup"
-
 // newMemoryLimiter connects the memory limits to the host. Their record goes with a reboot, as all control groups do.
 func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agent.MemoryLimiter, error) {
 	root, err := os.OpenRoot(f.hostRoot)
@@ -183,7 +179,7 @@ func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agen
 		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
 	}
 	return agent.NewMemoryLimiter(c, agent.LimitSources{
-		Gate: f.memoryLimits, Cgroups: host.Cgroups{Folder: cgroups}, PodNames: host.NewContainerLogs(root).Pods, MemacctMode: proc.MemacctMode,
+		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods, MemacctMode: proc.MemacctMode,
 		Record: host.RecordFile{Path: filepath.Join(f.mpsRoot, ".memory-limits", "record.json")}, PodLogs: host.PodLogFolder(f.hostRoot),
 	}), nil
 }

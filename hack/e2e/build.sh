@@ -104,12 +104,16 @@ mkdir -p "$bin/driver"
 # The container toolkit links libraries by the names that they carry.
 CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -extldflags=-Wl,-soname,libnvidia-ml.so.1" -buildmode=c-shared \
 	-o "$bin/driver/libnvidia-ml.so.1" ./test/simdriver/libnvidia-ml
+CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -extldflags=-Wl,-soname,libnvidia-ml.so.1" -buildmode=c-shared -tags r615 \
+	-o "$bin/driver/libnvidia-ml.so.615" ./test/simdriver/libnvidia-ml
 for program in $(cd test/simdriver && ls -d nvidia-* nv-*); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/driver/$program" "./test/simdriver/$program"
 done
 # As the Dockerfile builds them.
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/controller" ./cmd/controller
 CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -ldflags "-s -w" -o "$bin/agent" ./cmd/agent
+# The same, with what stands for cgroup v2 where a machine has neither dmem nor misc: for the specs of memory limits alone.
+CGO_ENABLED=1 go build -trimpath -tags grpcnotrace,cgroupstand -ldflags "-s -w" -o "$bin/agent-cgroupstand" ./cmd/agent
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" ./cmd/kubectl-gpusharing
 # What publishes the operator, and the registry to which it does.
 (cd hack/release && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/release" . && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/registry" ./registry)

@@ -19,6 +19,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/guides"
 )
 
+const document = "docs/dev/guides.md"
+
 // section is the part of the document under a headline.
 func section(t *testing.T, headline string) string {
 	t.Helper()

@@ -188,8 +188,8 @@ func (l *LazyHardware) MemoryLimit(ctx context.Context, uuid, cgroup string) (gp
 }
 
 // SetMemoryLimit implements gpu.Hardware.
-func (l *LazyHardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error {
-	return l.do(func(h gpu.Hardware) error { return h.SetMemoryLimit(ctx, uuid, cgroup, hard) })
+func (l *LazyHardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, soft, hard uint64) error {
+	return l.do(func(h gpu.Hardware) error { return h.SetMemoryLimit(ctx, uuid, cgroup, soft, hard) })
 }
 
 // Close implements gpu.Hardware. What was never opened needs no closing.

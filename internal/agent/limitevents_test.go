@@ -313,7 +313,7 @@ func (w *limitWorld) limitByOthers() bool {
 		return false
 	}
 	p := pick(w.r, w.pods)
-	return w.other(p, w.tree.pod(p.class, p.uid))
+	return w.other(p, w.tree.pod(p.class, p.uid), false)
 }
 
 func (w *limitWorld) hook() bool {
@@ -322,12 +322,16 @@ func (w *limitWorld) hook() bool {
 		return false
 	}
 	p := pick(w.r, all)
-	return w.other(p, p.containers[len(p.containers)-1])
+	return w.other(p, p.containers[len(p.containers)-1], true)
 }
 
-func (w *limitWorld) other(p *limitPod, path string) bool {
-	uuid, hard, set := pick(w.r, w.gpus), w.odd(), false
-	w.hardware.Update(func(n *sim.Node) { set = n.SetMemoryLimit(uuid, path, 0, hard, true) == nil })
+// other: another program sets a limit; NVIDIA's hook a soft one too, which on dmem raises those above.
+func (w *limitWorld) other(p *limitPod, path string, both bool) bool {
+	uuid, hard, soft, set := pick(w.r, w.gpus), w.odd(), uint64(0), false
+	if both {
+		soft = hard
+	}
+	w.hardware.Update(func(n *sim.Node) { set = n.SetMemoryLimit(uuid, path, soft, hard, true) == nil })
 	if !set || w.limitOf(uuid, path) != hard {
 		return false
 	}

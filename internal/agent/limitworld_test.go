@@ -141,7 +141,7 @@ func (h *limitHardware) MemoryLimit(ctx context.Context, uuid, path string) (gpu
 }
 
 // SetMemoryLimit implements gpu.Hardware.
-func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, hard uint64) error {
+func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, soft, hard uint64) error {
 	h.calls++
 	h.end(&h.crashBefore)
 	if h.vanish != nil {
@@ -151,7 +151,7 @@ func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, h
 	h.sets = append(h.sets, limitSet{uuid, path, hard})
 	var err error
 	if !h.ignores || hard == gpu.NoMemoryLimit {
-		err = h.Hardware.SetMemoryLimit(ctx, uuid, path, hard)
+		err = h.Hardware.SetMemoryLimit(ctx, uuid, path, soft, hard)
 	} else {
 		h.lies = true
 	}

@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,8 +126,10 @@ func (c *limitCells) carryOut(
 	}
 	for i := range pods {
 		for uuid := range c.record.Stale {
-			if cgroup := pods[i].cgroup; cgroup != nil && c.able && !wanted[cellKey(uuid, cgroup.ID)] {
-				c.inherited(ctx, cell{pod: pods[i].name(), gpu: uuid, cgroup: cgroup.Cgroup})
+			for _, cgroup := range pods[i].cgroups {
+				if c.able && !wanted[cellKey(uuid, cgroup.ID)] {
+					c.inherited(ctx, cell{pod: pods[i].name(), gpu: uuid, cgroup: cgroup.Cgroup})
+				}
 			}
 		}
 	}
@@ -151,7 +154,7 @@ func (c *limitCells) sample(ctx context.Context) {
 }
 
 // keeps are the cgroups on GPUs, by cellKey, that keep the limits of ours that they have, or get one. A pod that the
-// kubelet does not list, or of which too little is known, keeps its own for a while.
+// kubelet does not list keeps its own while it runs and a while longer, and so does one of which too little is known.
 func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map[string]bool {
 	wanted, unlisted := map[string]bool{}, map[string]time.Time{}
 	if mode != v1alpha1.MemoryLimitEnforce {
@@ -161,23 +164,23 @@ func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map
 	listed, kept := map[string]bool{}, map[string]bool{}
 	for i := range pods {
 		p := &pods[i]
-		listed[p.name()] = true
+		listed[p.name()+" "+p.GPU] = true
 		kept[p.name()+" "+p.GPU] = p.kept()
-		if p.sliced && p.cgroup != nil && p.Bytes > 0 {
-			wanted[cellKey(p.GPU, p.cgroup.ID)] = true
-			for _, container := range p.cgroup.Containers {
-				wanted[cellKey(p.GPU, container.ID)] = true
+		for _, cgroup := range p.cgroups {
+			wanted[cellKey(p.GPU, cgroup.ID)] = p.sliced && p.Bytes > 0
+			for _, container := range cgroup.Containers {
+				wanted[cellKey(p.GPU, container.ID)] = p.sliced && p.Bytes > 0
 			}
 		}
 	}
 	for _, r := range c.record.Limits {
 		key, since := cellKey(r.GPU, r.ID), c.clock.Now()
-		if !listed[r.Pod] {
+		if !listed[r.Pod+" "+r.GPU] {
 			if known, is := c.unlisted[key]; is {
 				since = known
 			}
 			unlisted[key] = since
-			wanted[key] = c.clock.Since(since) < limitsGrace
+			wanted[key] = c.running[r.ID] || c.clock.Since(since) < limitsGrace
 		}
 		wanted[key] = wanted[key] || kept[r.Pod+" "+r.GPU]
 	}
@@ -186,17 +189,25 @@ func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map
 }
 
 // limit sees to the limit of a pod on a GPU, and returns why it does not hold.
-func (c *limitCells) limit(ctx context.Context, p *limitedPod) string {
-	if p.cgroup == nil {
+func (c *limitCells) limit(ctx context.Context, p *limitedPod) (reason string) {
+	if len(p.cgroups) == 0 {
 		return v1alpha1.ReasonCgroupNotFound
 	}
+	for i := range p.cgroups {
+		reason = cmp.Or(reason, c.limitOne(ctx, p, &p.cgroups[i]))
+	}
+	return reason
+}
+
+// limitOne is limit for one cgroup that the pod may have.
+func (c *limitCells) limitOne(ctx context.Context, p *limitedPod, pod *host.PodCgroup) string {
 	controller := memoryguard.Controller(c.backend)
-	if !slices.Contains(p.cgroup.Controllers, controller) {
+	if !slices.Contains(pod.Controllers, controller) {
 		return v1alpha1.ReasonNotDelegated
 	}
-	late := c.backend == v1alpha1.MemoryBackendMisc && len(p.cgroup.Containers) > 1 // the sandbox is one
-	reason := c.settle(ctx, cell{pod: p.name(), gpu: p.GPU, cgroup: p.cgroup.Cgroup, want: p.Bytes, late: late})
-	for _, container := range p.cgroup.Containers {
+	late := c.backend == v1alpha1.MemoryBackendMisc && len(pod.Containers) > 1 // the sandbox is one
+	reason := c.settle(ctx, cell{pod: p.name(), gpu: p.GPU, cgroup: pod.Cgroup, want: p.Bytes, late: late})
+	for _, container := range pod.Containers {
 		own := cell{pod: p.name(), gpu: p.GPU, cgroup: container}
 		switch {
 		case reason != "":
@@ -266,7 +277,7 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 	if !c.Cgroups.Is(at.cgroup) {
 		return v1alpha1.ReasonCgroupNotFound
 	}
-	if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, at.want); err != nil {
+	if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, min(now.Read.Soft, at.want), at.want); err != nil {
 		return c.failed(ctx, at, err)
 	}
 	if !c.Cgroups.Is(at.cgroup) { // what has its path now may have the limit
@@ -336,7 +347,7 @@ func (c *limitCells) clear(ctx context.Context, at cell) bool {
 		if !c.Cgroups.Is(at.cgroup) {
 			return true // the next look sees that it is gone
 		}
-		if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, gpu.NoMemoryLimit); err != nil {
+		if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, now.Read.Soft, gpu.NoMemoryLimit); err != nil {
 			c.failed(ctx, at, err)
 			return false
 		}

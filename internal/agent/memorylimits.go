@@ -83,6 +83,7 @@ type MemoryLimiter struct {
 	replicas map[string]int       // how often a GPU is advertised, as last seen
 	missing  map[string]time.Time // since when pods have no cgroup
 	unlisted map[string]time.Time // since when the kubelet does not list the pod of a recorded limit
+	running  map[string]bool      // IDs of the cgroups of containers, and of pods that have some
 	again    chan struct{}        // the watch looks for new directories
 }
 
@@ -275,15 +276,16 @@ func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, record
 type limitedPod struct {
 	memoryguard.PodLimit
 
-	cgroup *host.PodCgroup // nil: not found
-	sliced bool            // it has a share, which the policy limits; else whatever it has of the GPU is no business of ours
+	// cgroups of it and, if a tenant had one deleted by force that runs on, of others of its name.
+	cgroups []host.PodCgroup
+	sliced  bool // it has a share, which the policy limits; else whatever it has of the GPU is no business of ours
 }
 
 func (p *limitedPod) name() string { return p.Namespace + "/" + p.Pod }
 
 // kept reports whether nothing is known that would change the limit that the pod has.
 func (p *limitedPod) kept() bool {
-	return p.sliced && (p.cgroup == nil || p.Reason == v1alpha1.ReasonLimitFailed)
+	return p.sliced && (len(p.cgroups) == 0 || p.Reason == v1alpha1.ReasonLimitFailed)
 }
 
 // holding is a pod that holds a GPU.
@@ -300,6 +302,13 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 	if m.facts.Unified {
 		if found, err = m.Cgroups.Pods(); err != nil {
 			return nil, err //nolint:wrapcheck // says what it lists
+		}
+	}
+	m.running = map[string]bool{}
+	for _, pod := range found {
+		m.running[pod.ID] = len(pod.Containers) > 0
+		for _, container := range pod.Containers {
+			m.running[container.ID] = true
 		}
 	}
 	names, err := m.PodNames()
@@ -321,23 +330,15 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 	for _, h := range order {
 		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
 		p.sliced = m.share(node, &p.PodLimit, held[h])
-		p.cgroup = cgroupOf(found, names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}])
+		p.cgroups = cgroupsOf(found, names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}])
 		pods = append(pods, p)
 	}
 	return pods, nil
 }
 
-// cgroupOf finds the cgroup of a pod that has one of these UIDs; nil if there is none, or more than one.
-func cgroupOf(found []host.PodCgroup, uids []string) (cgroup *host.PodCgroup) {
-	for i := range found {
-		if slices.Contains(uids, found[i].UID) {
-			if cgroup != nil {
-				return nil
-			}
-			cgroup = &found[i]
-		}
-	}
-	return cgroup
+// cgroupsOf finds the cgroups of pods that have one of these UIDs.
+func cgroupsOf(found []host.PodCgroup, uids []string) []host.PodCgroup {
+	return slices.DeleteFunc(slices.Clone(found), func(p host.PodCgroup) bool { return !slices.Contains(uids, p.UID) })
 }
 
 // share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.

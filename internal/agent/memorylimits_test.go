@@ -28,6 +28,9 @@ func TestMemoryLimits(t *testing.T) {
 		"asks the driver about no pod again":            limitsRests,
 		"keeps limits while the kubelet lists no pods":  limitsOutlastTheKubelet,
 		"goes on where the memory guard watches beside": limitsBesideTheGuard,
+		"limits both of two pods of one name":           limitsOfOneName,
+		"keeps the limit of a pod that runs on unseen":  limitsOutliveTheirPod,
+		"holds against a soft limit of a container":     limitsBesideSoftOnes,
 	} {
 		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
 	}
@@ -41,6 +44,7 @@ type limited struct {
 	hardware *limitHardware
 	limiter  *agent.MemoryLimiter
 	pod      string // cgroup
+	logs     string // folder of pods' logs
 }
 
 func (s scenario) limited(gate bool) *limited {
@@ -55,7 +59,8 @@ func (s scenario) limited(gate bool) *limited {
 	hostRoot, uid := s.TempDir(), "00000001-0000-4000-8000-000000000001"
 	l := &limited{node: n, tree: tree, hardware: &limitHardware{Hardware: n.hardware, crashBefore: -1, crashAfter: -1}, pod: tree.pod("burstable", uid)}
 	n.Expect(tree.make(l.pod, true)).To(gomega.Succeed())
-	n.Expect(os.MkdirAll(filepath.Join(hostRoot, "var/log/pods/ml_train_"+uid), 0o755)).To(gomega.Succeed())
+	l.logs = filepath.Join(hostRoot, "var/log/pods")
+	n.Expect(os.MkdirAll(filepath.Join(l.logs, "ml_train_"+uid), 0o755)).To(gomega.Succeed())
 	root, err := os.OpenRoot(hostRoot)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	s.Cleanup(func() { _ = root.Close() })
@@ -96,12 +101,7 @@ func (l *limited) look() time.Duration {
 	return result.RequeueAfter
 }
 
-func (l *limited) limit() uint64 {
-	l.Helper()
-	found, err := l.node.hardware.MemoryLimit(l.Context(), l.uuid(0), l.pod)
-	l.Expect(err).NotTo(gomega.HaveOccurred())
-	return found.Hard
-}
+func (l *limited) limit() uint64 { return l.limitOn(l.pod) }
 
 func (l *limited) reason() string {
 	is, _ := condition.Find(l.get().Status.Conditions, v1alpha1.ConditionMemoryLimited)
@@ -188,4 +188,76 @@ func limitsOutlastTheKubelet(s scenario) {
 	<-l.clock.After(time.Minute)
 	l.look()
 	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit), "the pod has no share any more")
+}
+
+// A user deletes a pod by force (--grace-period=0) that takes a day to end, and starts another one of its name: both run, and the kubelet
+// lists the second alone.
+
+func limitsOfOneName(s scenario) {
+	l := s.limited(true)
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	second := l.another("00000002-0000-4000-8000-000000000002")
+	<-l.clock.After(time.Second)
+	l.look()
+	l.Expect(l.limitOn(second)).To(gomega.BeEquivalentTo(4 << 30))
+	l.Expect(l.limit()).To(gomega.BeEquivalentTo(4 << 30))
+	l.Expect(l.reason()).To(gomega.Equal("True Enforced"))
+	l.ask(nil)
+	l.Expect(l.limitOn(second)).To(gomega.Equal(sim.NoLimit))
+	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit))
+}
+
+func limitsOutliveTheirPod(s scenario) {
+	l := s.limited(true)
+	container := l.tree.container(l.pod, 1)
+	l.Expect(l.tree.make(container, true)).To(gomega.Succeed())
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.allocations.free()
+	for range 4 {
+		<-l.clock.After(time.Minute)
+		l.look()
+	}
+	l.Expect(l.limit()).To(gomega.BeEquivalentTo(4<<30), "its container runs")
+	l.Expect(l.tree.remove(container)).To(gomega.Succeed())
+	<-l.clock.After(time.Minute)
+	l.look()
+	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit))
+}
+
+// limitsBesideSoftOnes: by a variable of the pod NVIDIA's container toolkit sets both limits of the container, and on dmem a soft one raises
+// those above it.
+func limitsBesideSoftOnes(s scenario) {
+	l := s.limited(true)
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	container := l.tree.container(l.pod, 1)
+	l.Expect(l.tree.make(container, true)).To(gomega.Succeed())
+	uuid, err := l.uuid(0), error(nil)
+	l.node.hardware.Update(func(n *sim.Node) { err = n.SetMemoryLimit(uuid, container, 30<<30, 30<<30, true) })
+	l.Expect(err).NotTo(gomega.HaveOccurred())
+	<-l.clock.After(6 * time.Minute)
+	l.look()
+	l.Expect(l.reason()).To(gomega.Equal("True Enforced"), "a limit that holds")
+	l.ask(nil)
+	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit))
+	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce)) // which meets one that is there before
+	l.Expect(l.limit()).To(gomega.BeEquivalentTo(4 << 30))
+	is, err := l.node.hardware.MemoryLimit(l.Context(), uuid, l.pod)
+	l.Expect(err).NotTo(gomega.HaveOccurred())
+	l.Expect(is.Soft).To(gomega.BeEquivalentTo(4<<30), "the driver refuses a soft limit above the hard one; else it is not ours to change")
+}
+
+// another makes the cgroup and the log folder of a further pod with the name of the first.
+func (l *limited) another(uid string) (cgroup string) {
+	l.Helper()
+	cgroup = l.tree.pod("burstable", uid)
+	l.Expect(l.tree.make(cgroup, true)).To(gomega.Succeed())
+	l.Expect(os.Mkdir(filepath.Join(l.logs, "ml_train_"+uid), 0o755)).To(gomega.Succeed())
+	return cgroup
+}
+
+func (l *limited) limitOn(cgroup string) uint64 {
+	l.Helper()
+	found, err := l.node.hardware.MemoryLimit(l.Context(), l.uuid(0), cgroup)
+	l.Expect(err).NotTo(gomega.HaveOccurred())
+	return found.Hard
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // afterwards is what a node offers to pods once policies are deleted. The operator does not read an administrator's own
@@ -99,7 +98,7 @@ func (o *afterwards) become(s *rollout.NodeState, n *cluster.Node, policies []v1
 			o.resources = s.Expected
 		}
 		if at := slices.IndexFunc(policies, named(s.Policy)); at >= 0 {
-			o.single = deviceplugin.RefusesMoreThanOne(policies[at].Spec.Sharing)
+			o.single = policies[at].Spec.Sharing.RefusesMoreThanOne()
 			o.shared = func(resource string) bool { return s.Replicas[resource] > 1 }
 		}
 	default:

@@ -55,7 +55,7 @@ func diagnose(is installation) []finding {
 	d.controller(is)
 	d.betweenOLMs(is)
 	if len(is.installers) > 1 {
-		d.error("Several programs install the operator, each over what the other did: %s. Remove all but one. docs/install.md#from-olm-v0-to-v1 goes on with OLM v1", strings.Join(is.installers, ", "))
+		d.error("Several programs install the operator, each over what the other did: %s. Remove all but one, as docs/install.md#from-helm-to-olm or #from-olm-v0-to-v1 says", strings.Join(is.installers, ", "))
 	}
 	d.definitions(is)
 	if len(is.unknown) > 0 {
@@ -221,17 +221,27 @@ func (d *diagnosis) nvidia(is installation) {
 		func(n nodeParts) bool {
 			return slices.ContainsFunc(n.discovery, func(c component) bool { return older(c.version, leastNFD) })
 		})
+	plugins := func(n nodeParts) []component { return n.plugins }
+	untested := func(v string) bool { return older(v, firstPlugin) || older(lastPlugin, v) }
+	d.versions(is.nodes, plugins, "NVIDIA's device plugin", untested, fmt.Sprintf("Versions %s to %s were tested or should work", firstPlugin, lastPlugin))
+}
+
+// versions diagnoses those of a program of NVIDIA, as tags and labels tell them.
+func (d *diagnosis) versions(nodes []nodeParts, of func(nodeParts) []component, program string, untested func(string) bool, tested string) {
 	versions := map[string]bool{}
-	for _, n := range is.nodes {
-		for _, c := range n.plugins {
+	for _, n := range nodes {
+		for _, c := range of(n) {
 			versions[c.version] = true
 		}
 	}
 	for _, v := range slices.Sorted(maps.Keys(versions)) {
-		if older(v, firstPlugin) || older(lastPlugin, v) {
-			d.warn("NVIDIA's device plugin is %s. Versions %s to %s were tested or should work", v, firstPlugin, lastPlugin)
-		} else {
-			d.ok("NVIDIA's device plugin is %s", known(v))
+		switch {
+		case v == "":
+			d.warn("The version of %s is not known: its image has no tag. %s", program, tested)
+		case untested(v):
+			d.warn("%s is %s. %s", program, v, tested)
+		default:
+			d.ok("%s is %s", program, v)
 		}
 	}
 }
@@ -255,19 +265,8 @@ func (d *diagnosis) dra(is installation) {
 	d.each(is.nodes, levelError, "no pod of NVIDIA's DRA driver that is ready, so no new pod gets their GPUs. Look at its DaemonSet, whose pods have the label "+
 		cluster.DRALabels()[0]+"=kubelet-plugin, or with a GPUCluster app=nvidia-dra-driver-kubelet-plugin",
 		func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
-	versions := map[string]bool{}
-	for _, n := range is.nodes {
-		for _, c := range n.drivers {
-			versions[c.version] = true
-		}
-	}
-	for _, v := range slices.Sorted(maps.Keys(versions)) {
-		if differ(v, testedDRA) {
-			d.warn("NVIDIA's DRA driver is %s. Version %s was tested", v, testedDRA)
-		} else {
-			d.ok("NVIDIA's DRA driver is %s", known(v))
-		}
-	}
+	drivers := func(n nodeParts) []component { return n.drivers }
+	d.versions(is.nodes, drivers, "NVIDIA's DRA driver", func(v string) bool { return differ(v, testedDRA) }, fmt.Sprintf("Version %s was tested", testedDRA))
 	d.each(is.nodes, levelError, "kubelet older than "+leastForDRA+", where NVIDIA's DRA driver serves the GPUs. Upgrade Kubernetes, or serve them by the device plugin",
 		func(n nodeParts) bool { return !usesPlugin(n) && older(n.kubelet, leastForDRA) })
 	d.classes(is.snapshot.DRA)

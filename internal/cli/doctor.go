@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -193,9 +192,11 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if is.olmV0, err = installedByOLMv0(ctx, c); err != nil {
 		return is, err
 	}
-	if is.installers, err = installersOf(ctx, c); err != nil {
+	olm, err := installersOf(ctx, c)
+	if err != nil {
 		return is, err
 	}
+	is.installers = append(is.installers, olm...)
 	policy, err := clusterPolicy(ctx, c)
 	if err != nil && !apierrors.IsForbidden(err) {
 		return is, err
@@ -221,6 +222,9 @@ func (is *installation) readControllers(ctx context.Context, c client.Client) er
 			name: d.Namespace + "/" + d.Name, version: versionOf(d.Labels, &d.Spec.Template.Spec), ready: d.Status.AvailableReplicas > 0,
 			updating: isUpdating(d),
 		})
+		if d.Labels["helm.sh/chart"] != "" { // what Helm has kept has it too, also when OLM has installed the rest anew
+			is.installers = []string{"Helm (release " + d.Annotations["meta.helm.sh/release-name"] + ")"}
+		}
 		is.told = standAloneOf(d)
 		if selector := nodeSelectorOf(&d.Spec.Template.Spec); selector != nil {
 			is.nodeSelector = selector
@@ -249,31 +253,22 @@ func installedByOLMv0(ctx context.Context, c client.Client) (string, error) {
 	return "gpu-sharing-operator", nil
 }
 
-// installersOf are a ClusterServiceVersion, a ClusterExtension and a release of Helm of the operator, one of each at most. OLM v0 overwrites what is
-// there, and OLM v1 takes what a release of Helm with its name has.
+// installersOf are a ClusterServiceVersion and a ClusterExtension of the operator, one of each at most. OLM v0 overwrites what is there, and OLM v1
+// takes what a release of Helm with its name has.
 func installersOf(ctx context.Context, c client.Client) (all []string, err error) {
 	const operator = "gpu-sharing-operator"
-	found := map[string]string{}
+	second := false // ClusterExtension, which takes nothing
 	_, v0 := eachOf(ctx, c, kindOf("operators.coreos.com", "v1alpha1", "ClusterServiceVersion"), func(o *unstructured.Unstructured) {
-		if strings.HasPrefix(o.GetName(), operator+".v") && o.GetLabels()["olm.copiedFrom"] == "" {
-			found["OLM v0"] = "ClusterServiceVersion " + o.GetNamespace() + "/" + o.GetName()
+		if all == nil && strings.HasPrefix(o.GetName(), operator+".v") && o.GetLabels()["olm.copiedFrom"] == "" {
+			all = []string{"OLM v0 (ClusterServiceVersion " + o.GetNamespace() + "/" + o.GetName() + ")"}
 		}
 	})
 	_, v1 := eachOf(ctx, c, kindOf("olm.operatorframework.io", "v1", "ClusterExtension"), func(o *unstructured.Unstructured) {
-		if at(o, "spec", "source", "catalog", "packageName") == operator {
-			found["OLM v1"] = "ClusterExtension " + o.GetName()
+		if !second && at(o, "spec", "source", "catalog", "packageName") == operator {
+			all, second = append(all, "OLM v1 (ClusterExtension "+o.GetName()+")"), true
 		}
 	})
-	crd := &metav1.PartialObjectMetadata{}
-	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
-	helm := unlessForbidden(client.IgnoreNotFound(c.Get(ctx, client.ObjectKey{Name: "gpusharingpolicies." + v1alpha1.Group}, crd)))
-	if crd.Labels["helm.sh/chart"] != "" {
-		found["Helm"] = "release " + crd.Annotations["meta.helm.sh/release-name"]
-	}
-	for _, by := range slices.Sorted(maps.Keys(found)) {
-		all = append(all, by+" ("+found[by]+")")
-	}
-	return all, errors.Join(v0, v1, helm)
+	return all, errors.Join(v0, v1)
 }
 
 func (is *installation) readAgentSets(ctx context.Context, c client.Client) error {

@@ -71,11 +71,14 @@ func leftGPUNodes(ctx context.Context, c client.Client) (left []string, err erro
 	}
 	for i := range gpuNodes.Items {
 		n := &gpuNodes.Items[i]
+		limited, reported := condition.Find(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
 		switch {
 		case n.Spec.PolicyName != "":
 			left = append(left, fmt.Sprintf("node/%s is shared by policy %s", n.Name, n.Spec.PolicyName))
 		case n.Spec.Baseline != nil:
 			left = append(left, fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n)))
+		case reported: // the agent takes it off with the last limit
+			left = append(left, fmt.Sprintf("node/%s may have the driver's memory limits yet: %s: %s", n.Name, limited.Reason, limited.Message))
 		}
 	}
 	return left, nil

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // limitedNode is a node whose agent reports a condition about its limits; without a reason none.
@@ -62,4 +64,38 @@ func TestWhySaysWhatTheDriverLetsAPodHave(t *testing.T) {
 	g.Expect(said("unlisted")).To(Equal(turns+"the driver limits what its pod takes of the 15.0 GiB"), "the report holds the first pods alone")
 	n.Spec.Memory.Limit = v1alpha1.MemoryLimitReport
 	g.Expect(said("train")).To(Equal(turns + "nothing limits what one takes of the 15.0 GiB"))
+}
+
+func TestTopShowsLimitsWhereThereAreSome(t *testing.T) {
+	g := NewWithT(t)
+	u := &usage.Unit{Containers: []usage.Container{
+		{Name: usage.Name{Namespace: "team", Pod: "train", Container: "main"}, MemoryBytes: new(int64(37 << 30 / 10)), LimitBytes: new(int64(4 << 30))},
+		{Name: usage.Name{Namespace: "team", Pod: "idle", Container: "main"}, MemoryBytes: new(int64(0))},
+	}}
+	var shown text
+	shown.containers(u, 0)
+	g.Expect(shown.String()).To(And(MatchRegexp(`MEMORY +SHARE +LIMIT +SM`), MatchRegexp(`3\.7 GiB +- +4\.0 GiB, near +- +team/train main`),
+		MatchRegexp(`0\.0 GiB +- +- +- +team/idle main`)))
+	u.Containers[0].LimitBytes = nil
+	shown = text{}
+	shown.containers(u, 0)
+	g.Expect(shown.String()).NotTo(ContainSubstring("LIMIT"))
+}
+
+func TestPlanNamesPodsAboveTheirFutureLimit(t *testing.T) {
+	g := NewWithT(t)
+	n := newNode(t, "a", sim.T4)
+	n.GPU.Status.MemoryLimits.Pods = []v1alpha1.PodMemoryLimit{
+		{Namespace: "team", PodName: "large", LimitBytes: 4 << 30, Reason: v1alpha1.ReasonAboveLimit}, {Namespace: "team", PodName: "small", LimitBytes: 4 << 30},
+	}
+	planned := func(limit string) string {
+		s := snapshotOf(n)
+		applied := policy(t, "p", `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {limit: `+limit+`}}}}`)
+		var shown text
+		shown.plan(s, change{applied: []v1alpha1.GPUSharingPolicy{applied}})
+		return shown.String()
+	}
+	g.Expect(planned("Enforce")).To(ContainSubstring(
+		"by the driver, of each pod, where the node can (MemoryLimited); not before they use less than their share: team/large on a (4.0 GiB)\n"))
+	g.Expect(planned("Report")).NotTo(ContainSubstring("by the driver"))
 }

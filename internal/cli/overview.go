@@ -173,7 +173,7 @@ func (t *text) overview(nodes []report) {
 		}
 		each := g.offers
 		if len(g.nodes) > 1 {
-			each += " each"
+			each = "each " + each
 		}
 		t.row(2, "", fmt.Sprintf("%*d × %s   %s   %s   %s   %s", len(fmt.Sprint(len(nodes))), len(g.nodes), parenthesized(g.gpus), by, g.stands, each, g.shares.sentence()))
 	}

@@ -39,7 +39,7 @@ func (t *text) plan(s cluster.Snapshot, c change) {
 	}
 	for _, policy := range c.applied {
 		t.paragraph()
-		t.policy(policy.Name, changeOf(s, &policy), after, s.Nodes)
+		t.policy(&policy, changeOf(s, &policy), after, s.Nodes)
 		t.rows("classes", classesOf(after))
 		t.nodes(policy.Name, was, after, s.Nodes)
 		if c.otherStack {
@@ -82,8 +82,8 @@ func (t *text) paragraph() {
 var changeWords = map[string]string{changeCreate: "new", changeUpdate: "changed", changeNone: "unchanged"}
 
 // policy writes what the policy as a whole comes to.
-func (t *text) policy(name, change string, after rollout.Decision, nodes []cluster.Node) {
-	s := after.Policies[name]
+func (t *text) policy(policy *v1alpha1.GPUSharingPolicy, change string, after rollout.Decision, nodes []cluster.Node) {
+	name, s := policy.Name, after.Policies[policy.Name]
 	t.row(0, "", fmt.Sprintf("POLICY %s (%s): selects %s", name, changeWords[change], count(int(s.Nodes.Matched), "node")))
 	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionAccepted); found && c.Reason != v1alpha1.ReasonAccepted {
 		label := "note"
@@ -115,6 +115,27 @@ func (t *text) policy(name, change string, after rollout.Decision, nodes []clust
 		t.row(2, "taints", c.Message)
 	}
 	t.rows("affected", after.Unmet[name])
+	if sliced := policy.Spec.Sharing.TimeSlicing; sliced != nil && sliced.Memory.Limited() == v1alpha1.MemoryLimitEnforce {
+		t.row(2, "limit", "by the driver, of each pod, where the node can (MemoryLimited)"+aboveLimit(name, after.Nodes, nodes))
+	}
+}
+
+// aboveLimit names the running pods that the driver would not limit at first, as far as the agents report them: where the policy that governs
+// the node now has limit Report or Enforce.
+func aboveLimit(policy string, states []rollout.NodeState, nodes []cluster.Node) string {
+	var above []string
+	for i := range nodes {
+		governs := func(s rollout.NodeState) bool { return s.Node == nodes[i].Name && s.Policy == policy }
+		for _, p := range nodes[i].GPU.Status.MemoryLimits.Pods {
+			if p.Reason == v1alpha1.ReasonAboveLimit && slices.ContainsFunc(states, governs) {
+				above = append(above, fmt.Sprintf("%s/%s on %s (%s)", p.Namespace, p.PodName, nodes[i].Name, gib(p.LimitBytes>>20)))
+			}
+		}
+	}
+	if len(above) == 0 {
+		return ""
+	}
+	return "; not before they use less than their share: " + format.List(above)
 }
 
 // thenOffered is what a node offers once all policies are in force: what it does now, where it cannot satisfy its own.

@@ -19,7 +19,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -170,6 +172,7 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 	rows := []string{"POLICY\tSTRATEGY\tNODES\tREADY\tUPDATED\tBLOCKED\tIN USE\tSTATUS\tAGE"}
 	var why text
 	why.width = t.width
+	var notes alike[string]
 	for i := range policies {
 		p, n := &policies[i], policies[i].Status.Nodes
 		state, because := policyState(p)
@@ -179,8 +182,23 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
 		for _, note := range notesOf(p) {
-			why.row(0, "", p.Name+": "+note)
+			same := note
+			if request := rollout.UnmetRequest(note); request != "" {
+				same = request + "; kubectl gpusharing why says what to ask for"
+			}
+			notes.add(same, p.Name+": "+note)
 		}
+	}
+	for _, note := range notes.order {
+		same := notes.names[note]
+		if len(same) == 1 {
+			why.row(0, "", same[0])
+			continue
+		}
+		for i := range same {
+			same[i], _, _ = strings.Cut(same[i], ": ")
+		}
+		why.row(0, "", fmt.Sprintf("%d policies (%s): %s", len(same), format.List(same), note))
 	}
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()

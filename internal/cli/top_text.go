@@ -121,15 +121,35 @@ func (t *text) containers(u *usage.Unit, indent int) {
 	if len(u.Containers) == 0 && u.OtherBytes == 0 {
 		return
 	}
-	table := newTable()
-	table.line("MEMORY", "SHARE", "SM", "", "CONTAINER")
+	table, limited := newTable(), limitColumn(u.Containers)
+	table.line(limited("LIMIT", "MEMORY", "SHARE", "SM", "", "CONTAINER")...)
 	for _, c := range u.Containers {
-		table.line(size(c.MemoryBytes), size(c.ShareBytes), compute(c.Utilization), mark(c), c.Namespace+"/"+c.Pod+" "+c.Container)
+		table.line(limited(limitText(c), size(c.MemoryBytes), size(c.ShareBytes), compute(c.Utilization), mark(c), c.Namespace+"/"+c.Pod+" "+c.Container)...)
 	}
 	if u.OtherBytes > 0 {
-		table.line(size(&u.OtherBytes), unknown, unknown, "", "(no container)")
+		table.line(limited(unknown, size(&u.OtherBytes), unknown, unknown, "", "(no container)")...)
 	}
 	t.table(table, indent)
+}
+
+// limitColumn inserts a column for the driver's limits after the share, if one of the containers has any.
+func limitColumn(all []usage.Container) func(limit string, cells ...string) []string {
+	has := slices.ContainsFunc(all, func(c usage.Container) bool { return c.LimitBytes != nil })
+	return func(limit string, cells ...string) []string {
+		if has {
+			return slices.Insert(cells, 2, limit)
+		}
+		return cells
+	}
+}
+
+// limitText is the limit of a container's pod, and whether the container alone comes near it.
+func limitText(c usage.Container) string {
+	const near = 90
+	if c.LimitBytes != nil && c.MemoryBytes != nil && *c.MemoryBytes >= *c.LimitBytes/percent*near {
+		return size(c.LimitBytes) + ", near"
+	}
+	return size(c.LimitBytes)
 }
 
 // topPods writes all containers, the largest first.
@@ -148,10 +168,15 @@ func (t *text) topPods(nodes []measuredNode) {
 		}
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return usage.ByUse(a.Container, b.Container) })
-	table := newTable()
-	table.line("MEMORY", "SHARE", "SM", "", "NAMESPACE", "POD", "CONTAINER", "NODE, GPU")
+	containers := make([]usage.Container, len(rows))
+	for i := range rows {
+		containers[i] = rows[i].Container
+	}
+	table, limited := newTable(), limitColumn(containers)
+	table.line(limited("LIMIT", "MEMORY", "SHARE", "SM", "", "NAMESPACE", "POD", "CONTAINER", "NODE, GPU")...)
 	for _, r := range rows {
-		table.line(size(r.MemoryBytes), size(r.ShareBytes), compute(r.Utilization), mark(r.Container), r.Namespace, r.Pod, r.Name.Container, r.where)
+		table.line(limited(limitText(r.Container), size(r.MemoryBytes), size(r.ShareBytes), compute(r.Utilization), mark(r.Container),
+			r.Namespace, r.Pod, r.Name.Container, r.where)...)
 	}
 	t.table(table, 0)
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // inquiry is what is known of a pod, and of where it could run.
@@ -195,7 +194,7 @@ func (q *inquiry) stopped(a *answer) bool {
 	case phase == corev1.PodFailed && strings.HasPrefix(q.pod.Status.Reason, "UnexpectedAdmissionError"):
 		a.Cause = causeRefused
 		a.Answer = fmt.Sprintf("The kubelet of node %s refused it: %s", q.pod.Spec.NodeName, q.pod.Status.Message)
-		if p := q.policyOn(q.pod.Spec.NodeName); p != nil && deviceplugin.RefusesMoreThanOne(p.Spec.Sharing) && asksForSeveral(a.Requests) {
+		if p := q.policyOn(q.pod.Spec.NodeName); p != nil && p.Spec.Sharing.RefusesMoreThanOne() && asksForSeveral(a.Requests) {
 			a.Answer = fmt.Sprintf("Node %s refused it, because a container may ask for one share of what policy %s shares. Ask for 1, or for GPUs that are not shared.",
 				q.pod.Spec.NodeName, p.Name)
 		}
@@ -442,7 +441,7 @@ func (q *inquiry) unhealthy(a *answer, name string) bool {
 		return false
 	}
 	a.Cause = causeUnhealthy
-	a.Answer = fmt.Sprintf("No node offers %s now: on %s NVIDIA's device plugin restarts, has stopped, or reports all as unhealthy. If this lasts, tell an administrator.", name,
+	a.Answer = fmt.Sprintf("No node offers %s now: NVIDIA's device plugin on %s restarts, has stopped, or reports all as unhealthy. If this lasts, tell an administrator.", name,
 		format.List(nodes))
 	return true
 }

@@ -203,7 +203,7 @@ func TestWhyAPodIsPending(t *testing.T) {
 		causeUnhealthy: {func(w whyCluster) {
 			w.node("a", map[string]int64{plainGPU: 2}, func(object *corev1.Node, _ *v1alpha1.GPUNode) { object.Status.Allocatable[plainGPU] = *quantityOf(0) }, sim.T4)
 			w.pod(requesting("team", "train", plainGPU, 1), "")
-		}, ContainSubstring("on a NVIDIA's device plugin restarts, has stopped, or reports all as unhealthy"), nil},
+		}, ContainSubstring("NVIDIA's device plugin on a restarts, has stopped, or reports all as unhealthy"), nil},
 		causeNotYet: {func(w whyCluster) {
 			w.node("a", map[string]int64{plainGPU: 1}, func(_ *corev1.Node, n *v1alpha1.GPUNode) {
 				n.Status.Rollout.PolicyName, n.Status.Conditions[0].Status = "research", metav1.ConditionFalse

@@ -31,7 +31,11 @@ func (t *text) why(a *answer) {
 		below.row(2, "asks for", resources(a.Requests))
 	}
 	for i := range a.Shares {
-		below.row(2, "has", fmt.Sprintf("container %s: %s", a.Shares[i].Container, a.Shares[i].String()))
+		of := ""
+		if a.Shares[i].Container != "" { // a claim is the pod's
+			of = "container " + a.Shares[i].Container + ": "
+		}
+		below.row(2, "has", of+a.Shares[i].String())
 	}
 	if a.Limit != "" {
 		below.row(2, "limit", a.Limit)

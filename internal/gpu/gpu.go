@@ -89,9 +89,8 @@ type MemoryLimiter interface {
 	// MemoryLimit reads a limit. ErrNotSupported: the driver has none or, in its own table (misc), none for this cgroup.
 	// ErrGone: there is no such cgroup, or none with the controller's files.
 	MemoryLimit(ctx context.Context, uuid, cgroup string) (MemoryLimit, error)
-	// SetMemoryLimit sets a hard limit in bytes, and a soft one of 0; NoMemoryLimit removes it. Success proves nothing:
-	// read it back.
-	SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error
+	// SetMemoryLimit sets both limits, in bytes; soft 0 and hard NoMemoryLimit are none. Success proves nothing: read it back.
+	SetMemoryLimit(ctx context.Context, uuid, cgroup string, soft, hard uint64) error
 }
 
 // NoMemoryLimit is the hard limit that is none (NVML_DEVICE_MEMORY_LIMIT_MAX).

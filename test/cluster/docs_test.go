@@ -26,6 +26,7 @@ var elsewhere = map[string]string{
 	"README.md: make publish":             "hack/release, and make e2e the installation",
 	"docs/dra.md: kubectl patch":          "needs NVIDIA's DRA driver",
 	"docs/install.md: helm install":       "make e2e",
+	"docs/install.md: helm uninstall":     "make olm-test",
 	"docs/install.md: kubectl gpusharing": "tests of internal/cli: import; make e2e and make olm-test: restore and what follows",
 	"docs/install.md: kubectl apply":      "make olm-test",
 	"docs/install.md: kubectl -n":         "make olm-test",

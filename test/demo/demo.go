@@ -275,10 +275,7 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 	if err != nil {
 		return err
 	}
-	running.Go(func() {
-		<-background.Done()
-		p.Stop()
-	})
+	running.Go(func() { d.keepRunning(background, p) })
 	err = until(ctx, func() (bool, error) {
 		nodes := &v1alpha1.GPUNodeList{}
 		if err := d.cluster.Client.List(ctx, nodes); err != nil {
@@ -302,6 +299,26 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 	d.narration.say("Its agents report the GPUs of %s. Of %d fields of nodes, GPUs and NVIDIA's objects it has changed %d.", nodes(len(d.machines)),
 		len(d.before), len(d.before.differences(now)))
 	return err
+}
+
+// keepRunning starts the controller again as its Deployment does: it ends when it loses its lease, as on a laptop that slept.
+func (d *demo) keepRunning(background context.Context, p *nodesim.Process) {
+	for {
+		select {
+		case <-background.Done():
+			p.Stop()
+			return
+		case <-p.Done():
+			<-time.After(time.Second)
+		}
+		next, err := d.runController(background)
+		if err != nil {
+			d.narration.note("controller", "%v", err)
+			return
+		}
+		d.narration.show("The controller has ended, and is started again as its Deployment would: its log says why.")
+		p = next
+	}
 }
 
 // runController runs the controller as its manifest does, with its own service account.
@@ -349,7 +366,7 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if denied > 0 {
 		return fmt.Errorf("the admission policy of the controller denied %d writes; controller.log names the fields", denied)
 	}
-	return d.sayCost(ctx, began, fmt.Sprintf("all %d policies are Ready", len(samples())))
+	return d.sayCost(ctx, began, fmt.Sprintf("all %d policies are Ready, each one node at a time", len(samples())))
 }
 
 func (d *demo) allReady(ctx context.Context) (bool, error) {

@@ -51,7 +51,7 @@ func statusEvery() time.Duration {
 
 // counts are how often each way is measured.
 func counts() (map[string]int, error) {
-	found := map[string]int{"a": 10, "b": 10, "c": 5, "d": 10, "edits": 100, "mig": 3}
+	found := map[string]int{"a": 10, "b": 10, "c": 5, "d": 10, "edits": 100, "mig": 3, "limits": 500}
 	for pair := range strings.SplitSeq(os.Getenv(benchVariable), ",") {
 		way, count, ok := strings.Cut(pair, "=")
 		if !ok {

@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 
@@ -46,10 +47,10 @@ func startDriver(ctx context.Context, layout driver.Layout) {
 	startDriverAs(ctx, driver.Options{Layout: layout})
 }
 
-// startDriverAs starts a driver of the first version, and after it NVIDIA's container toolkit.
+// startDriverAs starts a driver, by default of the first version, and after it NVIDIA's container toolkit.
 func startDriverAs(ctx context.Context, o driver.Options) {
 	GinkgoHelper()
-	o.Programs, o.Version = filepath.Join(bin, "driver"), driver.Version
+	o.Programs, o.Version = filepath.Join(bin, "driver"), cmp.Or(o.Version, driver.Version)
 	var err error
 	installed, err = driver.Start(o)
 	Expect(err).NotTo(HaveOccurred())

@@ -43,6 +43,18 @@ func images(ctx context.Context) []image.Image {
 	return []image.Image{workload, nvidiaImage(ctx), operand, nfdPrograms()}
 }
 
+// standImage is the agent's, with what stands for cgroup v2 on this machine.
+func standImage(ctx context.Context) image.Image {
+	i, err := image.Image{
+		Name: standRepository + ":" + standTag, Entrypoint: []string{agentProgram}, Env: []string{"PATH=/usr/bin:/bin"},
+		Files: map[string]string{agentProgram: filepath.Join(bin, "agent-cgroupstand")},
+	}.WithLibrariesOf(ctx, filepath.Join(bin, "agent-cgroupstand"))
+	Expect(err).NotTo(HaveOccurred())
+	return i
+}
+
+const standRepository, standTag = "example.com/gpu-sharing-agent-cgroupstand", "built"
+
 // managerImage has NVIDIA's mig-manager, what it runs, and the shell that the GPU Operator's script needs. Only its
 // specs need it.
 func managerImage(ctx context.Context) image.Image {

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -34,6 +35,8 @@ type given struct {
 	Devices       []device
 	// Drivers are the versions of the driver whose CUDA library it got, which is none where devices do not come by CDI.
 	Drivers []string
+	// Began is when the program began.
+	Began time.Time
 	// Probes are the errors of opening device files that the program has made itself, by number.
 	Probes map[string]string
 }

@@ -97,6 +97,7 @@ var _ = Describe("On a real node", func() {
 	resilienceSpecs()
 	restSpecs()
 	usageSpecs()
+	memoryLimitSpecs()
 	mistakeSpecs()
 	lifecycleSpecs()
 	previousSpecs()
@@ -119,6 +120,7 @@ var _ = Describe("On a real node", func() {
 	draPolicySpecs()
 	gpuClusterSpecs()
 	speedSpecs()
+	limitSpeedSpecs()
 })
 
 func TestRealNode(t *testing.T) {

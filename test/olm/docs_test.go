@@ -35,7 +35,7 @@ func TestEveryBlockAboutOLMIsRun(t *testing.T) {
 		for n := range strings.Count(text, "\n```") / 2 {
 			blocks = append(blocks, fmt.Sprintf("documented(%q, %d)", headline, n+1))
 		}
-		g.Expect(i).To(BeNumerically("<", 4), "a headline that is not about OLM: "+headline)
+		g.Expect(i).To(BeNumerically("<", 5), "a headline that is not about OLM: "+headline)
 	}
 	files, err := filepath.Glob("*_test.go")
 	g.Expect(err).NotTo(HaveOccurred())

@@ -183,14 +183,7 @@ func TestOLMv0(t *testing.T) {
 
 // TestFromOLMv0ToV1 goes on to OLM v1 where policies live.
 func TestFromOLMv0ToV1(t *testing.T) {
-	s := newSite(t, "0.1.0", "v0", "extensions", "catalogs")
-	s.startV0()
-	s.startV1()
-	before := s.snapshot()
-	s.catalogSource()
-	s.installV0()
-	s.share()
-	uids := s.uids()
+	s, before, uids := bothOLMs(t)
 	s.uninstallV0("csv", "subscription")
 	s.kept()
 	s.toV1()

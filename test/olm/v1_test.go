@@ -37,8 +37,18 @@ func (s *site) folder(name string) string {
 // installV1 installs as docs/install.md says.
 func (s *site) installV1() {
 	s.t.Helper()
-	s.do(strings.ReplaceAll(s.documented("With OLM v1", 1), "0.1.0", s.version))
+	makes, waits := s.documentedV1()
+	s.do(makes + waits)
 	s.installed()
+}
+
+// documentedV1 are the commands that make the ClusterExtension, of what was published last, and the one that waits for it.
+func (s *site) documentedV1() (makes, waits string) {
+	s.t.Helper()
+	const begins = "kubectl wait clusterextension"
+	makes, waits, found := strings.Cut(strings.ReplaceAll(s.documented("With OLM v1", 1), "0.1.0", s.version), begins)
+	s.Expect(found).To(BeTrue())
+	return makes, begins + waits
 }
 
 // installed waits until the operator works: both Deployments have a pod that is ready.

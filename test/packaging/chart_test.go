@@ -76,7 +76,7 @@ func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
 	files := []string{
 		"config/crd/gpusharing.io_gpunodes.yaml", "config/crd/gpusharing.io_gpusharingpolicies.yaml",
 		"config/rbac/role.yaml", "config/manager/rbac.yaml", "config/agent/rbac.yaml",
-		"config/agent/admission.yaml", "config/openshift/scc.yaml", "config/metrics/rbac.yaml",
+		"config/agent/admission.yaml", "config/manager/installer.yaml", "config/openshift/scc.yaml", "config/metrics/rbac.yaml",
 	}
 	rendered := newHelm(t).render(t, everything()...)
 	for _, file := range files {

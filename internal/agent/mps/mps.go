@@ -22,8 +22,7 @@
 // Daemons run for all GPUs of a node: the device plugin knows one daemon for each resource. Limits are set for each GPU
 // by its NVML index, since the daemon takes no UUID there. A daemon starts a server with its first client and gives it
 // the limits of that moment. So new limits are set for the daemon and for each of its servers; clients that are
-// connected keep theirs, which the record says. A server without clients is ended after a while, since it keeps the
-// driver open. The MPS pod mounts shm, and on a node with SELinux gives the MPS root the type container_file_t, which
+// connected keep theirs. The MPS pod mounts shm, and on a node with SELinux gives the MPS root the type container_file_t, which
 // all that is made in it inherits, before any daemon runs: that is `agent mps-prepare`.
 package mps
 

@@ -65,12 +65,12 @@ func (h *Hardware) MemoryLimit(ctx context.Context, uuid, cgroup string) (gpu.Me
 }
 
 // SetMemoryLimit implements gpu.Hardware.
-func (h *Hardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error {
+func (h *Hardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, soft, hard uint64) error {
 	return h.limited(ctx, uuid, fmt.Sprintf("setting the memory limit of %s on GPU %s", cgroup, uuid), func(d nvml.Device) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return limitError(setMemoryLimits, d.SetMemoryLimits_v1(cgroup, 0, hard))
+		return limitError(setMemoryLimits, d.SetMemoryLimits_v1(cgroup, soft, hard))
 	})
 }
 

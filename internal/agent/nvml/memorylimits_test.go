@@ -47,11 +47,11 @@ func limitAndPrint(library string) int {
 	if a.Support, err = h.LimitsMemory(ctx, uuid); err != nil {
 		a.Error = err.Error()
 	}
-	if err = h.SetMemoryLimit(ctx, uuid, cgroup, 1<<30); err != nil {
+	if err = h.SetMemoryLimit(ctx, uuid, cgroup, 0, 1<<30); err != nil {
 		a.SetErr, a.Unsupported = err.Error(), errors.Is(err, gpu.ErrNotSupported)
 	} else {
 		a.Set, err = h.MemoryLimit(ctx, uuid, cgroup)
-		err = errors.Join(err, h.SetMemoryLimit(ctx, uuid, cgroup, gpu.NoMemoryLimit))
+		err = errors.Join(err, h.SetMemoryLimit(ctx, uuid, cgroup, 0, gpu.NoMemoryLimit))
 		a.Cleared, _ = h.MemoryLimit(ctx, uuid, cgroup)
 	}
 	_, gone := h.MemoryLimit(ctx, uuid, filepath.Join(cgroup, "nowhere"))

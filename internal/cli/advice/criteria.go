@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // headroom is how much more memory than its peak a container must have: a past peak is no bound on the next one.
@@ -304,7 +303,7 @@ func suffix(s v1alpha1.Sharing) string {
 
 // refusesSeveral reports whether NVIDIA's device plugin refuses a container that requests several replicas of a GPU.
 func refusesSeveral(s v1alpha1.Sharing) bool {
-	return s.MIG == nil && deviceplugin.RefusesMoreThanOne(s)
+	return s.MIG == nil && s.RefusesMoreThanOne()
 }
 
 func isolates(_ Fleet, o Option) string {

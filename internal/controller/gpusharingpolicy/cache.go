@@ -4,10 +4,13 @@
 package gpusharingpolicy
 
 import (
+	"slices"
 	"strings"
+	"unique"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -27,7 +30,7 @@ func CacheOptions(standAlone pluginconfig.StandAlone) cache.Options {
 		ReaderFailOnMissingInformer: true,
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.GPUSharingPolicy{}: {Transform: keepOwnManagedFields},
-			&v1alpha1.GPUNode{}:          {Transform: keepOwnManagedFields},
+			&v1alpha1.GPUNode{}:          {Transform: slimGPUNode},
 			&corev1.Node{}:               {Transform: slimNode},
 			&corev1.Pod{}:                {Transform: slimPod},
 			&appsv1.DaemonSet{}:          {Transform: slimDaemonSet},
@@ -68,6 +71,55 @@ func keepOwnManagedFields(object any) (any, error) {
 	return o, nil
 }
 
+// slimGPUNode keeps once what a GPUNode says several times, or as others do: a node in its desired state lists its GPUs
+// four times.
+func slimGPUNode(object any) (any, error) {
+	node, isGPUNode := object.(*v1alpha1.GPUNode)
+	if !isGPUNode {
+		return object, nil
+	}
+	for i := range node.ManagedFields {
+		node.ManagedFields[i].Manager = once(node.ManagedFields[i].Manager)
+	}
+	listed := node.Spec.Devices
+	for i := range listed {
+		listed[i].Sharing.MIGMode = once(listed[i].Sharing.MIGMode)
+	}
+	if b := node.Spec.Baseline; b != nil && equality.Semantic.DeepEqual(b.Devices, listed) {
+		b.Devices = listed
+	}
+	if good := node.Status.Rollout.LastGood; good != nil && equality.Semantic.DeepEqual(good.Devices, listed) {
+		good.Devices = listed
+	}
+	for i := range node.Status.Devices {
+		d := &node.Status.Devices[i]
+		d.Product, d.ComputeCapability, d.ComputeMode, d.Sharing.MIGMode = once(d.Product), once(d.ComputeCapability), once(d.ComputeMode), once(d.Sharing.MIGMode)
+		if at := slices.IndexFunc(listed, func(same v1alpha1.DeviceSpec) bool { return same.UUID == d.UUID }); at >= 0 {
+			d.UUID = listed[at].UUID
+		}
+	}
+	for i := range node.Status.Conditions {
+		c := &node.Status.Conditions[i]
+		c.Type, c.Status, c.Reason, c.Message = once(c.Type), once(c.Status), once(c.Reason), once(c.Message)
+	}
+	return keepOwnManagedFields(node)
+}
+
+// once returns the text that all equal ones share, which lives as long as one of them.
+func once[S ~string](text S) S { return unique.Make(text).Value() }
+
+// allOnce shares the texts of labels, most of which all nodes, or all pods of a DaemonSet, have.
+func allOnce(labels map[string]string) map[string]string {
+	if len(labels) == 0 {
+		return nil
+	}
+	shared := make(map[string]string, len(labels))
+	for name, value := range labels {
+		shared[once(name)] = once(value)
+	}
+	return shared
+}
+
 func nameOnly(object any) (any, error) {
 	o, isMetadata := object.(*metav1.PartialObjectMetadata)
 	if !isMetadata {
@@ -85,7 +137,7 @@ func slimNode(object any) (any, error) {
 		return object, nil
 	}
 	node.ManagedFields = append(cluster.WorkMarkAuthors(node), cluster.ConfigWriters(node)...)
-	node.Annotations = ownAnnotations(node.Annotations)
+	node.Labels, node.Annotations = allOnce(node.Labels), ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	var signs []corev1.NodeCondition
 	for _, c := range node.Status.Conditions {
@@ -97,6 +149,9 @@ func slimNode(object any) (any, error) {
 		Allocatable: ofNVIDIA(node.Status.Allocatable), Capacity: ofNVIDIA(node.Status.Capacity),
 		Conditions: signs,
 		NodeInfo:   corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
+	}
+	if equality.Semantic.DeepEqual(node.Status.Capacity, node.Status.Allocatable) {
+		node.Status.Capacity = node.Status.Allocatable // nothing is unhealthy
 	}
 	return node, nil
 }
@@ -119,15 +174,15 @@ func slimPod(object any) (any, error) {
 	}
 	claims, group := cluster.HasClaims(pod), pod.Spec.SchedulingGroup
 	affinity, priority := requiredAffinity(pod), pod.Spec.Priority
-	pod.ManagedFields = nil
+	pod.Namespace, pod.ManagedFields = once(pod.Namespace), nil
 	pod.Annotations = podAnnotations(pod.Annotations)
 	pod.Labels = podLabels(pod)
 	pod.OwnerReferences = controllerOf(pod)
 	pod.Spec = corev1.PodSpec{
 		Containers:     draContainers(pod),
 		InitContainers: initHolder(pod),
-		NodeName:       pod.Spec.NodeName,
-		NodeSelector:   pod.Spec.NodeSelector,
+		NodeName:       once(pod.Spec.NodeName),
+		NodeSelector:   allOnce(pod.Spec.NodeSelector),
 		Volumes:        keptVolumes(pod),
 		Tolerations:    serverTolerations(pod),
 		Resources:      gpuRequest(&pod.Spec),
@@ -142,6 +197,10 @@ func slimPod(object any) (any, error) {
 	pod.Status = corev1.PodStatus{
 		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),
 		NominatedNodeName: pod.Status.NominatedNodeName,
+	}
+	for i := range pod.OwnerReferences {
+		o := &pod.OwnerReferences[i]
+		o.APIVersion, o.Kind, o.Name, o.UID = once(o.APIVersion), once(o.Kind), once(o.Name), once(o.UID)
 	}
 	return pod, nil
 }

@@ -223,6 +223,30 @@ func TestSlimNodes(t *testing.T) {
 
 // TestSlimNodesTellTheMachineThatTheyBelongTo: by it a new node gets the startup taint that Cluster Autoscaler waits
 // for.
+// TestSlimGPUNodes: a GPUNode in the cache says what it said, and its GPUs are listed once where three lists are the same.
+func TestSlimGPUNodes(t *testing.T) {
+	g := NewWithT(t)
+	devices := func(mode v1alpha1.MIGMode) []v1alpha1.DeviceSpec {
+		return []v1alpha1.DeviceSpec{{UUID: "GPU-1", Sharing: v1alpha1.DeviceSharing{MIGMode: mode}}, {UUID: "GPU-2"}}
+	}
+	for _, found := range []v1alpha1.MIGMode{v1alpha1.MIGModeDisabled, v1alpha1.MIGModeEnabled} {
+		node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
+		node.Spec.Devices, node.Spec.Baseline = devices(v1alpha1.MIGModeDisabled), &v1alpha1.Baseline{Devices: devices(found)}
+		node.Status.Rollout.LastGood = &v1alpha1.NodeSharing{Devices: devices(v1alpha1.MIGModeDisabled)}
+		node.Status.Devices = []v1alpha1.DeviceStatus{{UUID: "GPU-2", Product: "A100", ComputeMode: v1alpha1.ComputeModeDefault}, {UUID: "GPU-3"}}
+		node.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Ready", Message: "yes"}}
+		want := node.DeepCopy()
+		node.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "gpusharing-agent"}, {Manager: fieldManager}, {Manager: "kubectl"}}
+		want.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldManager}}
+
+		slim, err := slimGPUNode(node)
+		g.Expect(slim, err).To(Equal(want))
+		same := func(a, b []v1alpha1.DeviceSpec) bool { return &a[0] == &b[0] }
+		g.Expect(same(node.Spec.Devices, node.Status.Rollout.LastGood.Devices)).To(BeTrue())
+		g.Expect(same(node.Spec.Devices, node.Spec.Baseline.Devices)).To(Equal(found == v1alpha1.MIGModeDisabled))
+	}
+}
+
 func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 	for _, name := range []string{"cluster.x-k8s.io/machine", "machine.openshift.io/machine"} {
 		g := NewWithT(t)

@@ -260,6 +260,7 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: n.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return n, fmt.Errorf("reading the pods on node %s: %w", n.Name, err)
 	}
+	n.Pods = make([]cluster.Pod, 0, len(pods.Items))
 	for i := range pods.Items {
 		n.AddPod(&pods.Items[i], &c.store.programs)
 	}

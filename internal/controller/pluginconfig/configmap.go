@@ -5,9 +5,13 @@ package pluginconfig
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -44,7 +48,7 @@ func (c *Configurer) writeKeys(ctx context.Context, o *Observed, data map[string
 		want.WithAnnotations(map[string]string{v1alpha1.AnnotationBaseline: record})
 	}
 	owner := ssa.Owner{Client: c.client, Name: fieldManager}
-	wrote, err := ssa.Apply(ctx, owner, o.configMap, want, corev1ac.ExtractConfigMap)
+	wrote, err := ssa.Apply(ctx, owner, o.configMap, want, extract)
 	if err != nil {
 		return false, fmt.Errorf("writing ConfigMap %s: %w", o.ConfigMap, err)
 	}
@@ -86,11 +90,47 @@ func appliedKeys(configMap *corev1.ConfigMap) (map[string]string, error) {
 	if !exists(configMap) {
 		return nil, nil
 	}
-	applied, err := corev1ac.ExtractConfigMap(configMap, fieldManager)
+	applied, err := extract(configMap, fieldManager)
 	if err != nil {
 		return nil, fmt.Errorf("reading our keys of ConfigMap %s: %w", client.ObjectKeyFromObject(configMap), err)
 	}
 	return applied.Data, nil
+}
+
+// extract is corev1ac.ExtractConfigMap for the fields that we apply. That one parses the schema of all kinds of Kubernetes
+// first, which takes 21 MB and keeps 1.
+func extract(configMap *corev1.ConfigMap, manager string) (*corev1ac.ConfigMapApplyConfiguration, error) {
+	was := corev1ac.ConfigMap(configMap.Name, configMap.Namespace)
+	at := slices.IndexFunc(configMap.ManagedFields, func(e metav1.ManagedFieldsEntry) bool {
+		return e.Manager == manager && e.Operation == metav1.ManagedFieldsOperationApply && e.Subresource == "" && e.FieldsV1 != nil
+	})
+	if at < 0 {
+		return was, nil
+	}
+	var owned struct {
+		Data     map[string]any `json:"f:data"`
+		Metadata struct {
+			Labels      map[string]any `json:"f:labels"`
+			Annotations map[string]any `json:"f:annotations"`
+		} `json:"f:metadata"`
+	}
+	if err := json.NewDecoder(configMap.ManagedFields[at].FieldsV1.GetRawReader()).Decode(&owned); err != nil {
+		return nil, fmt.Errorf("reading the managed fields of %s: %w", manager, err)
+	}
+	was.WithData(ownedOf(configMap.Data, owned.Data)).WithLabels(ownedOf(configMap.Labels, owned.Metadata.Labels))
+	return was.WithAnnotations(ownedOf(configMap.Annotations, owned.Metadata.Annotations)), nil
+}
+
+// ownedOf are the entries of a map that managed fields list.
+func ownedOf(all map[string]string, owned map[string]any) map[string]string {
+	entries := map[string]string{}
+	for field := range owned {
+		key, _ := strings.CutPrefix(field, "f:")
+		if value, found := all[key]; found {
+			entries[key] = value
+		}
+	}
+	return entries
 }
 
 func exists(configMap *corev1.ConfigMap) bool { return configMap.ResourceVersion != "" }

@@ -33,7 +33,7 @@ func (c *Configurer) KeepCopy(ctx context.Context, o *Observed) error {
 		want.WithAnnotations(map[string]string{v1alpha1.AnnotationBaseline: o.record})
 	}
 	owner := ssa.Owner{Client: c.client, Name: fieldManager}
-	if _, err := ssa.Apply(ctx, owner, o.copied, want, corev1ac.ExtractConfigMap); err != nil {
+	if _, err := ssa.Apply(ctx, owner, o.copied, want, extract); err != nil {
 		return fmt.Errorf("copying ConfigMap %s to namespace %s: %w", o.ConfigMap, c.own, err)
 	}
 	return nil

@@ -30,9 +30,8 @@ import (
 //	mig-manager: awaitMIGManagerPrepared → drained → driveManager → verifyManager → … → managerLabelRestored: its label is restored
 //	             → awaitMIGManagerDone
 //
-// Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of
-// our agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and
-// answers with another. It drains nobody and knows no deadline, so all around it is done here:
+// It is driven by one label of the node, which names a configuration in a file that all nodes share, and answers with
+// another. It drains nobody and knows no deadline, so all around it is done here:
 //
 //	prepared  it runs on the node and reads our file, with the configuration in it
 //	drained   nobody uses a GPU that it clears, as for any disruptive change

@@ -116,14 +116,16 @@ func render(p *v1alpha1.GPUSharingPolicy, of Node, n deviceplugin.Node) (devicep
 // which served one of them before, is no part of that: it follows the configuration of the whole node, so it returns
 // when no policy governs the node.
 func restoredGPUs(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alpha1.DeviceSpec {
-	restored := slices.DeleteFunc(slices.Clone(changed), func(c v1alpha1.DeviceSpec) bool {
+	var restored []v1alpha1.DeviceSpec
+	for _, c := range changed {
 		is := func(d gpu.Device) bool { return d.UUID == c.UUID }
-		return !slices.ContainsFunc(all, is) || slices.ContainsFunc(selected, is)
-	})
-	for i := range restored {
-		if m := restored[i].Sharing.MPS; m != nil && m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
-			restored[i].Sharing.MPS = nil
+		if !slices.ContainsFunc(all, is) || slices.ContainsFunc(selected, is) {
+			continue
 		}
+		if m := c.Sharing.MPS; m != nil && m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
+			c.Sharing.MPS = nil
+		}
+		restored = append(restored, c)
 	}
 	return restored
 }

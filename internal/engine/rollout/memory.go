@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -19,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -296,6 +298,9 @@ func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Gove
 	m.Summary = summaryOf(m)
 	tainted := awaited != nil || selected.By != nil && len(taintsOf(selected.By)) > 0           // what NVIDIA's programs tolerate concerns all nodes
 	m.Unchanged = settled && released && !tainted && r.stack != dra.DRADriver && isUnchanged(m) // what the driver offers concerns all its nodes
+	if m.Unchanged && m.View != nil {
+		m.View.Devices, m.View.Lines, m.View.Saved = nil, nil, nil // derived anew within microseconds, and most nodes are unchanged
+	}
 }
 
 // isUnchanged reports whether nothing is to be done about the node, and no time passes that counts.
@@ -311,16 +316,30 @@ func (r *nodeEntry) cachedView(s *cluster.Snapshot, g policy.Governed) *derived 
 		timeless := *s
 		timeless.Now = time.Time{}
 		d = &derived{basis: b, view: node.Observe(&timeless, n, g)}
+		d.shareDevices(n.GPU.Spec.Devices)
 		d.tally = demandTally{Demands: demandsOf(n.Pods), Counts: countsOf(d.view), Single: singleResources(d.view)}
 		d.released = node.ReleaseRecorded(n, g.By)
 		d.selected, d.target = d.keys(s, n)
 		r.derived = d
 	}
 	d.view.Snapshot, d.view.Node, d.view.Policy, d.view.Losers = s, n, g.By, g.Over
+	if d.view.Devices == nil {
+		d.view.Devices = plan.Devices(n.GPU.Status.Devices)
+	}
 	if !d.settled {
 		d.decide()
 	}
 	return d
+}
+
+// shareDevices keeps the desired state of the GPUs once where it is the one that the GPUNode has.
+func (d *derived) shareDevices(spec []v1alpha1.DeviceSpec) {
+	if v := d.view; v.Desired != nil && len(v.Desired.Restored) == 0 && equality.Semantic.DeepEqual(v.Desired.Devices, spec) {
+		if equality.Semantic.DeepEqual(v.Target.Devices, spec) {
+			v.Target.Devices = spec
+		}
+		v.Desired.Devices = spec
+	}
 }
 
 func (d *derived) decide() {

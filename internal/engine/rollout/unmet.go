@@ -15,7 +15,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // Workloads of which no node meets the request once all policies are in force are found and named.
@@ -102,7 +101,7 @@ func offerOf(m *member) offer {
 // singleResources returns the resources of which a container gets no more than one once the node matches its policy;
 // nil: none.
 func singleResources(v *node.View) map[string]bool {
-	if v.Desired == nil || !v.ReadsConfigs() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
+	if v.Desired == nil || !v.ReadsConfigs() || !v.Policy.Spec.Sharing.RefusesMoreThanOne() {
 		return nil
 	}
 	single := map[string]bool{}
@@ -238,6 +237,16 @@ func requestsText(requests map[string]int64) string {
 
 // asksFor stands between a workload and what it asks for.
 const asksFor = " asks for "
+
+// UnmetRequest is what a message of WorkloadsAffected says of one workload, without its advice, which differs from policy to policy. Empty: it
+// says more, or something else.
+func UnmetRequest(message string) string {
+	request, advice, found := strings.Cut(message, ", which no") // the middle of a long clause is cut
+	if !found || strings.Contains(advice, asksFor) || strings.HasSuffix(advice, " more") {
+		return ""
+	}
+	return request
+}
 
 // affectedCondition says which workloads the policy leaves without what they ask for.
 func affectedCondition(lines []string) metav1.Condition {

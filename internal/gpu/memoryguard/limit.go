@@ -152,11 +152,17 @@ const (
 	Clear            // remove the limit, which is ours
 )
 
+// soft reports whether another owner has set a soft limit. On dmem it proves nothing: one of a container, which a tenant
+// may ask for, raises that of its pod.
+func (c Cell) soft(read Reading) bool {
+	return read.Soft > 0 && c.Backend != v1alpha1.MemoryBackendDmem
+}
+
 // Next decides what to do, and why the cgroup has not the limit that is wanted. A finite limit that we have not set is
-// another owner's, and so is a soft limit: neither is touched. A limit below use is not set: dmem would keep the former
+// another owner's, and so is a soft limit on misc: neither is touched. A limit below use is not set: dmem would keep the former
 // one in silence, and misc refuses.
 func (c Cell) Next() (do Do, reason string) {
-	free, recorded := c.Read.Soft == 0 && c.Read.Hard == NoLimit, len(c.Ours) > 0
+	free, recorded := !c.soft(c.Read) && c.Read.Hard == NoLimit, len(c.Ours) > 0
 	if !free && !c.own() {
 		if c.Want > 0 {
 			reason = v1alpha1.ReasonForeignLimit
@@ -182,7 +188,7 @@ func (c Cell) Next() (do Do, reason string) {
 // own reports whether the limit is ours: as recorded, or inherited from a cgroup of ours that is gone.
 func (c Cell) own() bool {
 	stale := c.Backend == v1alpha1.MemoryBackendMisc && len(c.Ours) == 0 && slices.Contains(c.Stale, c.Read.Hard)
-	return c.Read.Soft == 0 && (slices.Contains(c.Ours, c.Read.Hard) || stale)
+	return !c.soft(c.Read) && (slices.Contains(c.Ours, c.Read.Hard) || stale)
 }
 
 // After decides by what reads back after Want was set: which limits may be ours now, and why it does not hold. The limit
@@ -190,7 +196,7 @@ func (c Cell) own() bool {
 // does not limit as it says.
 func (c Cell) After(read Reading) (ours []uint64, reason string) {
 	switch {
-	case read.Soft == 0 && read.Hard == c.Want:
+	case !c.soft(read) && read.Hard == c.Want:
 		return []uint64{c.Want}, ""
 	case read.Hard == c.Read.Hard && read.Used > c.Want && read.Hard == NoLimit:
 		return nil, v1alpha1.ReasonAboveLimit

@@ -80,6 +80,7 @@ type Container struct {
 
 	MemoryBytes *int64           `json:"memoryBytes,omitempty"`
 	ShareBytes  *int64           `json:"shareBytes,omitempty"`
+	LimitBytes  *int64           `json:"limitBytes,omitempty"` // that the driver holds its pod to
 	Utilization *gpu.Utilization `json:"utilization,omitempty"`
 	Processes   int              `json:"processes"`
 }
@@ -99,6 +100,23 @@ type Device struct {
 	// Replicas are how many of it, or of an instance, the kubelet can allocate, by instance. It knows of none that
 	// NVIDIA's DRA driver offers.
 	Replicas map[int]int
+}
+
+// limit adds the limits that the agent reports to hold: of the first pods, as the report has no more.
+func (r *Report) limit(node *v1alpha1.GPUNode) {
+	if node.Spec.Memory.Limited() != v1alpha1.MemoryLimitEnforce {
+		return
+	}
+	for _, p := range node.Status.MemoryLimits.Pods {
+		for i := range r.Units {
+			for j := range r.Units[i].Containers {
+				c := &r.Units[i].Containers[j]
+				if p.Reason == "" && r.Units[i].GPU == p.DeviceUUID && c.Namespace == p.Namespace && c.Pod == p.PodName {
+					c.LimitBytes = &p.LimitBytes
+				}
+			}
+		}
+	}
 }
 
 // offered is how often the node offers the GPU, or an instance: as the kubelet lists it, or as the ResourceSlices of
@@ -132,6 +150,7 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 			r.Units = append(r.Units, part.filled(&devices[i], instance.ID, owners))
 		}
 	}
+	r.limit(node)
 	slices.SortStableFunc(r.Units, func(a, b Unit) int { return a.Index - b.Index })
 	for _, d := range node.Status.MPS {
 		r.Daemons = append(r.Daemons, Daemon{Resource: d.ResourceName, Clients: d.Clients, OutdatedClients: d.OutdatedClients})

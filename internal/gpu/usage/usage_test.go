@@ -108,6 +108,23 @@ func TestTheMemoryGuardOfThePolicySaysTheShare(t *testing.T) {
 	g.Expect(*containers[1].ShareBytes).To(Equal(8*gib), "two replicas are two shares")
 }
 
+func TestALimitThatHoldsIsThatOfThePod(t *testing.T) {
+	g := NewWithT(t)
+	n, d := node(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}), device(process(1, 5*gib, 0))
+	n.Spec.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce}
+	limit := func(reason string) *int64 {
+		greedy := name("greedy")
+		n.Status.MemoryLimits.Pods = []v1alpha1.PodMemoryLimit{{
+			Namespace: greedy.Namespace, PodName: greedy.Pod, DeviceUUID: d.UUID, LimitBytes: 4 * gib, Reason: reason,
+		}}
+		return usage.Of(n, []usage.Device{d}, map[int]usage.Name{1: greedy}).Units[0].Containers[0].LimitBytes
+	}
+	g.Expect(limit("")).To(HaveValue(Equal(4 * gib)))
+	g.Expect(limit(v1alpha1.ReasonForeignLimit)).To(BeNil())
+	n.Spec.Memory.Limit = v1alpha1.MemoryLimitReport
+	g.Expect(limit("")).To(BeNil())
+}
+
 func TestAGPUThatIsNotSharedIsOneShare(t *testing.T) {
 	g := NewWithT(t)
 	d := device(process(1, 30*gib, 0))

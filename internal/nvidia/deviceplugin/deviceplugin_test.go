@@ -317,7 +317,7 @@ func TestWhichRequestsThePluginRefuses(t *testing.T) {
 		"MIG with replicas, which serves several": {sharing: advertised(mixed, v1alpha1.Advertise{FailRequestsGreaterThanOne: new(false)})},
 		"exclusive": {sharing: exclusive},
 	} {
-		NewWithT(t).Expect(deviceplugin.RefusesMoreThanOne(c.sharing)).To(Equal(c.refuses), name)
+		NewWithT(t).Expect(c.sharing.RefusesMoreThanOne()).To(Equal(c.refuses), name)
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/utils/ptr"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -32,7 +30,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 			migStrategy: migNone,
 			sharing:     "timeSlicing",
 			rename:      plan.Renamed(s),
-			failMany:    RefusesMoreThanOne(s),
+			failMany:    s.RefusesMoreThanOne(),
 			replicas:    map[string]int32{plan.ResourceGPU: s.TimeSlicing.Replicas},
 		}, nil
 	case v1alpha1.StrategyMPS:
@@ -40,7 +38,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 			migStrategy: migNone,
 			sharing:     "mps",
 			rename:      plan.Renamed(s),
-			failMany:    RefusesMoreThanOne(s),
+			failMany:    s.RefusesMoreThanOne(),
 			replicas:    map[string]int32{plan.ResourceGPU: s.MPS.Replicas},
 		}, nil
 	case v1alpha1.StrategyMIG:
@@ -48,13 +46,6 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 	case v1alpha1.StrategyExclusive:
 	}
 	return config{migStrategy: migNone}, nil
-}
-
-// RefusesMoreThanOne reports whether NVIDIA's device plugin refuses containers that ask for more than one of a resource
-// that has replicas. Under MPS its versions up to v0.19 always do (internal/rm/rm.go, ValidateRequest).
-func RefusesMoreThanOne(s v1alpha1.Sharing) bool {
-	served := s.Advertise != nil && !ptr.Deref(s.Advertise.FailRequestsGreaterThanOne, true)
-	return s.MPS != nil || !served && (s.TimeSlicing != nil || s.MIG != nil)
 }
 
 // yaml is the document. Its strings are resource names and our own words, which need no quotes.

@@ -51,7 +51,7 @@ func (n Node) gpus() []gpuShape {
 // plugin takes them per resource, which under the strategy single is the same one for all profiles.
 func migDocument(s v1alpha1.Sharing, n Node) (config, error) {
 	c := config{
-		migStrategy: migMixed, sharing: "timeSlicing", rename: plan.Renamed(s), failMany: RefusesMoreThanOne(s), replicas: map[string]int32{},
+		migStrategy: migMixed, sharing: "timeSlicing", rename: plan.Renamed(s), failMany: s.RefusesMoreThanOne(), replicas: map[string]int32{},
 	}
 	if s.MIG.ResourceNames == v1alpha1.MIGResourceNamesUniform {
 		c.migStrategy = migSingle

@@ -234,6 +234,6 @@ func TestIndexesAreThoseOfTheTexts(t *testing.T) {
 		g.Expect(found).To(HaveLen(1))
 		text, err := os.ReadFile(found[0])
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(guide.Index()).To(Equal(guides.Read(string(text))), "go run ./hack/guides -texts FOLDER writes the indexes anew")
+		g.Expect(guide.Index()).To(Equal(guides.Read(string(text))), "go run ./hack/guides FOLDER writes the indexes anew")
 	}
 }

@@ -17,6 +17,7 @@ import (
 type Cgroups struct {
 	Backend         Backend
 	Root            string         // of the hierarchy; empty: /sys/fs/cgroup
+	File            string         // that a directory with files of the controller has; empty: the controller's own, such as dmem.max
 	Members         map[int]string // paths of the cgroups of CUDA programs, in place of /proc/<pid>/cgroup
 	AppliesBelowUse bool           // on dmem a newer kernel applies a limit that is below use
 }
@@ -48,7 +49,7 @@ func (c Cgroups) find(path string) ([]cgroup, error) {
 		if err != nil {
 			return nil, err
 		}
-		_, missing := os.Stat(filepath.Join(path, string(c.Backend)+".max"))
+		_, missing := os.Stat(filepath.Join(path, cmp.Or(c.File, string(c.Backend)+".max")))
 		chain = append(chain, cgroup{id, path, missing == nil})
 	}
 	return chain, nil

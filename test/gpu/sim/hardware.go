@@ -323,12 +323,12 @@ func (h *Hardware) MemoryLimit(ctx context.Context, uuid, cgroup string) (gpu.Me
 }
 
 // SetMemoryLimit implements gpu.Hardware.
-func (h *Hardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, hard uint64) error {
+func (h *Hardware) SetMemoryLimit(ctx context.Context, uuid, cgroup string, soft, hard uint64) error {
 	return h.write(ctx, OpSetMemoryLimit, uuid, fmt.Sprintf("%s %d", cgroup, hard), func() error {
 		if !h.node.limitsMemory() {
 			panic("a driver without the call ends the process")
 		}
-		return cgroupGone(h.node.SetMemoryLimit(uuid, cgroup, 0, hard, true))
+		return cgroupGone(h.node.SetMemoryLimit(uuid, cgroup, soft, hard, true))
 	})
 }
 

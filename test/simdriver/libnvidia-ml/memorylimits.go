@@ -10,6 +10,7 @@ import "C"
 
 import (
 	"os"
+	"strconv"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
@@ -17,13 +18,17 @@ import (
 
 //export nvmlDeviceSetMemoryLimits_v1
 func nvmlDeviceSetMemoryLimits_v1(h *C.struct_handle, limits *C.struct_set_limits) C.int {
-	return change("nvmlDeviceSetMemoryLimits", h, func(s *simdriver.State) error {
+	ret := change("nvmlDeviceSetMemoryLimits", h, func(s *simdriver.State) error {
 		if ret := limitable(s, h, limits != nil); ret != sim.Success {
 			return &sim.Error{Return: ret}
 		}
 		path := C.GoString(limits.cgroup)
 		return s.Node.SetMemoryLimit(uuidOf(s, h), path, uint64(limits.soft), uint64(limits.hard), os.Geteuid() == 0)
 	})
+	if d, ok := loaded.current(); ok && ret == C.int(sim.Success) {
+		d.Record("NVML", simdriver.LimitSet, C.GoString(limits.cgroup), strconv.FormatUint(uint64(limits.hard), 10))
+	}
+	return ret
 }
 
 //export nvmlDeviceGetMemoryLimits_v1

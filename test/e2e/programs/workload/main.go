@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +35,8 @@ type given struct {
 	Devices []device `json:"devices"`
 	// Drivers are the versions of the driver whose CUDA library it got.
 	Drivers []string `json:"drivers,omitempty"`
+	// Began is when the program began.
+	Began time.Time `json:"began"`
 	// Probes are the outcomes of opening device files that the program has made, by number.
 	Probes map[string]string `json:"probes,omitempty"`
 }
@@ -49,9 +52,14 @@ type device struct {
 }
 
 func main() {
+	began := time.Now()
+	if len(os.Args) > 1 && os.Args[1] == "allocate" {
+		allocate(os.Args[2:])
+		return
+	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	if err := report(); err != nil {
+	if err := report(began); err != nil {
 		fmt.Fprintln(os.Stderr, "reporting what was given:", err)
 		os.Exit(1)
 	}
@@ -62,11 +70,14 @@ func main() {
 	if pipe != "" {
 		go useMPS(pipe)
 	}
+	if want := strings.Fields(os.Getenv(allocateVariable)); len(want) > 0 {
+		defer allocate(want)()
+	}
 	<-signals
 }
 
-func report() error {
-	g := given{Visible: os.Getenv("NVIDIA_VISIBLE_DEVICES"), PipeDirectory: os.Getenv("CUDA_MPS_PIPE_DIRECTORY")}
+func report(began time.Time) error {
+	g := given{Began: began, Visible: os.Getenv("NVIDIA_VISIBLE_DEVICES"), PipeDirectory: os.Getenv("CUDA_MPS_PIPE_DIRECTORY")}
 	if g.PipeDirectory != "" {
 		g.Pipes, _ = filepath.Glob(g.PipeDirectory + "/*") // the pattern is not malformed
 	}
