@@ -10,13 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -81,14 +78,7 @@ func (*ConfigReporter) Name() string { return "agent-config" }
 
 // Register adds the reporter to a manager. A new spec wakes it.
 func (r *ConfigReporter) Register(mgr ctrl.Manager) error {
-	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == r.node })
-	err := ctrl.NewControllerManagedBy(mgr).Named(r.Name()).
-		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   reportTimeout,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
-		}).
+	err := onNode(mgr, r.Name(), r.node, controller.Options{ReconciliationTimeout: reportTimeout}).
 		Complete(reconcile.AsReconciler(r.client, r))
 	if err != nil {
 		return fmt.Errorf("registering the agent's reporter of configurations: %w", err)

@@ -139,23 +139,28 @@ func New(c Config) *Controller {
 // Name is the name in logs and metrics.
 func (c *Controller) Name() string { return "agent" }
 
+// onNode is a controller of the node's GPUNode. A new spec wakes it.
+func onNode(mgr ctrl.Manager, name, node string, options controller.Options) *builder.Builder {
+	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == node })
+	options.MaxConcurrentReconciles = 1
+	options.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff)
+	return ctrl.NewControllerManagedBy(mgr).Named(name).
+		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
+		WithOptions(options)
+}
+
 // Register adds the controller to a manager. The spec wakes it, and the kubelet's allocations and another driver do;
 // its own writes to the status do not.
 func (c *Controller) Register(mgr ctrl.Manager) error {
 	if err := c.metrics.register(registry.Registry); err != nil {
 		return err
 	}
-	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == c.node })
 	changes := make(chan event.GenericEvent)
-	err := ctrl.NewControllerManagedBy(mgr).Named(c.Name()).
-		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
+	err := onNode(mgr, c.Name(), c.node, controller.Options{
+		ReconciliationTimeout: reconcileTimeout,
+		RecoverPanic:          new(false), // a reconcile that panics may have left the hardware half-way: start anew
+	}).
 		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   reconcileTimeout,
-			RecoverPanic:            new(false), // a reconcile that panics may have left the hardware half-way: start anew
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
-		}).
 		Complete(reconcile.AsReconciler(c.client, c))
 	if err != nil {
 		return fmt.Errorf("registering the agent: %w", err)

@@ -7,13 +7,10 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -51,14 +48,7 @@ func (*MemoryGuard) Name() string { return "agent-memory-guard" }
 
 // Register adds the guard to a manager. A new spec wakes it.
 func (m *MemoryGuard) Register(mgr ctrl.Manager) error {
-	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == m.node })
-	err := ctrl.NewControllerManagedBy(mgr).Named(m.Name()).
-		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   sampleTimeout + reportTimeout,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
-		}).
+	err := onNode(mgr, m.Name(), m.node, controller.Options{ReconciliationTimeout: sampleTimeout + reportTimeout}).
 		Complete(reconcile.AsReconciler(m.client, m))
 	if err != nil {
 		return fmt.Errorf("registering the agent's memory guard: %w", err)

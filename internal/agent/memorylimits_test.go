@@ -4,6 +4,7 @@
 package agent_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -148,14 +149,20 @@ func limitsLacks(s scenario) {
 
 func limitsRests(s scenario) {
 	l := s.limited(true)
+	for i := range 3 {
+		name, uid := fmt.Sprintf("more-%d", i), fmt.Sprintf("0000001%d-0000-4000-8000-000000000001", i)
+		l.allocations.hold(name, fmt.Sprintf("%s::%d", l.uuid(0), i+1))
+		l.anotherOf(name, uid)
+	}
 	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
 	l.look()
+	l.Expect(l.get().Status.MemoryLimits.Limited).To(gomega.BeEquivalentTo(4))
 	calls := l.hardware.calls
 	for range 3 {
 		<-l.clock.After(time.Minute)
 		l.look()
 	}
-	l.Expect(l.hardware.calls-calls).To(gomega.Equal(3), "one question for a GPU, whether the driver has lost its limits")
+	l.Expect(l.hardware.calls-calls).To(gomega.Equal(3), "one question for a GPU, not for each of its pods: whether the driver has lost its limits")
 	l.node.hardware.Update(func(n *sim.Node) { n.GPUs[0].Limits = nil })
 	l.look()
 	l.Expect(l.limit()).To(gomega.BeEquivalentTo(4<<30), "set again")
@@ -247,11 +254,13 @@ func limitsBesideSoftOnes(s scenario) {
 }
 
 // another makes the cgroup and the log folder of a further pod with the name of the first.
-func (l *limited) another(uid string) (cgroup string) {
+func (l *limited) another(uid string) (cgroup string) { return l.anotherOf("train", uid) }
+
+func (l *limited) anotherOf(name, uid string) (cgroup string) {
 	l.Helper()
 	cgroup = l.tree.pod("burstable", uid)
 	l.Expect(l.tree.make(cgroup, true)).To(gomega.Succeed())
-	l.Expect(os.Mkdir(filepath.Join(l.logs, "ml_train_"+uid), 0o755)).To(gomega.Succeed())
+	l.Expect(os.Mkdir(filepath.Join(l.logs, "ml_"+name+"_"+uid), 0o755)).To(gomega.Succeed())
 	return cgroup
 }
 

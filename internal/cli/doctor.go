@@ -253,8 +253,7 @@ func installedByOLMv0(ctx context.Context, c client.Client) (string, error) {
 	return "gpu-sharing-operator", nil
 }
 
-// installersOf are a ClusterServiceVersion and a ClusterExtension of the operator, one of each at most. OLM v0 overwrites what is there, and OLM v1
-// takes what a release of Helm with its name has.
+// installersOf are a ClusterServiceVersion and a ClusterExtension of the operator, one of each at most.
 func installersOf(ctx context.Context, c client.Client) (all []string, err error) {
 	const operator = "gpu-sharing-operator"
 	second := false // ClusterExtension, which takes nothing

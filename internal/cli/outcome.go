@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,7 +90,7 @@ func outcomeOf(s cluster.Snapshot, c change) OutcomeError {
 			continue
 		}
 		names, worst = append(names, p.Name), max(worst, NonDisruptive)
-		if len(after.Unmet[p.Name]) > 0 {
+		if takes(&s, after.Unmet[p.Name]) {
 			worst = max(worst, Disruptive)
 		}
 		accepted, _ := condition.Find(after.Policies[p.Name].Conditions, v1alpha1.ConditionAccepted)
@@ -108,6 +109,16 @@ func outcomeOf(s cluster.Snapshot, c change) OutcomeError {
 		}
 	}
 	return worst
+}
+
+// takes reports whether one of the unmet requests is for what a node offers now.
+func takes(s *cluster.Snapshot, unmet []string) bool {
+	return slices.ContainsFunc(unmet, func(line string) bool {
+		request := strings.Join(rollout.UnmetRequests(line), "")
+		return slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool {
+			return n.Offered(s.Plugin.StackOf(&n))[request[strings.LastIndex(request, " ")+1:]] > 0
+		})
+	})
 }
 
 // outcomeOn is what a change comes to on a node.

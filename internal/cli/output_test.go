@@ -248,6 +248,20 @@ func TestPlanIsAGate(t *testing.T) {
 	}
 }
 
+// TestAPlanTakesFromNobodyWhatNoNodeOffers: one pod that asks for nonsense is no reason to stop every pipeline.
+func TestAPlanTakesFromNobodyWhatNoNodeOffers(t *testing.T) {
+	g := NewWithT(t)
+	s := snapshotOf(newNode(t, "a", sim.T4))
+	asks := func(resource string) {
+		s.Unscheduled = []cluster.Pod{{Namespace: "team", Name: "b", Workload: "Pod team/b", Requests: map[string]int64{resource: 1}}}
+	}
+	asked := change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}, advertise: {renameByDefault: true}}}`)}}
+	asks("nvidia.com/mig-4g.20gb")
+	g.Expect(outcomeOf(s, asked)).To(Equal(NonDisruptive))
+	asks("nvidia.com/gpu")
+	g.Expect(outcomeOf(s, asked)).To(Equal(Disruptive))
+}
+
 // TestPlanAddsUpWhatNodesOfferThatCannotChange: what a node offers that cannot satisfy the policy is not lost.
 func TestPlanAddsUpWhatNodesOfferThatCannotChange(t *testing.T) {
 	g := NewWithT(t)

@@ -54,13 +54,16 @@ func TestOnePodThatNoPolicyServesIsOneLine(t *testing.T) {
 		return lines
 	}
 	fast, slow := told("fast", "Pod a/b asks for nvidia.com/mig-4g.20gb: 1, which no … nodes offer nvidia.com/gpu.shared: ask for one, or change the policy"), told("slow", asks+"ask for nvidia.com/gpu")
-	g.Expect(lines(fast, slow)).To(ConsistOf("2 policies (fast, slow): WorkloadsAffected: Pod a/b asks for nvidia.com/mig-4g.20gb: 1; kubectl gpusharing why says what to ask for"))
+	g.Expect(lines(fast, slow)).To(ConsistOf("2 policies (fast, slow): WorkloadsAffected: Pod a/b asks for nvidia.com/mig-4g.20gb; kubectl gpusharing why says what to ask for"))
 	g.Expect(lines(slow)).To(ConsistOf("slow: WorkloadsAffected: " + asks + "ask for nvidia.com/gpu"))
 	equal := told("more", asks+"ask for nvidia.com/gpu")
 	equal.Status.Conditions[0].Message = "another note of WorkloadsAffected"
 	twin := equal
 	twin.Name = "twin"
 	g.Expect(lines(equal, twin)).To(ConsistOf("2 policies (more, twin): WorkloadsAffected: another note of WorkloadsAffected"))
-	other := told("other", "Pod c/d asks for nvidia.com/gpu: 9, which no node offers then; ask for less; "+asks+"ask for nvidia.com/gpu")
-	g.Expect(lines(fast, other, slow)).To(ConsistOf(HavePrefix("2 policies (fast, slow): "), HavePrefix("other: ")), "what says more stays")
+	const more = "Pod c/d asks for nvidia.com/gpu: 9, which no node offers then; its nodes offer at most 2 of nvidia.com/gpu each: ask for no more; and 1 more"
+	other := told("other", more)
+	g.Expect(lines(fast, other, slow)).To(ConsistOf(HavePrefix("2 policies (fast, slow): "), Equal("other: WorkloadsAffected: "+more)), "what says more stays")
+	g.Expect(lines(other, told("third", "Pod c/d asks for nvidia.com/gpu: … ask for one; and 1 more"))).To(
+		ConsistOf("2 policies (other, third): WorkloadsAffected: Pod c/d asks for nvidia.com/gpu, and 1 more; kubectl gpusharing why says what to ask for"))
 }

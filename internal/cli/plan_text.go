@@ -95,7 +95,7 @@ func (t *text) policy(policy *v1alpha1.GPUSharingPolicy, change string, after ro
 	shared := []string{}
 	for _, r := range s.Resources {
 		if r.Oversubscription > 0 {
-			shared = append(shared, fmt.Sprintf("%d containers share each that advertises %s", r.Oversubscription, r.Name))
+			shared = append(shared, fmt.Sprintf("%d containers share each GPU or instance (%s)", r.Oversubscription, r.Name))
 		}
 	}
 	now, then, kinds := offeredUnder(name, after.Nodes, nodes)

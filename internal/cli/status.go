@@ -183,8 +183,8 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 		}
 		for _, note := range notesOf(p) {
 			same := note
-			if request := rollout.UnmetRequest(note); request != "" {
-				same = request + "; kubectl gpusharing why says what to ask for"
+			if requests := rollout.UnmetRequests(note); requests != nil {
+				same = strings.Join(requests, ", ") + "; kubectl gpusharing why says what to ask for"
 			}
 			notes.add(same, p.Name+": "+note)
 		}

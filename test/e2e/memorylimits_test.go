@@ -115,7 +115,9 @@ func limitSpecs(backend sim.Backend) {
 		Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
 		Expect(limitsReported(ctx)).To(BeEmpty())
 		Expect(allocateIn(ctx, "greedy", "20480")).To(ContainSubstring("20480 CUDA_SUCCESS"))
-		Expect(filepath.Glob("/run/nvidia/mps/.memory-limits/*")).To(BeEmpty(), "the record of what was set")
+		if backend == sim.Dmem { // on misc limits of pods that are gone stay in the driver, and so on record
+			Expect(filepath.Glob("/run/nvidia/mps/.memory-limits/*")).To(BeEmpty())
+		}
 	})
 }
 
@@ -154,7 +156,7 @@ func limitOwnerSpecs() {
 		{"HAMi, by its resource", func(ctx context.Context, there bool) {
 			patchNode(ctx, "status", map[bool]string{
 				true:  `{"status":{"capacity":{"nvidia.com/gpumem":"1000"},"allocatable":{"nvidia.com/gpumem":"1000"}}}`,
-				false: `{"status":{"capacity":{"nvidia.com/gpumem":null},"allocatable":{"nvidia.com/gpumem":null}}}`,
+				false: `{"status":{"capacity":{"nvidia.com/gpumem":"0"},"allocatable":{"nvidia.com/gpumem":"0"}}}`,
 			}[there])
 		}},
 		{"gpu-fractioning", func(ctx context.Context, there bool) {

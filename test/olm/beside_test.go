@@ -4,6 +4,7 @@
 package olm_test
 
 import (
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -53,13 +54,15 @@ func TestHalfInstalledByOLMv1(t *testing.T) {
 	s.uninstalls(s.documented("With OLM v1", 3), before)
 }
 
+// helm installs what was published by it.
+const helm = "helm install gpu-sharing-operator oci://$REGISTRY/charts/gpu-sharing-operator --version 0.1.0 --plain-http --namespace gpu-sharing-operator --create-namespace"
+
 // TestOLMv1OverHelm: where Helm has installed the operator, OLM is not told to, and Helm not where OLM v1 has. Who deletes what refuses it makes the
 // ClusterExtension where Helm has a release of its name in its namespace, of which OLM v1 takes what it knows: then the operator says so.
 func TestOLMv1OverHelm(t *testing.T) {
 	s := newSite(t, "0.1.0", "v0", "extensions", "catalogs")
 	s.startV1()
 	before := s.snapshot()
-	const helm = "helm install gpu-sharing-operator oci://$REGISTRY/charts/gpu-sharing-operator --version 0.1.0 --plain-http --namespace gpu-sharing-operator --create-namespace"
 	s.do(helm)
 	s.share()
 	uids := s.uids()
@@ -83,6 +86,32 @@ func TestOLMv1OverHelm(t *testing.T) {
 	s.Expect(err).To(HaveOccurred())
 	s.Expect(out).To(ContainSubstring("ClusterExtension gpu-sharing-operator installs the operator already"))
 	s.shared()
+	s.uninstalls(s.documented("With OLM v1", 3), before)
+}
+
+// TestOLMv1WhereHelmsNamespaceIsGone: who deletes it instead of the release leaves objects of no namespace, which refuse nothing.
+func TestOLMv1WhereHelmsNamespaceIsGone(t *testing.T) {
+	s := newSite(t, "0.1.0", "extensions", "catalogs")
+	s.startV1()
+	before := s.snapshot()
+	s.do(helm)
+	s.share()
+	uids := s.uids()
+	s.do("kubectl delete namespace gpu-sharing-operator --timeout=4m")
+	s.kept()
+	s.do(`kubectl create --dry-run=server -f - <<EOF
+apiVersion: olm.operatorframework.io/v1
+kind: ClusterExtension
+metadata: {name: allowed}
+spec:
+  namespace: gpu-sharing-operator
+  serviceAccount: {name: gpu-sharing-installer}
+  source: {sourceType: Catalog, catalog: {packageName: gpu-sharing-operator}}
+EOF`)
+	_, withoutHelm, _ := strings.Cut(s.documented("From Helm to OLM", 1), "\n")
+	s.do(withoutHelm)
+	s.installV1()
+	s.onV1(uids)
 	s.uninstalls(s.documented("With OLM v1", 3), before)
 }
 

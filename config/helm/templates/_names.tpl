@@ -55,6 +55,7 @@ the release. Those whose names are in keep stay when the release is uninstalled.
 {{- if hasKey (.metadata.annotations | default dict) "gpusharing.io/namespace" }}{{ $_ := set .metadata.annotations "gpusharing.io/namespace" $root.Release.Namespace }}{{ end }}
 {{- if .metadata.namespace }}{{ $_ := set .metadata "namespace" $root.Release.Namespace }}{{ end }}
 {{- range .subjects }}{{ $_ := set . "namespace" $root.Release.Namespace }}{{ end }}
+{{- with (.spec).paramRef }}{{ if .namespace }}{{ $_ := set . "namespace" $root.Release.Namespace }}{{ end }}{{ end }}
 ---
 {{ toYaml . }}
 {{- end }}

@@ -4,8 +4,11 @@
 package gpusharingpolicy
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"unique"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -108,7 +111,50 @@ func slimGPUNode(object any) (any, error) {
 // once returns the text that all equal ones share, which lives as long as one of them.
 func once[S ~string](text S) S { return unique.Make(text).Value() }
 
-// allOnce shares the texts of labels, most of which all nodes, or all pods of a DaemonSet, have.
+// repeated holds maps that many objects have alike, as labels and requests of pods are. It begins anew when it holds
+// mostRepeated, since whoever makes pods chooses what they are.
+type repeated[V any, M ~map[K]V, K ~string] struct {
+	mu    sync.Mutex
+	known map[string]M
+}
+
+const mostRepeated = 1024
+
+var (
+	repeatedLabels    repeated[string, map[string]string, string]
+	repeatedResources repeated[resource.Quantity, corev1.ResourceList, corev1.ResourceName]
+)
+
+// of returns a map with the same content, which must not be changed.
+func (r *repeated[V, M, K]) of(m M, text func(V) string) M {
+	if len(m) == 0 {
+		return m
+	}
+	content := ""
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		content += fmt.Sprintf("%q=%q ", name, text(m[name]))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if same, found := r.known[content]; found {
+		return same
+	}
+	if r.known == nil || len(r.known) >= mostRepeated {
+		r.known = map[string]M{}
+	}
+	r.known[content] = m
+	return m
+}
+
+func shareLabels(m map[string]string) map[string]string {
+	return repeatedLabels.of(m, func(value string) string { return value })
+}
+
+func shareResources(m corev1.ResourceList) corev1.ResourceList {
+	return repeatedResources.of(m, func(q resource.Quantity) string { return q.String() })
+}
+
+// allOnce shares the texts of labels, most of which all nodes have.
 func allOnce(labels map[string]string) map[string]string {
 	if len(labels) == 0 {
 		return nil
@@ -150,9 +196,6 @@ func slimNode(object any) (any, error) {
 		Conditions: signs,
 		NodeInfo:   corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
 	}
-	if equality.Semantic.DeepEqual(node.Status.Capacity, node.Status.Allocatable) {
-		node.Status.Capacity = node.Status.Allocatable // nothing is unhealthy
-	}
 	return node, nil
 }
 
@@ -163,7 +206,7 @@ func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 			own[name] = quantity
 		}
 	}
-	return own
+	return shareResources(own)
 }
 
 // slimPod keeps what cluster.PodOf, podView, drain.Evict and, of pods that wait, controller/demand read.
@@ -176,13 +219,13 @@ func slimPod(object any) (any, error) {
 	affinity, priority := requiredAffinity(pod), pod.Spec.Priority
 	pod.Namespace, pod.ManagedFields = once(pod.Namespace), nil
 	pod.Annotations = podAnnotations(pod.Annotations)
-	pod.Labels = podLabels(pod)
+	pod.Labels = shareLabels(podLabels(pod))
 	pod.OwnerReferences = controllerOf(pod)
 	pod.Spec = corev1.PodSpec{
 		Containers:     draContainers(pod),
 		InitContainers: initHolder(pod),
 		NodeName:       once(pod.Spec.NodeName),
-		NodeSelector:   allOnce(pod.Spec.NodeSelector),
+		NodeSelector:   shareLabels(pod.Spec.NodeSelector),
 		Volumes:        keptVolumes(pod),
 		Tolerations:    serverTolerations(pod),
 		Resources:      gpuRequest(&pod.Spec),
@@ -338,7 +381,7 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 	for name, n := range cluster.GPURequests(spec) {
 		limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
 	}
-	return &corev1.ResourceRequirements{Limits: limits}
+	return &corev1.ResourceRequirements{Limits: shareResources(limits)}
 }
 
 // podLabels keeps what agents, Node Feature Discovery and DRA drivers are known by and, of a pod that asks for GPUs,

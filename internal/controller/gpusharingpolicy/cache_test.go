@@ -4,7 +4,9 @@
 package gpusharingpolicy
 
 import (
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -245,6 +247,28 @@ func TestSlimGPUNodes(t *testing.T) {
 		g.Expect(same(node.Spec.Devices, node.Status.Rollout.LastGood.Devices)).To(BeTrue())
 		g.Expect(same(node.Spec.Devices, node.Spec.Baseline.Devices)).To(Equal(found == v1alpha1.MIGModeDisabled))
 	}
+}
+
+// TestPodsThatAskForTheSameShareIt: and others do not, though their labels or amounts look alike.
+func TestPodsThatAskForTheSameShareIt(t *testing.T) {
+	g := NewWithT(t)
+	slim := func(gpus, pool string) *corev1.Pod {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: map[string]string{"pool": pool}, Containers: []corev1.Container{
+			{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse(gpus)}}},
+		}}}
+		_, err := slimPod(pod)
+		g.Expect(err).NotTo(HaveOccurred())
+		return pod
+	}
+	first, same, other := slim("1", "a"), slim("1", "a"), slim("2", `a" "b`)
+	g.Expect(reflect.ValueOf(same.Spec.NodeSelector).Pointer()).To(Equal(reflect.ValueOf(first.Spec.NodeSelector).Pointer()))
+	g.Expect(reflect.ValueOf(same.Spec.Resources.Limits).Pointer()).To(Equal(reflect.ValueOf(first.Spec.Resources.Limits).Pointer()))
+	g.Expect(other.Spec.NodeSelector).To(HaveKeyWithValue("pool", `a" "b`))
+	g.Expect(cluster.GPURequests(&other.Spec)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	for i := range mostRepeated + 1 {
+		slim("1", strconv.Itoa(i))
+	}
+	g.Expect(len(repeatedLabels.known)).To(BeNumerically("<=", mostRepeated))
 }
 
 func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {

@@ -4,14 +4,20 @@
 package gpusharingpolicy
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
@@ -22,22 +28,24 @@ func (w *writer) setSpec(ctx context.Context, a action.SetSpec) (bool, error) {
 	if !found {
 		return false, nil
 	}
+	empty := equality.Semantic.DeepEqual(a.Spec, v1alpha1.GPUNodeSpec{})
+	if equality.Semantic.DeepEqual(a.Spec, have.Spec) && (empty || ownsSpec(have)) {
+		return false, nil
+	}
 	want := applyv1alpha1.GPUNode(a.Node).WithUID(have.UID)
-	if !equality.Semantic.DeepEqual(a.Spec, v1alpha1.GPUNodeSpec{}) {
+	if !empty {
 		spec, err := ssa.Configuration[applyv1alpha1.GPUNodeSpecApplyConfiguration](a.Spec)
 		if err != nil {
 			return false, err
 		}
 		want.WithSpec(spec)
 	}
-	wrote, err := ssa.Apply(ctx, ssa.Owner{Client: w.client, Name: fieldManager}, have, want, extractWithUID)
-	if wrote || err != nil {
-		w.note(gpuNodeKind, a.Node, versionOf(want), err)
-	}
+	err := w.client.Apply(ctx, want, client.FieldOwner(fieldManager), client.ForceOwnership)
+	w.note(gpuNodeKind, a.Node, versionOf(want), err)
 	if apierrors.IsConflict(err) {
 		return false, nil // it is gone, or another took its place
 	}
-	return wrote, err
+	return written("", err)
 }
 
 // reportNode applies the controller's part of the status of a GPUNode. Its UID keeps it from another GPUNode of that
@@ -47,19 +55,20 @@ func (w *writer) reportNode(ctx context.Context, a action.Report) (bool, error) 
 	if !found {
 		return false, nil
 	}
+	if equality.Semantic.DeepEqual(a.Status, rollout.ReportedStatus(have.Status)) {
+		return false, nil
+	}
 	status, err := ssa.Configuration[applyv1alpha1.GPUNodeStatusApplyConfiguration](a.Status)
 	if err != nil {
 		return false, err
 	}
 	want := applyv1alpha1.GPUNode(a.Node).WithUID(have.UID).WithStatus(status)
-	wrote, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: w.client, Name: fieldManager}, have, want, extractStatusWithUID)
-	if wrote || err != nil {
-		w.note(gpuNodeKind, a.Node, versionOf(want), err)
-	}
+	err = w.client.Status().Apply(ctx, want, client.FieldOwner(fieldManager), client.ForceOwnership)
+	w.note(gpuNodeKind, a.Node, versionOf(want), err)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return false, nil // it is gone, or another took its place
 	}
-	return wrote, err
+	return written("the status ", err)
 }
 
 // versionOf is the resource version in the answer to an apply.
@@ -70,18 +79,19 @@ func versionOf(applied *applyv1alpha1.GPUNodeApplyConfiguration) string {
 	return *applied.ResourceVersion
 }
 
-func extractWithUID(have *v1alpha1.GPUNode, manager string) (*applyv1alpha1.GPUNodeApplyConfiguration, error) {
-	was, err := applyv1alpha1.ExtractGPUNode(have, manager)
+// written reports a write, or why an apply failed.
+func written(what string, err error) (bool, error) {
 	if err != nil {
-		return nil, err
+		return false, fmt.Errorf("applying %sas %s: %w", what, fieldManager, err)
 	}
-	return was.WithUID(have.UID), nil
+	return true, nil
 }
 
-func extractStatusWithUID(have *v1alpha1.GPUNode, manager string) (*applyv1alpha1.GPUNodeApplyConfiguration, error) {
-	was, err := applyv1alpha1.ExtractGPUNodeStatus(have, manager)
-	if err != nil {
-		return nil, err
-	}
-	return was.WithUID(have.UID), nil
+// ownsSpec reports whether the last write of the spec of a GPUNode was ours: what another one has written an apply of
+// ours that leaves it out would not remove.
+func ownsSpec(node *v1alpha1.GPUNode) bool {
+	return slices.ContainsFunc(node.ManagedFields, func(e metav1.ManagedFieldsEntry) bool {
+		return e.Manager == fieldManager && e.Operation == metav1.ManagedFieldsOperationApply && e.Subresource == "" && e.FieldsV1 != nil &&
+			bytes.Contains(e.FieldsV1.GetRawBytes(), []byte(`"f:spec":`))
+	})
 }

@@ -384,9 +384,10 @@ func Scheduled(pod *corev1.Pod) corev1.PodCondition {
 	return corev1.PodCondition{}
 }
 
-// IsGPUResource reports whether a resource is one that NVIDIA's device plugin makes of GPUs.
+// IsGPUResource reports whether a resource is one that NVIDIA's device plugin makes of GPUs. HAMi's are none.
 func IsGPUResource(name string) bool {
-	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
+	hami := strings.HasPrefix(name, resourceHAMi) || name == "nvidia.com/gpucores"
+	return strings.HasPrefix(name, "nvidia.com/gpu") && !hami || strings.HasPrefix(name, "nvidia.com/mig-")
 }
 
 const (

@@ -70,11 +70,11 @@ func applying(v *View) Result {
 		return failChange(v, r, reason, message)
 	}
 	if patch, found := recordFoundIntervals(v); found {
-		r.Next = withSlot(v, patch)
+		r.Next = atOnce(patch) // the agent has been asked and waits for it, also where the rollout is held back
 		return r
 	}
 	if v.Node.BaselineLost {
-		r.Next = withSlot(v, recordBaseline(v))
+		r.Next = atOnce(recordBaseline(v))
 		return r
 	}
 	late := v1alpha1.ReasonApplyTimedOut

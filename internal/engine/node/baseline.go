@@ -139,6 +139,20 @@ func restoreConfigLabel(v *View, labels map[string]*string) {
 	}
 }
 
+// leaveLostConfig takes that label back on a node that stays as it is, if it selects a configuration of the operator's
+// that is nowhere any more, as after an uninstallation by force: NVIDIA's config-manager would end there for ever.
+func leaveLostConfig(v *View) []action.Action {
+	key := v.Node.Labels[v1alpha1.LabelConfig]
+	_, written := v.Snapshot.Configs[key]
+	_, copied := v.Snapshot.ConfigsCopy[key]
+	if written || copied || !SelectsOwnConfig(v) || !v.ReadsConfigs() || v.Desired != nil && v.Desired.Config.Key == key {
+		return nil
+	}
+	patch := v.Patch("taking back a label that selects a configuration which is gone")
+	restoreConfigLabel(v, patch.Labels)
+	return []action.Action{patch}
+}
+
 // isOwnMIGConfig reports whether the value of nvidia.com/mig.config is one that the operator writes.
 func isOwnMIGConfig(v *View) bool {
 	config := v.Node.Labels[v1alpha1.LabelMIGConfig]

@@ -5,6 +5,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -90,7 +91,7 @@ func decideNode(v *View) Result {
 func unsupported(v *View) Result {
 	return Result{
 		State: Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message, After: unavailableFor(v),
-		Next: atOnce(append(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v)...)...),
+		Next: atOnce(slices.Concat(restoreSchedulingUnlessBusy(v, "the policy cannot be honoured here"), keepMIGManagerOff(v), leaveLostConfig(v))...),
 	}
 }
 

@@ -25,10 +25,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// A change that fails is recorded, and the node rolled back to its last good state or, without one, to its baseline. A
-// release, the way back itself and what was reached before have nothing to fall back to: they rest (Timeout, below). A
-// node that does not become idle in time is not rolled back, since nothing was changed there: its failure is recorded
-// (drain.go), and it is left to its users until nothing blocks the change.
+// A change that fails is recorded, and the node rolled back to its last good state or, without one, to its baseline; what
+// has nothing to fall back to rests (docs/dev/contracts.md#deadlines).
 //
 //	failChange ─ a fallback: recordFailure → FallbackTarget → afterFailure ─ retry → AttemptID
 //	           └ none, on a node that is unavailable: RecordTimeout → resting

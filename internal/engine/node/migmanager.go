@@ -40,8 +40,6 @@ import (
 //	success   the spec no longer names it, so the agent looks: what counts is what NVML says
 //	failed    or no answer in time: the node goes back to its last good state, in the same way
 //	released  the label names what it did before the operator; our file stays until mig-manager has answered
-//
-// Its own label says true all the while. It stops NVIDIA's operands itself.
 
 // actuatorOf is who partitions the GPUs under a policy; empty for the agent.
 func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -34,9 +35,9 @@ func AddFindings(v *View, r Result) (Result, []action.Action) {
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, migConfigIgnored, migManagerFinishing,
 		mpsOverrideNotNeeded, nvidiaMPSNotKeptOff, computeModeLeft, computeModeLost,
 	}
-	checks = append(append(checks, v.findings()...), notEnding, migManagerEnabledByOthers, managerStuck, leftStopped)
+	checks = append(append(checks, v.findings()...), notEnding, migManagerEnabledByOthers, managerStuck, leftStopped, requestLeft)
 	if _, is := UnderMaintenance(v); is {
-		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftStopped} // all else follows from the maintenance
+		checks = []findingFunc{upgradeUnvalidated, nvidiaMPSNotKeptOff, leftStopped, requestLeft} // all else follows from the maintenance
 	}
 	for _, find := range checks {
 		f := find(v, r.State)
@@ -104,6 +105,35 @@ func leftStopped(v *View, s State) Finding {
 		}
 	}
 	return Finding{}
+}
+
+// requestLeft finds a node that takes pods again though its agent is still asked for what needs instances or GPUs idle,
+// and withdraws that. An agent that comes back, or waits for one user, would take them from pods that have come since: it
+// sees no init container. The change begins anew, with a drain.
+func requestLeft(v *View, _ State) Finding {
+	if v.MadeUnavailable() || MustStayUntainted(v) || !AsksOfUsers(v) {
+		return Finding{}
+	}
+	withdrawn := withdrawRequest(v, "withdrawing what needs GPUs idle, since the node takes pods again")
+	withdrawn.Spec.ChangeTime = v.Node.GPU.Spec.ChangeTime // a change that timed out rests as it would
+	return Finding{Repair: []action.Action{withdrawn}}
+}
+
+// AsksOfUsers reports whether the agent is asked for what needs instances or GPUs idle. What was reached before it keeps
+// up by itself, and what waits for a reboot that the operator does not make takes nothing before that.
+func AsksOfUsers(v *View) bool {
+	spec := v.Node.GPU.Spec
+	_, _, stalled := v.ApplyStalled()
+	if len(spec.Devices) == 0 || stalled || spec.Reboot == nil && specNeedsReboot(v) ||
+		isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices}) {
+		return false
+	}
+	steps, _ := plan.Node(spec.Devices, plan.Devices(v.Node.GPU.Status.Devices))
+	if spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
+		steps = plan.WithoutMIG(steps)
+	}
+	needsIdle := func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing }
+	return slices.ContainsFunc(steps, needsIdle) && !plan.OnlyComputeMode(steps)
 }
 
 // stoppedByOthers are the deploy labels that carry mig-manager's value and that we did not set to it.

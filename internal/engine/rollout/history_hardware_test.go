@@ -29,6 +29,8 @@ type hardwareEvents struct {
 	born       map[string]born // by UUID: how the GPU was when it came
 	stuck      map[string]bool // UIDs of pods of NVIDIA's that do not end, or whose deletion is refused
 	taken      onego           // in which the node is kept from its users
+	asks       int             // reconciles in which the agent is asked for what users have
+	asksSince  time.Time       // and since when
 	pool       string
 	backedUp   bool            // its Node or GPUNode was, from a backup
 	booted     bool            // since NVIDIA's device plugin was started on purpose

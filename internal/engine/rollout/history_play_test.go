@@ -83,6 +83,7 @@ func (c *run) reconciles(n int) {
 func (c *run) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
+	c.retainsAsIs()
 	c.checkRelease()
 	for _, h := range c.all() {
 		if c.turns != nil && h.isKept() {
@@ -238,6 +239,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 		c.cache.policies = append(c.cache.policies, *c.Policies[i].DeepCopy())
 	}
 	c.harmless()
+	c.withdrawn()
 	return d
 }
 

@@ -90,6 +90,7 @@ type run struct {
 	tenants map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
 	turns   map[string]bool        // nodes that were kept from their users in this window; nil: nobody asks
 	nights  bool                   // a machine has started with other GPUs each night; once is enough
+	retains bool                   // a policy may have left nodes as they are before the end
 	meddled bool                   // another controller has changed what NVIDIA's config-manager reads
 }
 

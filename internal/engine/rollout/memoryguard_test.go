@@ -77,6 +77,10 @@ func TestTheAgentIsToldWhoElseLimitsMemory(t *testing.T) {
 	c.hosts["n0"].MemoryOwner = ""
 	c.run(30)
 	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty())
+	c.hosts["n0"].MemoryOwner, c.hosts["n0"].Allocatable["nvidia.com/gpumem"] = "HAMi", 1000 // HAMi's own resource
+	c.run(30)
+	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("HAMi"))
+	delete(c.hosts["n0"].Allocatable, "nvidia.com/gpumem")
 	c.hosts["n0"].MemoryOwner = "HAMi"
 	c.setSharing(timeSlicing(4))
 	c.run(30)

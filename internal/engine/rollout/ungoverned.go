@@ -84,6 +84,9 @@ func retain(m *member) []action.Action {
 	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
 		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = "", "", nil, "", ""
+		if node.AsksOfUsers(m.View) { // they come to the node again
+			spec.ConfigName, spec.Devices = "", nil
+		}
 		if spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
 		}

@@ -6,6 +6,7 @@ package rollout
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -17,9 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// Workloads of which no node meets the request once all policies are in force are found and named.
-//
-//	pods → demands (request, node selector) → offers of the nodes → unmet, a line each with what to change
+// pods → demands (request, node selector) → offers of the nodes → unmet, a line each with what to change
 
 // unmetFinder finds the workloads of which no node meets the request once every policy is in force, for each policy one line
 // for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on
@@ -238,14 +237,16 @@ func requestsText(requests map[string]int64) string {
 // asksFor stands between a workload and what it asks for.
 const asksFor = " asks for "
 
-// UnmetRequest is what a message of WorkloadsAffected says of one workload, without its advice, which differs from policy to policy. Empty: it
-// says more, or something else.
-func UnmetRequest(message string) string {
-	request, advice, found := strings.Cut(message, ", which no") // the middle of a long clause is cut
-	if !found || strings.Contains(advice, asksFor) || strings.HasSuffix(advice, " more") {
-		return ""
+// unmetRequest is who asks for what in a clause of WorkloadsAffected, of which the middle may be cut, and how many clauses are left out.
+var unmetRequest = regexp.MustCompile(`(?:^|; )([^;]+ asks? for [a-z][a-z0-9.-]*/[a-z0-9.-]*[a-z0-9])|; (and \d+ more)$`)
+
+// UnmetRequests are who asks for what in a message of WorkloadsAffected or a line of Decision.Unmet, without the advice, which differs from
+// policy to policy. Empty: the text is none of these.
+func UnmetRequests(message string) (all []string) {
+	for _, m := range unmetRequest.FindAllStringSubmatch(message, -1) {
+		all = append(all, m[1]+m[2])
 	}
-	return request
+	return all
 }
 
 // affectedCondition says which workloads the policy leaves without what they ask for.

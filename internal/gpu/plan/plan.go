@@ -9,9 +9,6 @@
 //
 //	stop MPS → of each GPU: destroy instances → MIG mode → compute mode → time slice → create instances → set MPS limits, start MPS
 //
-// Stages says what of it may be done side by side, since GPUs do not wait for each other where they need not; Back is
-// the plan that takes GPUs back to what they were.
-//
 // A plan is recomputed from observation before each run, so a crash anywhere is no case of its own. It may have to be
 // recomputed after a run as well, where the hardware shows only then what is left to do: a driver that lists MIG
 // profiles in MIG mode only, a compute mode that MIG mode hid. The desired state is met when the plan is empty and Same

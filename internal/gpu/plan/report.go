@@ -164,7 +164,7 @@ func profileStatuses(known []gpu.Profile) []v1alpha1.ProfileStatus {
 // processes are the first by PID. One that uses several instances is shown with the first.
 func processes(users []gpu.Process) []v1alpha1.ProcessStatus {
 	sorted := slices.SortedStableFunc(slices.Values(users), func(a, b gpu.Process) int { return cmp.Compare(a.PID, b.PID) })
-	return listed(sorted, maxProcesses, func(p gpu.Process) v1alpha1.ProcessStatus {
+	return listed(eachFirst(sorted, maxProcesses, func(p gpu.Process) int { return p.Instance }), maxProcesses, func(p gpu.Process) v1alpha1.ProcessStatus {
 		return v1alpha1.ProcessStatus{
 			PID: int64(p.PID), Name: format.First(p.Name, maxName), Instance: instance(p.Instance), PodUID: p.PodUID, ContainerID: p.ContainerID,
 		}
@@ -172,7 +172,7 @@ func processes(users []gpu.Process) []v1alpha1.ProcessStatus {
 }
 
 func holders(holders []gpu.Holder) []v1alpha1.HolderStatus {
-	return listed(holders, maxHolders, func(h gpu.Holder) v1alpha1.HolderStatus {
+	return listed(eachFirst(holders, maxHolders, func(h gpu.Holder) int { return h.Instance }), maxHolders, func(h gpu.Holder) v1alpha1.HolderStatus {
 		return v1alpha1.HolderStatus{Namespace: h.Namespace, PodName: h.Pod, ContainerName: h.Container, Instance: instance(h.Instance)}
 	}, func(s v1alpha1.HolderStatus) gpu.Holder {
 		h := gpu.Holder{Namespace: s.Namespace, Pod: s.PodName, Container: s.ContainerName, Instance: gpu.WholeGPU}
@@ -181,6 +181,23 @@ func holders(holders []gpu.Holder) []v1alpha1.HolderStatus {
 		}
 		return h
 	})
+}
+
+// eachFirst puts one user of each instance before the others of a list that is cut: an instance in use never looks free.
+func eachFirst[T any](users []T, most int, instance func(T) int) []T {
+	if len(users) <= most {
+		return users
+	}
+	var first, others []T
+	seen := map[int]bool{}
+	for _, u := range users {
+		if seen[instance(u)] {
+			others = append(others, u)
+			continue
+		}
+		seen[instance(u)], first = true, append(first, u)
+	}
+	return append(first, others...)
 }
 
 // listed shows the first of a list, each key once.
