@@ -163,6 +163,8 @@ const (
 	ReasonInstancesIdle = "InstancesIdle"
 	// ReasonRepartitionAdvised: other MIG instances would let pods start that wait. Mode Advise makes none.
 	ReasonRepartitionAdvised = "RepartitionAdvised"
+	// ReasonRepartitioning: MIG instances are being made for pods that wait.
+	ReasonRepartitioning = "Repartitioning"
 	// ReasonProfileNotAllowed: pods wait for a MIG profile that onDemand.profiles does not list.
 	ReasonProfileNotAllowed = "ProfileNotAllowed"
 	// ReasonNoIdleRoom: pods hold what would have to be destroyed for the instances for which others wait.

@@ -10,7 +10,7 @@ import (
 )
 
 // GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. The controller alone
-// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration,
+// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration, demand,
 // memoryEvictions and the conditions Ready, Reconciling and Stalled; the node's agent writes everything else.
 //
 // +genclient
@@ -428,6 +428,13 @@ type GPUNodeStatus struct {
 	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
 	// +optional
 	Rollout RolloutStatus `json:"rollout,omitzero"`
+
+	// demand are the GPUs that have, or are to have, other MIG instances than their layout says, because pods wait or waited for them (mode
+	// Apply of onDemand). The controller writes it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Demand []GPUDemand `json:"demand,omitempty"`
 
 	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
 	// +optional

@@ -6,17 +6,21 @@ package v1alpha1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // OnDemandMode decides what is done for pods that wait for MIG instances.
-// +kubebuilder:validation:Enum=Advise
+// +kubebuilder:validation:Enum=Advise;Apply
 type OnDemandMode string
 
-// OnDemandModeAdvise changes nothing.
-const OnDemandModeAdvise OnDemandMode = "Advise"
+// The modes.
+const (
+	OnDemandModeAdvise OnDemandMode = "Advise" // changes nothing
+	OnDemandModeApply  OnDemandMode = "Apply"  // makes the instances, of what is free or idle
+)
 
 // MIGOnDemand says which MIG instances may be made for pods that wait.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.reserve) || self.reserve.all(r, r.profile in self.profiles)",message="a profile of reserve must be one of profiles, in the same words",fieldPath=".reserve"
 type MIGOnDemand struct {
-	// mode is what is done for pods that wait. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Default: Advise.
+	// mode is what is done for pods that wait. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Apply:
+	// the changes are made, of free room and idle instances alone; a GPU that is unused for 15 minutes returns to the instances of its layout. Default: Advise.
 	// +optional
 	// +kubebuilder:default=Advise
 	Mode OnDemandMode `json:"mode,omitempty"`
@@ -47,6 +51,38 @@ type MIGOnDemand struct {
 	// namespaceSelector selects, by their labels, the namespaces whose pods count. Absent: all.
 	// +optional
 	NamespaceSelector *NamespaceSelector `json:"namespaceSelector,omitempty"`
+}
+
+// GPUDemand is the MIG instances that a GPU is to have for pods that wait, or waited, instead of those of its layout.
+type GPUDemand struct {
+	// uuid of the GPU.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=96
+	UUID string `json:"uuid,omitempty"`
+
+	// instances of the GPU, by profile, by their exact names.
+	// +required
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Instances []InstanceCount `json:"instances,omitempty"`
+
+	// sinceTime is when that was decided. For 5 minutes after it no instance of the GPU is destroyed for another pod.
+	// +required
+	SinceTime metav1.Time `json:"sinceTime,omitzero"`
+
+	// firstPod is the pod for which it was decided that had waited longest, as namespace/name. Absent: the GPU returns to its layout, or to what it
+	// had before a change that failed.
+	// +optional
+	// +kubebuilder:validation:MaxLength=317
+	FirstPod string `json:"firstPod,omitempty"`
+
+	// failures is how many changes of the GPU for pods that wait have failed in succession. Until 1 minute after sinceTime, twice as long each time
+	// up to 64, there is no other.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Failures int32 `json:"failures,omitempty"`
 }
 
 // OnDemand is what the policy lets be made on demand: one layout at most has it. Nil: nothing.

@@ -68,6 +68,7 @@ func agentPart(s v1alpha1.GPUNodeStatus) v1alpha1.GPUNodeStatus {
 	part := *s.DeepCopy()
 	part.Rollout, part.ObservedGeneration = v1alpha1.RolloutStatus{}, 0 // are the controller's
 	part.MemoryPressure, part.MemoryEvictions = nil, nil                // are the MemoryGuard's and the controller's
+	part.Demand = nil                                                   // is the controller's
 	part.MemoryLimits = v1alpha1.MemoryLimitsStatus{}                   // is the MemoryLimiter's
 	part.Conditions = own(part.Conditions)
 	return part

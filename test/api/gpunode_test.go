@@ -217,6 +217,11 @@ func forging(t *testing.T, cluster *env.Cluster, agent, controller client.Client
 		"removes the record of evictions": func() error {
 			return update(func(s *v1alpha1.GPUNodeStatus) { s.MemoryEvictions = nil })
 		},
+		"says what GPUs are to have on demand": func() error {
+			return update(func(s *v1alpha1.GPUNodeStatus) {
+				s.Demand = []v1alpha1.GPUDemand{{UUID: "GPU-1", SinceTime: metav1.Now(), Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 1}}}}
+			})
+		},
 		"reports a generation as observed": func() error {
 			return update(func(s *v1alpha1.GPUNodeStatus) { s.ObservedGeneration = 7 })
 		},

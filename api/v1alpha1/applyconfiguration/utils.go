@@ -41,6 +41,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DrainApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("FailedChange"):
 		return &apiv1alpha1.FailedChangeApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("GPUDemand"):
+		return &apiv1alpha1.GPUDemandApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUMatch"):
 		return &apiv1alpha1.GPUMatchApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUNode"):

@@ -4,7 +4,8 @@
 // Package demand reports, for policies with MIG layouts on demand, which pods wait for instances and what would be
 // changed for them. Its one request goes over all nodes:
 //
-//	gather (reads, from caches) → Review (pure) → status.onDemand and the condition DemandMet of the policies, a metric
+//	gather (reads, from caches) → Review, Apply (pure) → status.onDemand and the condition DemandMet of the policies, a metric
+//	                                                  → mode Apply: status.demand of GPUNodes, which the rollout follows
 //
 // It changes nothing else, and remembers nothing from which a report follows. It runs only with the feature gate
 // OnDemandMIG.
@@ -14,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,7 +37,7 @@ import (
 )
 
 const (
-	// FieldManager owns status.onDemand and the condition DemandMet of the policies.
+	// FieldManager owns status.onDemand and the condition DemandMet of the policies, and status.demand of the GPUNodes.
 	FieldManager = "gpusharing-controller-on-demand"
 	// nodeNameField is the index of pods by their node, which the controller of policies makes.
 	nodeNameField = "spec.nodeName"
@@ -63,6 +65,7 @@ func (*Controller) Name() string { return "demand" }
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes;pods;namespaces,verbs=get;list;watch
 
 // Reconcile decides for each policy with GPUs on demand, and reports.
@@ -82,7 +85,8 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		return reconcile.Result{}, err
 	}
 	var errs []error
-	reported := map[string]*v1alpha1.OnDemandStatus{}
+	reported, decided := map[string]*v1alpha1.OnDemandStatus{}, map[string][]v1alpha1.GPUDemand{}
+	failed := false
 	after := nextOld(s.Now, waiting)
 	for i := range policies.Items {
 		p := &policies.Items[i]
@@ -90,16 +94,21 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		var is metav1.Condition
 		if onDemand[p.Name] {
 			var next time.Time
-			if status, is, next, err = c.review(ctx, p, s, waiting); err != nil {
-				errs = append(errs, err)
+			var of map[string][]v1alpha1.GPUDemand
+			if of, status, is, next, err = c.review(ctx, p, s, waiting); err != nil {
+				errs, failed = append(errs, err), true
 				continue
 			}
+			maps.Copy(decided, of)
 			if in := next.Sub(s.Now); in > 0 && (after == 0 || in < after) {
 				after = in
 			}
 			reported[p.Name] = status
 		}
 		errs = append(errs, c.report(ctx, p, status, is))
+	}
+	if !failed {
+		errs = append(errs, c.record(ctx, c.client, decided))
 	}
 	c.metrics.set(reported)
 	return reconcile.Result{RequeueAfter: after}, errors.Join(errs...)
@@ -115,7 +124,35 @@ func nextOld(now time.Time, pods []*corev1.Pod) (in time.Duration) {
 	return in
 }
 
-// Withdraw removes from the policies, which it reads from a reader, what the controller has reported.
+// record writes what was decided for GPUs into the status of their GPUNodes, and removes it where nothing was.
+func (c *Controller) record(ctx context.Context, from client.Reader, decided map[string][]v1alpha1.GPUDemand) error {
+	nodes := &v1alpha1.GPUNodeList{}
+	if err := from.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	var errs []error
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		if equality.Semantic.DeepEqual(n.Status.Demand, decided[n.Name]) {
+			continue
+		}
+		want := ac.GPUNode(n.Name).WithUID(n.UID)
+		if entries := decided[n.Name]; len(entries) > 0 {
+			status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{Demand: entries})
+			if err != nil {
+				return err
+			}
+			want.WithStatus(status)
+		}
+		err := c.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership)
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("recording MIG instances on demand of GPUNode %s: %w", n.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Withdraw removes from the policies and GPUNodes, which it reads from a reader, what the controller has reported.
 func (c *Controller) Withdraw(ctx context.Context, from client.Reader) error {
 	policies := &v1alpha1.GPUSharingPolicyList{}
 	if err := from.List(ctx, policies); err != nil {
@@ -125,7 +162,7 @@ func (c *Controller) Withdraw(ctx context.Context, from client.Reader) error {
 	for i := range policies.Items {
 		errs = append(errs, c.report(ctx, &policies.Items[i], nil, metav1.Condition{}))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.record(ctx, from, nil))...)
 }
 
 // gather reads the nodes that policies with GPUs on demand govern, with their pods, and the pods that wait. What it
@@ -183,15 +220,15 @@ func (c *Controller) podsOn(ctx context.Context, node string) ([]corev1.Pod, err
 // review decides for a policy about the pods of the namespaces that it selects.
 func (c *Controller) review(
 	ctx context.Context, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
-) (*v1alpha1.OnDemandStatus, metav1.Condition, time.Time, error) {
+) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time, error) {
 	if of := Of(p).NamespaceSelector; of != nil {
 		var err error
 		if waiting, err = c.in(ctx, policy.SelectorOf((*v1alpha1.NodeSelector)(of)), waiting); err != nil {
-			return nil, metav1.Condition{}, time.Time{}, err
+			return nil, nil, metav1.Condition{}, time.Time{}, err
 		}
 	}
-	status, is, next := Review(&c.memory, p, s, waiting)
-	return status, is, next, nil
+	of, status, is, next := Apply(&c.memory, p, s, waiting)
+	return of, status, is, next, nil
 }
 
 // in are the pods of namespaces with labels.

@@ -63,6 +63,7 @@ func TestDemand(t *testing.T) {
 		"the feature gate off: what was reported goes":                    withdraws,
 		"a restarted controller reports the same, and writes nothing":     restarts,
 		"a pod that grows old goes first, whatever else happens":          growsOld,
+		"mode Apply: the GPUNode says what its GPUs are to have":          applies,
 		"a request of which no node can have as many is no demand at all": tooMany,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
@@ -272,6 +273,42 @@ func restarts(s *site) {
 	s.Expect(again).To(Equal(first))
 	s.Expect(is).To(Equal(was))
 	s.Expect(s.writes).To(Equal(1))
+}
+
+// applies: until the mode is another one, or the feature gate is off.
+func applies(s *site) {
+	of := small()
+	of.Mode = v1alpha1.OnDemandModeApply
+	s.policy(of)
+	s.waits("a", "1")
+	_, is := s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning))
+	s.Expect(s.decided()).To(BeEmpty(), "the rollout has not seen the policy")
+	p := &v1alpha1.GPUSharingPolicy{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	p.Status.ObservedGeneration = p.Generation
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
+	s.reconcile()
+	entries := s.decided()
+	s.Expect(entries).To(HaveLen(1))
+	s.Expect(entries[0].UUID).To(Equal("GPU-1"))
+	s.Expect(entries[0].Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "2g.10gb", Count: 1}}))
+	s.Expect(entries[0].FirstPod).To(Equal("default/a"))
+	_, is = s.reconcile()
+	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning), "it is being made")
+	writes := s.writes
+	s.reconcile()
+	s.Expect(s.writes).To(Equal(writes))
+	s.edit(func(of *v1alpha1.MIGOnDemand) { of.Mode = v1alpha1.OnDemandModeAdvise })
+	s.reconcile()
+	s.Expect(s.decided()).To(BeEmpty())
+}
+
+func (s *site) decided() []v1alpha1.GPUDemand {
+	s.t.Helper()
+	n := &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	return n.Status.Demand
 }
 
 func tooMany(s *site) {

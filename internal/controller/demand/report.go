@@ -98,8 +98,12 @@ func number(n int) int32 { return int32(n) }
 // condition is the condition DemandMet that says what a status does, of which not all requests are listed.
 func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	is := metav1.Condition{Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionFalse}
-	would := fmt.Sprintf("%d pods wait for MIG instances: %d find idle ones, %d would start if %d GPUs had others (status.onDemand.changes), which mode "+
-		"Advise leaves as they are", s.Pods, s.Ready, s.Planned, s.GPUs)
+	planned, reason := "which mode Advise leaves as they are", v1alpha1.ReasonRepartitionAdvised
+	if r.applies {
+		planned, reason = "which are being made", v1alpha1.ReasonRepartitioning
+	}
+	would := fmt.Sprintf("%d pods wait for MIG instances: %d find idle ones, %d would start if %d GPUs had others (status.onDemand.changes), %s",
+		s.Pods, s.Ready, s.Planned, s.GPUs, planned)
 	switch {
 	case s.Pods == 0:
 		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonNoDemand, "No pod waits for MIG instances of the policy's GPUs"
@@ -107,7 +111,10 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 		is.Reason = r.unmet.Reason
 		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, why(r.unmet))
 	case s.Planned > 0:
-		is.Reason, is.Message = v1alpha1.ReasonRepartitionAdvised, would
+		is.Reason, is.Message = reason, would
+	case r.making:
+		is.Reason = reason
+		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle or being made", s.Pods)
 	default:
 		is.Status, is.Reason = metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle
 		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle", s.Pods)

@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -67,6 +68,10 @@ type review struct {
 	decision demand.Decision
 	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
 	beyond   int                    // pods of kinds that were not looked at
+	applies  bool
+	making   bool                            // a change is under way
+	decided  map[string][]v1alpha1.GPUDemand // by node; only where it applies
+	next     time.Time                       // when to look again at changes that are under way
 }
 
 // Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
@@ -75,9 +80,28 @@ type review struct {
 func Review(
 	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
 ) (*v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
-	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}}
+	r := reviewOf(m, p, s, pods)
+	status := r.status()
+	return status, r.condition(status), r.next
+}
+
+// Apply is Review for a policy of mode Apply. It also returns status.demand of the nodes that the policy governs.
+func Apply(
+	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
+) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
+	r := reviewOf(m, p, s, pods)
+	r.record(p, s.Now)
+	status := r.status()
+	return r.decided, status, r.condition(status), r.next
+}
+
+func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *review {
+	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}, applies: policy.Applies(p), decided: map[string][]v1alpha1.GPUDemand{}}
 	of := Of(p)
 	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
+	if r.applies {
+		r.pool.Budget = 1 // one node after the other is tainted for pods that wait
+	}
 	for _, name := range of.Profiles {
 		r.pool.Profiles = append(r.pool.Profiles, string(name))
 	}
@@ -86,17 +110,24 @@ func Review(
 	}
 	for i := range s.Nodes {
 		if s.Nodes[i].GPU.Spec.PolicyName == p.Name {
-			r.addNode(p, &s.Nodes[i])
+			r.addNode(p, &s.Nodes[i], s.Now)
 		}
 	}
 	r.classify(pods)
 	r.decision = m.Decide(s.Now, r.pool, r.classes)
-	status := r.status()
-	return status, r.condition(status), r.decision.Next
+	r.look(r.decision.Next)
+	return r
+}
+
+// look has the policy looked at again at a time, unless that is zero.
+func (r *review) look(at time.Time) {
+	if !at.IsZero() && (r.next.IsZero() || at.Before(r.next)) {
+		r.next = at
+	}
 }
 
 // addNode adds the GPUs of a node that the policy has on demand.
-func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node) {
+func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	devices, idle := plan.Devices(n.GPU.Status.Devices), idleSince(n.GPU.Status.Devices)
 	from := len(r.pool.GPUs)
@@ -111,6 +142,9 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node) {
 		}
 		for _, i := range d.State.Instances {
 			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: idle[i.UUID]})
+		}
+		if r.applies {
+			r.follow(p, n, d, &g, now)
 		}
 		r.pool.GPUs = append(r.pool.GPUs, g)
 		r.index[[2]string{n.Name, d.UUID}] = d.Index

@@ -106,13 +106,14 @@ func samePod(a, b client.Object) bool {
 		Waits(was) == Waits(is) && equality.Semantic.DeepEqual(was.Spec.Tolerations, is.Spec.Tolerations)
 }
 
-// sameGPUs reports whether a GPUNode has the policy, the readiness and the GPUs that it had, and who has them.
+// sameGPUs reports whether a GPUNode has the policy, the readiness and the GPUs that it had, who has them, and what was asked of them.
 func sameGPUs(a, b client.Object) bool {
 	was, areNodes := a.(*v1alpha1.GPUNode)
 	is, all := b.(*v1alpha1.GPUNode)
 	ready := func(n *v1alpha1.GPUNode) bool { return condition.IsTrue(n.Status.Conditions, v1alpha1.ConditionReady) }
 	return areNodes && all && was.Spec.PolicyName == is.Spec.PolicyName && ready(was) == ready(is) &&
-		equality.Semantic.DeepEqual(was.Status.Devices, is.Status.Devices)
+		equality.Semantic.DeepEqual(was.Status.Devices, is.Status.Devices) && equality.Semantic.DeepEqual(was.Spec.Devices, is.Spec.Devices) &&
+		equality.Semantic.DeepEqual(was.Status.Rollout.Failed, is.Status.Rollout.Failed)
 }
 
 // sameNode reports whether a Node would take the pods that it would have taken, and has as many healthy instances.

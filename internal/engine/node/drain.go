@@ -48,7 +48,7 @@ func keepsPodsOff(v *View, blocked bool) bool {
 
 // afterDrain goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
 func afterDrain(v *View, r Result, targetInSpec bool) Result {
-	if r, waits := awaitClaimsSettled(v, r); waits {
+	if r, waits := awaitBindingsSettled(v, r); waits {
 		return r
 	}
 	if pod, age := justBoundPod(v); pod != "" {
@@ -82,18 +82,25 @@ func tainting(v *View, r Result) Result {
 	return r
 }
 
-// awaitClaimsSettled waits a moment after the devices of the node were tainted: the scheduler may have allocated one
-// just before, and the claim that tells so follows.
-func awaitClaimsSettled(v *View, r Result) (Result, bool) {
-	if !v.ByClaims() || v.Node.DevicesTaintedAt.IsZero() {
+// awaitBindingsSettled waits a moment after the devices of the node were tainted, or the node for pods that wait: the scheduler may have chosen
+// one just before, and the claim or the binding that tells so follows.
+func awaitBindingsSettled(v *View, r Result) (Result, bool) {
+	since := v.Node.DevicesTaintedAt
+	if v.ForDemand && since.IsZero() {
+		since = DrainingSince(v)
+	}
+	if !v.ByClaims() && !v.ForDemand || since.IsZero() {
 		return Result{}, false
 	}
-	remaining := v.Node.DevicesTaintedAt.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
+	remaining := since.Add(timing.ClaimsSettle).Sub(v.Snapshot.Now)
 	if remaining <= 0 {
 		return Result{}, false
 	}
 	r.State, r.Reason, r.After = Draining, v1alpha1.ReasonGPUInUse, remaining
 	r.Message = "the devices of the node were tainted just now; waiting for the claims of pods that were allocated one before"
+	if v.ForDemand {
+		r.Message = "the node was tainted just now; waiting for pods that were bound to it before"
+	}
 	return r, true
 }
 

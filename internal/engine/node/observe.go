@@ -74,6 +74,7 @@ func planSteps(v *View) {
 		return
 	}
 	v.Steps = steps
+	v.ForDemand = isForDemand(v)
 	for _, s := range v.AgentSteps() {
 		for _, b := range plan.Blockers(s, v.Devices) {
 			addReported(v, b)
@@ -89,6 +90,7 @@ func planSteps(v *View) {
 	}
 	if v.ChangeIsDisruptive() || OnlyRebootLeft(v) {
 		addUnreportedHolders(v)
+		addJustBound(v)
 	}
 	if emptiesNode(v) {
 		addOtherPods(v)

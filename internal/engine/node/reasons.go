@@ -98,6 +98,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonNoDemand:           {Plain, doNothing},
 	v1alpha1.ReasonInstancesIdle:      {Plain, "Wait for the scheduler. If that lasts, `kubectl describe pod` says what else a pod lacks: CPU, memory, a volume"},
 	v1alpha1.ReasonRepartitionAdvised: {Plain, "Change the layouts to what `status.onDemand.changes` lists, or leave it: pods start as others end"},
+	v1alpha1.ReasonRepartitioning:     {Plain, "Wait; `status.demand` of GPUNodes says which GPUs change"},
 	v1alpha1.ReasonProfileNotAllowed:  {Plain, "Add the profile to `onDemand.profiles`, or let the pods ask for another"},
 	v1alpha1.ReasonNoIdleRoom:         {Plain, "Wait until pods end (`status.onDemand.requests[].holders`), or add nodes"},
 	v1alpha1.ReasonReserveKept:        {Plain, "Lower `onDemand.reserve`, or add nodes"},

@@ -42,6 +42,10 @@ type View struct {
 	Desired     *policy.Desired // what Policy asks for; nil if nobody asks, no GPU is known, or no state meets it
 	Unsupported *plan.Problem   // why Policy cannot be honoured here, also beside Desired
 
+	// ForDemand reports whether the node is on its way between states that differ in nothing but MIG instances that follow pods that wait
+	// (ondemand.go).
+	ForDemand bool
+
 	Target    Target // where the node is on its way to
 	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
 	Steps     []plan.Step
@@ -94,6 +98,7 @@ func (v *View) RequestedNode() policy.Node {
 	n := PolicyNode(v.Node)
 	n.Stack, n.Workload = v.Stack, v.Snapshot.Plugin.Workload()
 	n.Shares, _ = v.Node.Published.Shares()
+	n.Demand, n.ConfigName, n.Asked = v.Node.GPU.Status.Demand, v.Node.GPU.Spec.ConfigName, v.Node.GPU.Spec.Devices
 	return n
 }
 
@@ -245,8 +250,11 @@ func DrainTimeout(drain v1alpha1.Drain) time.Duration {
 	return time.Duration(cmp.Or(drain.TimeoutSeconds, usual)) * time.Second
 }
 
-// DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none.
+// DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none. A change for pods that wait hinders no other.
 func (v *View) DrainMode() v1alpha1.DrainMode {
+	if v.ForDemand {
+		return v1alpha1.DrainModeNever
+	}
 	if mode := v.RolloutSpec().Drain.Mode; mode != "" {
 		return mode
 	}

@@ -28,6 +28,8 @@ type Desired struct {
 	// Restored are the GPUs that the policy does not select and that the operator changed before: each returns to its
 	// baseline.
 	Restored []v1alpha1.DeviceSpec
+	// OnDemand are the GPUs whose instances follow pods that wait, by UUID.
+	OnDemand []string
 	// Config is the device-plugin configuration that belongs to them.
 	Config deviceplugin.Config
 }
@@ -91,7 +93,15 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err != nil {
 		return Desired{}, err
 	}
-	return Desired{Policy: p.Name, Devices: devices, Restored: restored, Config: config}, nil
+	w := Desired{Policy: p.Name, Devices: devices, Restored: restored, Config: config}
+	if w.Devices, w.OnDemand = onDemand(p, n, selected, devices); len(w.OnDemand) > 0 {
+		rests := config
+		if config, err = render(p, n, deviceplugin.Node{Devices: n.Devices, Desired: w.Devices, Replicas: replicas}); err != nil {
+			return Desired{}, err
+		}
+		w.Config = inTurn(config.WithTwin(p.Name, rests), n, w.Devices, w.OnDemand)
+	}
+	return w, nil
 }
 
 // render is the configuration of the program that offers the GPUs of the node.

@@ -42,6 +42,10 @@ type Node struct {
 	// it.
 	Policy    string
 	Numbering *v1alpha1.Numbering
+	// Demand is what was decided for pods that wait. ConfigName and Asked are the config and the GPUs that its agent was asked for last.
+	Demand     []v1alpha1.GPUDemand
+	ConfigName string
+	Asked      []v1alpha1.DeviceSpec
 }
 
 // Governed is a node that at least one policy selects.

@@ -450,3 +450,38 @@ func TestBothStacks(t *testing.T) {
 		}
 	})
 }
+
+// TestGPUsFollowDemand within what the policy allows, under one of two keys that name the same content.
+func TestGPUsFollowDemand(t *testing.T) {
+	g := NewWithT(t)
+	p := named("a", sharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile,
+		Layouts: []v1alpha1.MIGLayout{{Fill: "1g.5gb", OnDemand: &v1alpha1.MIGOnDemand{
+			Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"3g"}, IdleSeconds: 300,
+		}}},
+	}}))
+	n := nodeWith(t, sim.A100)
+	uuid := n.Devices[0].UUID
+	decide := func(profile string, count int32) policy.Desired {
+		n.Demand = []v1alpha1.GPUDemand{{UUID: uuid, Instances: []v1alpha1.InstanceCount{{Profile: profile, Count: count}}}}
+		w, err := policy.DesiredState(&p, n)
+		g.Expect(err).NotTo(HaveOccurred())
+		return w
+	}
+	rests := decide("none", 1)
+	g.Expect(rests.Devices[0].Sharing.Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}))
+	g.Expect(decide("2g.10gb", 1).Devices).To(Equal(rests.Devices), "2g is not allowed")
+	g.Expect(decide("3g.20gb", 3).Devices).To(Equal(rests.Devices), "3 do not fit")
+	n.ConfigName, n.Asked = rests.Config.Key, rests.Devices
+	g.Expect(decide("none", 1)).To(Equal(rests))
+	follows := decide("3g.20gb", 2)
+	g.Expect(follows.Config.Resources).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2}))
+	g.Expect([]string{follows.Config.Twin, follows.Config.Key}).To(Equal([]string{rests.Config.Key, rests.Config.Twin}), "the other key")
+	g.Expect(follows.Config.Data).To(Equal(rests.Config.Data))
+	n.ConfigName, n.Asked = follows.Config.Key, follows.Devices
+	g.Expect(decide("3g.20gb", 2)).To(Equal(follows))
+	g.Expect(decide("none", 1)).To(Equal(rests))
+	p.Spec.Sharing.MIG.Layouts[0].OnDemand.Mode = v1alpha1.OnDemandModeAdvise
+	g.Expect(decide("3g.20gb", 2).Devices).To(Equal(rests.Devices), "mode Advise changes nothing")
+	g.Expect(decide("3g.20gb", 2).Config.Twin).To(BeEmpty())
+}

@@ -29,9 +29,11 @@ import (
 // paceGroup turns what each node would do next into what it may do now.
 func paceGroup(g *Group, s *cluster.Snapshot) {
 	for _, m := range g.Members {
-		if m.State == node.Failed {
+		if m.State == node.Failed && !m.ForDemand {
 			g.Failures++
 		}
+		_, paced := node.SplitAct(m.Next)
+		g.Changes = g.Changes || !m.ForDemand && (m.HoldsSlot || len(paced.Start) > 0)
 	}
 	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.FailureThreshold, 1))
 	b := newBudget(g)
@@ -132,7 +134,7 @@ func (b *budget) count(m *member) {
 
 // unproven reports whether no node has reached yet what this one is to get.
 func (b *budget) unproven(m *member) bool {
-	return m.Desired != nil && !b.proven[m.Desired.Config.Key]
+	return m.Desired != nil && !slices.ContainsFunc(m.Desired.Config.Keys(), func(key string) bool { return b.proven[key] })
 }
 
 // admit says why a node may not go on, if it may not. One that holds a slot may, unless that would disturb more nodes
@@ -141,6 +143,8 @@ func (b *budget) admit(m *member, paced node.PacedAct) (reason, message string) 
 	taints := slices.ContainsFunc(paced.Start, action.KeepsOff)
 	makesUnavailable := taints && !m.MadeUnavailable() || m.MadeUnavailable() && !m.HoldsSlot
 	switch {
+	case m.ForDemand && !makesUnavailable && !taints:
+		return "", "" // it takes nothing from anybody
 	case makesUnavailable && b.unavailable >= b.slots, taints && b.unavailable > b.slots: // to stop operands so that the node is protected waits for no slot
 		return b.full()
 	case !m.HoldsSlot:
@@ -271,6 +275,8 @@ func deferredBy(g *Group, s *cluster.Snapshot, m *member) (reason, message strin
 	case g.Halted && m.State != node.Failed:
 		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %s failed (failureThreshold %d); "+
 			"look at those, then change the policy", countOfNodes(g.Failures), max(g.By.Spec.Rollout.FailureThreshold, 1))
+	case m.ForDemand && g.Changes && !m.MadeUnavailable() && !m.InFlight():
+		return v1alpha1.ReasonWaitingForBudget, "Waiting: the rollout of the policy goes before changes for pods that wait"
 	}
 	return outsideWindow(g, s, m)
 }

@@ -83,8 +83,10 @@ func (c *configs) named(s *cluster.Snapshot, all []*member) (size int) {
 // has not yet. It returns the room that is left.
 func (c *configs) add(m *member, file map[string]string, room int) int {
 	config, needs := &m.Desired.Config, 0
-	if c.want[config.Key] != config.Data {
-		needs = len(config.Key) + len(config.Data)
+	for _, key := range config.Keys() {
+		if c.want[key] != config.Data {
+			needs += len(key) + len(config.Data)
+		}
 	}
 	if file != nil {
 		for name, entries := range node.MIGConfigs(m.View) {
@@ -98,7 +100,9 @@ func (c *configs) add(m *member, file map[string]string, room int) int {
 		c.full[config.Key] = true
 		return room
 	}
-	c.want[config.Key] = config.Data
+	for _, key := range config.Keys() {
+		c.want[key] = config.Data
+	}
 	return room - needs
 }
 

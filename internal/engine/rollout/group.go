@@ -39,6 +39,7 @@ type Group struct {
 
 	Failures int
 	Halted   bool
+	Changes  bool // a node is changed, or is to be, for another reason than pods that wait
 }
 
 // member is a node in the group that paces it.

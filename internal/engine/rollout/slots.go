@@ -34,6 +34,9 @@ func slotOf(m *member) Slot {
 // policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A degraded one
 // counts as long as the former.
 func hasBegun(m *member) bool {
+	if m.ForDemand { // what destroys nothing keeps nobody off
+		return m.MadeUnavailable()
+	}
 	changing := []node.State{node.Applying, node.Selecting, node.Verifying, node.Finishing}
 	if m.State == node.Failed {
 		return m.MadeUnavailable() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)

@@ -15,5 +15,16 @@ func ChangesMIG(s Step) bool {
 	return false
 }
 
+// OnlyInstances reports whether steps only destroy and create instances.
+func OnlyInstances(steps []Step) bool {
+	return !slices.ContainsFunc(steps, func(s Step) bool {
+		switch s.(type) {
+		case destroyInstance, createInstance:
+			return false
+		}
+		return true
+	})
+}
+
 // WithoutMIG are the other steps of a plan.
 func WithoutMIG(steps []Step) []Step { return slices.DeleteFunc(slices.Clone(steps), ChangesMIG) }

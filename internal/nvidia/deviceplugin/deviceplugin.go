@@ -32,6 +32,8 @@ type Config struct {
 	// Key names the content: <policy>-<hash>. It is valid as key of a ConfigMap and as value of a label, and differs
 	// whenever the plugin has to look again: when Data differs or the MIG instances do.
 	Key string
+	// Twin is another key for the same content; empty: there is none. The plugin looks again when a node selects it.
+	Twin string
 	// Data is the YAML document.
 	Data string
 	// Resources are the extended resources that the node must advertise, each with its number.
@@ -70,6 +72,21 @@ func Render(policy string, s v1alpha1.Sharing, n Node) (Config, error) {
 		Resources: resources,
 		Replicas:  replicas,
 	}, nil
+}
+
+// WithTwin is a configuration with two keys that name it by what the GPUs have at rest: however their instances follow demand, the ConfigMap
+// stays as it is.
+func (c Config) WithTwin(policy string, rests Config) Config {
+	c.Key, c.Twin = key(policy, rests.Key+" a"), key(policy, rests.Key+" b")
+	return c
+}
+
+// Keys are the keys of a configuration.
+func (c Config) Keys() []string {
+	if c.Twin == "" {
+		return []string{c.Key}
+	}
+	return []string{c.Key, c.Twin}
 }
 
 // Default is the configuration for nodes that no policy governs, once ClusterPolicy.spec.mig.strategy was emptied: the

@@ -297,6 +297,27 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: time
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUDemand
+  map:
+    fields:
+    - name: failures
+      type:
+        scalar: numeric
+    - name: firstPod
+      type:
+        scalar: string
+    - name: instances
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
+          elementRelationship: atomic
+    - name: sinceTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: uuid
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUMatch
   map:
     fields:
@@ -425,6 +446,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: config
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ConfigStatus
+    - name: demand
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUDemand
+          elementRelationship: atomic
     - name: devices
       type:
         list:

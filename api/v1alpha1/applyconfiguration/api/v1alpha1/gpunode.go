@@ -18,7 +18,7 @@ import (
 // with apply.
 //
 // GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. The controller alone
-// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration,
+// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration, demand,
 // memoryEvictions and the conditions Ready, Reconciling and Stalled; the node's agent writes everything else.
 type GPUNodeApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:""`

@@ -26,6 +26,9 @@ type GPUNodeStatusApplyConfiguration struct {
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
+	// demand are the GPUs that have, or are to have, other MIG instances than their layout says, because pods wait or waited for them (mode
+	// Apply of onDemand). The controller writes it.
+	Demand []GPUDemandApplyConfiguration `json:"demand,omitempty"`
 	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
 	GPUs *string `json:"gpus,omitempty"`
 	// driverVersion is the version of the NVIDIA driver.
@@ -88,6 +91,19 @@ func (b *GPUNodeStatusApplyConfiguration) WithConditions(values ...*v1.Condition
 // If called multiple times, the Rollout field is set to the value of the last call.
 func (b *GPUNodeStatusApplyConfiguration) WithRollout(value *RolloutStatusApplyConfiguration) *GPUNodeStatusApplyConfiguration {
 	b.Rollout = value
+	return b
+}
+
+// WithDemand adds the given value to the Demand field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Demand field.
+func (b *GPUNodeStatusApplyConfiguration) WithDemand(values ...*GPUDemandApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithDemand")
+		}
+		b.Demand = append(b.Demand, *values[i])
+	}
 	return b
 }
 

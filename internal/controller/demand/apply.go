@@ -1,0 +1,169 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+)
+
+// In mode Apply, what is decided of a GPU is written into status.demand of its GPUNode, which the rollout's desired state follows. Of each entry:
+//
+//	decided ─ begun (in spec.devices, or the node is tainted) ─ reached ─ rests again: removed after demand.Hold
+//	   └ not begun within begins, or blocked, or failed: what the node had last is decided anew; after a failure a back-off follows
+
+const (
+	// begins is how long a change that was decided may take to begin: the rollout of the policy, or its budget, may come before it.
+	begins = 20 * time.Second
+	// mostDoubled is how often the back-off of a minute after a failure is doubled.
+	mostDoubled = 6
+)
+
+// follow gives a GPU what was decided of it before, and notes what of that still holds. A GPU of which a change is under way counts as what it will
+// have, so that nothing is made twice for the pods that wait for it.
+func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
+	if tainted(n) {
+		r.pool.Budget = 0
+	}
+	resting := countsOf(policy.Resting(p, *d))
+	g.Resting = resting
+	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
+	at := slices.IndexFunc(n.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == d.UUID })
+	if at < 0 || !policy.Admits(p, *d, n.GPU.Status.Demand[at].Instances) {
+		return
+	}
+	e := n.GPU.Status.Demand[at]
+	g.Changed = e.SinceTime.Time
+	is := countsOf(plan.Observed(*d).Instances)
+	switch reached := maps.Equal(is, countsOf(e.Instances)) && !g.Frozen; {
+	case reached && e.FirstPod != "" && e.Failures > 0:
+		e.Failures = 0
+	case reached && now.Before(backOff(e)):
+		g.Frozen = true
+		r.look(backOff(e))
+	case reached && maps.Equal(is, resting) && !now.Before(e.SinceTime.Add(demand.Hold)):
+		return
+	case reached:
+	default:
+		r.making = r.making || !maps.Equal(is, countsOf(e.Instances))
+		e = r.underWay(n, d, g, e, now)
+	}
+	r.decided[n.Name] = append(r.decided[n.Name], e)
+}
+
+// backOff is until when a GPU is left as it is because its last change failed.
+func backOff(e v1alpha1.GPUDemand) time.Time {
+	if e.Failures == 0 {
+		return time.Time{}
+	}
+	return e.SinceTime.Add(time.Minute << min(e.Failures-1, mostDoubled))
+}
+
+// underWay is what becomes of a change that is not done yet.
+func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alpha1.GPUDemand, now time.Time) v1alpha1.GPUDemand {
+	g.Frozen = true
+	last := lastOf(n, d.UUID)
+	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
+	blocked := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
+		return d.InUse(i.ID) && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
+	})
+	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
+		return s.UUID == d.UUID && maps.Equal(countsOf(s.Sharing.Instances), countsOf(e.Instances))
+	})
+	f := n.GPU.Status.Rollout.Failed
+	failed := f != nil && !f.Time.Before(&e.SinceTime)
+	late := !asked && !tainted(n) && !now.Before(e.SinceTime.Add(begins))
+	switch {
+	case last != nil && !maps.Equal(countsOf(last), countsOf(e.Instances)) && (err != nil || failed || late || blocked):
+		e.Instances, e.FirstPod = last, ""
+		if failed {
+			e.Failures, e.SinceTime = e.Failures+1, metav1.NewTime(now.Truncate(time.Second))
+		}
+	case err == nil:
+		g.Instances = nil
+		for _, i := range will.Instances {
+			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderAt(d, i)})
+		}
+	}
+	if !asked {
+		r.look(now.Add(begins))
+	}
+	return e
+}
+
+// holderAt names who has the instance of a GPU at the place of one that it is to have; empty: nobody.
+func holderAt(d *gpu.Device, at gpu.Instance) string {
+	for _, i := range d.State.Instances {
+		if i.Placement == at.Placement {
+			return holderOf(d, i.ID)
+		}
+	}
+	return ""
+}
+
+func tainted(n *cluster.Node) bool {
+	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+}
+
+// lastOf are the instances of a GPU in the last good state of its node; nil: there is none.
+func lastOf(n *cluster.Node, uuid string) []v1alpha1.InstanceCount {
+	if good := n.GPU.Status.Rollout.LastGood; good != nil {
+		for _, d := range good.Devices {
+			if d.UUID == uuid {
+				return d.Sharing.Instances
+			}
+		}
+	}
+	return nil
+}
+
+func countsOf(instances []v1alpha1.InstanceCount) map[string]int {
+	counts := map[string]int{}
+	for _, i := range instances {
+		counts[i.Profile] += int(i.Count)
+	}
+	return counts
+}
+
+// record notes what is decided now. While the rollout is paused, or has not seen the policy as it is, nothing is begun.
+func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
+	if !r.applies || p.Spec.Rollout.Paused || p.Status.ObservedGeneration != p.Generation {
+		return
+	}
+	for _, change := range r.decision.Changes {
+		at := slices.IndexFunc(r.pool.GPUs, func(g demand.GPU) bool { return g.Node == change.Node && g.UUID == change.UUID })
+		var instances []gpu.Instance
+		for _, i := range r.pool.GPUs[at].Instances {
+			if !slices.ContainsFunc(change.Destroy, func(o gpu.Instance) bool { return o.Placement == i.Placement }) {
+				instances = append(instances, i.Instance)
+			}
+		}
+		e := v1alpha1.GPUDemand{UUID: change.UUID, Instances: counted(append(instances, change.Create...)), SinceTime: metav1.NewTime(now.Truncate(time.Second))}
+		if len(change.Classes) > 0 {
+			pod := r.first[change.Classes[0]]
+			e.FirstPod = pod.Namespace + "/" + pod.Name
+		}
+		entries := r.decided[change.Node]
+		if was := slices.IndexFunc(entries, func(o v1alpha1.GPUDemand) bool { return o.UUID == e.UUID }); was >= 0 {
+			e.Failures, entries[was] = entries[was].Failures, e
+		} else {
+			entries = append(entries, e)
+		}
+		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
+		r.decided[change.Node] = entries
+		r.look(now.Add(begins))
+	}
+}

@@ -1,0 +1,53 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+)
+
+// A change of MIG instances for pods that wait (GPUNode.status.demand, which the desired state follows: policy.DesiredState) disturbs nobody.
+// What it would destroy must be idle, or it does not begin; who comes nevertheless stays, and the taint goes. It never changes a MIG mode, and
+// evicts nobody (DrainModeNever). What came of it concerns its GPU alone: it proves no configuration and halts no rollout (rollout/budget.go).
+// Whether to wait, to try again or to do something else the demand controller decides anew.
+
+// isForDemand reports whether the last good state and the desired one differ in nothing but the instances of GPUs on demand, or the node is
+// on its way between two such states.
+func isForDemand(v *View) bool {
+	good := lastGood(&v.Node.GPU)
+	if good == nil || v.Desired == nil || v.Desired.Config.Twin == "" || !plan.OnlyInstances(v.Steps) || len(good.Devices) != len(v.Desired.Devices) ||
+		good.ConfigName != v.Desired.Config.Key && good.ConfigName != v.Desired.Config.Twin {
+		return false
+	}
+	differs := false
+	for _, d := range v.Desired.Devices {
+		at := slices.IndexFunc(good.Devices, func(g v1alpha1.DeviceSpec) bool { return g.UUID == d.UUID })
+		if at < 0 {
+			return false
+		}
+		if plan.Same(good.Devices[at].Sharing, d.Sharing) {
+			continue
+		}
+		if differs = true; !slices.Contains(v.Desired.OnDemand, d.UUID) {
+			return false
+		}
+	}
+	return differs || v.InFlight()
+}
+
+// addJustBound adds the pods that a change for demand must not come before: they are bound to the node, and the agent does not report yet which
+// instances they are given.
+func addJustBound(v *View) {
+	if !v.ForDemand {
+		return
+	}
+	for i := range v.Node.Pods {
+		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.InitHolds && !podReported(v, *p) {
+			addBlocker(v, unknownUse(p))
+		}
+	}
+}

@@ -1,0 +1,600 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// applied is a miniature with MIG on demand in mode Apply: beside the operator it has tenants with pods that wait, a scheduler, and a kubelet that
+// gives a bound pod, a while later, any instance that NVIDIA's device plugin has listed. broken is the first invariant that does not hold:
+//
+//	1 no instance is destroyed that a pod holds, or a bound pod may be given
+//	2 no pod is evicted, no MIG mode changed, no node rebooted, and no GPU left without an instance
+//	3 a GPU has no instance that the policy does not allow, and the reserve stays
+//	4 nothing begins while the rollout is paused
+//	5 a change has a reason, and a GPU is changed disruptively once within demand.Hold
+//	6 the kubelet rejects no pod because of a change
+//	7 the same world has the same decision, whatever the order of lists
+//	8 for a pod, whatever its priority, no more instances of a profile are destroyed than have been idle for idleSeconds
+//	9 no ConfigMap is written for demand, and one node at most is tainted
+type applied struct {
+	*site
+	t             *testing.T
+	random        *rand.Rand
+	waiting       []*corev1.Pod
+	bound         map[string]boundPod // not admitted yet, by name
+	lastHeld      map[string]time.Time
+	disrupted     map[string]time.Time // by GPU
+	pods          int
+	repartitioned int
+	edited        bool // the policy, so that the rollout may do what it does
+	faulty        bool
+	late          []late
+	broken        string
+	told          []string
+}
+
+type boundPod struct {
+	node, resource string
+	admitted       time.Time // when the kubelet comes to it
+}
+
+// late is a pod that the scheduler has chosen a node for, before it saw a taint.
+type late struct {
+	pod  *corev1.Pod
+	node string
+}
+
+func newApplied(t *testing.T, seed uint64) *applied {
+	t.Helper()
+	c := &applied{
+		site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 46)), bound: map[string]boundPod{}, lastHeld: map[string]time.Time{},
+		disrupted: map[string]time.Time{}, edited: true,
+	}
+	for i := range 1 + c.random.IntN(3) {
+		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.A100}[:1+c.random.IntN(2)]...)
+	}
+	sharing := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{
+			Fill: []v1alpha1.MIGProfile{"1g", "2g", "3g", "7g"}[c.random.IntN(4)],
+			OnDemand: &v1alpha1.MIGOnDemand{
+				Mode:        v1alpha1.OnDemandModeApply,
+				Profiles:    [][]v1alpha1.MIGProfile{{"1g", "2g", "3g", "7g"}, {"1g", "3g"}, {"1g", "2g"}, {"2g", "3g"}}[c.random.IntN(4)],
+				IdleSeconds: []int32{30, 60, 300}[c.random.IntN(3)],
+			},
+		}},
+	}}
+	if of := sharing.MIG.Layouts[0].OnDemand; c.random.IntN(3) == 0 {
+		of.Reserve = []v1alpha1.MIGReserve{{Profile: of.Profiles[0], Count: 1}}
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Rollout.Drain.Mode = []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}[c.random.IntN(3)]
+	})}
+	for range 100 {
+		c.step()
+	}
+	c.edited = false
+	c.breaks(!c.isReady(), "progress: the policy is not Ready at the beginning: %v", c.Policies[0].Status.Conditions)
+	return c
+}
+
+func (c *applied) isReady() bool {
+	for _, h := range c.hosts {
+		if !condition.IsTrue(h.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *applied) tell(format string, args ...any) {
+	c.told = append(c.told, fmt.Sprintf("%s "+format, append([]any{c.Now.UTC().Format(time.TimeOnly)}, args...)...))
+}
+
+func (c *applied) breaks(is bool, format string, args ...any) {
+	if is && c.broken == "" {
+		c.broken = fmt.Sprintf(format, args...)
+	}
+}
+
+// step is a second, in which every player has a turn.
+func (c *applied) step() { c.steps(time.Second) }
+
+func (c *applied) steps(d time.Duration) {
+	c.schedule()
+	c.admit()
+	if c.random.IntN(2) == 0 {
+		c.decides()
+	}
+	if c.random.IntN(8) > 0 {
+		c.acts()
+	}
+	c.passes(d)
+}
+
+// waits makes a pod that the scheduler finds no room for.
+func (c *applied) waits(profile string, priority int32) {
+	c.pods++
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: fmt.Sprint("p", c.pods)}}
+	pod.Spec.Priority = &priority
+	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
+		corev1.ResourceName(plan.ResourceOf(profile)): resource.MustParse("1"),
+	}}}}
+	c.waiting = append(c.waiting, pod)
+	c.tell("pod %s waits for %s", pod.Name, profile)
+}
+
+func resourceOf(pod *corev1.Pod) string {
+	for name := range pod.Spec.Containers[0].Resources.Limits {
+		return string(name)
+	}
+	return ""
+}
+
+// schedule binds pods that wait to nodes that offer what they ask for. It may bind one late, to a node that it saw without a taint.
+func (c *applied) schedule() {
+	for _, l := range c.late {
+		c.binds(l.pod, l.node)
+	}
+	c.late = nil
+	var still []*corev1.Pod
+	for _, pod := range c.waiting {
+		name, of := "", resourceOf(pod)
+		for _, node := range slices.Sorted(maps.Keys(c.hosts)) {
+			h := c.hosts[node]
+			used := int64(0)
+			for _, p := range h.Pods {
+				used += p.Requests[of]
+			}
+			for _, l := range c.late {
+				if l.node == node && resourceOf(l.pod) == of {
+					used++
+				}
+			}
+			if name == "" && h.Allocatable[of] > used && len(h.Taints) == 0 {
+				name = node
+			}
+		}
+		switch {
+		case name != "" && c.random.IntN(4) == 0:
+			c.late = append(c.late, late{pod, name})
+		case name != "":
+			c.binds(pod, name)
+		default:
+			if len(pod.Status.Conditions) == 0 {
+				pod.Status.Conditions = []corev1.PodCondition{{
+					Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(c.Now),
+				}}
+			}
+			still = append(still, pod)
+		}
+	}
+	c.waiting = still
+}
+
+func (c *applied) binds(pod *corev1.Pod, node string) {
+	h := c.hosts[node]
+	h.Pods = append(h.Pods, cluster.Pod{
+		Namespace: "user", Name: pod.Name, UID: "uid-" + pod.Name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now, Requests: map[string]int64{resourceOf(pod): 1},
+	})
+	c.version[node]++
+	after := time.Duration(c.random.IntN(4)) * time.Second
+	if c.random.IntN(8) == 0 {
+		after *= 30 // the kubelet is slow, or away
+	}
+	c.bound[pod.Name] = boundPod{node: node, resource: resourceOf(pod), admitted: c.Now.Add(after)}
+	c.tell("pod %s is bound to %s", pod.Name, node)
+}
+
+// admit is the kubelet, which gives a pod an instance that the plugin listed.
+func (c *applied) admit() {
+	for _, name := range slices.Sorted(maps.Keys(c.bound)) {
+		b := c.bound[name]
+		h := c.hosts[b.node]
+		if c.Now.Before(b.admitted) {
+			continue
+		}
+		delete(c.bound, name)
+		index, instance := c.free(h, b.resource)
+		if instance < 0 {
+			c.breaks(!c.edited && h.broken == nil, "6: the kubelet of %s rejects pod %s, which asks for %s", b.node, name, b.resource)
+			h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
+			continue
+		}
+		h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
+		c.hold(h, name, index, instance)
+		h.Pods[len(h.Pods)-1].Requests = map[string]int64{b.resource: 1}
+		c.tell("pod %s has instance %d of GPU %d of %s", name, instance, index, b.node)
+	}
+}
+
+// free is an instance that the kubelet may give; negative: there is none, or not any more.
+func (c *applied) free(h *host, of string) (index, instance int) {
+	var list [][2]int
+	if h.Allocatable[of] == 0 {
+		return 0, -1
+	}
+	for at, d := range h.devices() {
+		for _, i := range d.State.Instances {
+			if plan.ResourceOf(i.Profile) == of && !d.InUse(i.ID) && slices.Contains(h.plugin.uuids, i.UUID) {
+				list = append(list, [2]int{at, i.ID})
+			}
+		}
+	}
+	if len(list) == 0 {
+		return 0, -1
+	}
+	chosen := list[c.random.IntN(len(list))]
+	return chosen[0], chosen[1]
+}
+
+// decides is a reconcile of the demand controller, which may end before it has written everything.
+func (c *applied) decides() {
+	s := c.world()
+	if len(s.Policies) == 0 || demand.Of(&s.Policies[0]) == nil {
+		for _, h := range c.hosts {
+			h.GPU.Status.Demand = nil
+		}
+		return
+	}
+	p := &s.Policies[0]
+	var pods []*corev1.Pod
+	for _, pod := range c.waiting {
+		if demand.Waits(pod) {
+			pods = append(pods, pod)
+		}
+	}
+	decided, status, is, _ := demand.Apply(&pure.Memory{}, p, &s, pods)
+	c.random.Shuffle(len(pods), func(a, b int) { pods[a], pods[b] = pods[b], pods[a] })
+	slices.Reverse(s.Nodes)
+	again, sameStatus, same, _ := demand.Apply(&pure.Memory{}, p, &s, pods)
+	c.breaks(!reflect.DeepEqual(decided, again) || !reflect.DeepEqual(status, sameStatus) || is != same, "7: %v is decided, and in another order %v", decided, again)
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[name]
+		if c.random.IntN(10) == 0 {
+			return // it ends
+		}
+		if reflect.DeepEqual(h.GPU.Status.Demand, decided[name]) {
+			continue
+		}
+		c.hasReason(h, decided[name], p)
+		c.tell("demand of %s: %v (%s)", name, says(decided[name]), is.Reason)
+		h.GPU.Status.Demand = decided[name]
+	}
+}
+
+func says(entries []v1alpha1.GPUDemand) (list []string) {
+	for _, e := range entries {
+		list = append(list, fmt.Sprintf("%s %v for %q, failed %d times, since %s", e.UUID[len(e.UUID)-4:], e.Instances, e.FirstPod, e.Failures, e.SinceTime.UTC().Format(time.TimeOnly)))
+	}
+	return list
+}
+
+// hasReason holds what is new to invariants 4 and 5.
+func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.GPUSharingPolicy) {
+	for _, e := range entries {
+		if slices.ContainsFunc(h.GPU.Status.Demand, func(o v1alpha1.GPUDemand) bool {
+			return reflect.DeepEqual(o.Instances, e.Instances) && o.UUID == e.UUID
+		}) {
+			continue
+		}
+		c.breaks(p.Spec.Rollout.Paused && e.FirstPod != "", "4: GPU %s is to change for pod %s while the rollout is paused", e.UUID, e.FirstPod)
+		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool { return "user/"+pod.Name == e.FirstPod }),
+			"5: GPU %s is to change for pod %s, which does not wait", e.UUID, e.FirstPod)
+	}
+}
+
+// acts is a reconcile of the rollout, which may end before it has done everything.
+func (c *applied) acts() {
+	d := c.memory.decide(c.world())
+	paused := len(c.Policies) > 0 && c.Policies[0].Spec.Rollout.Paused
+	for _, a := range d.Actions {
+		if c.random.IntN(12) == 0 {
+			break
+		}
+		switch a := a.(type) {
+		case action.Evict:
+			c.breaks(!c.edited, "2: pod %s is evicted", a.Pod)
+		case action.WriteConfigs:
+			c.breaks(!c.edited, "9: the ConfigMap is written")
+		case action.SetSpec:
+			c.breaks(a.Spec.Reboot != nil, "2: node %s may be rebooted", a.Node)
+			c.begins(c.hosts[a.Node], a.Spec, paused)
+		}
+		c.tell("%s", a)
+		c.do(a)
+	}
+	tainted := 0
+	for _, h := range c.hosts {
+		tainted += len(h.Taints)
+	}
+	c.breaks(tainted > 1, "9: %d nodes are tainted", tainted)
+	for i := range c.Policies {
+		c.Policies[i].Status = d.Policies[c.Policies[i].Name]
+	}
+}
+
+// begins holds a change of what the agent is asked for to invariants 4 and 5.
+func (c *applied) begins(h *host, spec v1alpha1.GPUNodeSpec, paused bool) {
+	if c.edited {
+		return
+	}
+	for _, d := range spec.Devices {
+		was := slices.IndexFunc(h.GPU.Spec.Devices, func(o v1alpha1.DeviceSpec) bool { return o.UUID == d.UUID })
+		if was < 0 || plan.Same(h.GPU.Spec.Devices[was].Sharing, d.Sharing) {
+			continue
+		}
+		c.breaks(paused, "4: GPU %s begins to change while the rollout is paused", d.UUID)
+		good := h.GPU.Status.Rollout.LastGood
+		back := good != nil && slices.ContainsFunc(good.Devices, func(o v1alpha1.DeviceSpec) bool { return o.UUID == d.UUID && plan.Same(o.Sharing, d.Sharing) })
+		if back || !loses(h.GPU.Spec.Devices[was].Sharing.Instances, d.Sharing.Instances) {
+			continue
+		}
+		c.breaks(c.Now.Sub(c.disrupted[d.UUID]) < pure.Hold, "5: GPU %s is changed again after %s", d.UUID, c.Now.Sub(c.disrupted[d.UUID]))
+		c.disrupted[d.UUID] = c.Now
+	}
+}
+
+func loses(was, is []v1alpha1.InstanceCount) bool {
+	return slices.ContainsFunc(was, func(w v1alpha1.InstanceCount) bool {
+		return !slices.ContainsFunc(is, func(i v1alpha1.InstanceCount) bool { return i.Profile == w.Profile && i.Count >= w.Count })
+	})
+}
+
+// passes lets time pass, in which the agents act, and looks at what they did.
+func (c *applied) passes(d time.Duration) {
+	before := map[string][]gpu.Device{}
+	for name, h := range c.hosts {
+		before[name] = h.devices()
+	}
+	c.tick(d)
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[name]
+		for at, is := range h.devices() {
+			c.looks(h, before[name][at], is)
+		}
+		c.reportHeld(h)
+	}
+}
+
+// looks holds what an agent did to a GPU to the invariants.
+func (c *applied) looks(h *host, was, is gpu.Device) {
+	if c.edited {
+		return
+	}
+	c.breaks(was.State.MIG != is.State.MIG, "2: the MIG mode of GPU %s changes", is.UUID)
+	c.breaks(is.State.MIG && len(is.State.Instances) == 0 && !c.faulty, "2: GPU %s has no instance", is.UUID)
+	layout := c.Policies[0].Spec.Sharing.MIG.Layouts[0]
+	for _, i := range is.State.Instances {
+		slice, _, _ := strings.Cut(i.Profile, ".")
+		c.breaks(v1alpha1.MIGProfile(slice) != layout.Fill && !slices.Contains(layout.OnDemand.Profiles, v1alpha1.MIGProfile(slice)), "3: GPU %s has an instance %s", is.UUID, i.Profile)
+	}
+	gone, destroyed := map[string]bool{}, map[string]int{}
+	for _, i := range was.State.Instances {
+		if slices.ContainsFunc(is.State.Instances, func(o gpu.Instance) bool { return o.UUID == i.UUID }) {
+			continue
+		}
+		gone[plan.ResourceOf(i.Profile)] = true
+		c.breaks(was.InUse(i.ID), "1: instance %s of GPU %s is destroyed, which a pod holds", i.Profile, is.UUID)
+		destroyed[i.Profile]++
+	}
+	for profile, n := range destroyed {
+		for _, i := range was.State.Instances {
+			if i.Profile == profile && c.Now.Sub(c.lastHeld[i.UUID]) >= time.Duration(layout.OnDemand.IdleSeconds)*time.Second {
+				n--
+			}
+		}
+		at := slices.IndexFunc(h.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == is.UUID && e.FirstPod != "" })
+		c.breaks(n > 0 && at >= 0, "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
+	}
+	for name, b := range c.bound {
+		c.breaks(b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
+	}
+}
+
+// reportHeld is the agent's report since when no pod has had each instance.
+func (c *applied) reportHeld(h *host) {
+	for _, d := range h.devices() {
+		for _, i := range d.State.Instances {
+			if _, known := c.lastHeld[i.UUID]; !known || d.InUse(i.ID) {
+				c.lastHeld[i.UUID] = c.Now
+			}
+		}
+	}
+	for d := range h.GPU.Status.Devices {
+		for i := range h.GPU.Status.Devices[d].Instances {
+			of := &h.GPU.Status.Devices[d].Instances[i]
+			of.LastHeldTime = metav1.NewTime(c.lastHeld[of.UUID].Truncate(time.Second))
+		}
+	}
+}
+
+// happens is what nobody of the operator does.
+func (c *applied) happens() {
+	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
+	profiles := []string{"1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "4g.20gb"}
+	switch c.random.IntN(16) {
+	case 0, 1, 2, 3, 4:
+		for range 1 + c.random.IntN(3) {
+			c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
+		}
+	case 5, 6, 7, 8:
+		for _, p := range h.Pods {
+			if _, starts := c.bound[p.Name]; p.Namespace == "user" && !starts {
+				c.tell("pod %s ends", p.Name)
+				c.end(h, p.Name)
+				break
+			}
+		}
+	case 9:
+		if len(c.waiting) > 0 {
+			c.tell("pod %s is deleted", c.waiting[0].Name)
+			c.waiting = c.waiting[1:]
+		}
+	case 10:
+		p := &c.Policies[0]
+		p.Spec.Rollout.Paused, p.Generation = !p.Spec.Rollout.Paused, p.Generation+1
+		c.tell("paused: %v", p.Spec.Rollout.Paused)
+	case 11:
+		c.memory = remembering{} // another controller leads
+	case 12:
+		h.AgentReady, h.AgentSince = !h.AgentReady, c.Now
+		c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
+	case 13:
+		c.fails(h)
+	case 14, 15:
+		for range 20 * (1 + c.random.IntN(4)) {
+			c.step()
+		}
+	}
+	for range 1 + c.random.IntN(12) {
+		c.step()
+	}
+}
+
+// fails lets what agents do to a node fail for a while, or no more.
+func (c *applied) fails(h *host) {
+	c.faulty = true
+	if h.hardware.Fail != nil {
+		h.hardware.Fail = nil
+		c.tell("%s works again", h.Name)
+		return
+	}
+	at := c.random.IntN(3)
+	h.hardware.Fail = func(op sim.Op, _ string) error {
+		if op != sim.OpCreateInstance && op != sim.OpDestroyInstance {
+			return nil
+		}
+		if at--; at < 0 {
+			return errors.New("the driver fails")
+		}
+		return nil
+	}
+	c.tell("%s fails", h.Name)
+}
+
+// played is a history: faults, then their end and that of the users, who must find what they ask for and leave the GPUs at rest.
+func (c *applied) played(events int) {
+	for range events {
+		if c.happens(); c.broken != "" {
+			return
+		}
+		c.counts()
+	}
+	c.tell("the faults end")
+	c.Policies[0].Spec.Rollout.Paused = false
+	c.Policies[0].Generation++
+	for _, h := range c.hosts {
+		h.AgentReady, h.hardware.Fail = true, nil
+	}
+	c.leave()
+	of := c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand
+	if len(of.Reserve) == 0 {
+		c.waits(map[v1alpha1.MIGProfile]string{"1g": "1g.5gb", "2g": "2g.10gb", "3g": "3g.20gb", "7g": "7g.40gb"}[of.Profiles[len(of.Profiles)-1]], 0)
+		for n := 0; n < 800 && len(c.waiting) > 0; n++ {
+			c.steps(5 * time.Second)
+		}
+		c.breaks(len(c.waiting) > 0, "progress: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
+		c.counts()
+	}
+	c.leave()
+	for range 350 {
+		c.steps(10 * time.Second)
+	}
+	c.breaks(len(c.waiting) == 0 && !c.isReady(), "progress: the policy is not Ready at the end")
+	for _, h := range c.hosts {
+		c.breaks(len(h.GPU.Status.Demand) > 0 && len(of.Reserve) == 0, "progress: GPUs of %s do not rest: %v", h.Name, says(h.GPU.Status.Demand))
+	}
+	c.edited, c.Policies = true, nil
+	for range 150 {
+		c.steps(10 * time.Second)
+	}
+	for _, h := range c.hosts {
+		for _, d := range h.devices() {
+			c.breaks(d.State.MIG, "progress: GPU %s is not restored", d.UUID)
+		}
+	}
+}
+
+// leave ends all pods.
+func (c *applied) leave() {
+	c.waiting, c.late = nil, nil
+	for n := 0; n < 10 || len(c.bound) > 0; n++ {
+		c.step()
+	}
+	for _, h := range c.hosts {
+		for _, p := range slices.Clone(h.Pods) {
+			if p.Namespace == "user" {
+				c.end(h, p.Name)
+			}
+		}
+	}
+}
+
+// counts notes whether a GPU has something else than at rest, for a pod.
+func (c *applied) counts() {
+	for _, h := range c.hosts {
+		for _, e := range h.GPU.Status.Demand {
+			good := h.GPU.Status.Rollout.LastGood
+			if good != nil && e.FirstPod != "" && slices.ContainsFunc(good.Devices, func(d v1alpha1.DeviceSpec) bool {
+				return d.UUID == e.UUID && reflect.DeepEqual(d.Sharing.Instances, e.Instances)
+			}) {
+				c.repartitioned++
+			}
+		}
+	}
+}
+
+// TestHistoriesOfDemand plays random histories with MIG on demand. DEMAND_HISTORIES=10000 plays more, DEMAND_HISTORY=7 one.
+func TestHistoriesOfDemand(t *testing.T) {
+	g := NewWithT(t)
+	from, count := uint64(1), uint64(20)
+	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORIES"), 10, 64); err == nil {
+		count = n
+	}
+	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORY"), 10, 64); err == nil {
+		from, count = n, 1
+	}
+	repartitioned := uint64(0)
+	for seed := from; seed < from+count; seed++ {
+		c := newApplied(t, seed)
+		if c.broken == "" {
+			c.played(40)
+		}
+		if c.broken != "" {
+			t.Fatalf("history %d (DEMAND_HISTORY=%d plays it again) breaks %s\n%s", seed, seed, c.broken, strings.Join(c.told[max(0, len(c.told)-60):], "\n"))
+		}
+		if c.repartitioned > 0 {
+			repartitioned++
+		}
+	}
+	t.Logf("%d of %d histories have a repartition", repartitioned, count)
+	g.Expect(count < 20 || 10*repartitioned >= 3*count).To(BeTrue(), "histories with a repartition: %d of %d", repartitioned, count)
+}
