@@ -112,7 +112,7 @@ func slimGPUNode(object any) (any, error) {
 func once[S ~string](text S) S { return unique.Make(text).Value() }
 
 // repeated holds maps that many objects have alike, as labels and requests of pods are. It begins anew when it holds
-// mostRepeated, since whoever makes pods chooses what they are.
+// mostRepeated, since users choose what pods are.
 type repeated[V any, M ~map[K]V, K ~string] struct {
 	mu    sync.Mutex
 	known map[string]M

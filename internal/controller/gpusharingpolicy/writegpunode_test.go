@@ -36,7 +36,7 @@ func TestAGPUNodeIsAppliedUnlessItIsSoByUs(t *testing.T) {
 	spec := v1alpha1.GPUNodeSpec{PolicyName: "p", ConfigName: "c"}
 	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
 		return metav1.ManagedFieldsEntry{
-			Manager: manager, Operation: metav1.ManagedFieldsOperationApply, Subresource: subresource, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+			Manager: manager, Operation: metav1.ManagedFieldsOperationApply, Subresource: subresource, FieldsV1: metav1.NewFieldsV1(fields),
 		}
 	}
 	for _, tc := range []struct {
