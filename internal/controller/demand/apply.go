@@ -41,11 +41,10 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	resting := countsOf(policy.Resting(p, *d))
 	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
-	at := slices.IndexFunc(n.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == d.UUID })
-	if at < 0 || !policy.Admits(p, *d, n.GPU.Status.Demand[at].Instances) {
+	e, found := decidedOf(n, d.UUID)
+	if !found || !policy.Admits(p, *d, e.Instances) {
 		return
 	}
-	e := n.GPU.Status.Demand[at]
 	g.Changed = e.SinceTime.Time
 	is := countsOf(plan.Observed(*d).Instances)
 	switch reached := maps.Equal(is, countsOf(e.Instances)) && !g.Frozen; {
@@ -64,6 +63,16 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	r.decided[n.Name] = append(r.decided[n.Name], e)
 }
 
+// decidedOf is what was decided of a GPU before.
+func decidedOf(n *cluster.Node, uuid string) (e v1alpha1.GPUDemand, found bool) {
+	for _, e := range n.GPU.Status.Demand {
+		if e.UUID == uuid {
+			return e, true
+		}
+	}
+	return e, false
+}
+
 // backOff is until when a GPU is left as it is because its last change failed.
 func backOff(e v1alpha1.GPUDemand) time.Time {
 	if e.Failures == 0 {
@@ -77,9 +86,7 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	g.Frozen = true
 	last := lastOf(n, d.UUID)
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
-	blocked := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
-		return d.InUse(i.ID) && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
-	})
+	blocked := takesUsed(d, will)
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
 		return s.UUID == d.UUID && maps.Equal(countsOf(s.Sharing.Instances), countsOf(e.Instances))
 	})
@@ -102,6 +109,13 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 		r.look(now.Add(begins))
 	}
 	return e
+}
+
+// takesUsed reports whether a GPU that is to have other instances would lose one in use.
+func takesUsed(d *gpu.Device, will gpu.State) bool {
+	return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
+		return d.InUse(i.ID) && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
+	})
 }
 
 // holderAt names who has the instance of a GPU at the place of one that it is to have; empty: nobody.

@@ -130,10 +130,11 @@ func (r *repeated[V, M, K]) of(m M, text func(V) string) M {
 	if len(m) == 0 {
 		return m
 	}
-	content := ""
+	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(m)) {
-		content += fmt.Sprintf("%q=%q ", name, text(m[name]))
+		fmt.Fprintf(&b, "%q=%q ", name, text(m[name]))
 	}
+	content := b.String()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if same, found := r.known[content]; found {

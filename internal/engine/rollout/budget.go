@@ -28,13 +28,7 @@ import (
 
 // paceGroup turns what each node would do next into what it may do now.
 func paceGroup(g *Group, s *cluster.Snapshot) {
-	for _, m := range g.Members {
-		if m.State == node.Failed && !m.ForDemand {
-			g.Failures++
-		}
-		_, paced := node.SplitAct(m.Next)
-		g.Changes = g.Changes || !m.ForDemand && (m.HoldsSlot || len(paced.Start) > 0)
-	}
+	g.count()
 	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.FailureThreshold, 1))
 	b := newBudget(g)
 	for _, m := range changeOrder(g) {
@@ -62,6 +56,20 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 			continue
 		}
 		m.Actions = append(m.Actions, paced.Start...)
+	}
+}
+
+// count counts what a policy changes, and which of that failed, without what follows demand for MIG instances.
+func (g *Group) count() {
+	for _, m := range g.Members {
+		if m.ForDemand {
+			continue
+		}
+		if m.State == node.Failed {
+			g.Failures++
+		}
+		_, paced := node.SplitAct(m.Next)
+		g.Changes = g.Changes || m.HoldsSlot || len(paced.Start) > 0
 	}
 }
 

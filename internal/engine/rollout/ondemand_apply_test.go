@@ -405,6 +405,15 @@ func (c *applied) looks(h *host, was, is gpu.Device) {
 		c.breaks(was.InUse(i.ID), "1: instance %s of GPU %s is destroyed, which a pod holds", i.Profile, is.UUID)
 		destroyed[i.Profile]++
 	}
+	c.tooMany(h, was, is, destroyed)
+	for name, b := range c.bound {
+		c.breaks(b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
+	}
+}
+
+// tooMany holds how many instances of each profile were destroyed to how many were idle long enough.
+func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int) {
+	layout := c.Policies[0].Spec.Sharing.MIG.Layouts[0]
 	for profile, n := range destroyed {
 		for _, i := range was.State.Instances {
 			if i.Profile == profile && c.Now.Sub(c.lastHeld[i.UUID]) >= time.Duration(layout.OnDemand.IdleSeconds)*time.Second {
@@ -413,9 +422,6 @@ func (c *applied) looks(h *host, was, is gpu.Device) {
 		}
 		at := slices.IndexFunc(h.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == is.UUID && e.FirstPod != "" })
 		c.breaks(n > 0 && at >= 0, "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
-	}
-	for name, b := range c.bound {
-		c.breaks(b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
 	}
 }
 
@@ -436,6 +442,17 @@ func (c *applied) reportHeld(h *host) {
 	}
 }
 
+// endsOne ends a pod of a node that has started.
+func (c *applied) endsOne(h *host) {
+	for _, p := range h.Pods {
+		if _, starts := c.bound[p.Name]; p.Namespace == "user" && !starts {
+			c.tell("pod %s ends", p.Name)
+			c.end(h, p.Name)
+			return
+		}
+	}
+}
+
 // happens is what nobody of the operator does.
 func (c *applied) happens() {
 	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
@@ -446,13 +463,7 @@ func (c *applied) happens() {
 			c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
 		}
 	case 5, 6, 7, 8:
-		for _, p := range h.Pods {
-			if _, starts := c.bound[p.Name]; p.Namespace == "user" && !starts {
-				c.tell("pod %s ends", p.Name)
-				c.end(h, p.Name)
-				break
-			}
-		}
+		c.endsOne(h)
 	case 9:
 		if len(c.waiting) > 0 {
 			c.tell("pod %s is deleted", c.waiting[0].Name)
