@@ -41,8 +41,8 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	resting := countsOf(policy.Resting(p, *d))
 	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
-	e, found := decidedOf(n, d.UUID)
-	if !found || !policy.Admits(p, *d, e.Instances) {
+	e, found := decidedOf(p, n, d)
+	if !found {
 		return
 	}
 	g.Changed = e.SinceTime.Time
@@ -63,11 +63,11 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	r.decided[n.Name] = append(r.decided[n.Name], e)
 }
 
-// decidedOf is what was decided of a GPU before.
-func decidedOf(n *cluster.Node, uuid string) (e v1alpha1.GPUDemand, found bool) {
+// decidedOf is what was decided of a GPU before, if the policy still lets it have that.
+func decidedOf(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device) (e v1alpha1.GPUDemand, found bool) {
 	for _, e := range n.GPU.Status.Demand {
-		if e.UUID == uuid {
-			return e, true
+		if e.UUID == d.UUID {
+			return e, policy.Admits(p, *d, e.Instances)
 		}
 	}
 	return e, false
