@@ -160,10 +160,13 @@ func resourceOf(pod *corev1.Pod) string {
 
 // schedule binds pods that wait to nodes that offer what they ask for. It may bind one late, to a node that it saw without a taint.
 func (c *applied) schedule() {
-	for _, l := range c.late {
-		c.binds(l.pod, l.node)
-	}
-	c.late = nil
+	c.late = slices.DeleteFunc(c.late, func(l late) bool {
+		binds := c.random.IntN(2) == 0
+		if binds {
+			c.binds(l.pod, l.node)
+		}
+		return binds
+	})
 	var still []*corev1.Pod
 	for _, pod := range c.waiting {
 		name, of := "", resourceOf(pod)
