@@ -26,7 +26,7 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 2260},
+	{"KB of Go in internal, without tests", 2261},
 	{"KB of Go in internal, cmd, api and hack, without tests", 2637},
 	{"KB of tests and of test", 4644},
 	{"rooms: folders of internal", 7},
