@@ -5,9 +5,11 @@ package e2e
 
 import (
 	"context"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -16,7 +18,7 @@ import (
 )
 
 func onDemandSpecs() {
-	Describe("MIG on demand, as advice", Ordered, Offset(1), func() {
+	Describe("MIG on demand", Ordered, Offset(1), func() {
 		var metrics *prometheus
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.A100, sim.A100)
@@ -57,6 +59,37 @@ func onDemandSpecs() {
 			expectReady(ctx, "shared")
 		})
 
+		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on", func(ctx SpecContext) {
+			stopPods(ctx)
+			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-1g.5gb": 14})
+			expectReady(ctx, "shared")
+			startPod(ctx, "bystander", "nvidia.com/mig-1g.5gb", 1)
+			has := expectRunning(ctx, "bystander")
+			began := time.Now()
+			startPod(ctx, "large", "nvidia.com/mig-3g.20gb", 1)
+			Eventually(func(g Gomega) {
+				large := &corev1.Pod{}
+				g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: "large"}, large)).To(Succeed())
+				g.Expect(large.Status.Phase).To(Equal(corev1.PodRunning), "%s", state(large))
+			}).WithContext(ctx).WithTimeout(3 * time.Minute).Should(Succeed())
+			AddReportEntry("a pod that waited ran after", time.Since(began).Round(time.Second).String())
+			Expect(expectRunning(ctx, "bystander")).To(Equal(has))
+			expectReady(ctx, "shared")
+			left, err := allocatable(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(left).To(HaveKeyWithValue("nvidia.com/mig-3g.20gb", BeEquivalentTo(1)))
+			Expect(left["nvidia.com/mig-1g.5gb"]).To(BeNumerically(">=", 10), "only what the pod needs")
+			n := &corev1.Node{}
+			Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
+			Expect(n.Spec.Taints).To(BeEmpty())
+			is, err := gpuNode(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(is.Status.Demand).To(HaveLen(1))
+			Expect(is.Status.Demand[0].FirstPod).To(Equal(users + "/large"))
+			Expect(is.Status.Rollout.Failed).To(BeNil())
+		})
+
 		It("forgets pods that are gone, and leaves nothing behind", func(ctx SpecContext) {
 			stopPods(ctx)
 			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonNoDemand))
@@ -65,6 +98,9 @@ func onDemandSpecs() {
 			p := &v1alpha1.GPUSharingPolicy{}
 			Expect(kube.Get(ctx, client.ObjectKey{Name: "shared"}, p)).To(Succeed())
 			Expect(p.Status.OnDemand).To(BeNil())
+			is, err := gpuNode(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(is.Status.Demand).To(BeEmpty())
 			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
 			Eventually(instances).WithContext(ctx).Should(BeEmpty())
 		})
