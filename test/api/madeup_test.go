@@ -139,7 +139,7 @@ const bad = `
 {sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 2}], replicas: 2}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 2g, replicas: 2}]}]}}}
 {sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}, advertise: {renameByDefault: true}}}
-{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g]}}]}}}
+{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Always, profiles: [1g]}}]}}}
 # rollout, taints and the rest
 {sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 0}}
 {sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 110%}}
@@ -224,6 +224,7 @@ const good = `
 {sharing: {strategy: Exclusive}, taints: [{key: nvidia.com/gpu}, {key: example.com/shared, value: "yes", effect: PreferNoSchedule}]}
 {sharing: {strategy: Exclusive}, autoscaling: {emptyPool: Expected, unrenamedReplicas: Announce}}
 {sharing: {strategy: Exclusive}, autoscaling: {mode: Manage, nodeShapes: [{product: Tesla-T4, gpusPerNode: 4, instanceTypes: [g4dn.12xlarge], nodeGroups: [{kind: NodePool, name: gpu}]}]}}
+{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g]}}]}}}
 `
 
 // beyondSchema are specs that are as bad and that neither a schema nor CEL can know: what they lack is on the nodes. The policy

@@ -263,7 +263,7 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], wholeGPUs: {replicas: 257}}}`,
 			says: []string{"spec.sharing.mig.wholeGPUs.replicas", "should be less than or equal to 256"},
 		},
-		"to apply what pods ask for":                  onDemandRefused(`mode: Apply, profiles: [1g]`, "mode", `supported values: "Advise"`),
+		"a mode on demand that does not exist":        onDemandRefused(`mode: Always, profiles: [1g]`, "mode", `supported values: "Advise", "Apply"`),
 		"no profile on demand":                        onDemandRefused(`profiles: []`, "profiles", "should have at least 1 items"),
 		"nine profiles on demand":                     onDemandRefused(`profiles: [1g, 2g, 3g, 4g, 7g, 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb]`, "profiles", "must have at most 8 items"),
 		"a profile on demand twice":                   onDemandRefused(`profiles: [1g, 1g]`, "profiles[1]", "Duplicate value"),
@@ -492,6 +492,7 @@ func accepted(t *testing.T, c client.Client) {
 		"a limit that was taken off":                                 `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {perReplica: 4Gi, limit: None}}}`,
 		"a memory guard of the least free memory":                    `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {guard: {freeBelowPercent: 1, gracePeriodSeconds: 10}}}}`,
 		"MIG instances on demand":                                    `sharing: {strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {profiles: [1g, 2g, 3g]}}]}}`,
+		"MIG instances on demand, applied":                           `sharing: {strategy: MIG, mig: {layouts: [{fill: 3g, onDemand: {mode: Apply, profiles: [1g, 2g, 3g]}}]}}`,
 		"MIG instances on demand with all":                           `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g, replicas: 2}, {fill: 3g, onDemand: {mode: Advise, profiles: [1g, 2g], reserve: [{profile: 1g, count: 3}], idleSeconds: 30, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: b, operator: Exists}]}}}]}}`,
 		"everything at once": `
 nodeSelector:
