@@ -98,9 +98,11 @@ func onDemandSpecs() {
 			p := &v1alpha1.GPUSharingPolicy{}
 			Expect(kube.Get(ctx, client.ObjectKey{Name: "shared"}, p)).To(Succeed())
 			Expect(p.Status.OnDemand).To(BeNil())
-			is, err := gpuNode(ctx)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(is.Status.Demand).To(BeEmpty())
+			Eventually(func(g Gomega) {
+				is, err := gpuNode(ctx)
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(is.Status.Demand).To(BeEmpty())
+			}).WithContext(ctx).Should(Succeed())
 			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
 			Eventually(instances).WithContext(ctx).Should(BeEmpty())
 		})
