@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -35,10 +34,10 @@ const (
 // follow gives a GPU what was decided of it before, and notes what of that still holds. A GPU of which a change is under way counts as what it will
 // have, so that nothing is made twice for the pods that wait for it.
 func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
-	if tainted(n) {
+	if n.HasChangingTaint() {
 		r.pool.Budget = 0
 	}
-	resting := countsOf(policy.Resting(p, *d))
+	resting := plan.ByProfile(policy.Resting(p, *d))
 	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
 	e, found := decidedOf(p, n, d)
@@ -46,8 +45,8 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 		return
 	}
 	g.Changed = e.SinceTime.Time
-	is := countsOf(plan.Observed(*d).Instances)
-	switch reached := maps.Equal(is, countsOf(e.Instances)) && !g.Frozen; {
+	is := plan.ByProfile(plan.Observed(*d).Instances)
+	switch reached := maps.Equal(is, plan.ByProfile(e.Instances)) && !g.Frozen; {
 	case reached && e.FirstPod != "" && e.Failures > 0:
 		e.Failures = 0
 	case reached && now.Before(backOff(e)):
@@ -57,7 +56,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 		return
 	case reached:
 	default:
-		r.making = r.making || !maps.Equal(is, countsOf(e.Instances))
+		r.making = r.making || !maps.Equal(is, plan.ByProfile(e.Instances))
 		e = r.underWay(n, d, g, e, now)
 	}
 	r.decided[n.Name] = append(r.decided[n.Name], e)
@@ -88,13 +87,13 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
 	blocked := takesUsed(d, will)
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
-		return s.UUID == d.UUID && maps.Equal(countsOf(s.Sharing.Instances), countsOf(e.Instances))
+		return s.UUID == d.UUID && maps.Equal(plan.ByProfile(s.Sharing.Instances), plan.ByProfile(e.Instances))
 	})
 	f := n.GPU.Status.Rollout.Failed
 	failed := f != nil && !f.Time.Before(&e.SinceTime)
-	late := !asked && !tainted(n) && !now.Before(e.SinceTime.Add(begins))
+	late := !asked && !n.HasChangingTaint() && !now.Before(e.SinceTime.Add(begins))
 	switch {
-	case last != nil && !maps.Equal(countsOf(last), countsOf(e.Instances)) && (err != nil || failed || late || blocked):
+	case last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances)) && (err != nil || failed || late || blocked):
 		e.Instances, e.FirstPod = last, ""
 		if failed {
 			e.Failures, e.SinceTime = e.Failures+1, metav1.NewTime(now.Truncate(time.Second))
@@ -128,10 +127,6 @@ func holderAt(d *gpu.Device, at gpu.Instance) string {
 	return ""
 }
 
-func tainted(n *cluster.Node) bool {
-	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
-}
-
 // lastOf are the instances of a GPU in the last good state of its node; nil: there is none.
 func lastOf(n *cluster.Node, uuid string) []v1alpha1.InstanceCount {
 	if good := n.GPU.Status.Rollout.LastGood; good != nil {
@@ -142,14 +137,6 @@ func lastOf(n *cluster.Node, uuid string) []v1alpha1.InstanceCount {
 		}
 	}
 	return nil
-}
-
-func countsOf(instances []v1alpha1.InstanceCount) map[string]int {
-	counts := map[string]int{}
-	for _, i := range instances {
-		counts[i.Profile] += int(i.Count)
-	}
-	return counts
 }
 
 // record notes what is decided now. While the rollout is paused, or has not seen the policy as it is, nothing is begun.

@@ -4,7 +4,7 @@
 // Package demand reports, for policies with MIG layouts on demand, which pods wait for instances and what would be
 // changed for them. Its one request goes over all nodes:
 //
-//	gather (reads, from caches) → Review, Apply (pure) → status.onDemand and the condition DemandMet of the policies, a metric
+//	gather (reads, from caches) → Review (pure)        → status.onDemand and the condition DemandMet of the policies, a metric
 //	                                                  → mode Apply: status.demand of GPUNodes, which the rollout follows
 //
 // It changes nothing else, and remembers nothing from which a report follows. It runs only with the feature gate
@@ -227,7 +227,7 @@ func (c *Controller) review(
 			return nil, nil, metav1.Condition{}, time.Time{}, err
 		}
 	}
-	of, status, is, next := Apply(&c.memory, p, s, waiting)
+	of, status, is, next := Review(&c.memory, p, s, waiting)
 	return of, status, is, next, nil
 }
 

@@ -74,19 +74,11 @@ type review struct {
 	next     time.Time                       // when to look again at changes that are under way
 }
 
-// Review decides for a policy that has GPUs on demand, and returns what the policy reports. The pods are those that wait
+// Review decides for a policy that has GPUs on demand, and returns what the policy reports; in mode Apply also
+// status.demand of the nodes that it governs. The pods are those that wait
 // and whose namespaces the policy selects. It is to be asked again at a time, unless that is zero. It is pure; the memory
 // changes no decision.
 func Review(
-	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
-) (*v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
-	r := reviewOf(m, p, s, pods)
-	status := r.status()
-	return status, r.condition(status), r.next
-}
-
-// Apply is Review for a policy of mode Apply. It also returns status.demand of the nodes that the policy governs.
-func Apply(
 	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
 ) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
 	r := reviewOf(m, p, s, pods)

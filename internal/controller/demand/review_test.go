@@ -219,7 +219,7 @@ func TestReview(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			s, is, _ := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
+			_, s, is, _ := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
 			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
 			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
 			g.Expect(s.GPUs).To(Equal(c.gpus))
@@ -236,11 +236,11 @@ func TestAReviewComesBackWhenAnInstanceIsIdleForLongEnough(t *testing.T) {
 		s.Nodes[0].GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.NewTime(now.Add(-4 * time.Minute))
 	}
 	pods := []*corev1.Pod{waits("w", "1g.5gb", nil)}
-	status, _, next := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+	_, status, _, next := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
 	g.Expect(next).To(BeTemporally("==", now.Add(time.Minute)))
 	g.Expect(status.Requests[0].UntilTime.Time).To(BeTemporally("==", next))
 	s.Now = next
-	status, _, next = demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+	_, status, _, next = demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
 	g.Expect(status.Planned).To(BeEquivalentTo(1))
 	g.Expect(next.IsZero()).To(BeTrue())
 }
@@ -261,7 +261,7 @@ func TestAReviewIsBounded(t *testing.T) {
 		}))
 	}
 	memory := &pure.Memory{}
-	first, is, _ := demand.Review(memory, onDemand(nil), s, pods)
+	_, first, is, _ := demand.Review(memory, onDemand(nil), s, pods)
 	g.Expect(first.Pods).To(Equal(int32(60)))
 	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
 	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
@@ -271,7 +271,7 @@ func TestAReviewIsBounded(t *testing.T) {
 	for range 5 {
 		pods = slices.Clone(pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		again, same, _ := demand.Review(memory, onDemand(nil), s, pods)
+		_, again, same, _ := demand.Review(memory, onDemand(nil), s, pods)
 		g.Expect(again).To(Equal(first))
 		g.Expect(same).To(Equal(is))
 	}
@@ -306,7 +306,7 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 		}
 	})
 	NewWithT(t).Expect(len(all.Spec.Containers[0].Resources.Limits)).To(BeNumerically(">", 16))
-	got, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
+	_, got, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
 
@@ -318,9 +318,9 @@ func TestPodsThatTheSameNodesWouldTakeAreOne(t *testing.T) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "other", Operator: corev1.TolerationOpExists}}
 	})
 	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} })
-	got, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
+	_, got, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
 	NewWithT(t).Expect(got.Requests).To(HaveLen(1))
-	again, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})
+	_, again, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})
 	NewWithT(t).Expect(again).To(Equal(got))
 }
 
@@ -335,7 +335,7 @@ func TestWhichPodHasAnInstance(t *testing.T) {
 		n := a100s(t, "a", 1)
 		n.Pods = slices.Clone(bound)
 		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
-		status, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
+		_, status, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
 		got = append(got, status)
 		slices.Reverse(bound)
 	}
@@ -350,7 +350,7 @@ func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
 	for n := range v1alpha1.MostDemands {
 		pods = append(pods, waits(fmt.Sprint("w", n), "1g.5gb", func(p *corev1.Pod) { p.Spec.Priority = new(int32(100 - n)) }))
 	}
-	got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
+	_, got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
 	NewWithT(t).Expect([]int32{got.Planned, got.Unmet}).To(Equal([]int32{10, 1}))
 	NewWithT(t).Expect(is.Reason).To(Equal(v1alpha1.ReasonProfileNotAllowed))
 	NewWithT(t).Expect(is.Message).To(HaveSuffix("1 would not, such as team/x"))
@@ -397,9 +397,9 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 			for n := range 1000 {
 				pods = append(pods, waits(fmt.Sprintf("w%03d", n), "1g.5gb", func(p *corev1.Pod) { c.change(n, p) }))
 			}
-			got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			_, got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
 			slices.Reverse(pods)
-			again, same, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			_, again, same, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
 			NewWithT(t).Expect(got.Pods).To(Equal(c.count))
 			NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/w000"))
 			NewWithT(t).Expect(is.Message).To(ContainSubstring(c.message))
@@ -416,7 +416,7 @@ func TestAPodThatGrowsOldGoesFirst(t *testing.T) {
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-9 * time.Minute))
 	})}
 	for after, want := range map[time.Duration][]int32{0: {0, 1}, time.Minute: {1, 0}} {
-		got, _, _ := demand.Review(&pure.Memory{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
+		_, got, _, _ := demand.Review(&pure.Memory{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
 		NewWithT(t).Expect([]int32{got.Requests[0].Planned, got.Requests[1].Planned}).To(Equal(want), after.String())
 		NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/old"))
 	}

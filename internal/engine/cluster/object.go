@@ -399,3 +399,8 @@ const (
 	// starts one again.
 	troubleLasts = 6 * time.Minute
 )
+
+// HasChangingTaint reports whether the Node has v1alpha1.TaintChanging.
+func (n *Node) HasChangingTaint() bool {
+	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+}

@@ -4,10 +4,7 @@
 package node
 
 import (
-	"slices"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -38,7 +35,7 @@ func changeDone(v *View) Result {
 // removeTaints takes the taint of a change off the node and its devices, wherever it is.
 func removeTaints(v *View) []action.Action {
 	var actions []action.Action
-	if slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+	if v.Node.HasChangingTaint() {
 		actions = append(actions, action.Untaint{Node: v.Node.Name})
 	}
 	if !v.Node.DevicesTaintedAt.IsZero() {

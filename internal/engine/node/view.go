@@ -219,7 +219,7 @@ func (v *View) Tainted() bool {
 	if v.ByClaims() {
 		return !v.Node.DevicesTaintedAt.IsZero()
 	}
-	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+	return v.Node.HasChangingTaint()
 }
 
 // MadeUnavailable reports whether the operator keeps the node from its users, as rollout.maxUnavailable counts it: by

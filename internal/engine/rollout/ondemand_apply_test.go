@@ -274,10 +274,10 @@ func (c *applied) decides() {
 			pods = append(pods, pod)
 		}
 	}
-	decided, status, is, _ := demand.Apply(&pure.Memory{}, p, &s, pods)
+	decided, status, is, _ := demand.Review(&pure.Memory{}, p, &s, pods)
 	c.random.Shuffle(len(pods), func(a, b int) { pods[a], pods[b] = pods[b], pods[a] })
 	slices.Reverse(s.Nodes)
-	again, sameStatus, same, _ := demand.Apply(&pure.Memory{}, p, &s, pods)
+	again, sameStatus, same, _ := demand.Review(&pure.Memory{}, p, &s, pods)
 	c.breaks(!reflect.DeepEqual(decided, again) || !reflect.DeepEqual(status, sameStatus) || is != same, "7: %v is decided, and in another order %v", decided, again)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		h := c.hosts[name]

@@ -50,7 +50,7 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		status, is, _ := demand.Review(&a.memory, p, longIdle(s), manyWait(s))
+		_, status, is, _ := demand.Review(&a.memory, p, longIdle(s), manyWait(s))
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
 		}

@@ -69,7 +69,7 @@ func Met(desired, observed v1alpha1.DeviceSharing) bool {
 // Same reports whether two desired states are the same, whatever the order of their instances. The limits of NVIDIA's
 // own MPS daemon are not ours to keep, so they do not count.
 func Same(a, b v1alpha1.DeviceSharing) bool {
-	return a.TimeSliceInterval == b.TimeSliceInterval && a.MIGMode == b.MIGMode && maps.Equal(byProfile(a.Instances), byProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)
+	return a.TimeSliceInterval == b.TimeSliceInterval && a.MIGMode == b.MIGMode && maps.Equal(ByProfile(a.Instances), ByProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)
 }
 
 func sameMPS(a, b *v1alpha1.MPSDaemon) bool {
@@ -82,7 +82,8 @@ func sameMPS(a, b *v1alpha1.MPSDaemon) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 
-func byProfile(instances []v1alpha1.InstanceCount) map[string]int {
+// ByProfile counts instances by the names of their profiles.
+func ByProfile(instances []v1alpha1.InstanceCount) map[string]int {
 	count := map[string]int{}
 	for _, i := range instances {
 		count[i.Profile] += int(i.Count)
