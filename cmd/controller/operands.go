@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
@@ -110,11 +111,10 @@ func runOperands(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	config, err := ctrl.GetConfig()
+	config, err := connection.Config(agentinstall.FieldManager)
 	if err != nil {
-		return fmt.Errorf("finding the API server: %w", err)
+		return err
 	}
-	config.UserAgent = agentinstall.FieldManager
 	scheme := runtime.NewScheme()
 	if err := appsv1.AddToScheme(scheme); err != nil {
 		return fmt.Errorf("registering the API: %w", err)
