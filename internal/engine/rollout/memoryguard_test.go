@@ -111,6 +111,7 @@ func TestMemoryLimitsReachNodesOneByOne(t *testing.T) {
 	c.run(60)
 	g.Expect(shares()).To(HaveEach("5Gi"), "tried again")
 	c.hosts["n0"].unlimited = true // found later, as the first pod with a share comes
+	c.tick(time.Second)
 	c.run(5)
 	g.Expect(shares()).To(Equal([]string{"-", "5Gi", "5Gi"}))
 	c.setSharing(timeSlicing(4))
