@@ -4,8 +4,11 @@
 package agent_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
@@ -94,4 +98,39 @@ func TestAccess(t *testing.T) {
 	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(gomega.Equal(http.StatusOK), "a permission is remembered for a while")
 	clock.SetTime(clock.Now().Add(2 * time.Minute))
 	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(gomega.Equal(http.StatusForbidden), "and then asked for again")
+}
+
+// Anybody on the pod network can send tokens that are none.
+func TestAFloodOfTokensIsNoFloodOfReviews(t *testing.T) {
+	g := gomega.NewWithT(t)
+	var reviews, most atomic.Int32
+	arrived, answer := make(chan struct{}, 200), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		most.Store(max(most.Load(), reviews.Add(1))) // too low at times, but not of hundreds
+		arrived <- struct{}{}
+		<-answer
+		reviews.Add(-1)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(server.Close)
+	release := sync.OnceFunc(func() { close(answer) })
+	t.Cleanup(release) // before the server waits for its handlers
+	filter, err := agent.Access(clock.RealClock{})(&rest.Config{Host: server.URL}, nil)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	guarded, err := filter(logr.Discard(), http.NotFoundHandler())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	var asking sync.WaitGroup
+	for i := range 200 {
+		asking.Go(func() {
+			request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, usage.Path, nil)
+			request.Header.Set("Authorization", fmt.Sprintf("Bearer none-%d", i))
+			recorder := httptest.NewRecorder()
+			guarded.ServeHTTP(recorder, request)
+			g.Expect(recorder.Code).To(gomega.Equal(http.StatusUnauthorized))
+		})
+	}
+	<-arrived
+	g.Consistently(most.Load, "200ms").Should(gomega.BeNumerically("<=", 16))
+	release()
+	asking.Wait()
 }

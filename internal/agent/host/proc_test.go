@@ -5,6 +5,7 @@ package host_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -125,4 +126,21 @@ func TestPrograms(t *testing.T) {
 func newProc(t *testing.T, files map[string]string) *host.Proc {
 	t.Helper()
 	return procOf(t, files, nil)
+}
+
+func TestAProcessIsKilledByItsPID(t *testing.T) {
+	g := gomega.NewWithT(t)
+	root, err := os.OpenRoot("/proc")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	proc := host.NewProc(root)
+	sleep := exec.CommandContext(t.Context(), "sleep", "1h")
+	g.Expect(sleep.Start()).To(gomega.Succeed())
+	pid := sleep.Process.Pid
+	g.Eventually(func() []string { return proc.Arguments(pid) }).Should(gomega.Equal([]string{"sleep", "1h"}))
+
+	g.Expect(proc.Kill(pid)).To(gomega.Succeed())
+	g.Expect(sleep.Wait()).To(gomega.MatchError("signal: killed"))
+	g.Expect(proc.Arguments(pid)).To(gomega.BeEmpty())
+	g.Expect(proc.Kill(pid)).To(gomega.Succeed(), "one that is gone is no error")
 }
