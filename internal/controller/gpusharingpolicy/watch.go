@@ -30,7 +30,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -49,11 +48,7 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, nodeNameField, nodeName); err != nil {
 		return fmt.Errorf("indexing pods by node: %w", err)
 	}
-	told, err := c.metrics.register(registry.Registry)
-	if err != nil {
-		return err
-	}
-	c.metrics = told
+	c.metrics = shared()
 	return builder.TypedControllerManagedBy[Request](mgr).
 		Named(c.Name()).
 		WithOptions(options()).

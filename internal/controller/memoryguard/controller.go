@@ -33,7 +33,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -422,11 +421,7 @@ const (
 
 // Register makes the controller run in a manager.
 func (c *Controller) Register(mgr manager.Manager) error {
-	shared, err := c.metrics.register(registry.Registry)
-	if err != nil {
-		return err
-	}
-	c.metrics = shared
+	c.metrics = shared()
 	return builder.TypedControllerManagedBy[Request](mgr).
 		Named(c.Name()).
 		WithOptions(controller.TypedOptions[Request]{
