@@ -26,8 +26,7 @@ func (n *node) shown(t *testing.T, looks int) []string {
 }
 
 func TestThePodsLogHasTheLogsOfDaemonAndServers(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	write := func(name, text string) { g.Expect(n.daemons.Log(n.pipe(), name, text)).To(Succeed()) }
 
 	write("control.log", "Starting control daemon\nNEW CLI")
@@ -49,8 +48,7 @@ func TestThePodsLogHasTheLogsOfDaemonAndServers(t *testing.T) {
 }
 
 func TestTheLogsThatAreShownAreBounded(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	write := func(text string) { g.Expect(n.daemons.Log(n.pipe(), "server.log", text)).To(Succeed()) }
 	g.Expect(n.shown(t, 1)).To(BeEmpty())
 
@@ -82,8 +80,7 @@ func TestTheLogsThatAreShownAreBounded(t *testing.T) {
 }
 
 func TestALogThatIsThereAlreadyIsShownFromItsEnd(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	g.Expect(n.daemons.Log(n.pipe(), "control.log", strings.Repeat("long ago\n", 1<<14)+"just now\n")).To(Succeed())
 	lines := n.shown(t, 3)
 	g.Expect(lines[len(lines)-1]).To(ContainSubstring("just now"))

@@ -114,6 +114,14 @@ func daemon(percentage int, limits ...int64) plan.Daemon {
 	return d
 }
 
+// served is a node whose daemon gives each client a tenth of the threads of GPU-a, and 1510 MiB.
+func served(t *testing.T) (*WithT, *node) {
+	t.Helper()
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	return g, n
+}
+
 func TestStartIsNVIDIAs(t *testing.T) {
 	g, n := NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 4056))).To(Succeed())
@@ -140,8 +148,7 @@ func TestStartIsNVIDIAs(t *testing.T) {
 }
 
 func TestStopIsNVIDIAs(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
 	g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 	n.clock.Meanwhile()
@@ -151,8 +158,7 @@ func TestStopIsNVIDIAs(t *testing.T) {
 }
 
 func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	n.daemons.Crash(n.pipe())
 	g.Expect(n.view.Observe(t.Context())).To(BeEmpty(), "one that does not answer serves nobody")
 
@@ -164,8 +170,7 @@ func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
 }
 
 func TestADaemonThatAnotherProgramRestartedIsLimitedAgain(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	n.daemons.Crash(n.pipe())
 	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(Succeed())
 
@@ -177,8 +182,7 @@ func TestADaemonThatAnotherProgramRestartedIsLimitedAgain(t *testing.T) {
 }
 
 func TestTheHostLeavesWhatIsAsDesired(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	before := len(withoutQuestions(n.runner.Lines()))
 	for range 3 {
 		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
@@ -275,15 +279,13 @@ func TestStartSaysWhyTheDaemonDoesNotRun(t *testing.T) {
 }
 
 func TestStopSaysWhyTheDaemonStillRuns(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	n.podIsGone()
 	g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("the MPS pod of this node did not stop the MPS control daemon, does the pod run?"))
 }
 
 func TestACancelledContextIsNoSignOfDeath(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	files := n.files(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -297,8 +299,7 @@ func TestACancelledContextIsNoSignOfDeath(t *testing.T) {
 }
 
 func TestAPodThatComesBackFindsItsDaemon(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	rounds := 0
@@ -328,8 +329,7 @@ func TestPrune(t *testing.T) {
 	nobody := func(plan.Daemon) bool { return false }
 	desired := "gpusharing/nvidia.com_gpu.json"
 	t.Run("takes back the desired state for a daemon that is gone", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.daemons.Crash(n.pipe())
 		g.Expect(n.view.Prune(t.Context(), func(plan.Daemon) bool { return true })).To(Succeed())
 		g.Expect(n.files(t)).To(ContainElement(desired), "unless it is to be kept")
@@ -339,8 +339,7 @@ func TestPrune(t *testing.T) {
 		g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 	})
 	t.Run("leaves the desired state for a daemon that answers, which a plan stops", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		g.Expect(n.view.Prune(t.Context(), nobody)).To(Succeed())
 		g.Expect(n.files(t)).To(ContainElement(desired))
 	})

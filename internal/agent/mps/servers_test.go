@@ -88,8 +88,7 @@ func TestALimitThatIsNotTakenIsAnError(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := NewWithT(t), newNode(t)
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+			g, n := served(t)
 			n.client(t, "pod-a", 1000)
 			n.runner.Swap(func(c host.Command) host.Command {
 				if strings.TrimSpace(c.Stdin) == tc.swaps {
@@ -150,8 +149,7 @@ func TestAGPUWithUnknownMemoryGetsNoMemoryLimit(t *testing.T) {
 }
 
 func TestAClientOfAnotherUserWaitsAndIsNamed(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	first, _ := n.client(t, "pod-a", 1000650000)
 	second := n.daemons.Run(n.pipe(), "pod-b", 1000660000)
 	g.Expect(n.look(t).Waiting()).To(Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}), "it will wait")
@@ -184,8 +182,7 @@ func TestOneServerForAllUsers(t *testing.T) {
 }
 
 func TestTheUsersOfADaemonChangeOnlyWithARestart(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	shared := daemon(10, 1510)
 	shared.MultiUser = true
@@ -203,8 +200,7 @@ func TestTheUsersOfADaemonChangeOnlyWithARestart(t *testing.T) {
 }
 
 func TestAnIdleServerIsEnded(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.look(t)
 	n.clock.Step(time.Hour)
@@ -223,8 +219,7 @@ func TestAnIdleServerIsEnded(t *testing.T) {
 }
 
 func TestADaemonMakesWayForANewDriver(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.leaves = true
 	n.look(t)
@@ -253,8 +248,7 @@ func TestADaemonMakesWayForANewDriver(t *testing.T) {
 // NVIDIA's MPS DaemonSet mounts other shared memory when it starts. A process cannot follow that, so it ends, and the
 // next one starts the daemons again.
 func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.unmount = true
 	rounds := 0
@@ -278,8 +272,7 @@ func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 
 // The clients of all daemons are looked at before any is told to quit, and one may connect between: from a pod that has the former shared memory.
 func TestSharedMemoryThatWasReplacedEndsNoClientThatHasJustConnected(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	other := daemon(10, 1510)
 	other.Resource = "nvidia.com/gpu.shared"
 	g.Expect(n.view.Start(t.Context(), other)).To(Succeed())
@@ -307,8 +300,7 @@ func TestSharedMemoryThatWasReplacedEndsNoClientThatHasJustConnected(t *testing.
 // The control daemon hands clients to its server, and serves none of them: that it hangs, or cannot be asked while the
 // driver's root is replaced, ends no client. The end of the process would.
 func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	other := daemon(10, 1510)
 	other.Resource = "nvidia.com/gpu.shared"
 	g.Expect(n.view.Start(t.Context(), other)).To(Succeed())
@@ -355,8 +347,7 @@ func TestADaemonStopsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := NewWithT(t), newNode(t)
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+			g, n := served(t)
 			pid, _ := n.client(t, "pod-a", 1000)
 			if tc.pods {
 				n.daemons.Run(n.pipe(), "pod-b", 1000)
@@ -454,8 +445,7 @@ func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
 
 // Building a driver takes minutes.
 func TestADaemonWithoutAServerIsNotAskedMoreOftenWhileTheDriversContainerEnds(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	n.look(t)
 	n.ended = true
 	ctx, cancel := context.WithCancel(t.Context())
@@ -472,8 +462,7 @@ func TestADaemonWithoutAServerIsNotAskedMoreOftenWhileTheDriversContainerEnds(t 
 }
 
 func TestAServerWithClientsOutlivesTheDriversContainer(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "", 1000) // a program on the node, in no pod
 	n.look(t)
 	n.ended = true
@@ -489,8 +478,7 @@ func TestAServerWithClientsOutlivesTheDriversContainer(t *testing.T) {
 }
 
 func TestADaemonOfTheFormerDriverStartsAgainWithTheNewOne(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	idle := n.daemons.Run(n.pipe(), "pod-a", 1000) // stays over the upgrade, as the pod of a DaemonSet does
 	started := func() int { return count(n.runner.Lines(), "nvidia-cuda-mps-control -d") }
 	n.leaves = true
@@ -516,8 +504,7 @@ func TestADaemonOfTheFormerDriverStartsAgainWithTheNewOne(t *testing.T) {
 }
 
 func TestAFaultClosesTheServerUntilItsClientsAreGone(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	a, _ := n.client(t, "pod-a", 1000)
 	b, _ := n.client(t, "pod-b", 1000)
 	n.daemons.Fault(a)
@@ -529,8 +516,7 @@ func TestAFaultClosesTheServerUntilItsClientsAreGone(t *testing.T) {
 }
 
 func TestAServerThatEndsMeanwhileNeedsNoLimits(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.runner.Fail(func(c host.Command) error {
 		if !strings.HasPrefix(c.Stdin, "set_device_pinned_mem_limit") {

@@ -24,16 +24,14 @@ import (
 // TestAPodThatOnlyNamesThePipeDirectoryUsesNothing: any pod may set CUDA_MPS_PIPE_DIRECTORY, on any node, without a GPU.
 func TestAPodThatOnlyNamesThePipeDirectoryUsesNothing(t *testing.T) {
 	t.Run("the daemon makes way for a new driver", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.daemons.Name(n.pipe(), "tenant", 4711)
 		n.leaves = true
 		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
 		g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 	})
 	t.Run("a daemon that hangs is started again", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.daemons.Name(n.pipe(), "tenant", 4711)
 		n.runner.Fail(func(c host.Command) error {
 			if c.Stdin != "" {
@@ -47,8 +45,7 @@ func TestAPodThatOnlyNamesThePipeDirectoryUsesNothing(t *testing.T) {
 		g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(BeNumerically(">", 1))
 	})
 	t.Run("it waits for no user, and keeps no shared memory", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		pid, _ := n.client(t, "pod-a", 1000)
 		n.daemons.Name(n.pipe(), "tenant", 4711)
 		g.Expect(n.look(t).Waiting()).To(BeEmpty())
@@ -59,8 +56,7 @@ func TestAPodThatOnlyNamesThePipeDirectoryUsesNothing(t *testing.T) {
 }
 
 func TestAProcessOfAPodThatLooksLikeTheDaemonIsNotEndedAsIt(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid := n.daemons.Pretend(n.pipe(), "tenant")
 	n.programsAreAway()
 	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed(), "one process of a tenant that starts again and again would keep it for ever")
@@ -131,8 +127,7 @@ func TestADaemonThatLeftTheProcessThatStartedItIsAsked(t *testing.T) {
 func TestNoAnswerIsBelievedBeyondItsRange(t *testing.T) {
 	for _, answer := range []string{"1000.0", "0", "NaN", "1e300", "-5", "", "+Inf", strings.Repeat("9", 1<<20)} {
 		t.Run(answer[:min(len(answer), 8)], func(t *testing.T) {
-			g, n := NewWithT(t), newNode(t)
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+			g, n := served(t)
 			n.runner.Add("nvidia-cuda-mps-control", n.daemons.Answering("get_default_active_thread_percentage", answer+"\n"))
 			g.Expect(n.view.Observe(t.Context())).To(BeEmpty())
 			err := n.view.Start(t.Context(), daemon(20, 1510))
@@ -141,8 +136,7 @@ func TestNoAnswerIsBelievedBeyondItsRange(t *testing.T) {
 		})
 	}
 	t.Run("processes", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		var many strings.Builder
 		for pid := range 5000 {
 			many.WriteString(strconv.Itoa(pid+1) + "\n")
@@ -155,8 +149,7 @@ func TestNoAnswerIsBelievedBeyondItsRange(t *testing.T) {
 // TestAProgramThatCannotBeEndedIsLeftBehind: a system call that waits for a file system of a tenant ends with nothing.
 func TestAProgramThatCannotBeEndedIsLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		hangs, runs := make(chan struct{}), 0
 		n.runner.Add("nvidia-cuda-mps-control", func(context.Context, host.Command) (string, error) {
 			runs++
@@ -191,8 +184,7 @@ func (n *node) plant(t *testing.T) (ofTheNode string) {
 // TestADaemonStartsInAPipeDirectoryThatNobodyHasPrepared: what a pod has left there would be followed, waited for or
 // overwritten by a daemon that is root on the node.
 func TestADaemonStartsInAPipeDirectoryThatNobodyHasPrepared(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	ofTheNode := n.plant(t)
 	n.daemons.Crash(n.pipe())
 	var found []os.DirEntry
@@ -210,8 +202,7 @@ func TestADaemonStartsInAPipeDirectoryThatNobodyHasPrepared(t *testing.T) {
 
 // TestAPipeDirectoryIsEmptyOnceItsDaemonHasEnded: pods that were its clients may still have it mounted.
 func TestAPipeDirectoryIsEmptyOnceItsDaemonHasEnded(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	ofTheNode := n.plant(t)
 	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
 	g.Expect(os.ReadDir(n.pipe())).To(BeEmpty())
@@ -227,8 +218,7 @@ type filled struct {
 func (f filled) Trim(string, int64, int, bool) (int64, error) { return f.bytes, nil }
 
 func TestAPipeDirectoryThatATenantFillsIsEmptiedAndThePodsAreNamed(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	pod := func(bytes int64) *mps.Host {
 		return mps.NewHost(n.control, mps.Node{
@@ -268,8 +258,7 @@ func TestWhatPodsPutIntoTheSharedMemoryIsNoDaemon(t *testing.T) {
 	}
 	for name, plant := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := NewWithT(t), newNode(t)
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+			g, n := served(t)
 			g.Expect(os.Mkdir(n.path("shm"), 0o755)).To(Succeed())
 			plant(g, n)
 			done := make(chan error, 1)

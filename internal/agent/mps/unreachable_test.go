@@ -24,8 +24,7 @@ func (n *node) programsAreAway() {
 
 func TestADaemonThatDoesNotAnswerEndsByItsProcess(t *testing.T) {
 	t.Run("where it is not desired any more", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.programsAreAway()
 		g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
 		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
@@ -35,8 +34,7 @@ func TestADaemonThatDoesNotAnswerEndsByItsProcess(t *testing.T) {
 		g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(Succeed(), "none is left that would count as NVIDIA's")
 	})
 	t.Run("where the driver leaves", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.leaves = true
 		n.programsAreAway()
 		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
@@ -45,8 +43,7 @@ func TestADaemonThatDoesNotAnswerEndsByItsProcess(t *testing.T) {
 }
 
 func TestADaemonThatDoesNotAnswerStaysWhilePodsUseIt(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	before := n.look(t)
 
@@ -72,8 +69,7 @@ func TestADaemonThatDoesNotAnswerStaysWhilePodsUseIt(t *testing.T) {
 }
 
 func TestAProgramThatAsksIsNoDaemon(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	n.daemons.Crash(n.pipe())
 	pid := n.daemons.Ask(n.pipe()) // of the agent, at this moment
 	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
@@ -83,8 +79,7 @@ func TestAProgramThatAsksIsNoDaemon(t *testing.T) {
 }
 
 func TestADaemonThatHangsIsNotStopped(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.look(t)
 	n.runner.Fail(func(host.Command) error { return errors.New("killed") })
@@ -96,8 +91,7 @@ func TestADaemonThatHangsIsNotStopped(t *testing.T) {
 }
 
 func TestADaemonThatDoesNotAnswerIsNotStartedTwice(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	n.runner.Fail(func(c host.Command) error { // it hangs
 		if c.Stdin != "" {
 			return errors.New("killed")
@@ -123,24 +117,21 @@ func (n *node) doesNotQuit() {
 
 func TestADaemonThatDoesNotQuitEndsByItsProcess(t *testing.T) {
 	t.Run("where it is not desired any more", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.doesNotQuit()
 		g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
 		g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 		g.Expect(n.files(t)).NotTo(ContainElements("nvidia.com/gpu/.started", "nvidia.com/gpu/log/"))
 	})
 	t.Run("where the driver leaves", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.leaves = true
 		n.doesNotQuit()
 		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
 		g.Expect(n.daemons.Get(n.pipe())).To(BeNil(), "it would keep the kernel module from being unloaded")
 	})
 	t.Run("where it is of the former driver", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.version = "600.10.02"
 		n.doesNotQuit()
 		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
@@ -148,8 +139,7 @@ func TestADaemonThatDoesNotQuitEndsByItsProcess(t *testing.T) {
 		g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(Equal(10.0))
 	})
 	t.Run("where it is to serve other users", func(t *testing.T) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		n.doesNotQuit()
 		shared := daemon(10, 1510)
 		shared.MultiUser = true
@@ -163,8 +153,7 @@ func TestADaemonThatDoesNotQuitEndsByItsProcess(t *testing.T) {
 			"by a pod that may connect":         func(n *node) int { return n.daemons.Run(n.pipe(), "pod-a", 1000) },
 		} {
 			t.Run(name, func(t *testing.T) {
-				g, n := NewWithT(t), newNode(t)
-				g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+				g, n := served(t)
 				pid := use(n)
 				n.doesNotQuit()
 				g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("stopping MPS control daemon for nvidia.com/gpu: "))
@@ -179,8 +168,7 @@ func TestADaemonThatDoesNotQuitEndsByItsProcess(t *testing.T) {
 }
 
 func TestTheAgentReportsWhyADaemonThatHangsIsLeft(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	before := n.look(t)
 	n.programsAreAway()
@@ -207,8 +195,7 @@ func TestTheAgentReportsWhyADaemonThatHangsIsLeft(t *testing.T) {
 }
 
 func TestADaemonThatFailedToStartHasNoUse(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.look(t)
 	n.daemons.End(pid)

@@ -21,8 +21,7 @@ import (
 // A daemon that was told to end a server lets it serve the clients that it has, and no others: they would wait without
 // an error.
 func TestAPodThatStartsWhileItsServerIsLookedAtKeepsIt(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.daemons.End(pid)
 	starts := 0
@@ -46,8 +45,7 @@ func TestAPodThatStartsWhileItsServerIsLookedAtKeepsIt(t *testing.T) {
 
 // The next server starts for a client that waited, as another user, and is in no record yet.
 func TestTheServerOfAnotherUserEndsAsSoonAsItsLastPod(t *testing.T) {
-	g, n := NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g, n := served(t)
 	first, _ := n.client(t, "pod-a", 1000)
 	second := n.daemons.Run(n.pipe(), "pod-b", 2000)
 	_, served, err := n.daemons.Connect(second)
@@ -78,8 +76,7 @@ func TestTheServerOfAnotherUserEndsAsSoonAsItsLastPod(t *testing.T) {
 // A client that asks a daemon that hangs waits for three seconds each time.
 func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T) {
 	hangs := func(t *testing.T) (*node, string) {
-		g, n := NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+		g, n := served(t)
 		other := daemon(10, 1510)
 		other.Resource = "nvidia.com/gpu.shared"
 		g.Expect(n.view.Start(t.Context(), other)).To(Succeed())
