@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -154,17 +152,9 @@ func bindRoles(t *testing.T, c client.Client, users map[string][]string) {
 // kubeconfigOf writes a kubeconfig with which the administrator acts as a user.
 func kubeconfigOf(t *testing.T, admin *rest.Config, user string) string {
 	t.Helper()
-	g := NewWithT(t)
-	data, err := env.Kubeconfig(admin)
-	g.Expect(err).NotTo(HaveOccurred())
-	config, err := clientcmd.Load(data)
-	g.Expect(err).NotTo(HaveOccurred())
-	for _, info := range config.AuthInfos {
-		info.Impersonate = user
-	}
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	g.Expect(clientcmd.WriteToFile(*config, path)).To(Succeed())
-	return path
+	as := rest.CopyConfig(admin)
+	as.Impersonate.UserName = user
+	return env.KubeconfigFile(t, as)
 }
 
 // Kubernetes' ClusterRole edit lets a tenant create Deployments, DaemonSets and pods with any label in a namespace of

@@ -55,10 +55,7 @@ func TestObjectsThatNobodyHasObserved(t *testing.T) {
 func TestKubectlWait(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	data, err := env.Kubeconfig(cluster.Config)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	wait := func(condition string) (string, error) {
 		kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
 		out, err := exec.CommandContext(t.Context(), kubectl, "--kubeconfig", kubeconfig, "wait", "--for=condition="+condition,

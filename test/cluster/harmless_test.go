@@ -305,10 +305,8 @@ func (s *run) starts(pod *corev1.Pod) (why string) {
 // kubectl runs a command of the plugin, as an administrator.
 func (s *run) kubectl(args ...string) string {
 	s.t.Helper()
-	data, err := env.Kubeconfig(s.cluster.Config)
-	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(s.dir, "kubeconfig")
-	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(s.cluster.Config, kubeconfig)).To(Succeed())
 	out := &strings.Builder{}
 	p := cli.Program{In: strings.NewReader(""), Out: out, Clock: s.clock}
 	if err := p.Run(s.t.Context(), append(args, "--kubeconfig", kubeconfig)); err != nil {

@@ -150,10 +150,7 @@ func newInstallation(t *testing.T, h helm, options ...env.Option) installation {
 	t.Helper()
 	g := NewWithT(t)
 	cluster := env.Start(t, options...)
-	data, err := env.Kubeconfig(cluster.Config)
-	g.Expect(err).NotTo(HaveOccurred())
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	i := installation{helm: h, Cluster: cluster, kubeconfig: kubeconfig}
 	i.removeCRDs(t)
 	return i
