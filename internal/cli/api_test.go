@@ -28,7 +28,6 @@ import (
 
 // TestOnAnAPIServer runs the commands against a real API server, on whose side validation, defaults and dry run are.
 func TestOnAnAPIServer(t *testing.T) {
-	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
 	n := newNode(t, "a", sim.A100, sim.T4)
 	hold(&n, "train", 0, nil)
