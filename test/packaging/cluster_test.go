@@ -148,7 +148,6 @@ func withEachHelm(t *testing.T, test func(*testing.T, installation), options ...
 
 func newInstallation(t *testing.T, h helm, options ...env.Option) installation {
 	t.Helper()
-	g := NewWithT(t)
 	cluster := env.Start(t, options...)
 	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	i := installation{helm: h, Cluster: cluster, kubeconfig: kubeconfig}
