@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -331,29 +329,12 @@ func kindOf(group, version, kind string) schema.GroupVersionKind {
 // eachOf visits the objects of a kind that the cluster may not have, or that the user may not read, and returns its
 // version.
 func eachOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, visit func(*unstructured.Unstructured)) (version string, err error) {
-	kind, err := listOf(c, of)
-	if meta.IsNoMatchError(err) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("looking for %s: %w", of.Kind, err)
-	}
-	for more, next := true, ""; more; more = next != "" {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind)
-		err := c.List(ctx, list, client.Limit(page), client.Continue(next))
-		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			return kind.GroupVersion().String(), nil
+	kind, err := everyOf(ctx, c, of, func(items []unstructured.Unstructured) {
+		for i := range items {
+			visit(&items[i])
 		}
-		if err != nil {
-			return "", fmt.Errorf("reading %s: %w", of.Kind, err)
-		}
-		for i := range list.Items {
-			visit(&list.Items[i])
-		}
-		next = list.GetContinue()
-	}
-	return kind.GroupVersion().String(), nil
+	})
+	return kind.GroupVersion().String(), unlessForbidden(unlessNotServed(err, "reading each "+of.Kind))
 }
 
 // nodeGroups writes what autoscalers must know of new nodes once these policies exist.

@@ -134,23 +134,8 @@ func configRecorded(policy *unstructured.Unstructured) string {
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
 func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
-	all, err := configsOf(ctx, c, clusterPolicyKind())
+	all, err := anyOf(ctx, c, clusterPolicyKind())
 	return clusterpolicy.Active(all), err
-}
-
-// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not
-// serve it.
-func configsOf(ctx context.Context, c client.Client, of schema.GroupVersionKind) ([]unstructured.Unstructured, error) {
-	all := &unstructured.UnstructuredList{}
-	kind, err := listOf(c, of)
-	if err == nil {
-		all.SetGroupVersionKind(kind)
-		err = c.List(ctx, all)
-	}
-	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("reading NVIDIA's %s: %w", of.Kind, err)
-	}
-	return all.Items, nil
 }
 
 // clusterPolicyKind is the kind of NVIDIA's ClusterPolicy, in the version that we know.
@@ -169,6 +154,22 @@ func listOf(c client.Client, kind schema.GroupVersionKind) (schema.GroupVersionK
 		return schema.GroupVersionKind{}, err
 	}
 	return mapping.GroupVersionKind.GroupVersion().WithKind(kind.Kind + "List"), nil
+}
+
+// everyOf reads all objects of a kind, and hands them over a page at a time. It returns the kind of their list; an error is
+// the API server's, also that it has no such kind.
+func everyOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, visit func([]unstructured.Unstructured), opts ...client.ListOption) (
+	schema.GroupVersionKind, error,
+) {
+	kind, err := listOf(c, of)
+	for more, next := err == nil, ""; more; more = err == nil && next != "" {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind)
+		err = c.List(ctx, list, append(opts, client.Limit(page), client.Continue(next))...)
+		visit(list.Items)
+		next = list.GetContinue()
+	}
+	return kind, err
 }
 
 // eachPage reads all objects of a kind, and hands them over a page at a time. The pages share no memory.
@@ -227,25 +228,16 @@ func devicePluginOf(s *cluster.Snapshot) cluster.DevicePlugin {
 // are any. To users who may not read them, the plan shows what happens where they do not forbid anything.
 func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *cluster.Programs) error {
 	features := cluster.NewFeatures()
-	for more, next := true, ""; more; more = next != "" {
-		list := &unstructured.UnstructuredList{}
-		kind, err := listOf(c, cluster.NodeFeatureKind())
-		if err == nil {
-			list.SetGroupVersionKind(kind)
-			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
-		}
-		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			return nil
-		}
-		if s.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
-			programs.Unverified = true
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("reading NodeFeatures: %w", err)
-		}
-		features.AddAll(list.Items, "")
-		next = list.GetContinue()
+	_, err := everyOf(ctx, c, cluster.NodeFeatureKind(), func(items []unstructured.Unstructured) { features.AddAll(items, "") })
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if s.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
+		programs.Unverified = true
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading NodeFeatures: %w", err)
 	}
 	programs.Discovery = slices.Sorted(maps.Keys(features.Discovery))
 	for i := range s.Nodes {
@@ -300,27 +292,14 @@ type driverObjects struct {
 func readDRA(ctx context.Context, c client.Client) (driverObjects, error) {
 	o := driverObjects{of: map[string][]unstructured.Unstructured{}, served: map[string]string{}, unread: map[string]bool{}}
 	for _, w := range withoutDRA {
-		kind, err := listOf(c, schema.GroupVersionKind{Group: draGroup, Version: "v1", Kind: w.kind})
+		kind, err := everyOf(ctx, c, schema.GroupVersionKind{Group: draGroup, Version: "v1", Kind: w.kind}, func(items []unstructured.Unstructured) {
+			o.of[w.kind] = append(o.of[w.kind], items...)
+		})
 		if meta.IsNoMatchError(err) {
 			continue
 		}
-		if err != nil {
+		if o.served[w.kind], o.unread[w.kind] = kind.Version, apierrors.IsForbidden(err); err != nil && !o.unread[w.kind] {
 			return o, fmt.Errorf("reading %s: %w", w.plural, err)
-		}
-		o.served[w.kind] = kind.Version
-		for more, next := true, ""; more; more = next != "" {
-			list := &unstructured.UnstructuredList{}
-			list.SetGroupVersionKind(kind)
-			err := c.List(ctx, list, client.Limit(page), client.Continue(next))
-			if apierrors.IsForbidden(err) {
-				o.unread[w.kind] = true
-				break
-			}
-			if err != nil {
-				return o, fmt.Errorf("reading %s: %w", w.plural, err)
-			}
-			o.of[w.kind] = append(o.of[w.kind], list.Items...)
-			next = list.GetContinue()
 		}
 	}
 	return o, nil
@@ -378,11 +357,11 @@ func readPrograms(ctx context.Context, c client.Client, namespace string, driver
 
 // readGPUOperators reads in which namespaces NVIDIA's GPU Operator runs. It returns the ClusterPolicies.
 func readGPUOperators(ctx context.Context, c client.Client, o *cluster.Programs) ([]unstructured.Unstructured, error) {
-	policies, err := configsOf(ctx, c, clusterPolicyKind())
+	policies, err := anyOf(ctx, c, clusterPolicyKind())
 	if err != nil {
 		return nil, err
 	}
-	clusters, err := configsOf(ctx, c, kindOf("nvidia.com", "v1alpha1", "GPUCluster"))
+	clusters, err := anyOf(ctx, c, kindOf("nvidia.com", "v1alpha1", "GPUCluster"))
 	if err != nil {
 		return nil, err
 	}
