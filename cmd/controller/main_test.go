@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -169,10 +168,7 @@ func start(t *testing.T) *program {
 	p.Expect(p.cluster.Apply(t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml")).To(Succeed())
 	config, err := p.cluster.ConfigAs(t.Context(), env.Identity{Namespace: own, ServiceAccount: name})
 	p.Expect(err).NotTo(HaveOccurred())
-	data, err := env.Kubeconfig(config)
-	p.Expect(err).NotTo(HaveOccurred())
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	p.Expect(os.WriteFile(file, data, 0o600)).To(Succeed())
+	file := env.KubeconfigFile(t, config)
 	p.metrics, p.token = freeAddress(t), p.reader()
 
 	ctx, cancel := context.WithCancel(t.Context())

@@ -288,10 +288,8 @@ func (u underOLM) startProgram(t *testing.T) {
 	}
 	config, err := u.ConfigAs(t.Context(), u.account)
 	g.Expect(err).NotTo(HaveOccurred())
-	data, err := env.Kubeconfig(config)
-	g.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(folder, "kubeconfig")
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	g.Expect(env.WriteKubeconfig(config, kubeconfig)).To(Succeed())
 
 	ctx, stop := context.WithCancel(t.Context())
 	program := exec.CommandContext(ctx, shipped(t, "controller"), "operands", "--manifests="+folder,
