@@ -70,6 +70,8 @@ func (w *limitWorld) happenings() (all []limitHappening) {
 		{50, limitHappening{"a new cgroup inherits a stale limit", w.inherit}},
 		{8, limitHappening{"a cgroup goes between look and set", w.vanishes}},
 		{8, limitHappening{"a set has no effect", w.ignored}},
+		{30, limitHappening{"a container's limit changes between set and look", w.hookRaces}},
+		{30, limitHappening{"a program frees between set and look", w.freesInTime}},
 		{10, limitHappening{"a pod of the same name is still there", w.sameName}},
 		{9, limitHappening{"a link and a folder that look like pods", w.disguised}},
 		{4, limitHappening{"what a limit needs is lacking", w.lacking}},
@@ -185,9 +187,30 @@ func (w *limitWorld) addContainer(p *limitPod) {
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
 		return // its pod's cgroup vanished
 	}
-	w.must(w.tree.make(path, !p.bare && !p.bareContainers))
-	w.known[path] = true
+	w.must(w.tree.make(path, !p.bare && !p.bareContainers && !(w.tree.crun && w.backend == sim.Dmem)))
+	if w.tree.crun {
+		w.must(w.tree.make(w.processes(path), w.backend == sim.Misc))
+	}
+	w.known[path], w.known[w.processes(path)] = true, true
 	p.containers = append(p.containers, path)
+}
+
+// inside are the cgroups of containers, and those of their processes.
+func (w *limitWorld) inside(p *limitPod) (all []string) {
+	for _, path := range p.containers {
+		if all = append(all, path); w.tree.crun {
+			all = append(all, w.processes(path))
+		}
+	}
+	return all
+}
+
+// processes is the cgroup in which the processes of a container are.
+func (w *limitWorld) processes(container string) string {
+	if w.tree.crun {
+		return filepath.Join(container, "container")
+	}
+	return container
 }
 
 // running are pods with a container beside the sandbox.
@@ -209,7 +232,7 @@ func (w *limitWorld) allocate() bool {
 	w.serial++
 	w.hardware.Update(func(n *sim.Node) {
 		pid := 1000 + w.serial
-		if n.StartProgram(uuid, gpu.Process{PID: pid, Name: "python3", Instance: gpu.WholeGPU}, p.containers[1+w.r.IntN(len(p.containers)-1)]) != nil {
+		if n.StartProgram(uuid, gpu.Process{PID: pid, Name: "python3", Instance: gpu.WholeGPU}, w.processes(p.containers[1+w.r.IntN(len(p.containers)-1)])) != nil {
 			return
 		}
 		p.pids[pid] = uuid
@@ -262,10 +285,16 @@ func (w *limitWorld) gone(path string) {
 	if _, err := os.Stat(path); err != nil {
 		return
 	}
+	inner := w.processes(path)
+	if _, err := os.Stat(inner); err == nil && inner != path {
+		w.must(w.tree.remove(inner))
+	}
 	w.must(w.tree.remove(path))
 	delete(w.known, path)
+	delete(w.known, inner)
 	for _, uuid := range w.gpus {
 		delete(w.foreign, uuid+" "+path)
+		delete(w.foreign, uuid+" "+inner)
 	}
 }
 
@@ -322,7 +351,7 @@ func (w *limitWorld) hook() bool {
 		return false
 	}
 	p := pick(w.r, all)
-	return w.other(p, p.containers[len(p.containers)-1], true)
+	return w.other(p, w.processes(p.containers[len(p.containers)-1]), true)
 }
 
 // other: another program sets a limit; NVIDIA's hook a soft one too, which on dmem raises those above.
@@ -492,7 +521,7 @@ func (w *limitWorld) inherit() bool {
 func (w *limitWorld) vanishes() bool {
 	happened := false
 	w.anew()
-	w.hardware.vanish = func(path string) {
+	w.hardware.before = func(_, path string) bool {
 		for _, p := range w.pods {
 			if pod := w.tree.pod(p.class, p.uid); strings.HasPrefix(path, pod) {
 				w.note("%s goes", pod)
@@ -501,7 +530,7 @@ func (w *limitWorld) vanishes() bool {
 				}
 				_ = os.RemoveAll(pod)
 				for _, uuid := range w.gpus {
-					for _, container := range append(p.containers, pod) {
+					for _, container := range append(w.inside(p), pod) {
 						delete(w.foreign, uuid+" "+container)
 					}
 				}
@@ -513,9 +542,10 @@ func (w *limitWorld) vanishes() bool {
 				}
 			}
 		}
+		return true
 	}
 	w.settle()
-	w.hardware.vanish = nil
+	w.hardware.before = nil
 	for _, p := range slices.Clone(w.pods) {
 		if _, err := os.Stat(w.tree.pod(p.class, p.uid)); err != nil && p.stage >= stageCgroup {
 			w.remove(p)
@@ -533,6 +563,48 @@ func (w *limitWorld) ignored() bool {
 		w.fails("a limit that did not read back is said to hold")
 	}
 	return w.hardware.lies
+}
+
+// hookRaces: NVIDIA's hook sets the limits of a container by a variable of its pod, which a tenant may choose, as the agent looks at its own.
+func (w *limitWorld) hookRaces() (happened bool) {
+	w.anew()
+	w.hardware.after = func(_, path string) bool {
+		for _, p := range w.pods {
+			if slices.Contains(p.containers, path) && w.other(p, path, true) {
+				happened = true
+			}
+		}
+		return happened
+	}
+	w.settle()
+	w.hardware.after = nil
+	return happened
+}
+
+// freesInTime: a program has more than its share as the agent sets the limit, so that dmem keeps the former one in silence, and no more as it
+// looks.
+func (w *limitWorld) freesInTime() (happened bool) {
+	w.anew()
+	const pid = 999
+	w.hardware.before = func(uuid, path string) bool {
+		w.hardware.Update(func(n *sim.Node) {
+			for _, p := range w.running() {
+				if w.tree.pod(p.class, p.uid) != path || n.StartProgram(uuid, gpu.Process{PID: pid, Name: "python3", Instance: gpu.WholeGPU}, w.processes(p.containers[1])) != nil {
+					continue
+				}
+				for _, gib := range []uint64{39, 20, 10, 5, 3} {
+					happened = happened || n.Allocate(uuid, pid, sim.DeviceMemory, gib<<30) == nil
+				}
+			}
+		})
+		return happened
+	}
+	ends := func(string, string) bool { w.hardware.RemoveProcess(pid); return happened }
+	w.hardware.after = ends
+	w.settle()
+	ends("", "")
+	w.hardware.before, w.hardware.after = nil, nil
+	return happened && w.backend == sim.Dmem
 }
 
 // sameName: an earlier pod of a StatefulSet still has its cgroup.

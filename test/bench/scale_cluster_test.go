@@ -197,7 +197,7 @@ func (s *scaled) served() bool {
 func (s *scaled) startFleet(nodes int) {
 	ctx := s.t.Context()
 	config := rest.CopyConfig(s.cluster.Config)
-	config.QPS = -1
+	config.QPS, config.DisableCompression = -1, true // as agents do
 	c, err := client.New(config, client.Options{Scheme: s.cluster.Scheme})
 	s.Expect(err).NotTo(HaveOccurred())
 	cached, err := cache.New(config, cache.Options{Scheme: s.cluster.Scheme, ByObject: map[client.Object]cache.ByObject{

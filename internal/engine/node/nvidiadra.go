@@ -284,6 +284,22 @@ func dynamicMIG(v *View) *plan.Problem {
 	return nil
 }
 
+// asksOfDriver reports whether the agent is asked for what a driver that makes MIG instances on demand has to decide.
+func asksOfDriver(v *View) bool {
+	return slices.ContainsFunc(v.Node.GPU.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return v.Policy != nil || !cluster.Lists(v.Target.Devices, d.UUID)
+	})
+}
+
+// besideDriversInstances are those GPUs of a baseline on which something is to be restored and nobody partitions anything:
+// the MIG instances of the node are the driver's, but not an MPS daemon, or a compute mode, of the operator's.
+func besideDriversInstances(baseline []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
+	return slices.DeleteFunc(slices.Clone(baseline), func(d v1alpha1.DeviceSpec) bool {
+		steps, err := plan.Node([]v1alpha1.DeviceSpec{d}, have)
+		return err != nil || len(steps) == 0 || slices.ContainsFunc(steps, plan.ChangesMIG)
+	})
+}
+
 // kubernetesLacks says what the API server does not serve. Taints of devices are needed where instances go.
 func kubernetesLacks(v *View) *plan.Problem {
 	partitions := slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }) ||

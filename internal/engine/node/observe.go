@@ -29,7 +29,7 @@ func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
 		if dynamicMIG(v) != nil {
-			v.Target.Devices = nil // the instances are the driver's
+			v.Target.Devices = besideDriversInstances(v.Target.Devices, v.Devices)
 		}
 	}
 	if v.Unsupported == nil && !managerLabelRestored(v) {

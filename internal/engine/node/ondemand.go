@@ -16,14 +16,20 @@ import (
 // Whether to wait, to try again or to do something else the demand controller decides anew.
 
 // isForDemand reports whether the last good state and the desired one differ in nothing but the instances of GPUs on demand, or the node is
-// on its way between two such states.
+// on its way between two such states. Where the last good state is lost with its GPUNode, the config that the node selects tells.
 func isForDemand(v *View) bool {
-	good := lastGood(&v.Node.GPU)
-	if good == nil || v.Desired == nil || v.Desired.Config.Twin == "" || !plan.OnlyInstances(v.Steps) || len(good.Devices) != len(v.Desired.Devices) ||
-		good.ConfigName != v.Desired.Config.Key && good.ConfigName != v.Desired.Config.Twin {
+	if v.Desired == nil || v.Desired.Config.Twin == "" || !plan.OnlyInstances(v.Steps) {
 		return false
 	}
+	good := lastGood(&v.Node.GPU)
+	if good == nil {
+		others := func(s plan.Step) bool { return !slices.Contains(v.Desired.OnDemand, s.Device()) }
+		return len(v.Steps) > 0 && !slices.ContainsFunc(v.Steps, others) && slices.Contains(v.Desired.Config.Keys(), v.Node.Labels[v1alpha1.LabelConfig])
+	}
 	differs := false
+	if len(good.Devices) != len(v.Desired.Devices) || !slices.Contains(v.Desired.Config.Keys(), good.ConfigName) {
+		return false
+	}
 	for _, d := range v.Desired.Devices {
 		at := slices.IndexFunc(good.Devices, func(g v1alpha1.DeviceSpec) bool { return g.UUID == d.UUID })
 		if at < 0 {

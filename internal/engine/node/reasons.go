@@ -110,7 +110,7 @@ var reasons = map[string]reason{
 
 	v1alpha1.ReasonEnforced:          {Plain, doNothing},
 	v1alpha1.ReasonNotVerified:       {Plain, "Nothing. With `memory.limit: Enforce` the first pod with a share shows it"},
-	v1alpha1.ReasonLimitGateOff:      {Plain, "Install the chart with `--set featureGates.MemoryLimits=true`, or set `memory.limit: None`"},
+	v1alpha1.ReasonLimitGateOff:      {Plain, "Turn the feature gate on (docs/monitoring.md#limit-the-memory-of-time-sliced-gpus), or set `memory.limit: None`"},
 	v1alpha1.ReasonCgroupV1:          {Plain, "Use `memory.guard` on the node, or boot it with cgroup v2"},
 	v1alpha1.ReasonDriverTooOld:      {Plain, "Update the driver to 615 or later, or use `memory.guard`"},
 	v1alpha1.ReasonNoController:      {Plain, "Use a kernel with the controller misc, or 6.14 and later with dmem"},

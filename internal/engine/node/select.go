@@ -46,7 +46,7 @@ func awaitLabelUncontested(v *View) (Result, bool) {
 		r.After = remaining
 		return r, true
 	}
-	r.State = Degraded
+	r.State, r.Next = Degraded, atOnce(RestoreScheduling(v, "another controller selects the configuration")...)
 	r.Message = fmt.Sprintf("%s. The operator sets the label again at %s", message, format.Clock(v.Snapshot.Now.Add(remaining)))
 	return r, true
 }

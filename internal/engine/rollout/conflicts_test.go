@@ -255,6 +255,10 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 	h.Annotations[cluster.AnnotationMachine] = "openshift-machine-api/gpu-1"
 	g.Expect(c.reconcile().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
 
+	h.Taints = append(h.Taints, corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: new(metav1.NewTime(c.Now))})
+	d = c.during(time.Minute, time.Second)
+	g.Expect(h.isKept()).To(BeFalse(), "what drained it has ended, and a label keeps it from nobody")
+
 	h.ConfigWriter = ""
 	c.tick(d.After)
 	d, _ = c.run(60)

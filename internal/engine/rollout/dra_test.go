@@ -817,6 +817,29 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 }
 
+// TestADriverThatMakesInstancesGetsNoGPUOfMPS: a node that the operator's MPS daemon serves moves to it, and is released.
+// The driver could partition no GPU of the daemon's, nor could two pods share one.
+func TestADriverThatMakesInstancesGetsNoGPUOfMPS(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.run(120)
+	g.Expect(h.daemons).NotTo(BeEmpty())
+	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
+	c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
+	c.switchOver(h, true)
+	h.driver.dynamic, h.DynamicMIG = true, true
+	h.restartDriver()
+	c.during(5*time.Minute, time.Second)
+	c.Policies = nil
+	c.during(10*time.Minute, time.Second)
+	g.Expect(h.daemons).To(BeEmpty())
+	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+	g.Expect(h.GPU.Spec).To(BeZero())
+	g.Expect(h.isKept()).To(BeFalse())
+}
+
 // TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway: the gate is turned on by an upgrade, and the image of the new pod
 // takes minutes. The kubelet has deleted the slices, so that neither they nor a pod tell of the gate.
 func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {

@@ -109,6 +109,38 @@ func TestTheAgentIsAskedForIdleTimes(t *testing.T) {
 	g.Expect(c.hosts["n0"].GPU.Spec.ChangeTime).To(Equal(asked), "no GPU changes for it")
 }
 
+// TestAGPUNodeThatIsMadeAnewTakesNoInstanceOnDemand: with its status it is forgotten that pods waited for what is there. Like
+// any change for demand, the way back to rest waits until nobody uses an instance.
+func TestAGPUNodeThatIsMadeAnewTakesNoInstanceOnDemand(t *testing.T) {
+	g := NewWithT(t)
+	sharing := mig(v1alpha1.MIGInstances{Profile: "7g.40gb", Count: 1})
+	sharing.MIG.Layouts[0].OnDemand = &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"1g", "7g"}}
+	c, h := toMIG(evicting)
+	c.setSharing(sharing)
+	c.run(120)
+	var decided []v1alpha1.GPUDemand
+	for _, d := range h.devices() {
+		decided = append(decided, v1alpha1.GPUDemand{UUID: d.UUID, SinceTime: metav1.NewTime(c.Now), Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
+	}
+	h.GPU.Status.Demand = decided
+	c.run(120)
+	has := h.instances()
+	g.Expect(has).To(HaveLen(14))
+	c.hold(h, "train", 0, h.devices()[0].State.Instances[0].ID)
+	c.tick(time.Minute)
+	c.makeGPUNode(h)
+	h.report()
+	for range 600 {
+		c.during(time.Second, time.Second)
+		g.Expect(h.isKept()).To(BeFalse(), h.waits())
+	}
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(h.instances()).To(Equal(has))
+	c.end(h, "train")
+	c.run(240)
+	g.Expect(h.instances()).To(HaveLen(2), h.waits())
+}
+
 // TestAdviceChangesNothing: with MIG on demand in mode Advise the controller writes what it writes without. EFFECTS=advice plays all seeds of
 // make effects.
 func TestAdviceChangesNothing(t *testing.T) {

@@ -44,7 +44,9 @@ func Reported(devices []gpu.Device) []v1alpha1.DeviceStatus {
 	for most := maxHolders; listsSize(statuses) > maxLists; most /= 2 {
 		for i := range statuses {
 			d := &statuses[i]
-			d.Holders, d.Processes = d.Holders[:min(len(d.Holders), most)], d.Processes[:min(len(d.Processes), most/2)]
+			holders := eachFirst(d.Holders, most, func(h v1alpha1.HolderStatus) int { return instanceID(h.Instance) })
+			processes := eachFirst(d.Processes, most/2, func(p v1alpha1.ProcessStatus) int { return instanceID(p.Instance) })
+			d.Holders, d.Processes = holders[:min(len(holders), most)], processes[:min(len(processes), most/2)]
 		}
 	}
 	return statuses
@@ -175,11 +177,7 @@ func holders(holders []gpu.Holder) []v1alpha1.HolderStatus {
 	return listed(eachFirst(holders, maxHolders, func(h gpu.Holder) int { return h.Instance }), maxHolders, func(h gpu.Holder) v1alpha1.HolderStatus {
 		return v1alpha1.HolderStatus{Namespace: h.Namespace, PodName: h.Pod, ContainerName: h.Container, Instance: instance(h.Instance)}
 	}, func(s v1alpha1.HolderStatus) gpu.Holder {
-		h := gpu.Holder{Namespace: s.Namespace, Pod: s.PodName, Container: s.ContainerName, Instance: gpu.WholeGPU}
-		if s.Instance != nil {
-			h.Instance = int(*s.Instance)
-		}
-		return h
+		return gpu.Holder{Namespace: s.Namespace, Pod: s.PodName, Container: s.ContainerName, Instance: instanceID(s.Instance)}
 	})
 }
 
