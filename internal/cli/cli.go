@@ -62,7 +62,11 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 }
 
 func hint(err error) error {
-	return fmt.Errorf("%w; `kubectl gpusharing help` lists commands, `kubectl gpusharing help COMMAND` its flags", err)
+	between := "; "
+	if strings.HasSuffix(err.Error(), "?") {
+		between = " "
+	}
+	return fmt.Errorf("%w%s`kubectl gpusharing help` lists commands, `kubectl gpusharing help COMMAND` its flags", err, between)
 }
 
 func (p *Program) write(text string) error {
