@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 const (
@@ -246,8 +247,17 @@ func (g *gathering) written(file string, size, width int) string {
 	shown := text{width: width}
 	shown.row(0, "", fmt.Sprintf("Wrote %s (%s, %d KiB).", file, count(len(g.files.content), "file"), (size+kib-1)/kib))
 	shown.row(0, "", "It has no Secrets and no values of environment variables. Names, messages and logs are in it as they are: read them before you publish it.")
+	var different []unread
+	of := map[unread][]string{} // what is lacking for the same reason
 	for _, lacks := range g.unread {
-		shown.row(0, "", fmt.Sprintf("Not in it: %s: %s", lacks.What, lacks.Reason))
+		why := lacks
+		if why.What = ""; of[why] == nil {
+			different = append(different, why)
+		}
+		of[why] = append(of[why], lacks.What)
+	}
+	for _, lacks := range different {
+		shown.row(0, "", fmt.Sprintf("Not in it: %s: %s", format.Few(of[lacks], mostNamed), lacks.Reason))
 		if lacks.Needs != "" {
 			shown.row(2, "", fmt.Sprintf("It needs %s: %s", lacks.Needs, lacks.Grant))
 		}

@@ -48,7 +48,7 @@ func TestOnePodThatNoPolicyServesIsOneLine(t *testing.T) {
 		c := metav1.Condition{Type: v1alpha1.ConditionWorkloadsAffected, Status: metav1.ConditionTrue, Message: message}
 		return v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.GPUSharingPolicyStatus{Conditions: []metav1.Condition{c}}}
 	}
-	const asks = "Pod a/b asks for nvidia.com/mig-4g.20gb: 1, which no node offers then; "
+	const asks = "Pod a/b asks for nvidia.com/mig-4g.20gb: 1, which no node will offer; "
 	lines := func(policies ...v1alpha1.GPUSharingPolicy) (lines []string) {
 		var shown text
 		shown.policies(policies, nil, time.Time{})
@@ -67,7 +67,7 @@ func TestOnePodThatNoPolicyServesIsOneLine(t *testing.T) {
 	twin := equal
 	twin.Name = "twin"
 	g.Expect(lines(equal, twin)).To(ConsistOf("2 policies (more, twin): WorkloadsAffected: another note of WorkloadsAffected"))
-	const more = "Pod c/d asks for nvidia.com/gpu: 9, which no node offers then; its nodes offer at most 2 of nvidia.com/gpu each: ask for no more; and 1 more"
+	const more = "Pod c/d asks for nvidia.com/gpu: 9, which no node will offer; its nodes offer at most 2 of nvidia.com/gpu each: ask for no more; and 1 more"
 	other := told("other", more)
 	g.Expect(lines(fast, other, slow)).To(ConsistOf(HavePrefix("2 policies (fast, slow): "), Equal("other: WorkloadsAffected: "+more)), "what says more stays")
 	g.Expect(lines(other, told("third", "Pod c/d asks for nvidia.com/gpu: … ask for one; and 1 more"))).To(
@@ -144,4 +144,22 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		shown.statusOf(&r)
 		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          policy research counts 1 node "))
 	})
+}
+
+// TestWhatIsPrintedOfANodeThatChanges: an instance has its profile and place, not NVML's number, and a word stands once.
+func TestWhatIsPrintedOfANodeThatChanges(t *testing.T) {
+	g := NewWithT(t)
+	n := newNode(t, "a", sim.A100)
+	n.GPU.Status.Devices[0].Instances = []v1alpha1.InstanceStatus{{ID: 2, Profile: "3g.20gb", Start: 4, Size: 4}}
+	n.GPU.Status.Rollout.Blockers = []v1alpha1.BlockerStatus{{
+		Kind: v1alpha1.BlockerKindPod, Namespace: "team", Name: "train", DeviceUUID: n.GPU.Status.Devices[0].UUID, Instance: new(int32(2)), Handling: "is waited for",
+	}}
+	r := &report{Name: "a", Reason: "Applying", State: "Applying", Message: "the agent is changing the GPUs", BlockedBy: blockers(&n.GPU), node: &n}
+	shown := text{width: 120}
+	shown.statusOf(r)
+	g.Expect(shown.String()).To(HavePrefix("NODE a   no policy   Applying\n  why          The agent is changing the GPUs\n  advertises   nothing\n" +
+		"  blocked by   pod team/train uses GPU 0, instance 3g.20gb at 4:4: is waited for\n"))
+	g.Expect(instead([]offer{{Resource: "a"}, {Resource: "b"}})).To(HavePrefix("Ask for one of a"))
+	lacking := &gathering{unread: []unread{{What: "log of a", Reason: "no address"}, {What: "b", Reason: "forbidden"}, {What: "log of c", Reason: "no address"}}}
+	g.Expect(lacking.written("x", 1, 120)).To(HaveSuffix("Not in it: log of a, log of c: no address\nNot in it: b: forbidden\n"))
 }

@@ -134,7 +134,7 @@ func readTarget(ctx context.Context, c client.Client, namespace, kind, name stri
 		}
 	}
 	return inquiry{}, fmt.Errorf("namespace %s has no %s %q; `kubectl get pods -n %s` lists its pods, and -n names another namespace", namespace,
-		strings.Join(kinds, ", "), name, namespace)
+		strings.Join(kinds, " or "), name, namespace)
 }
 
 // readWorkload reads what makes pods, its pods, and why it cannot make one.
