@@ -44,6 +44,7 @@ import (
 //	7 the same world has the same decision, whatever the order of lists
 //	8 for a pod, whatever its priority, no more instances of a profile are destroyed than have been idle for idleSeconds
 //	9 no ConfigMap is written for demand, and one node at most is tainted
+//	10 pods that never start, whatever their names, keep neither others from starting nor GPUs from resting
 type applied struct {
 	*site
 	t             *testing.T
@@ -57,6 +58,7 @@ type applied struct {
 	edited        bool // the policy, so that the rollout may do what it does
 	faulty        bool
 	late          []late
+	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
 	broken        string
 	told          []string
 }
@@ -128,6 +130,7 @@ func (c *applied) breaks(is bool, format string, args ...any) {
 func (c *applied) step() { c.steps(time.Second) }
 
 func (c *applied) steps(d time.Duration) {
+	c.flood()
 	c.schedule()
 	c.admit()
 	if c.random.IntN(2) == 0 {
@@ -139,16 +142,38 @@ func (c *applied) steps(d time.Duration) {
 	c.passes(d)
 }
 
+// flood is a tenant whose pods no node can start, such as for want of a volume. Now and then it makes one anew under another name.
+func (c *applied) flood() {
+	c.waiting = slices.DeleteFunc(c.waiting, func(pod *corev1.Pod) bool {
+		return pod.Namespace == flooding && (c.floods == "" || c.random.IntN(60) == 0)
+	})
+	n := 0
+	for _, pod := range c.waiting {
+		if pod.Namespace == flooding {
+			n++
+		}
+	}
+	for ; c.floods != "" && n < 12; n++ {
+		c.waitsIn(flooding, c.floods, int32(c.random.IntN(3)))
+	}
+}
+
 // waits makes a pod that the scheduler finds no room for.
 func (c *applied) waits(profile string, priority int32) {
+	c.waitsIn("user", profile, priority)
+	c.tell("pod %s waits for %s", c.waiting[len(c.waiting)-1].Name, profile)
+}
+
+const flooding = "flood" // the namespace of the tenant that floods
+
+func (c *applied) waitsIn(namespace, profile string, priority int32) {
 	c.pods++
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: fmt.Sprint("p", c.pods)}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("p", c.pods)}}
 	pod.Spec.Priority = &priority
 	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 		corev1.ResourceName(plan.ResourceOf(profile)): resource.MustParse("1"),
 	}}}}
 	c.waiting = append(c.waiting, pod)
-	c.tell("pod %s waits for %s", pod.Name, profile)
 }
 
 func resourceOf(pod *corev1.Pod) string {
@@ -181,7 +206,7 @@ func (c *applied) schedule() {
 					used++
 				}
 			}
-			if name == "" && h.Allocatable[of] > used && len(h.Taints) == 0 {
+			if name == "" && h.Allocatable[of] > used && len(h.Taints) == 0 && pod.Namespace != flooding {
 				name = node
 			}
 		}
@@ -309,7 +334,7 @@ func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.G
 			continue
 		}
 		c.breaks(p.Spec.Rollout.Paused && e.FirstPod != "", "4: GPU %s is to change for pod %s while the rollout is paused", e.UUID, e.FirstPod)
-		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool { return "user/"+pod.Name == e.FirstPod }),
+		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool { return pod.Namespace+"/"+pod.Name == e.FirstPod }),
 			"5: GPU %s is to change for pod %s, which does not wait", e.UUID, e.FirstPod)
 	}
 }
@@ -460,7 +485,7 @@ func (c *applied) endsOne(h *host) {
 func (c *applied) happens() {
 	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
 	profiles := []string{"1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "4g.20gb"}
-	switch c.random.IntN(16) {
+	switch c.random.IntN(18) {
 	case 0, 1, 2, 3, 4:
 		for range 1 + c.random.IntN(3) {
 			c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
@@ -469,7 +494,7 @@ func (c *applied) happens() {
 		c.endsOne(h)
 	case 9:
 		if len(c.waiting) > 0 {
-			c.tell("pod %s is deleted", c.waiting[0].Name)
+			c.tell("pod %s/%s is deleted", c.waiting[0].Namespace, c.waiting[0].Name)
 			c.waiting = c.waiting[1:]
 		}
 	case 10:
@@ -483,7 +508,10 @@ func (c *applied) happens() {
 		c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
 	case 13:
 		c.fails(h)
-	case 14, 15:
+	case 14:
+		c.floods = append(profiles, "")[c.random.IntN(6)]
+		c.tell("a tenant floods with pods for %q that never start", c.floods)
+	case 15, 16, 17:
 		for range 20 * (1 + c.random.IntN(4)) {
 			c.step()
 		}
@@ -532,21 +560,25 @@ func (c *applied) played(events int) {
 	of := c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand
 	if len(of.Reserve) == 0 {
 		c.waits(map[v1alpha1.MIGProfile]string{"1g": "1g.5gb", "2g": "2g.10gb", "3g": "3g.20gb", "7g": "7g.40gb"}[of.Profiles[len(of.Profiles)-1]], 0)
-		for n := 0; n < 800 && len(c.waiting) > 0; n++ {
+		for n := 0; n < 800 && c.users() > 0; n++ {
 			c.steps(5 * time.Second)
 		}
-		c.breaks(len(c.waiting) > 0, "progress: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
+		c.breaks(c.users() > 0, "10: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
 		c.counts()
 	}
 	c.leave()
-	for range 350 {
+	rested := map[string]bool{}
+	for range 400 {
 		c.steps(10 * time.Second)
+		for name, h := range c.hosts {
+			rested[name] = rested[name] || len(h.GPU.Status.Demand) == 0
+		}
 	}
 	c.breaks(len(c.waiting) == 0 && !c.isReady(), "progress: the policy is not Ready at the end")
 	for _, h := range c.hosts {
-		c.breaks(len(h.GPU.Status.Demand) > 0 && len(of.Reserve) == 0, "progress: GPUs of %s do not rest: %v", h.Name, says(h.GPU.Status.Demand))
+		c.breaks(!rested[h.Name] && len(of.Reserve) == 0, "10: GPUs of %s do not rest: %v", h.Name, says(h.GPU.Status.Demand))
 	}
-	c.edited, c.Policies = true, nil
+	c.edited, c.Policies, c.floods = true, nil, ""
 	for range 150 {
 		c.steps(10 * time.Second)
 	}
@@ -557,7 +589,17 @@ func (c *applied) played(events int) {
 	}
 }
 
-// leave ends all pods.
+// users is how many pods wait that can start.
+func (c *applied) users() (n int) {
+	for _, pod := range c.waiting {
+		if pod.Namespace != flooding {
+			n++
+		}
+	}
+	return n
+}
+
+// leave ends all pods but those that never start.
 func (c *applied) leave() {
 	c.waiting, c.late = nil, nil
 	for n := 0; n < 10 || len(c.bound) > 0; n++ {
