@@ -58,6 +58,7 @@ type applied struct {
 	edited        bool // the policy, so that the rollout may do what it does
 	faulty        bool
 	late          []late
+	attempts      demand.Attempts
 	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
 	broken        string
 	told          []string
@@ -78,7 +79,7 @@ func newApplied(t *testing.T, seed uint64) *applied {
 	t.Helper()
 	c := &applied{
 		site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 46)), bound: map[string]boundPod{}, lastHeld: map[string]time.Time{},
-		disrupted: map[string]time.Time{}, edited: true,
+		disrupted: map[string]time.Time{}, edited: true, attempts: demand.Attempts{},
 	}
 	for i := range 1 + c.random.IntN(3) {
 		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.A100}[:1+c.random.IntN(2)]...)
@@ -218,13 +219,60 @@ func (c *applied) schedule() {
 		default:
 			if len(pod.Status.Conditions) == 0 {
 				pod.Status.Conditions = []corev1.PodCondition{{
-					Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(c.Now),
+					Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: c.reason(pod), LastTransitionTime: metav1.NewTime(c.Now),
 				}}
 			}
 			still = append(still, pod)
 		}
 	}
 	c.waiting = still
+}
+
+// reason is why a pod waits: a queue holds it back, or another scheduler has its own words.
+func (c *applied) reason(pod *corev1.Pod) string {
+	if pod.Namespace == flooding {
+		return []string{corev1.PodReasonUnschedulable, corev1.PodReasonUnschedulable, corev1.PodReasonSchedulingGated, "NotEnoughResources"}[c.random.IntN(4)]
+	}
+	return corev1.PodReasonUnschedulable
+}
+
+// preempts is a scheduler that ends a pod so that one of a higher priority has its instance.
+func (c *applied) preempts(h *host) {
+	for _, p := range h.Pods {
+		for _, pod := range c.waiting {
+			if _, starts := c.bound[p.Name]; !starts && p.Namespace == "user" && pod.Namespace == "user" && p.Requests[resourceOf(pod)] > 0 && *pod.Spec.Priority > 0 {
+				c.tell("pod %s ends for pod %s", p.Name, pod.Name)
+				pod.Status.NominatedNodeName = h.Name
+				c.end(h, p.Name)
+				return
+			}
+		}
+	}
+}
+
+// edits edits the policy, or deletes it and makes it anew. The users have left, and the rollout may do what it does until all is as it should be.
+func (c *applied) edits() {
+	c.leave()
+	c.edited = true
+	p := c.Policies[0]
+	if p.Generation++; c.random.IntN(2) == 0 {
+		c.tell("the policy is deleted")
+		c.Policies, p.Status = nil, v1alpha1.GPUSharingPolicyStatus{}
+		for range c.random.IntN(60) {
+			c.steps(5 * time.Second)
+		}
+	}
+	of := p.DeepCopy().Spec.Sharing.MIG
+	of.Layouts[0].OnDemand.Profiles = [][]v1alpha1.MIGProfile{{"1g", "2g", "3g"}, {"1g", "7g"}, {"3g"}}[c.random.IntN(3)]
+	of.Layouts[0].OnDemand.Reserve = nil
+	p.Spec.Sharing.MIG, p.Spec.Rollout.Paused = of, false
+	c.Policies = []v1alpha1.GPUSharingPolicy{p}
+	c.tell("the policy lets %v be made", of.Layouts[0].OnDemand.Profiles)
+	for n := 0; n < 600 && (n < 60 || !c.isReady()); n++ {
+		c.steps(5 * time.Second)
+	}
+	c.edited = !c.isReady() // an agent that is away, or a driver that fails
+	clear(c.disrupted)
 }
 
 func (c *applied) binds(pod *corev1.Pod, node string) {
@@ -299,11 +347,12 @@ func (c *applied) decides() {
 			pods = append(pods, pod)
 		}
 	}
-	decided, status, is, _ := demand.Review(&pure.Memory{}, p, &s, pods)
+	same, attempts := maps.Clone(c.attempts), c.attempts
+	decided, status, is, _ := demand.Review(&pure.Memory{}, attempts, p, &s, pods)
 	c.random.Shuffle(len(pods), func(a, b int) { pods[a], pods[b] = pods[b], pods[a] })
 	slices.Reverse(s.Nodes)
-	again, sameStatus, same, _ := demand.Review(&pure.Memory{}, p, &s, pods)
-	c.breaks(!reflect.DeepEqual(decided, again) || !reflect.DeepEqual(status, sameStatus) || is != same, "7: %v is decided, and in another order %v", decided, again)
+	again, sameStatus, sameIs, _ := demand.Review(&pure.Memory{}, same, p, &s, pods)
+	c.breaks(!reflect.DeepEqual(decided, again) || !reflect.DeepEqual(status, sameStatus) || is != sameIs || !maps.Equal(attempts, same), "7: %v is decided, and in another order %v", decided, again)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		h := c.hosts[name]
 		if c.random.IntN(10) == 0 {
@@ -334,8 +383,9 @@ func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.G
 			continue
 		}
 		c.breaks(p.Spec.Rollout.Paused && e.FirstPod != "", "4: GPU %s is to change for pod %s while the rollout is paused", e.UUID, e.FirstPod)
-		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool { return pod.Namespace+"/"+pod.Name == e.FirstPod }),
-			"5: GPU %s is to change for pod %s, which does not wait", e.UUID, e.FirstPod)
+		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool {
+			return pod.Namespace+"/"+pod.Name == e.FirstPod && cluster.Scheduled(pod).Reason == corev1.PodReasonUnschedulable
+		}), "5: GPU %s is to change for pod %s, which does not wait", e.UUID, e.FirstPod)
 	}
 }
 
@@ -485,7 +535,7 @@ func (c *applied) endsOne(h *host) {
 func (c *applied) happens() {
 	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
 	profiles := []string{"1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "4g.20gb"}
-	switch c.random.IntN(18) {
+	switch c.random.IntN(20) {
 	case 0, 1, 2, 3, 4:
 		for range 1 + c.random.IntN(3) {
 			c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
@@ -502,7 +552,7 @@ func (c *applied) happens() {
 		p.Spec.Rollout.Paused, p.Generation = !p.Spec.Rollout.Paused, p.Generation+1
 		c.tell("paused: %v", p.Spec.Rollout.Paused)
 	case 11:
-		c.memory = remembering{} // another controller leads
+		c.memory, c.attempts = remembering{}, demand.Attempts{} // another controller leads
 	case 12:
 		h.AgentReady, h.AgentSince = !h.AgentReady, c.Now
 		c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
@@ -511,7 +561,13 @@ func (c *applied) happens() {
 	case 14:
 		c.floods = append(profiles, "")[c.random.IntN(6)]
 		c.tell("a tenant floods with pods for %q that never start", c.floods)
-	case 15, 16, 17:
+	case 15:
+		c.preempts(h)
+	case 16:
+		if c.random.IntN(3) == 0 {
+			c.edits()
+		}
+	case 17, 18, 19:
 		for range 20 * (1 + c.random.IntN(4)) {
 			c.step()
 		}
