@@ -16,7 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	policies "github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -76,7 +76,7 @@ func madeLine(p *v1alpha1.GPUSharingPolicy, n *v1alpha1.GPUNode, d gpu.Device, e
 		line += "has "
 	}
 	rest := demand.Rest * time.Duration(p.OnDemand().IdleSeconds) * time.Second
-	line += fmt.Sprintf("%s, at rest %s (unused for %s)", instancesText(e.Instances), instancesText(policy.Resting(p, d)), duration.HumanDuration(rest))
+	line += fmt.Sprintf("%s, at rest %s (unused for %s)", instancesText(e.Instances), instancesText(policies.Resting(p, d)), duration.HumanDuration(rest))
 	if e.FirstPod != "" {
 		line += "; since " + format.Clock(e.SinceTime.Time) + " for " + e.FirstPod
 	}
@@ -141,7 +141,7 @@ func demandLine(d *v1alpha1.DemandStatus) string {
 // changeLines say what would be changed, or is.
 func changeLines(p *v1alpha1.GPUSharingPolicy) (lines []string) {
 	s, changes := p.Status.OnDemand, "changes"
-	if !policy.Applies(p) {
+	if !policies.Applies(p) {
 		changes = "would change"
 	}
 	for _, c := range s.Changes {
@@ -155,7 +155,7 @@ func changeLines(p *v1alpha1.GPUSharingPolicy) (lines []string) {
 	if more := int(s.GPUs) - len(s.Changes); more > 0 {
 		lines = append(lines, fmt.Sprintf("and %s more", count(more, "GPU")))
 	}
-	if len(lines) > 0 && !policy.Applies(p) {
+	if len(lines) > 0 && !policies.Applies(p) {
 		lines = append(lines, "mode Advise changes nothing")
 	}
 	return lines

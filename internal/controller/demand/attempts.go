@@ -33,7 +33,7 @@ type attempt struct {
 }
 
 // doubled is how long nothing is tried again after failures: a minute, and twice as long each time up to 64.
-func doubled(failures int) time.Duration { return time.Minute << min(failures-1, 6) }
+func doubled(failures int) time.Duration { return time.Minute << min(failures, 7) / 2 }
 
 // fail notes which attempts begin, end and fail by what is decided, and reports whether some fail, for whose pods nothing is to be done then.
 func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
@@ -61,7 +61,7 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 			r.look(a.since.Add(advertised))
 		}
 		attempts[of] = a
-		if a.since.IsZero() && (a.failed == 0 || now.Sub(a.until).Abs() > doubled(a.failed)) { // also if the clock was set back
+		if a.since.IsZero() && now.Sub(a.until).Abs() > doubled(a.failed) { // also if the clock was set back
 			delete(attempts, of)
 		}
 	}

@@ -66,7 +66,7 @@ func TestFreeRoomIsUsedBeforeIdleInstances(t *testing.T) {
 func TestAnInstanceInTheMakingIsPromisedOnce(t *testing.T) {
 	g, d := NewWithT(t), a100(t)
 	made := has(d, "3g.20gb", 0, "", -10*time.Second)
-	got := new(demand.Memory).Decide(now, pool(demand.GPU{Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{made}, Frozen: true}),
+	got := new(demand.Memory).Decide(now, pool(demand.GPU{Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{made}, Frozen: true, Withheld: true}),
 		[]demand.Class{asks("3g.20gb", 2)})
 	g.Expect(got.Changes).To(BeEmpty())
 	g.Expect(got.Outcomes).To(Equal([]demand.Outcome{{Ready: 1, Unmet: 1, Reason: demand.Changing}}))
