@@ -3,7 +3,11 @@
 
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // OnDemandMode decides what is done for pods that wait for MIG instances.
 // +kubebuilder:validation:Enum=Advise;Apply
@@ -52,6 +56,9 @@ type MIGOnDemand struct {
 	// +optional
 	NamespaceSelector *NamespaceSelector `json:"namespaceSelector,omitempty"`
 }
+
+// Rest is how long a GPU must be unused before it returns to the instances of its layout.
+func (o *MIGOnDemand) Rest() time.Duration { return 3 * time.Duration(o.IdleSeconds) * time.Second }
 
 // GPUDemand is the MIG instances that a GPU is to have for pods that wait, or waited, instead of those of its layout.
 type GPUDemand struct {

@@ -8,15 +8,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	policies "github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -75,8 +72,10 @@ func madeLine(p *v1alpha1.GPUSharingPolicy, n *v1alpha1.GPUNode, d gpu.Device, e
 	} else {
 		line += "has "
 	}
-	rest := demand.Rest * time.Duration(p.OnDemand().IdleSeconds) * time.Second
-	line += fmt.Sprintf("%s, at rest %s (unused for %s)", instancesText(e.Instances), instancesText(policies.Resting(p, d)), duration.HumanDuration(rest))
+	line += instancesText(e.Instances)
+	if rest, err := plan.Resolve(p.Spec.Sharing, []gpu.Device{d}); err == nil && len(rest) > 0 {
+		line += fmt.Sprintf(", at rest %s (unused for %s)", instancesText(rest[0].Sharing.Instances), duration.HumanDuration(p.OnDemand().Rest()))
+	}
 	if e.FirstPod != "" {
 		line += "; since " + format.Clock(e.SinceTime.Time) + " for " + e.FirstPod
 	}
@@ -140,9 +139,10 @@ func demandLine(d *v1alpha1.DemandStatus) string {
 
 // changeLines say what would be changed, or is.
 func changeLines(p *v1alpha1.GPUSharingPolicy) (lines []string) {
-	s, changes := p.Status.OnDemand, "changes"
-	if !policies.Applies(p) {
-		changes = "would change"
+	s, changes := p.Status.OnDemand, "would change"
+	applies := p.OnDemand() != nil && p.OnDemand().Mode == v1alpha1.OnDemandModeApply
+	if applies {
+		changes = "changes"
 	}
 	for _, c := range s.Changes {
 		var parts []string
@@ -155,7 +155,7 @@ func changeLines(p *v1alpha1.GPUSharingPolicy) (lines []string) {
 	if more := int(s.GPUs) - len(s.Changes); more > 0 {
 		lines = append(lines, fmt.Sprintf("and %s more", count(more, "GPU")))
 	}
-	if len(lines) > 0 && !policies.Applies(p) {
+	if len(lines) > 0 && !applies {
 		lines = append(lines, "mode Advise changes nothing")
 	}
 	return lines

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,7 +36,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
@@ -175,7 +175,7 @@ func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand,
 		gpu := slices.IndexFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.UUID == e.UUID })
 		if pod >= 0 && gpu >= 0 {
 			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "Repartitioning GPU %d of node %s for %s",
-				n.Status.Devices[gpu].Index, n.Name, format.List(slices.Sorted(maps.Keys(instancesOf(waiting[pod])))))
+				n.Status.Devices[gpu].Index, n.Name, strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -16,7 +17,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // reasons are the words of the API.
@@ -119,14 +119,16 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	return is
 }
 
+func clock(d *v1alpha1.DemandStatus) string { return d.UntilTime.UTC().Format(time.TimeOnly) + " UTC" }
+
 func why(d *v1alpha1.DemandStatus) string {
 	switch {
 	case len(d.Holders) > 0:
 		return ": what would have to be destroyed is held by " + strings.Join(d.Holders, ", ")
 	case d.Reason == v1alpha1.ReasonAdvertisedNotScheduled:
-		return ": the scheduler left instances idle that were made for such pods; next attempt at " + format.Clock(d.UntilTime.Time)
+		return ": the scheduler left instances idle that were made for such pods; next attempt at " + clock(d)
 	case !d.UntilTime.IsZero():
-		return ": what would have to be destroyed is idle for long enough at " + format.Clock(d.UntilTime.Time)
+		return ": what would have to be destroyed is idle for long enough at " + clock(d)
 	}
 	return ""
 }

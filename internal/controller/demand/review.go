@@ -95,7 +95,7 @@ func reviewOf(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy,
 		decided: map[string][]v1alpha1.GPUDemand{},
 	}
 	of := Of(p)
-	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
+	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Rest: of.Rest(), Budget: -1, Reserve: map[string]int{}}
 	if r.applies {
 		r.pool.Budget = 1 // one node after the other is tainted for pods that wait
 	}

@@ -19,8 +19,6 @@ import (
 const (
 	// Hold is how long after a disruptive change of a GPU none of its instances is destroyed again.
 	Hold = 5 * time.Minute
-	// Rest is how often Pool.Idle a GPU must be unused before it returns to its resting layout.
-	Rest = 3
 	// Aged is how long a pod waits before it goes before younger ones of its priority.
 	Aged = 10 * time.Minute
 )
@@ -31,6 +29,7 @@ type Pool struct {
 	Profiles []string       // that may be made, as the policy names them: 3g, 3g.20gb; 8 at most
 	Reserve  map[string]int // idle instances that changes keep free, by the names of Profiles
 	Idle     time.Duration  // that an instance is idle before it may be destroyed
+	Rest     time.Duration  // that a GPU is unused before it returns to its resting layout
 	Budget   int            // nodes that may be tainted for it; negative: all
 }
 

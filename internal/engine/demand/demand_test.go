@@ -42,7 +42,7 @@ func has(d *gpu.Device, profile string, start int, holder string, idle time.Dura
 }
 
 func pool(gpus ...demand.GPU) demand.Pool {
-	return demand.Pool{GPUs: gpus, Profiles: []string{"1g", "2g", "3g", "4g", "7g"}, Idle: 5 * time.Minute, Budget: -1}
+	return demand.Pool{GPUs: gpus, Profiles: []string{"1g", "2g", "3g", "4g", "7g"}, Idle: 5 * time.Minute, Rest: 15 * time.Minute, Budget: -1}
 }
 
 func asks(profile string, pods int) demand.Class {
@@ -139,7 +139,7 @@ func TestAnUnusedGPUReturnsToItsRestingLayout(t *testing.T) {
 			Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{has(d, "7g.40gb", 0, "", idle)}, Resting: map[string]int{"3g.20gb": 2},
 		})
 	}
-	rest := demand.Rest * pool().Idle
+	rest := pool().Rest
 	got := new(demand.Memory).Decide(now, unused(rest), nil)
 	g.Expect(got.Changes).To(HaveLen(1))
 	g.Expect(got.Changes[0].Create).To(HaveLen(2))

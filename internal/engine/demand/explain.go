@@ -188,7 +188,7 @@ func (c *chooser) rest(d *Decision) {
 		if p.gpu.Resting == nil || p.gpu.Frozen || p.needs != (tally{}) || p.option.changes() {
 			continue
 		}
-		at, unused := p.unused(c.pool.Idle)
+		at, unused := p.unused(c.pool.Rest)
 		switch {
 		case !unused || maps.Equal(numbersOf(p.instances), p.gpu.Resting):
 		case at.After(c.now):
@@ -199,13 +199,13 @@ func (c *chooser) rest(d *Decision) {
 	}
 }
 
-// unused reports whether no pod has an instance of a GPU and all may be destroyed, and when it has been so for Rest.
-func (p *place) unused(idle time.Duration) (at time.Time, is bool) {
+// unused reports whether no pod has an instance of a GPU and all may be destroyed, and when it has been so for a time.
+func (p *place) unused(long time.Duration) (at time.Time, is bool) {
 	for n, i := range p.instances {
 		if p.states[n] != mayGo {
 			return at, false
 		}
-		if t := i.IdleSince.Add(Rest * idle); t.After(at) {
+		if t := i.IdleSince.Add(long); t.After(at) {
 			at = t
 		}
 	}
