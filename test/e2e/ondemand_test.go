@@ -60,7 +60,7 @@ func onDemandSpecs() {
 			expectReady(ctx, "shared")
 		})
 
-		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on, and returns to rest beside one that no node can start", func(ctx SpecContext) {
+		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on, keeps none for one that no node can start, and returns to rest", func(ctx SpecContext) {
 			stopPods(ctx)
 			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-1g.5gb": 14})
@@ -97,6 +97,7 @@ func onDemandSpecs() {
 				p.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "none"}}}}
 			})
 			Eventually(demandReason).WithContext(ctx).WithTimeout(3 * time.Minute).Should(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
+			stopPods(ctx)
 			Eventually(func(g Gomega) {
 				is, err := gpuNode(ctx)
 				g.Expect(err).NotTo(HaveOccurred())
