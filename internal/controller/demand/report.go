@@ -119,16 +119,16 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	return is
 }
 
-func clock(d *v1alpha1.DemandStatus) string { return d.UntilTime.UTC().Format(time.TimeOnly) + " UTC" }
+func until(d *v1alpha1.DemandStatus) string { return d.UntilTime.UTC().Format(time.TimeOnly) + " UTC" }
 
 func why(d *v1alpha1.DemandStatus) string {
 	switch {
 	case len(d.Holders) > 0:
 		return ": what would have to be destroyed is held by " + strings.Join(d.Holders, ", ")
 	case d.Reason == v1alpha1.ReasonAdvertisedNotScheduled:
-		return ": the scheduler left instances idle that were made for such pods; next attempt at " + clock(d)
+		return ": the scheduler left instances idle that were made for such pods; next attempt at " + until(d)
 	case !d.UntilTime.IsZero():
-		return ": what would have to be destroyed is idle for long enough at " + clock(d)
+		return ": what would have to be destroyed is idle for long enough at " + until(d)
 	}
 	return ""
 }
