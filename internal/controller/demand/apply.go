@@ -6,7 +6,6 @@ package demand
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -161,7 +160,6 @@ func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
 		} else {
 			entries = append(entries, e)
 		}
-		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
 		r.decided[change.Node] = entries
 		r.look(now.Add(begins))
 	}

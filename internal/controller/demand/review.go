@@ -85,6 +85,9 @@ func Review(
 ) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
 	r := reviewOf(m, attempts, p, s, pods)
 	r.record(p, s.Now)
+	for _, entries := range r.decided {
+		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
+	}
 	status := r.status()
 	return r.decided, status, r.condition(status), r.next
 }

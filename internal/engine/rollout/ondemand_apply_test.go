@@ -361,6 +361,8 @@ func (c *applied) decides() {
 		if reflect.DeepEqual(h.GPU.Status.Demand, decided[name]) {
 			continue
 		}
+		had := slices.SortedFunc(slices.Values(h.GPU.Status.Demand), func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
+		c.breaks(len(had) > 0 && reflect.DeepEqual(had, decided[name]), "9: %s is written again in another order", name)
 		c.hasReason(h, decided[name], p)
 		c.tell("demand of %s: %v (%s)", name, says(decided[name]), is.Reason)
 		h.GPU.Status.Demand = decided[name]
@@ -437,6 +439,11 @@ func (c *applied) begins(h *host, spec v1alpha1.GPUNodeSpec, paused bool) {
 		}
 		c.breaks(c.Now.Sub(c.disrupted[d.UUID]) < pure.Hold, "5: GPU %s is changed again after %s", d.UUID, c.Now.Sub(c.disrupted[d.UUID]))
 		c.disrupted[d.UUID] = c.Now
+		for _, e := range h.GPU.Status.Demand {
+			if e.UUID == d.UUID {
+				c.disrupted[d.UUID] = e.SinceTime.Time // when it was decided
+			}
+		}
 	}
 }
 
