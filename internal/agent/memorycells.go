@@ -304,18 +304,18 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 		}
 		return v1alpha1.ReasonCgroupNotFound
 	}
+	return c.confirm(ctx, at, now, intent)
+}
+
+// confirm reads back what was set, and records what is ours then.
+func (c *limitCells) confirm(ctx context.Context, at cell, now memoryguard.Cell, intent recordedLimit) string {
 	read, reason := c.read(ctx, at)
 	if reason != "" {
 		return reason
 	}
 	ours, reason := now.After(memoryguard.Reading(read))
-	if free := read.Hard == gpu.NoMemoryLimit; reason == v1alpha1.ReasonNotEnforced && !at.inside && free && c.backend == v1alpha1.MemoryBackendDmem {
-		ours, reason = c.prove(ctx, at, now, intent)
-	}
 	if reason == v1alpha1.ReasonNotEnforced && !at.inside { // a tenant may have the hook set one of its container
-		c.halted = true
-		log(ctx).Info("A memory limit did not read back, so none is set any more", "cgroup", at.cgroup.Path, "gpu", at.gpu,
-			"set", at.want, "read", read.Hard)
+		ours, reason = c.prove(ctx, at, now, intent)
 	}
 	if intent.Bytes = ours; len(ours) == 0 {
 		c.forget(at)
@@ -328,26 +328,29 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 	return reason
 }
 
-// prove finds out whether a limit that was not kept was below use for a moment: one that no use can be above reads back then, and stays until
-// the pod uses less.
+// prove finds out whether a limit that did not read back was below use for a moment, so that dmem kept none: one that no use can be above reads
+// back then, and stays until the pod uses less. Otherwise no further limit is set.
 func (c *limitCells) prove(ctx context.Context, at cell, now memoryguard.Cell, intent recordedLimit) (ours []uint64, reason string) {
-	most := c.memory[at.gpu]
-	ours = []uint64{at.want, most}
-	intent.Bytes = ours
-	c.put(intent)
-	if err := c.save(); err != nil {
-		return ours, c.failed(ctx, at, err)
+	if c.backend == v1alpha1.MemoryBackendDmem && now.Read.Hard == gpu.NoMemoryLimit {
+		most := c.memory[at.gpu]
+		intent.Bytes = []uint64{at.want, most}
+		c.put(intent)
+		if err := c.save(); err != nil {
+			return intent.Bytes, c.failed(ctx, at, err)
+		}
+		if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, now.Read.Soft, most); err != nil {
+			return intent.Bytes, c.failed(ctx, at, err)
+		}
+		switch read, reason := c.read(ctx, at); {
+		case reason != "":
+			return intent.Bytes, reason
+		case read.Hard == most:
+			return []uint64{most}, v1alpha1.ReasonAboveLimit
+		}
 	}
-	if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, now.Read.Soft, most); err != nil {
-		return ours, c.failed(ctx, at, err)
-	}
-	switch read, reason := c.read(ctx, at); {
-	case reason != "":
-		return ours, reason
-	case read.Hard == most:
-		return ours[1:], v1alpha1.ReasonAboveLimit
-	}
-	return ours, v1alpha1.ReasonNotEnforced
+	c.halted = true
+	log(ctx).Info("A memory limit did not read back, so none is set any more", "cgroup", at.cgroup.Path, "gpu", at.gpu, "set", at.want)
+	return intent.Bytes, v1alpha1.ReasonNotEnforced
 }
 
 // undo removes a limit of ours that nothing asks for any more.
