@@ -54,7 +54,7 @@ func TestASubscriptionSets(t *testing.T) {
 		"samples alone":          {interval: "60s", err: "nobody could read the samples"},
 		"memory limits":          {gates: "OnDemandMIG=true,MemoryLimits=true", want: agentinstall.Agents{Args: []string{"--feature-gates=MemoryLimits=true"}, Cgroups: true}},
 		"a gate of the others":   {gates: "OnDemandMIG=true,MemoryLimits=false"},
-		"a gate that is none":    {gates: "Memory=true", err: `FEATURE_GATES): no feature gate is called "Memory"; there is MemoryLimits and OnDemandMIG`},
+		"a gate that is none":    {gates: "Memory=true", err: `FEATURE_GATES): no feature gate is called "Memory"; there is MemoryLimits, OnDemandMIG`},
 		"no port":                {address: "8443", err: `METRICS_BIND_ADDRESS) "8443" must have a port`},
 		"an interval of no unit": {address: ":1", interval: "60", err: "SAMPLING_INTERVAL): time: missing unit"},
 	} {

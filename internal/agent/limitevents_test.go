@@ -57,16 +57,16 @@ func (w *limitWorld) happenings() (all []limitHappening) {
 		{17, limitHappening{"another program removes its limit", w.unlimitByOthers}},
 		{13, limitHappening{"a container lifts its limit by the hook", w.hook}},
 		{6, limitHappening{"the policy changes", w.policy}},
-		{4, limitHappening{"another owner comes", w.owner}},
-		{4, limitHappening{"the driver is initialized anew", w.reload}},
+		{5, limitHappening{"another owner comes", w.owner}},
+		{5, limitHappening{"the driver is initialized anew", w.reload}},
 		{9, limitHappening{"the agent's process ends before a call", func() bool { return w.crash(&w.hardware.crashBefore) }}},
 		{9, limitHappening{"the agent's process ends after a call", func() bool { return w.crash(&w.hardware.crashAfter) }}},
-		{4, limitHappening{"the agent's process ends at rest", func() bool { w.startAgent(); return true }}},
-		{4, limitHappening{"two agents look at once", w.twoAgents}},
-		{4, limitHappening{"a call fails", w.callFails}},
-		{4, limitHappening{"the record cannot be written", w.recordFails}},
-		{4, limitHappening{"the kubelet lists no pods", w.kubeletRestarts}},
-		{4, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
+		{5, limitHappening{"the agent's process ends at rest", func() bool { w.startAgent(); return true }}},
+		{5, limitHappening{"two agents look at once", w.twoAgents}},
+		{5, limitHappening{"a call fails", w.callFails}},
+		{5, limitHappening{"the record cannot be written", w.recordFails}},
+		{5, limitHappening{"the kubelet lists no pods", w.kubeletRestarts}},
+		{5, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
 		{50, limitHappening{"a new cgroup inherits a stale limit", w.inherit}},
 		{8, limitHappening{"a cgroup goes between look and set", w.vanishes}},
 		{8, limitHappening{"a set has no effect", w.ignored}},
@@ -74,8 +74,8 @@ func (w *limitWorld) happenings() (all []limitHappening) {
 		{30, limitHappening{"a program frees between set and look", w.freesInTime}},
 		{10, limitHappening{"a pod of the same name is still there", w.sameName}},
 		{9, limitHappening{"a link and a folder that look like pods", w.disguised}},
-		{4, limitHappening{"what a limit needs is lacking", w.lacking}},
-		{4, limitHappening{"the node boots", w.reboot}},
+		{5, limitHappening{"what a limit needs is lacking", w.lacking}},
+		{5, limitHappening{"the node boots", w.reboot}},
 	} {
 		for range h.often {
 			all = append(all, h.limitHappening)
@@ -111,7 +111,7 @@ func (w *limitWorld) admit() bool {
 	w.serial++
 	p := &limitPod{
 		name: fmt.Sprintf("pod-%d", w.serial), uid: fmt.Sprintf("%08x-0000-4000-8000-%012x", w.serial, w.serial), class: pick(w.r, []string{"", "burstable", "besteffort"}),
-		replicas: map[string]int{}, bare: w.r.IntN(12) == 0, bareContainers: w.r.IntN(3) == 0, pids: map[int]string{}, covered: map[string]bool{},
+		replicas: map[string]int{}, bare: w.r.IntN(12) == 0, bareContainers: w.r.IntN(3) == 0, pids: map[int]string{}, uncounted: map[int]bool{}, covered: map[string]bool{},
 	}
 	if w.r.IntN(10) == 0 { // a static pod
 		p.uid = fmt.Sprintf("%032x", w.serial)
@@ -236,6 +236,7 @@ func (w *limitWorld) allocate() bool {
 			return
 		}
 		p.pids[pid] = uuid
+		p.uncounted[pid] = w.backend == sim.Misc && slices.ContainsFunc(w.inside(p), func(path string) bool { return w.foreign[uuid+" "+path] > 0 })
 		_ = n.Allocate(uuid, pid, pick(w.r, []sim.MemoryKind{sim.DeviceMemory, sim.PoolMemory, sim.VirtualMemory}), uint64(1+w.r.IntN(12))<<30)
 	})
 	if p.covered[uuid] {
@@ -251,7 +252,7 @@ func (w *limitWorld) within(p *limitPod, uuid string) {
 	w.hardware.Update(func(n *sim.Node) {
 		g, _ := n.GPU(uuid)
 		for _, a := range g.Allocations {
-			if p.pids[a.PID] == uuid { // also what the driver does not count
+			if p.pids[a.PID] == uuid && !p.uncounted[a.PID] { // also what the driver does not count
 				sum += a.Bytes
 			}
 		}

@@ -172,6 +172,7 @@ type limitPod struct {
 	containers       []string
 	next             int
 	pids             map[int]string  // of its programs, with their GPU
+	uncounted        map[int]bool    // those that took memory past the pod's limit, as the agent has not seen
 	covered          map[string]bool // by GPU: the agent has said that the limit holds
 }
 
@@ -333,6 +334,9 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 	}
 	for _, l := range found.Status.Pods {
 		i := slices.IndexFunc(w.pods, func(p *limitPod) bool { return p.name == l.PodName && p.stage >= stageLogs })
+		if i >= 0 && l.Reason == v1alpha1.ReasonForeignLimit && w.foreign[l.DeviceUUID+" "+w.tree.pod(w.pods[i].class, w.pods[i].uid)] == 0 {
+			maps.DeleteFunc(w.pods[i].uncounted, func(pid int, _ bool) bool { return w.pods[i].pids[pid] == l.DeviceUUID })
+		}
 		if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
 			w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
 		}

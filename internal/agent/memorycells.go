@@ -212,13 +212,17 @@ func (c *limitCells) limitOne(ctx context.Context, p *limitedPod, pod *host.PodC
 		return v1alpha1.ReasonNotDelegated
 	}
 	late := c.backend == v1alpha1.MemoryBackendMisc && pod.Begun()
-	reason := c.settle(ctx, cell{pod: p.name(), gpu: p.GPU, cgroup: pod.Cgroup, want: p.Bytes, late: late})
+	at := cell{pod: p.name(), gpu: p.GPU, cgroup: pod.Cgroup, want: p.Bytes, late: late}
+	reason := c.settle(ctx, at)
 	for _, container := range pod.Inside() {
 		own := cell{pod: p.name(), gpu: p.GPU, cgroup: container, inside: true}
 		switch {
 		case reason != "":
 		case c.backend == v1alpha1.MemoryBackendMisc: // its own entry would take it out of the pod's budget
 			reason = c.escaped(ctx, own)
+			if r := c.recorded(at); r != nil && reason == v1alpha1.ReasonForeignLimit {
+				r.Late = true // what the container takes meanwhile never counts
+			}
 		case slices.Contains(container.Controllers, controller): // so that it sees its share; the pod's limit holds without
 			own.want = p.Bytes
 			_ = c.settle(ctx, own)

@@ -312,7 +312,9 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		}
 	}
 	m.running = map[string]bool{}
+	of := map[string][]host.PodCgroup{} // by UID
 	for _, pod := range found {
+		of[pod.UID] = append(of[pod.UID], pod)
 		m.running[pod.ID] = len(pod.Containers) > 0
 		for _, container := range pod.Containers {
 			m.running[container.ID] = true
@@ -337,15 +339,12 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 	for _, h := range order {
 		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
 		p.sliced = m.share(node, &p.PodLimit, held[h])
-		p.cgroups = cgroupsOf(found, names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}])
+		for _, uid := range names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}] {
+			p.cgroups = append(p.cgroups, of[uid]...)
+		}
 		pods = append(pods, p)
 	}
 	return pods, nil
-}
-
-// cgroupsOf finds the cgroups of pods that have one of these UIDs.
-func cgroupsOf(found []host.PodCgroup, uids []string) []host.PodCgroup {
-	return slices.DeleteFunc(slices.Clone(found), func(p host.PodCgroup) bool { return !slices.Contains(uids, p.UID) })
 }
 
 // share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.

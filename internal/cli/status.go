@@ -181,7 +181,7 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
-		for _, note := range notesOf(p) {
+		for _, note := range append(notesOf(p), madeOnDemand(p, nodes)...) {
 			same := note
 			if requests := rollout.UnmetRequests(note); requests != nil {
 				same = strings.Join(requests, ", ") + "; kubectl gpusharing why says what to ask for"

@@ -174,7 +174,7 @@ func whyOf(q inquiry) answer {
 	default:
 		q.pending(&a)
 		for i := range q.snapshot.Policies {
-			a.OnDemand = append(a.OnDemand, onDemandFor(&q.snapshot.Policies[i], a.Requests)...)
+			a.OnDemand = append(a.OnDemand, onDemandFor(&q.snapshot.Policies[i], q.namespace, a.Requests)...)
 		}
 	}
 	return a

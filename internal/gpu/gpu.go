@@ -303,10 +303,6 @@ type Holder struct {
 	Instance                  int // GPU instance id or WholeGPU
 }
 
-// NeedsReset reports whether a change of MIG mode takes effect only with a reset: on Ampere (compute capability 8.x),
-// not on Hopper and later (MIG User Guide, "Enable MIG Mode").
-func (d Device) NeedsReset() bool { return d.ComputeCapability.Major < 9 }
-
 // InUse reports whether a process or a holder uses the instance with that id. Users of the whole GPU do not count: in
 // MIG mode there are none but monitors.
 func (d Device) InUse(id int) bool {

@@ -145,17 +145,17 @@ func (c Cgroups) Pods() ([]PodCgroup, error) {
 			}
 			dir := path.Join(level, name)
 			pod := PodCgroup{UID: strings.ReplaceAll(m[1], "_", "-")}
-			if pod.Cgroup, err = c.describe(root, dir); err != nil {
+			if pod.Cgroup, err = c.describe(dir); err != nil {
 				continue
 			}
 			for _, container := range folders(root, dir) {
 				if !containerSegment.MatchString(container) || strings.HasPrefix(container, conmonFolder) {
 					continue
 				}
-				if found, err := c.describe(root, path.Join(dir, container)); err == nil {
+				if found, err := c.describe(path.Join(dir, container)); err == nil {
 					pod.Containers = append(pod.Containers, found)
 				}
-				if found, err := c.describe(root, path.Join(dir, container, innerFolder)); err == nil {
+				if found, err := c.describe(path.Join(dir, container, innerFolder)); err == nil {
 					pod.Inner = append(pod.Inner, found)
 				}
 			}
@@ -179,7 +179,7 @@ func folders(root *os.Root, dir string) (names []string) {
 	return names
 }
 
-func (c Cgroups) describe(root *os.Root, dir string) (Cgroup, error) {
+func (c Cgroups) describe(dir string) (Cgroup, error) {
 	g := Cgroup{Path: filepath.Join(c.Folder, dir)}
 	var err error
 	if g.ID, err = cgroupID(g.Path); err != nil {
@@ -190,7 +190,7 @@ func (c Cgroups) describe(root *os.Root, dir string) (Cgroup, error) {
 		return g, nil
 	}
 	for _, controller := range limiters() {
-		if _, err := root.Lstat(path.Join(dir, controller+".max")); err == nil {
+		if _, err := os.Lstat(filepath.Join(g.Path, controller+".max")); err == nil {
 			g.Controllers = append(g.Controllers, controller)
 		}
 	}

@@ -105,6 +105,8 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonIdleTooShort:       {Plain, "Wait (`status.onDemand.requests[].untilTime`), or lower `onDemand.idleSeconds`"},
 	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
 
+	v1alpha1.ReasonAdvertisedNotScheduled: {Plain, "Mend what `kubectl describe pod` says, or delete the pods; `kubectl gpusharing status` says when the next attempt is"},
+
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
 	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard, as on GPUs that report no memory (GB10)"},
 
