@@ -71,18 +71,29 @@ func leftGPUNodes(ctx context.Context, c client.Client) (left []string, err erro
 		return nil, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	for i := range gpuNodes.Items {
-		n := &gpuNodes.Items[i]
-		limited, reported := condition.Find(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
-		switch {
-		case n.Spec.PolicyName != "":
-			left = append(left, fmt.Sprintf("node/%s is shared by policy %s", n.Name, n.Spec.PolicyName))
-		case n.Spec.Baseline != nil:
-			left = append(left, fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n)))
-		case reported: // the agent takes it off with the last limit
-			left = append(left, fmt.Sprintf("node/%s may have the driver's memory limits yet: %s: %s", n.Name, limited.Reason, limited.Message))
+		if says := leftOfNode(&gpuNodes.Items[i]); says != "" {
+			left = append(left, says)
 		}
 	}
 	return left, nil
+}
+
+// leftOfNode says what of a node is not as it was, and why if that is known; empty: nothing.
+func leftOfNode(n *v1alpha1.GPUNode) string {
+	limited, reported := condition.Find(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
+	switch {
+	case n.Spec.PolicyName != "":
+		why := ""
+		if ready, found := condition.Find(n.Status.Conditions, v1alpha1.ConditionReady); found && ready.Status == metav1.ConditionFalse {
+			why = fmt.Sprintf(": %s: %s", ready.Reason, ready.Message)
+		}
+		return fmt.Sprintf("node/%s is shared by policy %s%s", n.Name, n.Spec.PolicyName, why)
+	case n.Spec.Baseline != nil:
+		return fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n))
+	case reported: // the agent takes it off with the last limit
+		return fmt.Sprintf("node/%s may have the driver's memory limits yet: %s: %s", n.Name, limited.Reason, limited.Message)
+	}
+	return ""
 }
 
 // whyNotRestored is why a node that no policy governs is not as it was.

@@ -160,6 +160,11 @@ func TestWhatIsPrintedOfANodeThatChanges(t *testing.T) {
 	g.Expect(shown.String()).To(HavePrefix("NODE a   no policy   Applying\n  why          The agent is changing the GPUs\n  advertises   nothing\n" +
 		"  blocked by   pod team/train uses GPU 0, instance 3g.20gb at 4:4: is waited for\n"))
 	g.Expect(instead([]offer{{Resource: "a"}, {Resource: "b"}})).To(HavePrefix("Ask for one of a"))
+	g.Expect(leftOfNode(&v1alpha1.GPUNode{
+		ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.GPUNodeSpec{PolicyName: "research"}, Status: v1alpha1.GPUNodeStatus{Conditions: []metav1.Condition{{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonGPUInUse, Message: "Waiting for pod team/train",
+		}}},
+	})).To(Equal("node/a is shared by policy research: GPUInUse: Waiting for pod team/train"), "what restore waits for")
 	lacking := &gathering{unread: []unread{{What: "log of a", Reason: "no address"}, {What: "b", Reason: "forbidden"}, {What: "log of c", Reason: "no address"}}}
 	g.Expect(lacking.written("x", 1, 120)).To(HaveSuffix("Not in it: log of a, log of c: no address\nNot in it: b: forbidden\n"))
 }
