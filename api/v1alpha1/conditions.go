@@ -175,6 +175,8 @@ const (
 	ReasonIdleTooShort = "IdleTooShort"
 	// ReasonGPUsChanging: the GPUs that could have the instances are being changed, or not ready.
 	ReasonGPUsChanging = "GPUsChanging"
+	// ReasonAdvertisedNotScheduled: instances were idle for the pods for a minute, and the scheduler left them waiting.
+	ReasonAdvertisedNotScheduled = "AdvertisedNotScheduled"
 )
 
 // Reasons of a policy's MemoryPressure condition.

@@ -3,7 +3,11 @@
 
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // OnDemandMode decides what is done for pods that wait for MIG instances.
 // +kubebuilder:validation:Enum=Advise;Apply
@@ -20,7 +24,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.reserve) || self.reserve.all(r, r.profile in self.profiles)",message="a profile of reserve must be one of profiles, in the same words",fieldPath=".reserve"
 type MIGOnDemand struct {
 	// mode is what is done for pods that wait. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Apply:
-	// the changes are made, of free room and idle instances alone; a GPU that is unused for 15 minutes returns to the instances of its layout. Default: Advise.
+	// the changes are made, of free room and idle instances alone; a GPU that is unused for three times idleSeconds returns to the instances of its layout. Default: Advise.
 	// +optional
 	// +kubebuilder:default=Advise
 	Mode OnDemandMode `json:"mode,omitempty"`
@@ -52,6 +56,9 @@ type MIGOnDemand struct {
 	// +optional
 	NamespaceSelector *NamespaceSelector `json:"namespaceSelector,omitempty"`
 }
+
+// Rest is how long a GPU must be unused before it returns to the instances of its layout.
+func (o *MIGOnDemand) Rest() time.Duration { return 3 * time.Duration(o.IdleSeconds) * time.Second }
 
 // GPUDemand is the MIG instances that a GPU is to have for pods that wait, or waited, instead of those of its layout.
 type GPUDemand struct {
@@ -212,7 +219,7 @@ type DemandStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason,omitempty"`
 
-	// untilTime is when instances will have been idle for long enough, if that is the reason.
+	// untilTime is when instances will have been idle for long enough, or are made or kept for the pods again, if the reason is that they are not.
 	// +optional
 	UntilTime metav1.Time `json:"untilTime,omitzero"`
 

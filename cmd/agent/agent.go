@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
@@ -91,11 +92,10 @@ func runAgent(ctx context.Context, args []string) error {
 
 // newManager makes a manager that sees no GPUNode but the node's own.
 func newManager(f agentFlags) (manager.Manager, error) {
-	config, err := ctrl.GetConfig()
+	config, err := connection.Config(agent.FieldManager)
 	if err != nil {
-		return nil, fmt.Errorf("finding the API server: %w", err)
+		return nil, err
 	}
-	config.UserAgent = agent.FieldManager
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("registering the API: %w", err)

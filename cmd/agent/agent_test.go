@@ -50,7 +50,7 @@ func TestAgent(t *testing.T) {
 	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
 	start(t, "--node-name=n1", "--driver-root="+driver, "--mps-root="+mpsRoot, "--pod-resources-socket=",
 		"--cdi-root=", "--metrics-bind-address="+address, "--sampling-interval=5s",
-		"--health-probe-bind-address=0", "--kubeconfig="+kubeconfig(t, config))
+		"--health-probe-bind-address=0", "--kubeconfig="+env.KubeconfigFile(t, config))
 
 	g.Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml")).To(gomega.Succeed())
 	controller, err := cluster.ClientAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
@@ -200,19 +200,6 @@ func newDriver(t *testing.T, models ...sim.Model) string {
 		t.Fatal(err)
 	}
 	return root
-}
-
-func kubeconfig(t *testing.T, config *rest.Config) string {
-	t.Helper()
-	content, err := env.Kubeconfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
 }
 
 // node is the GPUNode n1.

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
@@ -20,8 +19,6 @@ type stand struct {
 	Root       string // a hierarchy of cgroup v1, in which kubelet and runc make their directories
 	Controller string // dmem or misc
 	File       string // of that hierarchy; a directory with it has files of the controller
-	PodsOnly   bool   // containers have none, as crun makes them with dmem
-	Version1   bool   // the tree is reported as what it is
 }
 
 const standFile = "/var/lib/simdriver/cgroups.json" // which every container of such a machine sees
@@ -34,10 +31,10 @@ func cgroups() host.Cgroups {
 	}
 	return host.Cgroups{
 		Folder:  root,
-		Unified: func(string) bool { s, err := readStand(); return err == nil && !s.Version1 },
+		Unified: func(string) bool { _, err := readStand(); return err == nil },
 		Stand: func(dir string) []string {
 			s, err := readStand()
-			if err != nil || s.PodsOnly && !strings.HasPrefix(filepath.Base(dir), "pod") && dir != root {
+			if err != nil {
 				return nil
 			}
 			if _, err := os.Lstat(filepath.Join(dir, s.File)); err != nil && dir != root {

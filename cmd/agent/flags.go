@@ -128,5 +128,5 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 
 // setFeatures sets the feature gates of a list.
 func (f *agentFlags) setFeatures(list string) error {
-	return features.Set(list, map[string]*bool{"MemoryLimits": &f.memoryLimits})
+	return features.Set(list, map[string]*bool{features.MemoryLimits: &f.memoryLimits})
 }

@@ -37,8 +37,8 @@ func TestAgentFlags(t *testing.T) {
 			args: []string{"--sampling-interval=15s"}, env: "n1",
 			err: "--sampling-interval needs --metrics-bind-address, at which the agent serves what it keeps",
 		},
-		"a feature gate":                       {args: []string{"--node-name=n1", "--feature-gates=MemoryLimits=true"}},
-		"a feature gate that there is none of": {args: []string{"--feature-gates=Memory=true"}, env: "n1", err: `invalid value "Memory=true" for flag -feature-gates: no feature gate is called "Memory"; there is MemoryLimits`},
+		"a feature gate":                       {args: []string{"--node-name=n1", "--feature-gates=MemoryLimits=true,OnDemandMIG=true"}},
+		"a feature gate that there is none of": {args: []string{"--feature-gates=Memory=true"}, env: "n1", err: `invalid value "Memory=true" for flag -feature-gates: no feature gate is called "Memory"; there is MemoryLimits, OnDemandMIG`},
 		"a resync of nothing":                  {args: []string{"--resync=0"}, env: "n1", err: "--resync must be longer than 0, not 0s"},
 	}
 	for name, tc := range tests {

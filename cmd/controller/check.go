@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
@@ -50,11 +50,10 @@ func runCheck(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("reading --rights: %w", err)
 	}
-	config, err := ctrl.GetConfig()
+	config, err := connection.Config("gpu-sharing-check")
 	if err != nil {
-		return fmt.Errorf("finding the API server: %w", err)
+		return err
 	}
-	config.UserAgent = "gpu-sharing-check"
 	config.QPS = -1 // the API server's priority and fairness paces clients
 	program := &cli.Program{Out: out, Clock: clock.RealClock{}, Version: version.String()}
 	return program.Check(ctx, config, rights, f.patience)

@@ -52,14 +52,14 @@ func parseFlags(args []string) (flags, error) {
 	set.BoolVar(&f.readinessTaint, "karpenter-readiness-taint", false, "Karpenter is v1.13 or newer, so its new nodes may get the taint "+
 		v1alpha1.TaintStartupReadiness+" until they are ready (startupTaint: UntilReady)")
 	set.Func("feature-gates", "features that are off by default, as NAME=true by comma: OnDemandMIG (alpha) reports which MIG instances pods "+
-		"wait for; default: environment variable "+featuresVariable, f.setFeatures)
+		"wait for; default: environment variable "+features.Variable, f.setFeatures)
 	set.BoolVar(&f.leaderElect, "leader-elect", true, "act only while holding the lease, so that several replicas may run")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", cmp.Or(os.Getenv(metricsVariable), "0"),
 		"address of /metrics, served over TLS to whom the API server lets get it; 0: none; default: environment variable "+metricsVariable)
 	set.Bool("version", false, "print version and commit, and exit")
-	if err := f.setFeatures(os.Getenv(featuresVariable)); err != nil {
-		return f, fmt.Errorf("environment variable %s: %w", featuresVariable, err)
+	if err := f.setFeatures(os.Getenv(features.Variable)); err != nil {
+		return f, fmt.Errorf("environment variable %s: %w", features.Variable, err)
 	}
 	if err := set.Parse(args); err != nil {
 		return f, err
@@ -73,7 +73,7 @@ func parseFlags(args []string) (flags, error) {
 
 // setFeatures sets the feature gates of a list.
 func (f *flags) setFeatures(list string) error {
-	return features.Set(list, map[string]*bool{"OnDemandMIG": &f.onDemandMIG})
+	return features.Set(list, map[string]*bool{features.OnDemandMIG: &f.onDemandMIG})
 }
 
 func (f *flags) check(selector string, rest []string) error {

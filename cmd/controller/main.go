@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
@@ -102,11 +103,10 @@ func run(ctx context.Context, args []string) error {
 }
 
 func newManager(f flags) (manager.Manager, error) {
-	config, err := ctrl.GetConfig()
+	config, err := connection.Config(name)
 	if err != nil {
-		return nil, fmt.Errorf("finding the API server: %w", err)
+		return nil, err
 	}
-	config.UserAgent = name
 	config.QPS = -1 // the API server's priority and fairness paces clients
 	config.Wrap(drain.AtOnce)
 	scheme, err := newScheme()
@@ -170,7 +170,7 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	if err != nil {
 		return err
 	}
-	onDemand := demand.New(mgr.GetClient(), clk)
+	onDemand := demand.New(mgr.GetClient(), clk, mgr.GetEventRecorder(name))
 	registerDemand := onDemand.RegisterOff
 	if f.onDemandMIG {
 		registerDemand = onDemand.Register

@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -169,10 +168,7 @@ func start(t *testing.T) *program {
 	p.Expect(p.cluster.Apply(t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml")).To(Succeed())
 	config, err := p.cluster.ConfigAs(t.Context(), env.Identity{Namespace: own, ServiceAccount: name})
 	p.Expect(err).NotTo(HaveOccurred())
-	data, err := env.Kubeconfig(config)
-	p.Expect(err).NotTo(HaveOccurred())
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	p.Expect(os.WriteFile(file, data, 0o600)).To(Succeed())
+	file := env.KubeconfigFile(t, config)
 	p.metrics, p.token = freeAddress(t), p.reader()
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -415,10 +411,10 @@ func TestFlags(t *testing.T) {
 		"several labels for the nodes' GPUs":   {args: []string{"--namespace=own", "--node-selector=a=b,c in (d,e)"}},
 		"metrics, probes and leader election":  {args: []string{"--namespace=own", "--metrics-bind-address=:1", "--health-probe-bind-address=0", "--leader-elect=false"}},
 		"a feature gate":                       {args: []string{"--namespace=own", "--feature-gates=OnDemandMIG=true"}},
-		"a feature gate that there is none of": {args: []string{"--namespace=own", "--feature-gates=OnDemand=true"}, want: `invalid value "OnDemand=true" for flag -feature-gates: no feature gate is called "OnDemand"; there is OnDemandMIG`},
+		"a feature gate that there is none of": {args: []string{"--namespace=own", "--feature-gates=OnDemand=true"}, want: `invalid value "OnDemand=true" for flag -feature-gates: no feature gate is called "OnDemand"; there is MemoryLimits, OnDemandMIG`},
 		"a feature gate without a value":       {args: []string{"--namespace=own", "--feature-gates=OnDemandMIG"}, want: `invalid value "OnDemandMIG" for flag -feature-gates: feature gate OnDemandMIG must be true or false, not ""`},
-		"a feature gate by the environment":    {args: []string{"--namespace=own"}, env: "OnDemandMIG=true"},
-		"one by the environment that is none":  {args: []string{"--namespace=own"}, env: "OnDemand=true", want: `environment variable FEATURE_GATES: no feature gate is called "OnDemand"; there is OnDemandMIG`},
+		"a feature gate by the environment":    {args: []string{"--namespace=own"}, env: "OnDemandMIG=true,MemoryLimits=true"},
+		"one by the environment that is none":  {args: []string{"--namespace=own"}, env: "OnDemand=true", want: `environment variable FEATURE_GATES: no feature gate is called "OnDemand"; there is MemoryLimits, OnDemandMIG`},
 		"the level of detail of what it tells": {args: []string{"--namespace=own", "--zap-log-level=debug"}},
 	} {
 		t.Run(name, func(t *testing.T) {

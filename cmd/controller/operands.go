@@ -25,6 +25,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/features"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
@@ -37,12 +39,12 @@ type operandFlags struct {
 	manifests     string
 	agentImage    string
 	healthAddress string
-	metrics       agentinstall.Metrics // of the agents
+	agents        agentinstall.Agents
 }
 
 // The environment variables that a Subscription of OLM may set (spec.config.env), since nobody can give a program flags
 // there.
-const metricsVariable, samplingVariable, featuresVariable = "METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL", "FEATURE_GATES"
+const metricsVariable, samplingVariable = "METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL"
 
 func parseOperandFlags(args []string) (operandFlags, error) {
 	f := operandFlags{agentImage: os.Getenv(agentImageVariable)}
@@ -59,6 +61,7 @@ func parseOperandFlags(args []string) (operandFlags, error) {
 		"where the agents serve /metrics and /usage, such as :8443; 0: nowhere; default: environment variable "+metricsVariable)
 	sampling := set.String("sampling-interval", os.Getenv(samplingVariable),
 		"how often the agents measure without a reader, such as 60s; default: environment variable "+samplingVariable+", or never")
+	gates := set.String("feature-gates", os.Getenv(features.Variable), "feature gates of the whole operator; default: environment variable "+features.Variable)
 	if err := set.Parse(args); err != nil {
 		return f, err
 	}
@@ -66,8 +69,14 @@ func parseOperandFlags(args []string) (operandFlags, error) {
 		return f, fmt.Errorf("unknown argument %q; see operands --help", set.Arg(0))
 	}
 	var err error
-	if f.metrics, err = agentMetrics(*metrics, *sampling); err != nil {
+	if f.agents, err = agentMetrics(*metrics, *sampling); err != nil {
 		return f, err
+	}
+	if err := features.Set(*gates, map[string]*bool{features.MemoryLimits: &f.agents.Cgroups}); err != nil {
+		return f, fmt.Errorf("--feature-gates (%s): %w", features.Variable, err)
+	}
+	if f.agents.Cgroups {
+		f.agents.Args = append(f.agents.Args, "--feature-gates="+features.MemoryLimits+"=true")
 	}
 	if f.owner.Namespace == "" {
 		return f, errors.New("--namespace, or the environment variable POD_NAMESPACE, must name the namespace")
@@ -80,14 +89,14 @@ func parseOperandFlags(args []string) (operandFlags, error) {
 }
 
 // agentMetrics is how the agents serve what they measure, at an address, and how often they measure.
-func agentMetrics(address, interval string) (agentinstall.Metrics, error) {
+func agentMetrics(address, interval string) (agentinstall.Agents, error) {
 	if address == "0" {
 		if interval != "" {
-			return agentinstall.Metrics{}, fmt.Errorf("--sampling-interval (%s) needs --metrics-bind-address (%s): nobody could read the samples", samplingVariable, metricsVariable)
+			return agentinstall.Agents{}, fmt.Errorf("--sampling-interval (%s) needs --metrics-bind-address (%s): nobody could read the samples", samplingVariable, metricsVariable)
 		}
-		return agentinstall.Metrics{}, nil
+		return agentinstall.Agents{}, nil
 	}
-	m := agentinstall.Metrics{Args: []string{"--metrics-bind-address=" + address}}
+	m := agentinstall.Agents{Args: []string{"--metrics-bind-address=" + address}}
 	_, port, err := net.SplitHostPort(address)
 	if err == nil {
 		m.Port, err = strconv.Atoi(port)
@@ -110,11 +119,10 @@ func runOperands(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	config, err := ctrl.GetConfig()
+	config, err := connection.Config(agentinstall.FieldManager)
 	if err != nil {
-		return fmt.Errorf("finding the API server: %w", err)
+		return err
 	}
-	config.UserAgent = agentinstall.FieldManager
 	scheme := runtime.NewScheme()
 	if err := appsv1.AddToScheme(scheme); err != nil {
 		return fmt.Errorf("registering the API: %w", err)
@@ -129,7 +137,7 @@ func runOperands(ctx context.Context, args []string) error {
 		return fmt.Errorf("making the manager: %w", err)
 	}
 	operands := agentinstall.New(mgr.GetClient(), agentinstall.Options{
-		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage}, Metrics: f.metrics,
+		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage}, Agents: f.agents,
 		Events: mgr.GetEventRecorder(agentinstall.FieldManager), Reader: mgr.GetAPIReader(),
 	})
 	if err := operands.Register(mgr); err != nil {

@@ -42,23 +42,26 @@ func TestOperandFlags(t *testing.T) {
 	}
 }
 
-// TestASubscriptionTurnsMetricsOn: by the environment, which is all that OLM lets a user set.
-func TestASubscriptionTurnsMetricsOn(t *testing.T) {
+// TestASubscriptionSets: by the environment, which is all that OLM lets a user set.
+func TestASubscriptionSets(t *testing.T) {
 	for title, tc := range map[string]struct {
-		address, interval, err string
-		want                   agentinstall.Metrics
+		address, interval, gates, err string
+		want                          agentinstall.Agents
 	}{
 		"nothing is set":         {},
-		"metrics":                {address: ":8443", want: agentinstall.Metrics{Args: []string{"--metrics-bind-address=:8443"}, Port: 8443}},
-		"metrics and samples":    {address: ":9", interval: "60s", want: agentinstall.Metrics{Args: []string{"--metrics-bind-address=:9", "--sampling-interval=60s"}, Port: 9}},
+		"metrics":                {address: ":8443", want: agentinstall.Agents{Args: []string{"--metrics-bind-address=:8443"}, Port: 8443}},
+		"metrics and samples":    {address: ":9", interval: "60s", want: agentinstall.Agents{Args: []string{"--metrics-bind-address=:9", "--sampling-interval=60s"}, Port: 9}},
 		"samples alone":          {interval: "60s", err: "nobody could read the samples"},
+		"memory limits":          {gates: "OnDemandMIG=true,MemoryLimits=true", want: agentinstall.Agents{Args: []string{"--feature-gates=MemoryLimits=true"}, Cgroups: true}},
+		"a gate of the others":   {gates: "OnDemandMIG=true,MemoryLimits=false"},
+		"a gate that is none":    {gates: "Memory=true", err: `FEATURE_GATES): no feature gate is called "Memory"; there is MemoryLimits, OnDemandMIG`},
 		"no port":                {address: "8443", err: `METRICS_BIND_ADDRESS) "8443" must have a port`},
 		"an interval of no unit": {address: ":1", interval: "60", err: "SAMPLING_INTERVAL): time: missing unit"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			g := gomega.NewWithT(t)
 			for name, value := range map[string]string{
-				"POD_NAMESPACE": "operators", "RELATED_IMAGE_AGENT": "registry/agent:1", "METRICS_BIND_ADDRESS": tc.address, "SAMPLING_INTERVAL": tc.interval,
+				"POD_NAMESPACE": "operators", "RELATED_IMAGE_AGENT": "registry/agent:1", "METRICS_BIND_ADDRESS": tc.address, "SAMPLING_INTERVAL": tc.interval, "FEATURE_GATES": tc.gates,
 			} {
 				t.Setenv(name, value)
 			}
@@ -68,7 +71,7 @@ func TestASubscriptionTurnsMetricsOn(t *testing.T) {
 				return
 			}
 			g.Expect(err).NotTo(gomega.HaveOccurred())
-			g.Expect(f.metrics).To(gomega.Equal(tc.want))
+			g.Expect(f.agents).To(gomega.Equal(tc.want))
 			controller, err := parseFlags(nil)
 			g.Expect(err).NotTo(gomega.HaveOccurred())
 			g.Expect(controller.metricsAddress).To(gomega.Equal(cmp.Or(tc.address, "0")))

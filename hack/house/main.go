@@ -36,9 +36,9 @@ var bounds = []bound{
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},
-	{"words of docs/architecture.md", 2700},
+	{"words of docs/architecture.md", 1950},
 	{"words of docs/dev", 15000},
-	{"words of other docs that are written by hand", 15000},
+	{"words of docs for users, with architecture.md and without generated pages", 15000},
 	{"words of README.md", 902},
 }
 
@@ -108,7 +108,7 @@ func count(root fs.FS) ([]int, error) {
 		switch {
 		case strings.HasPrefix(name, "docs/dev/"):
 			dev += n
-		case name != "README.md" && name != "docs/architecture.md" && !slices.Contains([]string{"docs/api.md", "docs/reference.md"}, name):
+		case name != "README.md" && !slices.Contains([]string{"docs/api.md", "docs/reference.md", "docs/troubleshooting.md"}, name):
 			user += n
 		}
 	}

@@ -4,16 +4,20 @@
 package agent_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
@@ -23,10 +27,10 @@ import (
 
 func TestAccess(t *testing.T) {
 	cluster := env.Start(t)
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	token := func(account string) string {
 		config, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "monitoring", ServiceAccount: account})
-		g.Expect(err).NotTo(gomega.HaveOccurred())
+		g.Expect(err).NotTo(HaveOccurred())
 		return config.BearerToken
 	}
 	binding := &rbacv1.ClusterRoleBinding{
@@ -37,8 +41,8 @@ func TestAccess(t *testing.T) {
 	g.Expect(cluster.Client.Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent-usage-reader"},
 		Rules:      []rbacv1.PolicyRule{{Verbs: []string{"get"}, NonResourceURLs: []string{usage.Path}}},
-	})).To(gomega.Succeed())
-	g.Expect(cluster.Client.Create(t.Context(), binding)).To(gomega.Succeed())
+	})).To(Succeed())
+	g.Expect(cluster.Client.Create(t.Context(), binding)).To(Succeed())
 	reader, stranger := token("reader"), token("stranger")
 	// The agent's own credentials must not count: with these it might read everything.
 	agents := rest.CopyConfig(cluster.Config)
@@ -47,9 +51,9 @@ func TestAccess(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0))
 	guarded := func(config *rest.Config) http.Handler {
 		filter, err := agent.Access(clock)(config, nil)
-		g.Expect(err).NotTo(gomega.HaveOccurred())
+		g.Expect(err).NotTo(HaveOccurred())
 		h, err := filter(logr.Discard(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("secret")) }))
-		g.Expect(err).NotTo(gomega.HaveOccurred())
+		g.Expect(err).NotTo(HaveOccurred())
 		return h
 	}
 	ask := func(h http.Handler, path, header, value string) int {
@@ -60,9 +64,9 @@ func TestAccess(t *testing.T) {
 		answer := httptest.NewRecorder()
 		h.ServeHTTP(answer, request)
 		if answer.Code == http.StatusOK {
-			g.Expect(answer.Body.String()).To(gomega.Equal("secret"))
+			g.Expect(answer.Body.String()).To(Equal("secret"))
 		} else {
-			g.Expect(answer.Body.String()).NotTo(gomega.ContainSubstring("secret"))
+			g.Expect(answer.Body.String()).NotTo(ContainSubstring("secret"))
 		}
 		return answer.Code
 	}
@@ -83,15 +87,50 @@ func TestAccess(t *testing.T) {
 		"with the right, and no API server": {nowhere, usage.Path, "Authorization", "Bearer " + reader, http.StatusInternalServerError},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gomega.NewWithT(t).Expect(ask(guarded(tc.config), tc.path, tc.header, tc.value)).To(gomega.Equal(tc.status))
+			NewWithT(t).Expect(ask(guarded(tc.config), tc.path, tc.header, tc.value)).To(Equal(tc.status))
 		})
 	}
 
 	h := guarded(agents)
-	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(gomega.Equal(http.StatusOK))
-	g.Expect(cluster.Client.Delete(t.Context(), binding)).To(gomega.Succeed())
-	g.Eventually(func() int { return ask(guarded(agents), usage.Path, "Authorization", "Bearer "+reader) }, "10s").Should(gomega.Equal(http.StatusForbidden))
-	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(gomega.Equal(http.StatusOK), "a permission is remembered for a while")
+	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(Equal(http.StatusOK))
+	g.Expect(cluster.Client.Delete(t.Context(), binding)).To(Succeed())
+	g.Eventually(func() int { return ask(guarded(agents), usage.Path, "Authorization", "Bearer "+reader) }, "10s").Should(Equal(http.StatusForbidden))
+	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(Equal(http.StatusOK), "a permission is remembered for a while")
 	clock.SetTime(clock.Now().Add(2 * time.Minute))
-	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(gomega.Equal(http.StatusForbidden), "and then asked for again")
+	g.Expect(ask(h, usage.Path, "Authorization", "Bearer "+reader)).To(Equal(http.StatusForbidden), "and then asked for again")
+}
+
+// Anybody on the pod network can send tokens that are none.
+func TestAFloodOfTokensIsNoFloodOfReviews(t *testing.T) {
+	g := NewWithT(t)
+	var reviews, most atomic.Int32
+	arrived, answer := make(chan struct{}, 200), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		most.Store(max(most.Load(), reviews.Add(1))) // too low at times, but not of hundreds
+		arrived <- struct{}{}
+		<-answer
+		reviews.Add(-1)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(server.Close)
+	release := sync.OnceFunc(func() { close(answer) })
+	t.Cleanup(release) // before the server waits for its handlers
+	filter, err := agent.Access(clock.RealClock{})(&rest.Config{Host: server.URL}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	guarded, err := filter(logr.Discard(), http.NotFoundHandler())
+	g.Expect(err).NotTo(HaveOccurred())
+	var asking sync.WaitGroup
+	for i := range 200 {
+		asking.Go(func() {
+			request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, usage.Path, nil)
+			request.Header.Set("Authorization", fmt.Sprintf("Bearer none-%d", i))
+			recorder := httptest.NewRecorder()
+			guarded.ServeHTTP(recorder, request)
+			g.Expect(recorder.Code).To(Equal(http.StatusUnauthorized))
+		})
+	}
+	<-arrived
+	g.Consistently(most.Load, "200ms").Should(BeNumerically("<=", 16))
+	release()
+	asking.Wait()
 }

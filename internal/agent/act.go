@@ -4,15 +4,23 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
 const (
@@ -190,4 +198,170 @@ func met(desired, observed v1alpha1.DeviceSharing) bool {
 		desired.MPS = nil
 	}
 	return plan.Met(desired, observed)
+}
+
+// rollBack makes the GPUs on which a step failed what they were before the reconcile, as far as that can be done, so
+// that what was usable stays so until the spec is tried again. It returns what is so then.
+func (c applier) rollBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
+	if len(o.failures) == 0 {
+		return now, nil
+	}
+	var broken []gpu.Device
+	for _, d := range before.devices {
+		if slices.ContainsFunc(o.failures, func(f failure) bool { return f.leaves(d.UUID) }) {
+			broken = append(broken, d)
+		}
+	}
+	steps := plan.Back(broken, now.devices)
+	if len(steps) == 0 {
+		return now, nil
+	}
+	var back outcome
+	if _, err := c.run(ctx, steps, now, &back); err != nil {
+		return now, err
+	}
+	now, err := c.observe(ctx)
+	if err != nil {
+		return now, err
+	}
+	o.restored = restored(broken, now.devices, back)
+	return now, nil
+}
+
+// leaves reports whether a failure leaves a GPU that has to be rolled back. One whose MPS daemon does not start has
+// not: to go back might mean another reset, and the daemon is tried again.
+func (f failure) leaves(uuid string) bool {
+	return !errors.Is(f.err, mps.ErrDaemon) && slices.Contains(plan.GPUs(f.step), uuid)
+}
+
+// restored says which GPUs are as they were, and why others are not.
+func restored(before, now []gpu.Device, back outcome) []string {
+	left := plan.Back(before, now)
+	var said []string
+	for _, d := range before {
+		if !slices.ContainsFunc(left, func(s plan.Step) bool { return slices.Contains(plan.GPUs(s), d.UUID) }) {
+			said = append(said, d.String()+" is as it was before")
+		}
+	}
+	for _, f := range back.failures {
+		said = append(said, "rolling back failed: "+f.err.Error())
+	}
+	for _, wait := range back.waits {
+		said = append(said, "rolling back waits: "+wait)
+	}
+	return said
+}
+
+// How often within what time MIG instances are made again that another program changes.
+const (
+	maxRebuilds   = 3
+	rebuildWindow = time.Hour
+)
+
+// rebuild decides what to do about MIG instances that matched the desired state and do not any more though neither the
+// spec nor the boot has changed: another program changed them. They are made again a few times, and then left. It
+// returns when they were made again within the last hour, this time with it.
+func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now time.Time) (at []metav1.Time, leave *plan.Problem) {
+	for _, t := range node.Status.RebuildTimes {
+		if age := now.Sub(t.Time); age >= 0 && age < rebuildWindow { // one from the future tells that the clock was wrong
+			at = append(at, t)
+		}
+	}
+	changed := changedMIG(node.Spec.Devices, devices)
+	if len(changed) == 0 || !wasDone(node, bootID) {
+		return at, nil
+	}
+	if len(at) < maxRebuilds {
+		return append(slices.Clone(at), metav1.NewTime(now.Truncate(time.Second))), nil
+	}
+	until := at[len(at)-maxRebuilds].Add(rebuildWindow)
+	return at, &plan.Problem{
+		Reason: v1alpha1.ReasonChangedByOthers,
+		Message: fmt.Sprintf("another program keeps changing MIG or the time-slice interval on %s; the agent restored it %d times within an hour and leaves it "+
+			"until %s UTC; stop that program, such as a MIG service of the host",
+			strings.Join(changed, "; "), len(at), until.UTC().Format("15:04:05")),
+	}
+}
+
+// wasDone reports whether the last reconcile found the GPUs as this spec asks, in this boot, or left them to another
+// program.
+func wasDone(node *v1alpha1.GPUNode, bootID string) bool {
+	applied, found := condition.Find(node.Status.Conditions, v1alpha1.ConditionApplied)
+	if !found || applied.ObservedGeneration != node.Generation || node.Status.BootID != bootID {
+		return false
+	}
+	return applied.Status == metav1.ConditionTrue || applied.Reason == v1alpha1.ReasonChangedByOthers
+}
+
+// changedMIG names the GPUs whose MIG mode or instances do not match the desired state, with what is there.
+func changedMIG(desired []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
+	var changed []string
+	for _, spec := range desired {
+		d, found := find(devices, spec.UUID)
+		if !found {
+			continue
+		}
+		is, want := plan.Observed(d), spec.Sharing
+		is.MPS, want.MPS = nil, nil
+		if !plan.Met(want, is) {
+			changed = append(changed, fmt.Sprintf("%s (%s)", d, partition(is, want)))
+		}
+	}
+	return changed
+}
+
+// partition says how a GPU is partitioned.
+func partition(s, want v1alpha1.DeviceSharing) string {
+	if s.MIGMode == want.MIGMode && s.TimeSliceInterval != want.TimeSliceInterval {
+		return "now with time-slice interval " + cmp.Or(string(s.TimeSliceInterval), "unknown")
+	}
+	if s.MIGMode != v1alpha1.MIGModeEnabled {
+		return "now without MIG"
+	}
+	var parts []string
+	for _, i := range s.Instances {
+		parts = append(parts, fmt.Sprintf("%d x %s", i.Count, i.Profile))
+	}
+	if len(parts) == 0 {
+		return "now in MIG mode without instances"
+	}
+	return "now " + strings.Join(parts, ", ")
+}
+
+// smiTimeout bounds a run of nvidia-smi, the longest of which resets GPUs, which takes seconds.
+const smiTimeout = 2 * time.Minute
+
+// SMI runs the nvidia-smi of the driver that is there now and returns what it printed. What it says of a failure is
+// part of the error. The program runs in the driver's own root, where it reaches nvidia-persistenced and the fabric
+// manager.
+func SMI(runner host.Runner, find func() (driver.Driver, error)) func(ctx context.Context, args ...string) (string, error) {
+	return func(ctx context.Context, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, smiTimeout)
+		defer cancel()
+		found, err := find()
+		if err != nil {
+			return "", err
+		}
+		command, err := found.Inside("nvidia-smi", args...)
+		if err != nil {
+			return "", err
+		}
+		return runner.Run(ctx, command)
+	}
+}
+
+// DeviceNodes are the device nodes of MIG instances, which pods need, and which no kernel makes.
+type DeviceNodes interface {
+	// Ensure makes those that are missing. It changes nothing if none is.
+	Ensure(ctx context.Context) error
+}
+
+// ensureDeviceNodes keeps the device nodes of the instances that the spec asks for. The controller brings NVIDIA's
+// device plugin back only when they are there. NVIDIA's mig-manager makes those of its own instances.
+func (c *Controller) ensureDeviceNodes(ctx context.Context, spec v1alpha1.GPUNodeSpec) error {
+	partitions := slices.ContainsFunc(spec.Devices, func(d v1alpha1.DeviceSpec) bool { return len(d.Sharing.Instances) > 0 })
+	if c.nodes == nil || !partitions || spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
+		return nil
+	}
+	return c.nodes.Ensure(ctx)
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,7 +41,7 @@ const resync = time.Minute
 // node is a node with its GPUs, its host and its agent. Tests call Reconcile themselves.
 type node struct {
 	*testing.T
-	gomega.Gomega
+	Gomega
 
 	name        string
 	cluster     *env.Cluster
@@ -80,7 +80,7 @@ type scenario struct {
 func (s scenario) node(suffix string, models ...sim.Model) *node {
 	s.Helper()
 	n := &node{
-		T: s.T, Gomega: gomega.NewWithT(s.T), name: s.name + suffix, cluster: s.cluster, hardware: sim.New(models...), mpsRoot: s.TempDir(),
+		T: s.T, Gomega: NewWithT(s.T), name: s.name + suffix, cluster: s.cluster, hardware: sim.New(models...), mpsRoot: s.TempDir(),
 		processes: hostfake.NewProcesses("boot-1"), allocations: &allocations{}, daemons: mpsfake.NewDaemons(),
 		clock: mpsfake.NewClock(time.Unix(1_800_000_000, 0)), containers: containers{},
 	}
@@ -91,7 +91,7 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	}}
 	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
 	root, err := os.OpenRoot(n.mpsRoot)
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	s.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
 	n.mpsHost, n.view = mps.NewHost(control, mps.Node{
@@ -116,7 +116,7 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 // restartAgent starts the agent anew: all that it knew is gone.
 func (n *node) restartAgent() {
 	boot, err := n.processes.ID()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	n.status = agent.NewStatusWriter(n.client())
 	n.controller = agent.New(agent.Config{
 		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, Nodes: &n.nodes, MPS: n.view,
@@ -159,9 +159,9 @@ func (n *node) specify(devices ...v1alpha1.DeviceSpec) {
 func (n *node) setSpec(wanted v1alpha1.GPUNodeSpec) {
 	n.Helper()
 	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](wanted)
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	err = n.cluster.Client.Apply(n.Context(), ac.GPUNode(n.name).WithSpec(spec), client.FieldOwner("gpusharing-controller"), client.ForceOwnership)
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 }
 
 // reconcile reconciles once.
@@ -176,7 +176,7 @@ func (n *node) reconcile() (reconcile.Result, error) {
 func (n *node) settle() {
 	n.Helper()
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	n.expectIdle()
 }
 
@@ -185,16 +185,16 @@ func (n *node) expectIdle() {
 	n.Helper()
 	api, hardware, version := n.writes, len(n.hardware.Writes()), n.get().ResourceVersion
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.writes-api).To(gomega.BeZero(), "API writes of a reconcile with nothing changed")
-	n.Expect(n.hardware.Writes()[hardware:]).To(gomega.BeEmpty(), "hardware writes of a reconcile with nothing changed")
-	n.Expect(n.get().ResourceVersion).To(gomega.Equal(version))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.writes-api).To(BeZero(), "API writes of a reconcile with nothing changed")
+	n.Expect(n.hardware.Writes()[hardware:]).To(BeEmpty(), "hardware writes of a reconcile with nothing changed")
+	n.Expect(n.get().ResourceVersion).To(Equal(version))
 }
 
 func (n *node) get() *v1alpha1.GPUNode {
 	n.Helper()
 	o := &v1alpha1.GPUNode{}
-	n.Expect(n.cluster.Client.Get(n.Context(), client.ObjectKey{Name: n.name}, o)).To(gomega.Succeed())
+	n.Expect(n.cluster.Client.Get(n.Context(), client.ObjectKey{Name: n.name}, o)).To(Succeed())
 	return o
 }
 
@@ -224,17 +224,17 @@ func (n *node) expectCondition(conditionType string, status metav1.ConditionStat
 	n.Helper()
 	o := n.get()
 	c, found := condition.Find(o.Status.Conditions, conditionType)
-	n.Expect(found).To(gomega.BeTrue(), "%s in %+v", conditionType, o.Status.Conditions)
-	n.Expect(c.Status).To(gomega.Equal(status), "%+v", c)
-	n.Expect(c.Reason).To(gomega.Equal(reason), "%+v", c)
-	n.Expect(c.ObservedGeneration).To(gomega.Equal(o.Generation), "%+v", c)
+	n.Expect(found).To(BeTrue(), "%s in %+v", conditionType, o.Status.Conditions)
+	n.Expect(c.Status).To(Equal(status), "%+v", c)
+	n.Expect(c.Reason).To(Equal(reason), "%+v", c)
+	n.Expect(c.ObservedGeneration).To(Equal(o.Generation), "%+v", c)
 	return c.Message
 }
 
 func (n *node) expectNoCondition(conditionType string) {
 	n.Helper()
 	_, found := condition.Find(n.get().Status.Conditions, conditionType)
-	n.Expect(found).To(gomega.BeFalse(), "%s is there", conditionType)
+	n.Expect(found).To(BeFalse(), "%s is there", conditionType)
 }
 
 func (n *node) expectReady() {
@@ -348,8 +348,8 @@ func (n *node) startNVIDIAs() {
 	n.Helper()
 	dir := filepath.Dir(n.pipe("nvidia.com/gpu"))
 	for _, sub := range []string{"pipe", "log"} {
-		n.Expect(os.MkdirAll(filepath.Join(dir, sub), 0o755)).To(gomega.Succeed())
+		n.Expect(os.MkdirAll(filepath.Join(dir, sub), 0o755)).To(Succeed())
 	}
-	n.Expect(os.WriteFile(filepath.Join(dir, ".started"), nil, 0o600)).To(gomega.Succeed())
-	n.Expect(n.daemons.Start(filepath.Join(dir, "pipe"), filepath.Join(dir, "log"))).To(gomega.Succeed())
+	n.Expect(os.WriteFile(filepath.Join(dir, ".started"), nil, 0o600)).To(Succeed())
+	n.Expect(n.daemons.Start(filepath.Join(dir, "pipe"), filepath.Join(dir, "log"))).To(Succeed())
 }

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -58,12 +58,12 @@ func dial(t *testing.T, socket string) *agent.PodResources {
 }
 
 func TestPodResources(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	client := dial(t, socket)
 
 	_, err := client.List(t.Context())
-	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("listing pod resources: ")), "no kubelet answers yet")
+	g.Expect(err).To(MatchError(ContainSubstring("listing pod resources: ")), "no kubelet answers yet")
 
 	server := (&kubelet{allocatable: []*podresources.ContainerDevices{
 		{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-2::0", "GPU-2::1"}}, {ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-1"}},
@@ -86,16 +86,16 @@ func TestPodResources(t *testing.T) {
 			}},
 		}},
 	}}).serve(t, socket)
-	g.Eventually(func() ([]agent.Allocation, error) { return client.List(t.Context()) }, "10s").Should(gomega.Equal([]agent.Allocation{
+	g.Eventually(func() ([]agent.Allocation, error) { return client.List(t.Context()) }, "10s").Should(Equal([]agent.Allocation{
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-1"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-2::3"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "MIG-4"},
 		{Namespace: "ml", Pod: "claims", Container: "prepared", Device: "gpu-0", Claim: "ml/one"},
 	}))
 
-	g.Expect(client.Advertised(t.Context())).To(gomega.Equal([]string{"GPU-2::0", "GPU-2::1", "GPU-1"}))
+	g.Expect(client.Advertised(t.Context())).To(Equal([]string{"GPU-2::0", "GPU-2::1", "GPU-1"}))
 
 	server.Stop()
 	_, err = client.List(t.Context())
-	g.Expect(err).To(gomega.HaveOccurred(), "a kubelet that went is an error, not an empty node")
+	g.Expect(err).To(HaveOccurred(), "a kubelet that went is an error, not an empty node")
 }

@@ -6,7 +6,7 @@ package agent
 import (
 	"testing"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -44,7 +44,7 @@ func TestTheInstanceOfAClaimIsFoundByItsPlace(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			a := Allocation{Device: c.name, Claim: "ml/claim"}
-			gomega.NewWithT(t).Expect(held(c.device, a)).To(gomega.Equal(c.want))
+			NewWithT(t).Expect(held(c.device, a)).To(Equal(c.want))
 		})
 	}
 }

@@ -80,7 +80,7 @@ type Config struct {
 // Controller reconciles the GPUNode of one node.
 //
 //	observer   what is on the node: observe.go
-//	applier    plan after plan, side by side on different GPUs, and what failed rolled back: act.go, lanes.go, rollback.go
+//	applier    plan after plan, side by side on different GPUs, and what failed rolled back: act.go, lanes.go
 //	meter      who uses the GPUs, whenever that is asked: usage.go
 type Controller struct {
 	tools

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -48,7 +48,7 @@ func (o *observations) Observe(ctx context.Context) (gpu.Inventory, error) {
 // TestManager runs the agent as it is shipped, but for the hardware, until its GPUNode appears, is changed and changed
 // back by hand.
 func TestManager(t *testing.T) {
-	g, cluster := gomega.NewWithT(t), env.Start(t)
+	g, cluster := NewWithT(t), env.Start(t)
 	hardware := sim.New(sim.A100)
 	watched := &observations{Hardware: hardware}
 	kubelet := &allocations{}
@@ -57,46 +57,46 @@ func TestManager(t *testing.T) {
 		return driver.Driver{Identity: driver.Identity{Root: host.FileID{Inode: root.Load()}}}, nil
 	})
 	for _, name := range []string{"node-a", "node-b"} {
-		g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode(name), client.FieldOwner("test"))).To(gomega.Succeed())
+		g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode(name), client.FieldOwner("test"))).To(Succeed())
 	}
 	status := func(name string) v1alpha1.GPUNodeStatus {
 		o := &v1alpha1.GPUNode{}
-		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: name}, o)).To(gomega.Succeed())
+		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: name}, o)).To(Succeed())
 		return o.Status
 	}
 	ready := func() bool {
 		s := status("node-a")
 		return condition.IsTrue(s.Conditions, v1alpha1.ConditionApplied)
 	}
-	g.Eventually(ready, "20s").Should(gomega.BeTrue())
+	g.Eventually(ready, "20s").Should(BeTrue())
 	uuid := status("node-a").Devices[0].UUID
 
 	g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode("node-a").WithSpec(ac.GPUNodeSpec().WithDevices(
 		ac.DeviceSpec().WithUUID(uuid).WithSharing(ac.DeviceSharing().WithMIGMode(v1alpha1.MIGModeEnabled).
-			WithInstances(ac.InstanceCount().WithProfile("1g.5gb").WithCount(7))))), client.FieldOwner("test"))).To(gomega.Succeed())
-	g.Eventually(func() []v1alpha1.InstanceStatus { return status("node-a").Devices[0].Instances }, "20s").Should(gomega.HaveLen(7))
-	g.Eventually(ready, "20s").Should(gomega.BeTrue())
-	g.Expect(status("node-b").ObservedGeneration).To(gomega.BeZero(), "another node's object is not this agent's")
+			WithInstances(ac.InstanceCount().WithProfile("1g.5gb").WithCount(7))))), client.FieldOwner("test"))).To(Succeed())
+	g.Eventually(func() []v1alpha1.InstanceStatus { return status("node-a").Devices[0].Instances }, "20s").Should(HaveLen(7))
+	g.Eventually(ready, "20s").Should(BeTrue())
+	g.Expect(status("node-b").ObservedGeneration).To(BeZero(), "another node's object is not this agent's")
 
 	before := watched.count.Load()
-	g.Consistently(watched.count.Load, "1s").Should(gomega.Equal(before), "its own report does not wake it")
+	g.Consistently(watched.count.Load, "1s").Should(Equal(before), "its own report does not wake it")
 
 	holders := func() []v1alpha1.HolderStatus { return status("node-a").Devices[0].Holders }
 	kubelet.hold("train-0", status("node-a").Devices[0].Instances[2].UUID)
-	g.Eventually(holders, "20s").Should(gomega.ConsistOf(gomega.HaveField("PodName", "train-0")), "an allocation wakes it")
+	g.Eventually(holders, "20s").Should(ConsistOf(HaveField("PodName", "train-0")), "an allocation wakes it")
 	kubelet.free()
-	g.Eventually(holders, "20s").Should(gomega.BeEmpty(), "and so does its end")
+	g.Eventually(holders, "20s").Should(BeEmpty(), "and so does its end")
 
 	before = watched.count.Load()
 	root.Store(2)
-	g.Eventually(watched.count.Load, "20s").Should(gomega.BeNumerically(">", before), "another driver wakes it")
+	g.Eventually(watched.count.Load, "20s").Should(BeNumerically(">", before), "another driver wakes it")
 
-	g.Expect(os.MkdirAll(filepath.Join(mpsRoot, "nvidia.com/gpu"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(mpsRoot, "nvidia.com/gpu"), 0o755)).To(Succeed())
 	for _, recorded := range []string{"", `, "error": "it does not answer"`, ""} {
 		before = watched.count.Load()
 		g.Expect(os.WriteFile(filepath.Join(mpsRoot, "nvidia.com/gpu", ".gpusharing.json"),
-			[]byte(`{"daemon": {"Resource": "nvidia.com/gpu"}, "applied": true`+recorded+"}"), 0o600)).To(gomega.Succeed())
-		g.Eventually(watched.count.Load, "20s").Should(gomega.BeNumerically(">", before), "and an MPS daemon that fails, or does no longer")
+			[]byte(`{"daemon": {"Resource": "nvidia.com/gpu"}, "applied": true`+recorded+"}"), 0o600)).To(Succeed())
+		g.Eventually(watched.count.Load, "20s").Should(BeNumerically(">", before), "and an MPS daemon that fails, or does no longer")
 	}
 }
 
@@ -104,13 +104,13 @@ func startAgent(
 	t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware, kubelet agent.Allocations, find func() (driver.Driver, error),
 ) (mpsRoot string) {
 	t.Helper()
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	mgr, err := manager.New(rest.CopyConfig(cluster.Config), manager.Options{
 		Scheme: cluster.Scheme, HealthProbeBindAddress: "0", Metrics: server.Options{BindAddress: "0"},
 	})
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	root, err := os.OpenRoot(t.TempDir())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	processes := hostfake.NewProcesses("boot-1")
 	c := agent.New(agent.Config{
@@ -118,13 +118,13 @@ func startAgent(
 		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{})),
 		Allocations: kubelet, Driver: find, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
-	g.Expect(c.Register(mgr)).To(gomega.Succeed())
+	g.Expect(c.Register(mgr)).To(Succeed())
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		g.Expect(<-done).To(gomega.Succeed())
+		g.Expect(<-done).To(Succeed())
 	})
 	return root.Name()
 }

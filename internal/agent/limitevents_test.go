@@ -57,23 +57,25 @@ func (w *limitWorld) happenings() (all []limitHappening) {
 		{17, limitHappening{"another program removes its limit", w.unlimitByOthers}},
 		{13, limitHappening{"a container lifts its limit by the hook", w.hook}},
 		{6, limitHappening{"the policy changes", w.policy}},
-		{4, limitHappening{"another owner comes", w.owner}},
-		{4, limitHappening{"the driver is initialized anew", w.reload}},
+		{5, limitHappening{"another owner comes", w.owner}},
+		{5, limitHappening{"the driver is initialized anew", w.reload}},
 		{9, limitHappening{"the agent's process ends before a call", func() bool { return w.crash(&w.hardware.crashBefore) }}},
 		{9, limitHappening{"the agent's process ends after a call", func() bool { return w.crash(&w.hardware.crashAfter) }}},
-		{4, limitHappening{"the agent's process ends at rest", func() bool { w.startAgent(); return true }}},
-		{4, limitHappening{"two agents look at once", w.twoAgents}},
-		{4, limitHappening{"a call fails", w.callFails}},
-		{4, limitHappening{"the record cannot be written", w.recordFails}},
-		{4, limitHappening{"the kubelet lists no pods", w.kubeletRestarts}},
-		{4, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
+		{5, limitHappening{"the agent's process ends at rest", func() bool { w.startAgent(); return true }}},
+		{5, limitHappening{"two agents look at once", w.twoAgents}},
+		{5, limitHappening{"a call fails", w.callFails}},
+		{5, limitHappening{"the record cannot be written", w.recordFails}},
+		{5, limitHappening{"the kubelet lists no pods", w.kubeletRestarts}},
+		{5, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
 		{50, limitHappening{"a new cgroup inherits a stale limit", w.inherit}},
 		{8, limitHappening{"a cgroup goes between look and set", w.vanishes}},
 		{8, limitHappening{"a set has no effect", w.ignored}},
+		{30, limitHappening{"a container's limit changes between set and look", w.hookRaces}},
+		{30, limitHappening{"a program frees between set and look", w.freesInTime}},
 		{10, limitHappening{"a pod of the same name is still there", w.sameName}},
 		{9, limitHappening{"a link and a folder that look like pods", w.disguised}},
-		{4, limitHappening{"what a limit needs is lacking", w.lacking}},
-		{4, limitHappening{"the node boots", w.reboot}},
+		{5, limitHappening{"what a limit needs is lacking", w.lacking}},
+		{5, limitHappening{"the node boots", w.reboot}},
 	} {
 		for range h.often {
 			all = append(all, h.limitHappening)
@@ -109,7 +111,7 @@ func (w *limitWorld) admit() bool {
 	w.serial++
 	p := &limitPod{
 		name: fmt.Sprintf("pod-%d", w.serial), uid: fmt.Sprintf("%08x-0000-4000-8000-%012x", w.serial, w.serial), class: pick(w.r, []string{"", "burstable", "besteffort"}),
-		replicas: map[string]int{}, bare: w.r.IntN(12) == 0, bareContainers: w.r.IntN(3) == 0, pids: map[int]string{}, covered: map[string]bool{},
+		replicas: map[string]int{}, bare: w.r.IntN(12) == 0, bareContainers: w.r.IntN(3) == 0, pids: map[int]string{}, uncounted: map[int]bool{}, covered: map[string]bool{},
 	}
 	if w.r.IntN(10) == 0 { // a static pod
 		p.uid = fmt.Sprintf("%032x", w.serial)
@@ -185,9 +187,30 @@ func (w *limitWorld) addContainer(p *limitPod) {
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
 		return // its pod's cgroup vanished
 	}
-	w.must(w.tree.make(path, !p.bare && !p.bareContainers))
-	w.known[path] = true
+	w.must(w.tree.make(path, !p.bare && !p.bareContainers && !(w.tree.crun && w.backend == sim.Dmem)))
+	if w.tree.crun {
+		w.must(w.tree.make(w.processes(path), w.backend == sim.Misc))
+	}
+	w.known[path], w.known[w.processes(path)] = true, true
 	p.containers = append(p.containers, path)
+}
+
+// inside are the cgroups of containers, and those of their processes.
+func (w *limitWorld) inside(p *limitPod) (all []string) {
+	for _, path := range p.containers {
+		if all = append(all, path); w.tree.crun {
+			all = append(all, w.processes(path))
+		}
+	}
+	return all
+}
+
+// processes is the cgroup in which the processes of a container are.
+func (w *limitWorld) processes(container string) string {
+	if w.tree.crun {
+		return filepath.Join(container, "container")
+	}
+	return container
 }
 
 // running are pods with a container beside the sandbox.
@@ -209,10 +232,11 @@ func (w *limitWorld) allocate() bool {
 	w.serial++
 	w.hardware.Update(func(n *sim.Node) {
 		pid := 1000 + w.serial
-		if n.StartProgram(uuid, gpu.Process{PID: pid, Name: "python3", Instance: gpu.WholeGPU}, p.containers[1+w.r.IntN(len(p.containers)-1)]) != nil {
+		if n.StartProgram(uuid, gpu.Process{PID: pid, Name: "python3", Instance: gpu.WholeGPU}, w.processes(p.containers[1+w.r.IntN(len(p.containers)-1)])) != nil {
 			return
 		}
 		p.pids[pid] = uuid
+		p.uncounted[pid] = w.backend == sim.Misc && slices.ContainsFunc(w.inside(p), func(path string) bool { return w.foreign[uuid+" "+path] > 0 })
 		_ = n.Allocate(uuid, pid, pick(w.r, []sim.MemoryKind{sim.DeviceMemory, sim.PoolMemory, sim.VirtualMemory}), uint64(1+w.r.IntN(12))<<30)
 	})
 	if p.covered[uuid] {
@@ -228,7 +252,7 @@ func (w *limitWorld) within(p *limitPod, uuid string) {
 	w.hardware.Update(func(n *sim.Node) {
 		g, _ := n.GPU(uuid)
 		for _, a := range g.Allocations {
-			if p.pids[a.PID] == uuid { // also what the driver does not count
+			if p.pids[a.PID] == uuid && !p.uncounted[a.PID] { // also what the driver does not count
 				sum += a.Bytes
 			}
 		}
@@ -262,10 +286,16 @@ func (w *limitWorld) gone(path string) {
 	if _, err := os.Stat(path); err != nil {
 		return
 	}
+	inner := w.processes(path)
+	if _, err := os.Stat(inner); err == nil && inner != path {
+		w.must(w.tree.remove(inner))
+	}
 	w.must(w.tree.remove(path))
 	delete(w.known, path)
+	delete(w.known, inner)
 	for _, uuid := range w.gpus {
 		delete(w.foreign, uuid+" "+path)
+		delete(w.foreign, uuid+" "+inner)
 	}
 }
 
@@ -322,7 +352,7 @@ func (w *limitWorld) hook() bool {
 		return false
 	}
 	p := pick(w.r, all)
-	return w.other(p, p.containers[len(p.containers)-1], true)
+	return w.other(p, w.processes(p.containers[len(p.containers)-1]), true)
 }
 
 // other: another program sets a limit; NVIDIA's hook a soft one too, which on dmem raises those above.
@@ -492,7 +522,7 @@ func (w *limitWorld) inherit() bool {
 func (w *limitWorld) vanishes() bool {
 	happened := false
 	w.anew()
-	w.hardware.vanish = func(path string) {
+	w.hardware.before = func(_, path string) bool {
 		for _, p := range w.pods {
 			if pod := w.tree.pod(p.class, p.uid); strings.HasPrefix(path, pod) {
 				w.note("%s goes", pod)
@@ -501,7 +531,7 @@ func (w *limitWorld) vanishes() bool {
 				}
 				_ = os.RemoveAll(pod)
 				for _, uuid := range w.gpus {
-					for _, container := range append(p.containers, pod) {
+					for _, container := range append(w.inside(p), pod) {
 						delete(w.foreign, uuid+" "+container)
 					}
 				}
@@ -513,9 +543,10 @@ func (w *limitWorld) vanishes() bool {
 				}
 			}
 		}
+		return true
 	}
 	w.settle()
-	w.hardware.vanish = nil
+	w.hardware.before = nil
 	for _, p := range slices.Clone(w.pods) {
 		if _, err := os.Stat(w.tree.pod(p.class, p.uid)); err != nil && p.stage >= stageCgroup {
 			w.remove(p)
@@ -533,6 +564,48 @@ func (w *limitWorld) ignored() bool {
 		w.fails("a limit that did not read back is said to hold")
 	}
 	return w.hardware.lies
+}
+
+// hookRaces: NVIDIA's hook sets the limits of a container by a variable of its pod, which a tenant may choose, as the agent looks at its own.
+func (w *limitWorld) hookRaces() (happened bool) {
+	w.anew()
+	w.hardware.after = func(_, path string) bool {
+		for _, p := range w.pods {
+			if slices.Contains(p.containers, path) && w.other(p, path, true) {
+				happened = true
+			}
+		}
+		return happened
+	}
+	w.settle()
+	w.hardware.after = nil
+	return happened
+}
+
+// freesInTime: a program has more than its share as the agent sets the limit, so that dmem keeps the former one in silence, and no more as it
+// looks.
+func (w *limitWorld) freesInTime() (happened bool) {
+	w.anew()
+	const pid = 999
+	w.hardware.before = func(uuid, path string) bool {
+		w.hardware.Update(func(n *sim.Node) {
+			for _, p := range w.running() {
+				if w.tree.pod(p.class, p.uid) != path || n.StartProgram(uuid, gpu.Process{PID: pid, Name: "python3", Instance: gpu.WholeGPU}, w.processes(p.containers[1])) != nil {
+					continue
+				}
+				for _, gib := range []uint64{39, 20, 10, 5, 3} {
+					happened = happened || n.Allocate(uuid, pid, sim.DeviceMemory, gib<<30) == nil
+				}
+			}
+		})
+		return happened
+	}
+	ends := func(string, string) bool { w.hardware.RemoveProcess(pid); return happened }
+	w.hardware.after = ends
+	w.settle()
+	ends("", "")
+	w.hardware.before, w.hardware.after = nil, nil
+	return happened && w.backend == sim.Dmem
 }
 
 // sameName: an earlier pod of a StatefulSet still has its cgroup.

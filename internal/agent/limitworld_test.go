@@ -33,6 +33,7 @@ import (
 type cgroupTree struct {
 	root       string
 	systemd    bool
+	crun       bool // it puts the processes of containers into a control group below theirs, and knows no dmem
 	controller string
 	unified    bool
 }
@@ -114,8 +115,8 @@ type limitHardware struct {
 	calls         int
 	crashBefore   int // how many calls until the process ends, before one; -1: it does not
 	crashAfter    int
-	vanish        func(path string) // what happens to a cgroup between look and set
-	ignores, lies bool              // a set has no effect
+	before, after func(uuid, path string) (done bool) // what happens right before a set, and between it and the look after it
+	ignores, lies bool                                // a set has no effect
 	sets          []limitSet
 }
 
@@ -144,9 +145,8 @@ func (h *limitHardware) MemoryLimit(ctx context.Context, uuid, path string) (gpu
 func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, soft, hard uint64) error {
 	h.calls++
 	h.end(&h.crashBefore)
-	if h.vanish != nil {
-		h.vanish(path)
-		h.vanish = nil
+	if h.before != nil && h.before(uuid, path) {
+		h.before = nil
 	}
 	h.sets = append(h.sets, limitSet{uuid, path, hard})
 	var err error
@@ -154,6 +154,9 @@ func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, s
 		err = h.Hardware.SetMemoryLimit(ctx, uuid, path, soft, hard)
 	} else {
 		h.lies = true
+	}
+	if h.after != nil && h.after(uuid, path) {
+		h.after = nil
 	}
 	h.end(&h.crashAfter)
 	return err
@@ -169,6 +172,7 @@ type limitPod struct {
 	containers       []string
 	next             int
 	pids             map[int]string  // of its programs, with their GPU
+	uncounted        map[int]bool    // those that took memory past the pod's limit, as the agent has not seen
 	covered          map[string]bool // by GPU: the agent has said that the limit holds
 }
 
@@ -218,7 +222,7 @@ func newLimitWorld(t *testing.T, seed uint64, counts map[string]int) *limitWorld
 	controller := string(w.backend)
 	tree, err := newCgroupTree(t.TempDir(), seed%4 < 2, controller)
 	w.must(err)
-	w.tree = tree
+	w.tree, tree.crun = tree, seed%5 == 0
 	w.record = host.RecordFile{Path: filepath.Join(w.hostRoot, "mps/.memory-limits/record.json")}
 	w.must(os.MkdirAll(filepath.Join(w.hostRoot, "var/log/pods"), 0o755))
 	w.must(os.MkdirAll(filepath.Join(w.hostRoot, "mps"), 0o755))
@@ -291,6 +295,9 @@ func (w *limitWorld) settle() (ended bool) {
 	w.hardware.sets, w.hardware.lies = nil, false
 	found, err := w.limiter.Settle(w.t.Context(), w.node.DeepCopy())
 	w.checkSets(mode)
+	if w.hardware.lies {
+		w.disturb(lied)
+	}
 	if err != nil {
 		w.note("settle: %v", err)
 		return false
@@ -327,16 +334,22 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 	}
 	for _, l := range found.Status.Pods {
 		i := slices.IndexFunc(w.pods, func(p *limitPod) bool { return p.name == l.PodName && p.stage >= stageLogs })
+		if i >= 0 && l.Reason == v1alpha1.ReasonForeignLimit && w.foreign[l.DeviceUUID+" "+w.tree.pod(w.pods[i].class, w.pods[i].uid)] == 0 {
+			maps.DeleteFunc(w.pods[i].uncounted, func(pid int, _ bool) bool { return w.pods[i].pids[pid] == l.DeviceUUID })
+		}
+		if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
+			w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
+		}
 		if l.Reason != "" || i < 0 {
 			continue
 		}
 		p := w.pods[i]
 		path := w.tree.pod(p.class, p.uid)
-		lately := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }
-		if lately(path) || slices.ContainsFunc(p.containers, lately) {
+		lately, inside := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }, w.inside(p)
+		if lately(path) || slices.ContainsFunc(inside, lately) {
 			continue
 		}
-		if w.backend == sim.Misc && slices.ContainsFunc(p.containers, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
+		if w.backend == sim.Misc && slices.ContainsFunc(inside, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
 			w.fails("pod %s is said to be limited on %s, and a container has a limit of its own", p.name, l.DeviceUUID)
 		}
 		is := w.limitOf(l.DeviceUUID, path)
@@ -356,6 +369,9 @@ type disturbance struct {
 	generation int64
 	by         *agent.MemoryLimiter
 }
+
+// lied is the key of the moment in which the driver last ignored a limit.
+const lied = "the driver"
 
 func (w *limitWorld) disturb(key string) {
 	w.disturbed[key] = disturbance{w.clock.Now(), w.node.Generation, w.limiter}

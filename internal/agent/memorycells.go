@@ -23,7 +23,7 @@ import (
 type recordedLimits struct {
 	BootID string
 	Limits []recordedLimit
-	// Stale are, by GPU, limits of cgroups that are gone. On misc a new cgroup may inherit one.
+	// Stale are, by GPU, the limits that cgroups had which are gone. On misc a new cgroup may inherit one.
 	Stale map[string][]uint64 `json:",omitempty"`
 }
 
@@ -90,6 +90,12 @@ type cell struct {
 	cgroup host.Cgroup
 	want   uint64
 	late   bool // containers are there already
+	inside bool // it is a container's, beside the pod's that counts
+}
+
+func (m *MemoryLimiter) unlearn(key string) {
+	delete(m.verified, key)
+	delete(m.shown, key)
 }
 
 func cellKey(uuid, id string) string { return uuid + " " + id }
@@ -147,7 +153,7 @@ func (c *limitCells) sample(ctx context.Context) {
 		}
 		asked[r.GPU] = true
 		if read, reason := c.read(ctx, at); reason != "" || !slices.Contains(r.Bytes, read.Hard) {
-			c.MemoryLimiter.verified = map[string]uint64{}
+			c.MemoryLimiter.verified, c.MemoryLimiter.shown = map[string]uint64{}, map[string]uint64{}
 			return
 		}
 	}
@@ -168,7 +174,7 @@ func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map
 		kept[p.name()+" "+p.GPU] = p.kept()
 		for _, cgroup := range p.cgroups {
 			wanted[cellKey(p.GPU, cgroup.ID)] = p.sliced && p.Bytes > 0
-			for _, container := range cgroup.Containers {
+			for _, container := range cgroup.Inside() {
 				wanted[cellKey(p.GPU, container.ID)] = p.sliced && p.Bytes > 0
 			}
 		}
@@ -205,14 +211,18 @@ func (c *limitCells) limitOne(ctx context.Context, p *limitedPod, pod *host.PodC
 	if !slices.Contains(pod.Controllers, controller) {
 		return v1alpha1.ReasonNotDelegated
 	}
-	late := c.backend == v1alpha1.MemoryBackendMisc && len(pod.Containers) > 1 // the sandbox is one
-	reason := c.settle(ctx, cell{pod: p.name(), gpu: p.GPU, cgroup: pod.Cgroup, want: p.Bytes, late: late})
-	for _, container := range pod.Containers {
-		own := cell{pod: p.name(), gpu: p.GPU, cgroup: container}
+	late := c.backend == v1alpha1.MemoryBackendMisc && pod.Begun()
+	at := cell{pod: p.name(), gpu: p.GPU, cgroup: pod.Cgroup, want: p.Bytes, late: late}
+	reason := c.settle(ctx, at)
+	for _, container := range pod.Inside() {
+		own := cell{pod: p.name(), gpu: p.GPU, cgroup: container, inside: true}
 		switch {
 		case reason != "":
 		case c.backend == v1alpha1.MemoryBackendMisc: // its own entry would take it out of the pod's budget
 			reason = c.escaped(ctx, own)
+			if r := c.recorded(at); r != nil && reason == v1alpha1.ReasonForeignLimit {
+				r.Late = true // what the container takes meanwhile never counts
+			}
 		case slices.Contains(container.Controllers, controller): // so that it sees its share; the pod's limit holds without
 			own.want = p.Bytes
 			_ = c.settle(ctx, own)
@@ -224,7 +234,7 @@ func (c *limitCells) limitOne(ctx context.Context, p *limitedPod, pod *host.PodC
 // settle brings a cgroup to what it is to have, and returns why it has not.
 func (c *limitCells) settle(ctx context.Context, at cell) string {
 	key, recorded := cellKey(at.gpu, at.cgroup.ID), c.recorded(at)
-	if is, known := c.verified[key]; known && is == at.want && (recorded != nil || !c.sets) {
+	if is, known := c.known(at)[key]; known && is == at.want && (recorded != nil || !c.sets) {
 		return lateReason(recorded)
 	}
 	read, reason := c.read(ctx, at)
@@ -246,10 +256,18 @@ func (c *limitCells) settle(ctx context.Context, at cell) string {
 		reason = c.set(ctx, at, now)
 	}
 	if reason == "" {
-		c.verified[key] = at.want
+		c.known(at)[key] = at.want
 		reason = lateReason(c.recorded(at))
 	}
 	return reason
+}
+
+// known is what cgroups were found to have. Those of containers on dmem only show the share, so nobody asks about them again in vain.
+func (c *limitCells) known(at cell) map[string]uint64 {
+	if at.inside && c.backend == v1alpha1.MemoryBackendDmem {
+		return c.shown
+	}
+	return c.verified
 }
 
 func lateReason(r *recordedLimit) string {
@@ -269,7 +287,6 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 	if was := c.recorded(at); was != nil {
 		intent.Late = was.Late || at.late && now.Read.Hard == gpu.NoMemoryLimit
 	}
-	c.inherit(at, now)
 	c.put(intent)
 	if err := c.save(); err != nil {
 		return c.failed(ctx, at, err)
@@ -287,15 +304,18 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 		}
 		return v1alpha1.ReasonCgroupNotFound
 	}
+	return c.confirm(ctx, at, now, intent)
+}
+
+// confirm reads back what was set, and records what is ours then.
+func (c *limitCells) confirm(ctx context.Context, at cell, now memoryguard.Cell, intent recordedLimit) string {
 	read, reason := c.read(ctx, at)
 	if reason != "" {
 		return reason
 	}
 	ours, reason := now.After(memoryguard.Reading(read))
-	if reason == v1alpha1.ReasonNotEnforced {
-		c.halted = true
-		log(ctx).Info("A memory limit did not read back, so none is set any more", "cgroup", at.cgroup.Path, "gpu", at.gpu,
-			"set", at.want, "read", read.Hard)
+	if reason == v1alpha1.ReasonNotEnforced && !at.inside { // a tenant may have the hook set one of its container
+		ours, reason = c.prove(ctx, at, now, intent)
 	}
 	if intent.Bytes = ours; len(ours) == 0 {
 		c.forget(at)
@@ -308,18 +328,29 @@ func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) str
 	return reason
 }
 
-// inherit takes over a limit that a cgroup has of one of ours that is gone.
-func (c *limitCells) inherit(at cell, now memoryguard.Cell) {
-	stale := c.record.Stale[at.gpu]
-	i := slices.Index(stale, now.Read.Hard)
-	if i < 0 || len(now.Ours) > 0 {
-		return
+// prove finds out whether a limit that did not read back was below use for a moment, so that dmem kept none: one that no use can be above reads
+// back then, and stays until the pod uses less. Otherwise no further limit is set.
+func (c *limitCells) prove(ctx context.Context, at cell, now memoryguard.Cell, intent recordedLimit) (ours []uint64, reason string) {
+	if c.backend == v1alpha1.MemoryBackendDmem && now.Read.Hard == gpu.NoMemoryLimit {
+		most := c.memory[at.gpu]
+		intent.Bytes = []uint64{at.want, most}
+		c.put(intent)
+		if err := c.save(); err != nil {
+			return intent.Bytes, c.failed(ctx, at, err)
+		}
+		if err := c.hardware.SetMemoryLimit(ctx, at.gpu, at.cgroup.Path, now.Read.Soft, most); err != nil {
+			return intent.Bytes, c.failed(ctx, at, err)
+		}
+		switch read, reason := c.read(ctx, at); {
+		case reason != "":
+			return intent.Bytes, reason
+		case read.Hard == most:
+			return []uint64{most}, v1alpha1.ReasonAboveLimit
+		}
 	}
-	if stale = slices.Delete(slices.Clone(stale), i, i+1); len(stale) == 0 {
-		delete(c.record.Stale, at.gpu)
-		return
-	}
-	c.record.Stale[at.gpu] = stale
+	c.halted = true
+	log(ctx).Info("A memory limit did not read back, so none is set any more", "cgroup", at.cgroup.Path, "gpu", at.gpu, "set", at.want)
+	return intent.Bytes, v1alpha1.ReasonNotEnforced
 }
 
 // undo removes a limit of ours that nothing asks for any more.
@@ -331,7 +362,7 @@ func (c *limitCells) undo(ctx context.Context, at cell) {
 
 // clear removes the limit of a cgroup if it is ours, and reports whether none of ours is left.
 func (c *limitCells) clear(ctx context.Context, at cell) bool {
-	delete(c.verified, cellKey(at.gpu, at.cgroup.ID))
+	c.unlearn(cellKey(at.gpu, at.cgroup.ID))
 	read, reason := c.read(ctx, at)
 	if reason != "" {
 		return reason == v1alpha1.ReasonCgroupNotFound
@@ -355,7 +386,6 @@ func (c *limitCells) clear(ctx context.Context, at cell) bool {
 			c.retry = true
 			return false
 		}
-		c.inherit(at, now)
 		c.forget(at)
 	case memoryguard.Leave, memoryguard.Set:
 	}
@@ -454,18 +484,23 @@ func (c *limitCells) forget(at cell) {
 // gone notes that a cgroup of ours is no more. On misc its limit stays in the driver's table.
 func (c *limitCells) gone(r recordedLimit) {
 	c.forget(cell{gpu: r.GPU, cgroup: host.Cgroup{ID: r.ID}})
-	delete(c.verified, cellKey(r.GPU, r.ID))
+	c.unlearn(cellKey(r.GPU, r.ID))
 	if c.backend != v1alpha1.MemoryBackendDmem {
 		if c.record.Stale == nil {
 			c.record.Stale = map[string][]uint64{}
 		}
-		stale := slices.Concat(c.record.Stale[r.GPU], r.Bytes)
+		stale := c.record.Stale[r.GPU]
+		for _, bytes := range r.Bytes {
+			if !slices.Contains(stale, bytes) {
+				stale = append(stale, bytes)
+			}
+		}
 		c.record.Stale[r.GPU] = stale[max(0, len(stale)-maxStale):]
 	}
 }
 
-// maxStale is how many limits of cgroups that are gone are remembered of a GPU: the newest.
-const maxStale = 256
+// maxStale is how many different limits of cgroups that are gone are remembered of a GPU: the newest.
+const maxStale = 64
 
 // after is when to look again.
 func (c *limitCells) after(limits []memoryguard.PodLimit) time.Duration {

@@ -79,6 +79,8 @@ type MemoryLimiter struct {
 	of       int64 // generation of the GPUNode
 	facts    memoryguard.NodeFacts
 	verified map[string]uint64    // what a cgroup on a GPU was last found to have, by cellKey
+	shown    map[string]uint64    // the same of containers on dmem
+	memory   map[string]uint64    // of GPUs, in bytes
 	halted   bool                 // a limit did not read back: no further one is set
 	replicas map[string]int       // how often a GPU is advertised, as last seen
 	missing  map[string]time.Time // since when pods have no cgroup
@@ -168,11 +170,11 @@ func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (
 
 // idle reports whether nothing asks for limits, and none is on record.
 func (m *MemoryLimiter) idle(node *v1alpha1.GPUNode) (bool, error) {
-	content, err := m.Record.Read()
-	if err != nil || content != nil || node.Spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
+	there, err := m.Record.There()
+	if err != nil || there || node.Spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
 		return false, err //nolint:wrapcheck // names the file
 	}
-	m.full, m.verified, m.halted = time.Time{}, nil, false
+	m.full, m.verified, m.shown, m.halted = time.Time{}, nil, nil, false
 	m.metrics.limited(nil)
 	return true, nil
 }
@@ -249,6 +251,9 @@ func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, record
 	if known && m.of == node.Generation && !m.full.IsZero() && m.clock.Since(m.full) < limitsFull {
 		return
 	}
+	if m.of != node.Generation || m.shown == nil {
+		m.shown = map[string]uint64{}
+	}
 	m.of, m.full, m.verified, m.halted = node.Generation, m.clock.Now(), map[string]uint64{}, false
 	tree := m.Cgroups.Facts()
 	m.facts = memoryguard.NodeFacts{
@@ -256,8 +261,10 @@ func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, record
 		Controllers: tree.Controllers, Delegated: tree.Delegated, MemacctMode: m.MemacctMode(),
 	}
 	var uuids []string
+	m.memory = map[string]uint64{}
 	for _, d := range node.Status.Devices {
 		uuids = append(uuids, d.UUID)
+		m.memory[d.UUID] = uint64(d.MemoryMiB) << 20
 		if d.Sharing.MIGMode == v1alpha1.MIGModeEnabled {
 			m.facts.MIG = append(m.facts.MIG, d.UUID)
 		}
@@ -305,7 +312,9 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		}
 	}
 	m.running = map[string]bool{}
+	of := map[string][]host.PodCgroup{} // by UID
 	for _, pod := range found {
+		of[pod.UID] = append(of[pod.UID], pod)
 		m.running[pod.ID] = len(pod.Containers) > 0
 		for _, container := range pod.Containers {
 			m.running[container.ID] = true
@@ -330,15 +339,12 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 	for _, h := range order {
 		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
 		p.sliced = m.share(node, &p.PodLimit, held[h])
-		p.cgroups = cgroupsOf(found, names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}])
+		for _, uid := range names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}] {
+			p.cgroups = append(p.cgroups, of[uid]...)
+		}
 		pods = append(pods, p)
 	}
 	return pods, nil
-}
-
-// cgroupsOf finds the cgroups of pods that have one of these UIDs.
-func cgroupsOf(found []host.PodCgroup, uids []string) []host.PodCgroup {
-	return slices.DeleteFunc(slices.Clone(found), func(p host.PodCgroup) bool { return !slices.Contains(uids, p.UID) })
 }
 
 // share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.

@@ -8,8 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
+	"sync"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
@@ -179,4 +184,133 @@ func reasonOf(err error) string {
 		return failed.reason
 	}
 	return v1alpha1.ReasonNVMLFailed
+}
+
+// licenseMissing is true when a vGPU has no license. It names the vGPUs and where NVIDIA's GPU Operator takes their
+// license from.
+func licenseMissing(devices []v1alpha1.DeviceStatus) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionLicenseMissing, Status: metav1.ConditionFalse}
+	var without []string
+	for _, d := range devices {
+		if d.License == v1alpha1.LicenseStateUnlicensed {
+			without = append(without, fmt.Sprintf("GPU %d (%s)", d.Index, d.Product))
+		}
+	}
+	if len(without) == 0 {
+		return c
+	}
+	c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonVGPUUnlicensed
+	c.Message = fmt.Sprintf("%s: no vGPU license, so NVIDIA's driver slows the GPU down; look at driver.licensingConfig of the ClusterPolicy "+
+		"and at the license server", strings.Join(without, ", "))
+	return c
+}
+
+// errNeverReported is the illness of an agent that has just started: what the GPUNode says is of the one before it.
+var errNeverReported = errors.New("the agent has not reported since it started; if that lasts, look whether the node has a GPUNode")
+
+// health is how the last reconcile went as far as the agent itself is concerned: whether it could read the node and
+// report.
+type health struct {
+	mu       sync.Mutex
+	reported bool // or has tried to
+	last     error
+}
+
+func (h *health) set(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reported, h.last = true, err
+}
+
+func (h *health) get() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.reported {
+		return errNeverReported
+	}
+	return h.last
+}
+
+// Ready is a readiness check: the node counts as reporting while it passes. A step that failed is not the agent's
+// illness and does not count.
+func (c *Controller) Ready(*http.Request) error {
+	err := c.health.get()
+	if err != nil && !errors.Is(err, errNeverReported) {
+		return fmt.Errorf("the last reconcile could not read the node or report: %w", err)
+	}
+	return err
+}
+
+// persistence holds GPUs for the steps of a plan, by the driver's own persistence mode.
+type persistence struct{ tools }
+
+var _ plan.Persistence = persistence{}
+
+// TurnOn implements plan.Persistence. It is recorded first, so that a crash leaves nothing on for ever.
+func (p persistence) TurnOn(ctx context.Context, uuid string) error {
+	if err := p.mps.RecordPersistence(uuid, mps.PersistenceHeld); err != nil {
+		return err //nolint:wrapcheck // names the file
+	}
+	err := p.hardware.SetPersistence(ctx, uuid, true)
+	if errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrPermission) {
+		return p.mps.RecordPersistence(uuid, mps.PersistenceUnsupported) //nolint:wrapcheck // names the file
+	}
+	return err //nolint:wrapcheck // names the GPU
+}
+
+// Restore implements plan.Persistence.
+func (p persistence) Restore(ctx context.Context, uuid string) error {
+	now, err := p.mps.Persistence(uuid)
+	if now == mps.PersistenceNotHeld || err != nil {
+		return err //nolint:wrapcheck // names the file
+	}
+	if now == mps.PersistenceHeld {
+		if err := p.hardware.SetPersistence(ctx, uuid, false); err != nil {
+			return err //nolint:wrapcheck // names the GPU
+		}
+	}
+	return p.mps.RecordPersistence(uuid, mps.PersistenceNotHeld) //nolint:wrapcheck // names the file
+}
+
+// restoreUnused releases the GPUs that no daemon serves or is to serve, before another program partitions them. What
+// fails is tried again with the next reconcile.
+func (p persistence) restoreUnused(ctx context.Context, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
+	for _, d := range devices {
+		awaits := func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == d.UUID && spec.Sharing.MPS != nil }
+		if d.State.MPS != nil || slices.ContainsFunc(desired, awaits) {
+			continue
+		}
+		if err := p.Restore(ctx, d.UUID); err != nil {
+			log(ctx).Error(err, "Turning persistence mode off again", "gpu", d.UUID)
+		}
+	}
+}
+
+// markUnsupported marks the GPUs of which it is known that persistence mode cannot be turned on.
+func (o observer) markUnsupported(devices []gpu.Device) error {
+	for i := range devices {
+		d := &devices[i]
+		if d.Persistence != gpu.PersistenceOff {
+			continue
+		}
+		known, err := o.mps.Persistence(d.UUID)
+		if err != nil {
+			return err //nolint:wrapcheck // names the file
+		}
+		if known == mps.PersistenceUnsupported {
+			d.Persistence = gpu.PersistenceUnsupported
+		}
+	}
+	return nil
+}
+
+// fleeting are the GPUs that a daemon of the operator serves and whose compute mode no program keeps, in words.
+func fleeting(devices []gpu.Device) []string {
+	var names []string
+	for _, d := range devices {
+		if d.Persistence == gpu.PersistenceUnsupported && d.State.MPS != nil && !d.State.MPS.External {
+			names = append(names, d.String())
+		}
+	}
+	return names
 }

@@ -6,7 +6,7 @@ package agent_test
 import (
 	"errors"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -23,11 +23,11 @@ func inVM(s scenario) *node {
 	n.hardware.Update(func(h *sim.Node) { h.GPUs[0].NoReset, h.GPUs[1].NoReset = true, true })
 	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
-	n.Expect(n.get().Status.CanReboot).To(gomega.BeTrue())
+	n.Expect(n.get().Status.CanReboot).To(BeTrue())
 	n.again()
-	n.Expect(n.rebooter.Requested()).To(gomega.BeZero(), "nothing is rebooted unasked")
+	n.Expect(n.rebooter.Requested()).To(BeZero(), "nothing is rebooted unasked")
 	return n
 }
 
@@ -36,8 +36,8 @@ func (n *node) again() {
 	n.Helper()
 	writes := n.writes
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.writes - writes).To(gomega.BeZero())
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.writes - writes).To(BeZero())
 }
 
 // permit lets the agent end a boot, for the same desired state.
@@ -59,20 +59,20 @@ func rebootsOnce(s scenario) {
 	}
 	n.permit("boot-1")
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.rebooter.Requested()).To(Equal(1))
 	c, _ := condition.Find(before.Status.Conditions, v1alpha1.ConditionApplied)
-	n.Expect(c.Reason).To(gomega.Equal(v1alpha1.ReasonRebooting), "written before the node went down")
-	n.Expect(c.Message).To(gomega.ContainSubstring("it is being rebooted"))
-	n.Expect(before.Status.BootID).To(gomega.Equal("boot-1"))
+	n.Expect(c.Reason).To(Equal(v1alpha1.ReasonRebooting), "written before the node went down")
+	n.Expect(c.Message).To(ContainSubstring("it is being rebooted"))
+	n.Expect(before.Status.BootID).To(Equal("boot-1"))
 
 	n.restartAgent()
 	n.settle()
 	n.expectReady()
-	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
-	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
+	n.Expect(n.profiles(0)).To(HaveLen(7))
+	n.Expect(n.get().Status.BootID).To(Equal("boot-2"))
 	n.expectNoCondition(v1alpha1.ConditionRebootRequired)
-	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1))
+	n.Expect(n.rebooter.Requested()).To(Equal(1))
 }
 
 // rebootFails also is the crash after the status was written and before the node went down: the boot is the same.
@@ -81,15 +81,15 @@ func rebootFails(s scenario) {
 	n.permit("boot-1")
 	n.rebooter.Fail(errors.New("operation not permitted"))
 	_, err := n.reconcile()
-	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("operation not permitted")))
+	n.Expect(err).To(MatchError(ContainSubstring("operation not permitted")))
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebooting)
-	n.Expect(message).To(gomega.ContainSubstring("it could not be rebooted: operation not permitted; it is tried again"))
+	n.Expect(message).To(ContainSubstring("it could not be rebooted: operation not permitted; it is tried again"))
 
 	n.restartAgent()
 	n.rebooter.Fail(nil)
 	_, err = n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Requested()).To(gomega.Equal(2))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.rebooter.Requested()).To(Equal(2))
 	n.restartAgent()
 	n.settle()
 	n.expectReady()
@@ -104,14 +104,14 @@ func rebootInVain(s scenario) {
 	}
 	n.permit("boot-1")
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	n.restartAgent()
 	_, err = n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	message := n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
-	n.Expect(message).To(gomega.ContainSubstring("it was rebooted, and the MIG mode has not changed all the same"))
+	n.Expect(message).To(ContainSubstring("it was rebooted, and the MIG mode has not changed all the same"))
 	n.again()
-	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1), "not again, however often it looks")
+	n.Expect(n.rebooter.Requested()).To(Equal(1), "not again, however often it looks")
 	n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
 }
 
@@ -124,24 +124,24 @@ func rebootWaits(s scenario) {
 	n.allocations.hold("train-0", n.uuid(1))
 	n.permit("boot-1")
 	result, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Requested()).To(gomega.BeZero())
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.rebooter.Requested()).To(BeZero())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
-	n.Expect(message).To(gomega.And(
-		gomega.ContainSubstring("it is rebooted once nobody uses its GPUs, now: container main of pod ml/train-0 on GPU 1"),
-		gomega.Not(gomega.ContainSubstring("mps-server"))), "an MPS server goes with its clients")
-	n.Expect(result.RequeueAfter).To(gomega.BeNumerically("<", resync))
+	n.Expect(message).To(And(
+		ContainSubstring("it is rebooted once nobody uses its GPUs, now: container main of pod ml/train-0 on GPU 1"),
+		Not(ContainSubstring("mps-server"))), "an MPS server goes with its clients")
+	n.Expect(result.RequeueAfter).To(BeNumerically("<", resync))
 
 	n.allocations.hold("train-1", n.uuid(0))
 	_, err = n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	message = n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
-	n.Expect(message).To(gomega.ContainSubstring("pod ml/train-1 on GPU 0"), "the mode waits for the reboot as before")
+	n.Expect(message).To(ContainSubstring("pod ml/train-1 on GPU 0"), "the mode waits for the reboot as before")
 
 	n.allocations.free()
 	_, err = n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Requested()).To(gomega.Equal(1))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.rebooter.Requested()).To(Equal(1))
 }
 
 func rebootNotAllowed(s scenario) {
@@ -149,12 +149,12 @@ func rebootNotAllowed(s scenario) {
 	n.rebooter.Refuse(errors.New("it was started without --allow-reboot"))
 	n.permit("boot-1")
 	_, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	n.again()
-	n.Expect(n.get().Status.CanReboot).To(gomega.BeFalse())
+	n.Expect(n.get().Status.CanReboot).To(BeFalse())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
-	n.Expect(message).To(gomega.HaveSuffix("the agent cannot do it: it was started without --allow-reboot"))
-	n.Expect(n.rebooter.Requested()).To(gomega.BeZero())
+	n.Expect(message).To(HaveSuffix("the agent cannot do it: it was started without --allow-reboot"))
+	n.Expect(n.rebooter.Requested()).To(BeZero())
 }
 
 func rebootStale(s scenario) {
@@ -163,8 +163,8 @@ func rebootStale(s scenario) {
 	permitted := n.get()
 	n.specify(whole(n.uuid(0)))
 	_, err := n.controller.Reconcile(n.Context(), permitted)
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.rebooter.Requested()).To(gomega.BeZero(), "the cache was late")
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.rebooter.Requested()).To(BeZero(), "the cache was late")
 	n.settle()
 	n.expectReady()
 }

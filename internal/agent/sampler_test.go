@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
@@ -20,18 +20,18 @@ import (
 )
 
 // history asks a sampler as a client does.
-func history(g *gomega.WithT, s *agent.Sampler) (usage.History, *httptest.ResponseRecorder) {
+func history(g *WithT, s *agent.Sampler) (usage.History, *httptest.ResponseRecorder) {
 	answer := httptest.NewRecorder()
 	s.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, usage.Path+"?"+usage.HistoryQuery, nil))
 	var h usage.History
 	if answer.Code == http.StatusOK {
-		g.Expect(json.Unmarshal(answer.Body.Bytes(), &h)).To(gomega.Succeed())
+		g.Expect(json.Unmarshal(answer.Body.Bytes(), &h)).To(Succeed())
 	}
 	return h, answer
 }
 
 func TestASamplerMeasuresAtItsIntervalAndServesWhatItKeeps(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	began := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
 	clock := clocktesting.NewFakeClock(began)
 	type outcome struct{ err error }
@@ -46,33 +46,33 @@ func TestASamplerMeasuresAtItsIntervalAndServesWhatItKeeps(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Start(ctx) }()
-	g.Eventually(clock.HasWaiters, "30s").Should(gomega.BeTrue())
+	g.Eventually(clock.HasWaiters, "30s").Should(BeTrue())
 	for _, result := range []outcome{{}, {errors.New("GPU is lost")}} {
-		g.Consistently(measured, "50ms").ShouldNot(gomega.BeSent(result), "not before its time")
+		g.Consistently(measured, "50ms").ShouldNot(BeSent(result), "not before its time")
 		clock.Step(time.Minute)
-		g.Eventually(measured, "30s").Should(gomega.BeSent(result))
+		g.Eventually(measured, "30s").Should(BeSent(result))
 	}
-	g.Eventually(func() int { h, _ := history(g, s); return h.Samples + h.Incomplete }, "30s").Should(gomega.Equal(2))
+	g.Eventually(func() int { h, _ := history(g, s); return h.Samples + h.Incomplete }, "30s").Should(Equal(2))
 	h, answer := history(g, s)
-	g.Expect(answer.Header().Get("Content-Type")).To(gomega.Equal("application/json"))
-	g.Expect(h.Node).To(gomega.Equal("n1"))
-	g.Expect(h.Since).To(gomega.BeTemporally("==", began))
-	g.Expect(h.Time()).To(gomega.Equal(time.Minute), "what a sample lacks is not observed")
-	g.Expect(h.Incomplete).To(gomega.Equal(1))
-	g.Expect(h.Containers).To(gomega.HaveLen(1))
-	g.Expect(h.Containers[0].Memory.Peak).To(gomega.Equal(float64(gib)))
+	g.Expect(answer.Header().Get("Content-Type")).To(Equal("application/json"))
+	g.Expect(h.Node).To(Equal("n1"))
+	g.Expect(h.Since).To(BeTemporally("==", began))
+	g.Expect(h.Time()).To(Equal(time.Minute), "what a sample lacks is not observed")
+	g.Expect(h.Incomplete).To(Equal(1))
+	g.Expect(h.Containers).To(HaveLen(1))
+	g.Expect(h.Containers[0].Memory.Peak).To(Equal(float64(gib)))
 	stop()
-	g.Eventually(ended, "30s").Should(gomega.Receive(gomega.BeNil()))
+	g.Eventually(ended, "30s").Should(Receive(BeNil()))
 }
 
 func TestWithoutAnIntervalNothingIsSampled(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	s := agent.NewSampler("n1", 0, func(context.Context) (usage.Report, error) {
 		t.Error("it measures")
 		return usage.Report{}, nil
 	}, clocktesting.NewFakeClock(time.Now()))
-	g.Expect(s.Start(t.Context())).To(gomega.Succeed())
+	g.Expect(s.Start(t.Context())).To(Succeed())
 	_, answer := history(g, s)
-	g.Expect(answer.Code).To(gomega.Equal(http.StatusNotFound))
-	g.Expect(answer.Body.String()).To(gomega.ContainSubstring("set metrics.sampling.interval"))
+	g.Expect(answer.Code).To(Equal(http.StatusNotFound))
+	g.Expect(answer.Body.String()).To(ContainSubstring("set metrics.sampling.interval"))
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -27,7 +27,7 @@ func (n *node) timeSlice() (slice gpu.TimeSlice) {
 
 // setByHand is what nvidia-smi compute-policy does on the node.
 func (n *node) setByHand(slice gpu.TimeSlice) {
-	n.hardware.Update(func(s *sim.Node) { n.Expect(s.SetTimeSlice(s.GPUs[0].UUID, slice)).To(gomega.Succeed()) })
+	n.hardware.Update(func(s *sim.Node) { n.Expect(s.SetTimeSlice(s.GPUs[0].UUID, slice)).To(Succeed()) })
 }
 
 // requestTimed asks for an interval, the former one recorded.
@@ -41,29 +41,29 @@ func (n *node) requestTimed(interval, former v1alpha1.TimeSliceInterval) {
 func setsTimeSlice(s scenario) {
 	n := s.node("", sim.T4)
 	n.setByHand(gpu.TimeSliceMedium)
-	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 1, Name: "python3", Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 1, Name: "python3", Instance: gpu.WholeGPU})).To(Succeed())
 	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalShort))
 	n.settle()
-	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceMedium))
-	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(gomega.Equal(v1alpha1.TimeSliceIntervalMedium), "reported, to be recorded")
+	n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceMedium))
+	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(Equal(v1alpha1.TimeSliceIntervalMedium), "reported, to be recorded")
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).
-		To(gomega.ContainSubstring("is set once the controller has recorded the former one"))
+		To(ContainSubstring("is set once the controller has recorded the former one"))
 
 	n.requestTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalMedium)
 	n.settle()
 	n.expectReady()
-	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort), "while a process uses the GPU")
-	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(gomega.Equal(v1alpha1.TimeSliceIntervalShort))
+	n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceShort), "while a process uses the GPU")
+	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(Equal(v1alpha1.TimeSliceIntervalShort))
 
 	n.hardware.Reboot()
 	n.processes.Reboot("boot-2")
 	n.restartAgent()
 	n.settle()
-	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort))
+	n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceShort))
 
 	n.specify()
 	n.settle()
-	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(gomega.BeEmpty())
+	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(BeEmpty())
 }
 
 func noTimeSlice(s scenario) {
@@ -71,8 +71,8 @@ func noTimeSlice(s scenario) {
 	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalLong))
 	n.settle()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonTimeSliceNotSupported)).
-		To(gomega.ContainSubstring("Remove sharing.timeSlicing.interval"))
-	n.Expect(n.hardware.Writes()).To(gomega.BeEmpty())
+		To(ContainSubstring("Remove sharing.timeSlicing.interval"))
+	n.Expect(n.hardware.Writes()).To(BeEmpty())
 }
 
 func leavesTimeSlice(s scenario) {
@@ -82,14 +82,14 @@ func leavesTimeSlice(s scenario) {
 	for range 3 {
 		n.setByHand(gpu.TimeSliceLong)
 		n.settle()
-		n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort))
+		n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceShort))
 		n.clock.Step(time.Minute)
 	}
 	n.setByHand(gpu.TimeSliceLong)
 	n.settle()
-	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceLong))
+	n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceLong))
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonChangedByOthers)).
-		To(gomega.ContainSubstring("now with time-slice interval Long"))
+		To(ContainSubstring("now with time-slice interval Long"))
 }
 
 func readsNoTimeSlice(s scenario) {
@@ -105,5 +105,42 @@ func readsNoTimeSlice(s scenario) {
 	n.expectReady()
 	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalShort))
 	_, err := n.reconcile()
-	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("nvidia-smi is run")))
+	n.Expect(err).To(MatchError(ContainSubstring("nvidia-smi is run")))
+}
+
+func leavesToManager(s scenario) {
+	n := s.node("", sim.H100)
+	n.settle()
+	spec := v1alpha1.GPUNodeSpec{
+		PolicyName: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "gpusharing-5f3a1c",
+		Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.10gb", 1))},
+	}
+	n.setSpec(spec)
+	observed := 0
+	n.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpObserve {
+			observed++
+		}
+		return errors.New("the driver is not to be opened")
+	}
+	n.settle()
+	n.Expect(observed).To(BeZero())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMIGManagerPartitioning)).
+		To(ContainSubstring("applies gpusharing-5f3a1c; the driver is left closed"))
+	n.Expect(n.get().Status.Devices).To(HaveLen(1), "as last seen")
+	n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionTrue, v1alpha1.ReasonDiscovered)
+
+	n.hardware.Fail = nil
+	spec.MIGConfigName = ""
+	n.setSpec(spec)
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).
+		To(ContainSubstring("NVIDIA's mig-manager partitions the GPUs of this node"))
+	n.Expect(n.hardware.Writes()).To(BeEmpty(), "what is missing is not the agent's to make")
+
+	n.Expect(n.hardware.SetMIG(n.Context(), n.uuid(0), true)).To(Succeed())
+	n.Expect(n.hardware.CreateInstance(n.Context(), n.uuid(0), "1g.10gb", gpu.Placement{Start: 0, Size: 1})).To(Succeed())
+	n.settle()
+	n.expectReady()
 }

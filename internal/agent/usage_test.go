@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -54,8 +54,8 @@ func (n *node) busy(pid int, pod string, use gpu.ProcessUse) {
 	n.Helper()
 	id := strings.Repeat("0", 60) + pod[:4]
 	use.PID, use.Instance = pid, gpu.WholeGPU
-	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: pid, Instance: gpu.WholeGPU})).To(gomega.Succeed())
-	n.Expect(n.hardware.SetUse(n.uuid(0), use)).To(gomega.Succeed())
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: pid, Instance: gpu.WholeGPU})).To(Succeed())
+	n.Expect(n.hardware.SetUse(n.uuid(0), use)).To(Succeed())
 	n.processes.Set(pid, host.Process{Name: "python3", PodUID: "uid-" + pod, ContainerID: id})
 	n.containers[id] = host.ContainerName{Namespace: "ml", Pod: pod, Container: "main"}
 	n.allocations.hold(pod, n.uuid(0)+"::1")
@@ -108,19 +108,19 @@ gpusharing_gpu_memory_used_bytes{T4} 0
 		"{A100}", a100(""), "{A100 greedy}", a100("greedy"), "{A100 modest}", a100("modest")).Replace(expected)
 	n.Expect(testutil.CollectAndCompare(collector, strings.NewReader(expected),
 		"gpusharing_agent_usage_complete", "gpusharing_container_gpu_memory_share_bytes", "gpusharing_container_gpu_memory_used_bytes",
-		"gpusharing_container_gpu_sm_utilization_ratio", "gpusharing_gpu_containers", "gpusharing_gpu_memory_used_bytes")).To(gomega.Succeed())
-	n.Expect(n.writes).To(gomega.Equal(writes), "no API write")
-	n.Expect(n.between.closed).To(gomega.Equal(closed+1), "the driver is closed again")
+		"gpusharing_container_gpu_sm_utilization_ratio", "gpusharing_gpu_containers", "gpusharing_gpu_memory_used_bytes")).To(Succeed())
+	n.Expect(n.writes).To(Equal(writes), "no API write")
+	n.Expect(n.between.closed).To(Equal(closed+1), "the driver is closed again")
 
 	registry := prometheus.NewPedanticRegistry()
-	n.Expect(registry.Register(collector)).To(gomega.Succeed())
+	n.Expect(registry.Register(collector)).To(Succeed())
 	problems, err := testutil.GatherAndLint(registry)
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(problems).To(gomega.BeEmpty())
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(problems).To(BeEmpty())
 
 	n.hardware.RemoveProcess(100)
 	n.allocations.free()
-	n.Expect(testutil.CollectAndCount(collector, "gpusharing_container_gpu_memory_used_bytes")).To(gomega.Equal(1), "a series goes with its container")
+	n.Expect(testutil.CollectAndCount(collector, "gpusharing_container_gpu_memory_used_bytes")).To(Equal(1), "a series goes with its container")
 }
 
 func measuresMIGInstances(s scenario) {
@@ -131,34 +131,34 @@ func measuresMIGInstances(s scenario) {
 	use := gpu.ProcessUse{
 		PID: 100, Instance: int(instance.ID), MemoryBytes: new(5 * gib), Utilization: &gpu.Utilization{Compute: 0.75, Memory: 0.25},
 	}
-	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 100, Instance: use.Instance})).To(gomega.Succeed())
-	n.Expect(n.hardware.SetUse(n.uuid(0), use)).To(gomega.Succeed())
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 100, Instance: use.Instance})).To(Succeed())
+	n.Expect(n.hardware.SetUse(n.uuid(0), use)).To(Succeed())
 	id := strings.Repeat("0", 64)
 	n.processes.Set(100, host.Process{Name: "python3", PodUID: "uid-train", ContainerID: id})
 	n.containers[id] = host.ContainerName{Namespace: "ml", Pod: "train", Container: "main"}
 	n.allocations.hold("train", instance.UUID)
 	n.allocations.advertised = []string{instance.UUID, n.get().Status.Devices[0].Instances[1].UUID}
 	report, err := n.controller.Usage(n.Context())
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(report.Units).To(gomega.HaveLen(3))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(report.Units).To(HaveLen(3))
 	busy := report.Units[1]
 	if *busy.Instance != use.Instance {
 		busy = report.Units[2]
 	}
-	n.Expect(busy.Utilization).To(gomega.Equal(use.Utilization))
-	n.Expect(busy.Containers).To(gomega.HaveLen(1))
-	n.Expect(busy.Containers[0].Pod).To(gomega.Equal("train"))
-	n.Expect(busy.Containers[0].MemoryBytes).To(gomega.HaveValue(gomega.Equal(5 * gib)))
+	n.Expect(busy.Utilization).To(Equal(use.Utilization))
+	n.Expect(busy.Containers).To(HaveLen(1))
+	n.Expect(busy.Containers[0].Pod).To(Equal("train"))
+	n.Expect(busy.Containers[0].MemoryBytes).To(HaveValue(Equal(5 * gib)))
 
 	collector := agent.NewUsageCollector(func() (usage.Report, error) { return report, nil })
 	values, err := gathered(collector)
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	id = strconv.Itoa(use.Instance)
-	n.Expect(values["gpusharing_gpu_sm_utilization_ratio"]).To(gomega.HaveKeyWithValue(id, 0.75))
-	n.Expect(values["gpusharing_gpu_memory_bandwidth_utilization_ratio"]).To(gomega.HaveKeyWithValue(id, 0.25))
-	n.Expect(values["gpusharing_container_gpu_memory_used_bytes"]).To(gomega.Equal(map[string]float64{id: float64(5 * gib)}))
-	n.Expect(values).NotTo(gomega.HaveKey("gpusharing_gpu_utilization_ratio"), "of the GPU the driver reports none in MIG mode")
-	n.Expect(values["gpusharing_gpu_containers"]).To(gomega.HaveLen(2), "and none of the GPU itself")
+	n.Expect(values["gpusharing_gpu_sm_utilization_ratio"]).To(HaveKeyWithValue(id, 0.75))
+	n.Expect(values["gpusharing_gpu_memory_bandwidth_utilization_ratio"]).To(HaveKeyWithValue(id, 0.25))
+	n.Expect(values["gpusharing_container_gpu_memory_used_bytes"]).To(Equal(map[string]float64{id: float64(5 * gib)}))
+	n.Expect(values).NotTo(HaveKey("gpusharing_gpu_utilization_ratio"), "of the GPU the driver reports none in MIG mode")
+	n.Expect(values["gpusharing_gpu_containers"]).To(HaveLen(2), "and none of the GPU itself")
 }
 
 // attributesClaims: NVIDIA's DRA driver serves the node, so the kubelet lists devices of claims, and none as
@@ -182,26 +182,26 @@ func attributesClaims(s scenario) {
 	}
 	n.rollout(v1alpha1.RolloutStatus{Shares: 4})
 	report, err := n.controller.Usage(n.Context())
-	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(err).NotTo(HaveOccurred())
 	held := map[string][]string{}
 	for _, u := range report.Units {
 		what := strconv.Itoa(u.Index)
 		if u.Instance != nil {
 			what += " " + u.Profile
-			n.Expect(u.Replicas).To(gomega.Equal(1), "a claim has all of an instance")
+			n.Expect(u.Replicas).To(Equal(1), "a claim has all of an instance")
 		} else if !u.Partitioned {
-			n.Expect(u.Replicas).To(gomega.Equal(4), "of GPU "+what)
+			n.Expect(u.Replicas).To(Equal(4), "of GPU "+what)
 		}
 		for _, c := range u.Containers {
 			held[c.Pod] = append(held[c.Pod], what)
-			n.Expect(c.ShareBytes).To(gomega.HaveValue(gomega.Equal(u.Memory.Total / int64(u.Replicas))))
+			n.Expect(c.ShareBytes).To(HaveValue(Equal(u.Memory.Total / int64(u.Replicas))))
 		}
 	}
-	n.Expect(held).To(gomega.Equal(map[string][]string{"part": {"0 2g.10gb"}, "whole": {"2"}}), "what a name does not tell is not shown")
+	n.Expect(held).To(Equal(map[string][]string{"part": {"0 2g.10gb"}, "whole": {"2"}}), "what a name does not tell is not shown")
 	values, err := gathered(agent.NewUsageCollector(func() (usage.Report, error) { return report, nil }))
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(values["gpusharing_gpu_replicas"]).To(gomega.HaveKeyWithValue("", 4.0))
-	n.Expect(values["gpusharing_container_gpu_memory_share_bytes"]).To(gomega.HaveLen(2))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(values["gpusharing_gpu_replicas"]).To(HaveKeyWithValue("", 4.0))
+	n.Expect(values["gpusharing_container_gpu_memory_share_bytes"]).To(HaveLen(2))
 }
 
 // rollout is what the controller reports of the node.
@@ -209,7 +209,7 @@ func (n *node) rollout(is v1alpha1.RolloutStatus) {
 	n.Helper()
 	has := n.get()
 	has.Status.Rollout = is
-	n.Expect(n.cluster.Client.Status().Update(n.Context(), has)).To(gomega.Succeed())
+	n.Expect(n.cluster.Client.Status().Update(n.Context(), has)).To(Succeed())
 }
 
 // gathered are the values of a collector by metric and instance.
@@ -240,9 +240,9 @@ func attributesNothingToTheServer(s scenario) {
 	n.allocations.free()
 	n.processes.Set(100, host.Process{Name: gpu.MPSServer, PodUID: "uid", ContainerID: strings.Repeat("0", 60) + "mps-", HostPIDs: true})
 	report, err := n.controller.Usage(n.Context())
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(report.Units[0].Containers).To(gomega.BeEmpty())
-	n.Expect(report.Units[0].OtherBytes).To(gomega.Equal(gib))
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(report.Units[0].Containers).To(BeEmpty())
+	n.Expect(report.Units[0].OtherBytes).To(Equal(gib))
 }
 
 func knowsNotWhatAnUnnamedContainerUses(s scenario) {
@@ -251,9 +251,9 @@ func knowsNotWhatAnUnnamedContainerUses(s scenario) {
 	n.busy(100, "long-name", gpu.ProcessUse{MemoryBytes: new(gib)})
 	clear(n.containers)
 	report, err := n.controller.Usage(n.Context())
-	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(report.Units[0].Containers).To(gomega.HaveLen(1))
-	n.Expect(report.Units[0].Containers[0].MemoryBytes).To(gomega.BeNil(), "it is not 0: the process in a container may be its")
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(report.Units[0].Containers).To(HaveLen(1))
+	n.Expect(report.Units[0].Containers[0].MemoryBytes).To(BeNil(), "it is not 0: the process in a container may be its")
 }
 
 func measuresNotBesideMIGManager(s scenario) {
@@ -261,7 +261,7 @@ func measuresNotBesideMIGManager(s scenario) {
 	n.setSpec(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	n.hardware.Fail = func(op sim.Op, _ string) error { return errors.New("the driver is open: " + string(op)) }
 	_, err := n.controller.Usage(n.Context())
-	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
+	n.Expect(err).To(MatchError(ContainSubstring("mig-manager is changing the GPUs")))
 }
 
 func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
@@ -272,7 +272,7 @@ func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
 		_, err := n.controller.Reconcile(n.Context(), n.get())
 		reconciled <- err
 	}()
-	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
+	n.Expect(<-h.reached).To(Equal("Observe"))
 	read := make(chan struct{}, 1)
 	n.afterGet = func() {
 		select {
@@ -290,12 +290,12 @@ func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
 	}
 	n.setSpec(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
 	close(h.resume)
-	n.Expect(<-reconciled).To(gomega.Succeed())
+	n.Expect(<-reconciled).To(Succeed())
 	select {
 	case call := <-h.reached:
 		n.Fatalf("%s opens the driver while mig-manager changes the GPUs", call)
 	case err := <-measured:
-		n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
+		n.Expect(err).To(MatchError(ContainSubstring("mig-manager is changing the GPUs")))
 	}
 }
 
@@ -334,13 +334,13 @@ func waitsForAReconcile(s scenario) {
 		_, err := n.controller.Reconcile(n.Context(), n.get())
 		done <- err
 	}()
-	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
+	n.Expect(<-h.reached).To(Equal("Observe"))
 	ctx, cancel := context.WithTimeout(n.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := n.controller.Usage(ctx)
-	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("waiting for the agent to have finished with the GPUs")))
+	n.Expect(err).To(MatchError(ContainSubstring("waiting for the agent to have finished with the GPUs")))
 	close(h.resume)
-	n.Expect(<-done).To(gomega.Succeed())
+	n.Expect(<-done).To(Succeed())
 }
 
 func letsAReconcileWait(s scenario) {
@@ -351,16 +351,16 @@ func letsAReconcileWait(s scenario) {
 		_, err := n.controller.Usage(n.Context())
 		measured <- err
 	}()
-	n.Expect(<-h.reached).To(gomega.Equal("Sample"))
+	n.Expect(<-h.reached).To(Equal("Sample"))
 	go func() {
 		_, err := n.controller.Reconcile(n.Context(), n.get())
 		reconciled <- err
 	}()
-	n.Consistently(h.reached, "100ms").ShouldNot(gomega.Receive(), "the reconcile would close the driver under the measurement")
+	n.Consistently(h.reached, "100ms").ShouldNot(Receive(), "the reconcile would close the driver under the measurement")
 	close(h.resume)
-	n.Expect(<-measured).To(gomega.Succeed())
-	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
-	n.Expect(<-reconciled).To(gomega.Succeed())
+	n.Expect(<-measured).To(Succeed())
+	n.Expect(<-h.reached).To(Equal("Observe"))
+	n.Expect(<-reconciled).To(Succeed())
 }
 
 func serves(s scenario) {
@@ -369,21 +369,21 @@ func serves(s scenario) {
 	n.busy(100, "train", gpu.ProcessUse{MemoryBytes: new(gib)})
 	answer := httptest.NewRecorder()
 	n.controller.ServeUsage(answer, httptest.NewRequestWithContext(n.Context(), http.MethodGet, usage.Path, nil))
-	n.Expect(answer.Code).To(gomega.Equal(http.StatusOK))
+	n.Expect(answer.Code).To(Equal(http.StatusOK))
 	var report usage.Report
-	n.Expect(json.Unmarshal(answer.Body.Bytes(), &report)).To(gomega.Succeed())
-	n.Expect(report.Node).To(gomega.Equal(n.name))
-	n.Expect(report.Units[0].Containers[0].Pod).To(gomega.Equal("train"))
+	n.Expect(json.Unmarshal(answer.Body.Bytes(), &report)).To(Succeed())
+	n.Expect(report.Node).To(Equal(n.name))
+	n.Expect(report.Units[0].Containers[0].Pod).To(Equal("train"))
 
 	n.hardware.Fail = func(sim.Op, string) error { return errors.New("GPU is lost") }
 	answer = httptest.NewRecorder()
 	n.controller.ServeUsage(answer, httptest.NewRequestWithContext(n.Context(), http.MethodGet, usage.Path, nil))
-	n.Expect(answer.Code).To(gomega.Equal(http.StatusServiceUnavailable))
-	n.Expect(answer.Body.String()).To(gomega.ContainSubstring("GPU is lost"))
+	n.Expect(answer.Code).To(Equal(http.StatusServiceUnavailable))
+	n.Expect(answer.Body.String()).To(ContainSubstring("GPU is lost"))
 	n.Expect(testutil.CollectAndCompare(agent.NewUsageCollector(func() (usage.Report, error) { return n.controller.Usage(n.Context()) }),
 		strings.NewReader(`
 # HELP gpusharing_agent_usage_complete 1 if all GPUs of the node could be measured for this scrape, otherwise 0; the agent's log has the error.
 # TYPE gpusharing_agent_usage_complete gauge
 gpusharing_agent_usage_complete{node="`+n.name+`"} 0
-`))).To(gomega.Succeed(), "and nothing else is known")
+`))).To(Succeed(), "and nothing else is known")
 }

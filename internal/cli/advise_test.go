@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -75,10 +73,7 @@ func TestAdviseOnAnAPIServer(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
 	c := cluster.Client
 	populate(t, c, newNode(t, "one", sim.A100))
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	data, err := env.Kubeconfig(cluster.Config)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	run := func(policy string, args ...string) (string, error) {
 		var out strings.Builder
 		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}

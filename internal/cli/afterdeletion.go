@@ -56,7 +56,7 @@ func lost(name string, c change, s cluster.Snapshot, before, after []rollout.Nod
 		if at := slices.IndexFunc(then, func(o afterwards) bool { return o.returnsTo != "" && o.admits(p) }); at >= 0 {
 			who += fmt.Sprintf(", which a node offers then only if %s does, to which it returns", then[at].returnsTo)
 		} else {
-			who += ", which no node offers then"
+			who += ", which no node will offer"
 		}
 		pods[who]++
 	}

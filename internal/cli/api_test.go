@@ -5,8 +5,6 @@ package cli
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -30,15 +28,11 @@ import (
 
 // TestOnAnAPIServer runs the commands against a real API server, on whose side validation, defaults and dry run are.
 func TestOnAnAPIServer(t *testing.T) {
-	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
 	n := newNode(t, "a", sim.A100, sim.T4)
 	hold(&n, "train", 0, nil)
 	populate(t, cluster.Client, n)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	data, err := env.Kubeconfig(cluster.Config)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	run := func(policy string, args ...string) (string, error) {
 		var out strings.Builder
 		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}

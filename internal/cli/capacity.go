@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -70,7 +71,7 @@ func partsOf(n rollout.NodeState, devices []gpu.Device) parts {
 		case want.MPS != nil:
 			p.memory.add(d, mpsShare(*want.MPS, replicas(n, want.MPS.Resource), d.MemoryMiB))
 		case wholeReplicas(n) > 1:
-			p.memory.add(d, together(wholeReplicas(n), gib(d.MemoryMiB), "each GPU"))
+			p.memory.add(d, together(wholeReplicas(n), gib(d.MemoryMiB), "each GPU", n.Limited))
 		}
 	}
 	return p
@@ -85,7 +86,7 @@ func (p *parts) instances(n rollout.NodeState, d gpu.Device, instances []gpu.Ins
 	for _, i := range instances {
 		profile, known := d.Profile(i.Profile)
 		if count := instanceReplicas(n, i.Profile); known && count > 1 && !seen[i.Profile] {
-			p.memory.add(d, together(count, gib(profile.MemoryMiB), "each instance "+i.Profile))
+			p.memory.add(d, together(count, gib(profile.MemoryMiB), "each instance "+i.Profile, false))
 		}
 		seen[i.Profile] = true
 	}
@@ -106,11 +107,12 @@ func unusedOf(d gpu.Device, instances []gpu.Instance) string {
 }
 
 // together is what a share by time-slicing means: nobody has memory of its own.
-func together(count int32, memory, of string) string {
-	if memory == "" {
-		return fmt.Sprintf("%d containers share the memory of %s; nothing reserves or limits what one takes", count, of)
+func together(count int32, memory, of string, limited bool) string {
+	takes := "nothing reserves or limits what one takes"
+	if limited {
+		takes = "nothing reserves memory, and the driver limits what a pod takes, where it can"
 	}
-	return fmt.Sprintf("%d containers share the %s of %s; nothing reserves or limits what one takes", count, memory, of)
+	return fmt.Sprintf("%d containers share the %s of %s; %s", count, cmp.Or(memory, "memory"), of, takes)
 }
 
 // mpsShare is what a share by MPS means: each process of a container is a client, and has the limits for itself.

@@ -41,6 +41,7 @@ func (s sight) page() dashboard.Page {
 	all := reports(s.snapshot)
 	for i := range s.snapshot.Policies {
 		card := policyCard(&s.snapshot.Policies[i])
+		card.Notes = append(card.Notes, madeOnDemand(&s.snapshot.Policies[i], all)...)
 		card.Shares = dashboard.Shares(sumOf(all, card.Name))
 		p.Policies = append(p.Policies, card)
 	}

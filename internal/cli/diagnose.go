@@ -5,12 +5,18 @@ package cli
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/openapi"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -362,4 +368,167 @@ func parseVersion(s string) (*version.Version, error) {
 		s += ".0"
 	}
 	return version.ParseGeneric(s)
+}
+
+// skew is a kind of the operator of which the API server does not know all fields that this program knows.
+type skew struct {
+	kind string
+	// lacks are the paths of the fields that the CRD lacks.
+	lacks []string
+}
+
+// openAPISchema is what is needed of an OpenAPI v3 schema.
+type openAPISchema struct {
+	Properties map[string]openAPISchema `json:"properties"`
+	Items      *openAPISchema           `json:"items"`
+	Kinds      []struct {
+		Group, Kind string
+	} `json:"x-kubernetes-group-version-kind"`
+}
+
+// readSkews compares the fields of the operator's kinds with those that the API server publishes of their CRDs, which
+// everybody who is logged in may read. Nil where it does not publish them.
+func readSkews(published openapi.Client) ([]skew, error) {
+	paths, err := published.Paths()
+	if err != nil {
+		return nil, fmt.Errorf("reading what the API server publishes of its kinds: %w", err)
+	}
+	version, found := paths["apis/"+v1alpha1.SchemeGroupVersion.String()]
+	if !found {
+		return nil, nil
+	}
+	data, err := version.Schema("application/json")
+	if err != nil {
+		return nil, fmt.Errorf("reading the schemas of %s: %w", v1alpha1.SchemeGroupVersion, err)
+	}
+	var document struct {
+		Components struct {
+			Schemas map[string]openAPISchema `json:"schemas"`
+		} `json:"components"`
+	}
+	if err := json.Unmarshal(data, &document); err != nil {
+		return nil, fmt.Errorf("decoding the schemas of %s: %w", v1alpha1.SchemeGroupVersion, err)
+	}
+	return skews(document.Components.Schemas), nil
+}
+
+// skews are the kinds whose schemas lack fields.
+func skews(published map[string]openAPISchema) (found []skew) {
+	for kind, of := range map[string]reflect.Type{
+		"GPUNode": reflect.TypeFor[v1alpha1.GPUNode](), "GPUSharingPolicy": reflect.TypeFor[v1alpha1.GPUSharingPolicy](),
+	} {
+		for _, s := range published {
+			if len(s.Kinds) == 0 || s.Kinds[0].Kind != kind {
+				continue
+			}
+			if lacks := lacking(s, of, ""); len(lacks) > 0 {
+				slices.Sort(lacks)
+				found = append(found, skew{kind: kind, lacks: lacks})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b skew) int { return strings.Compare(a.kind, b.kind) })
+	return found
+}
+
+// lacking are the paths of the fields of a type that a schema lacks; of a structure that is missing, only its own.
+func lacking(s openAPISchema, of reflect.Type, path string) (lacks []string) {
+	switch {
+	case of.Kind() == reflect.Pointer:
+		return lacking(s, of.Elem(), path)
+	case of.Kind() == reflect.Slice && s.Items != nil:
+		return lacking(*s.Items, of.Elem(), path+"[]")
+	case of.Kind() != reflect.Struct || of.PkgPath() != reflect.TypeFor[v1alpha1.GPUNode]().PkgPath():
+		return nil // the types of others have a form of their own
+	}
+	for field := range of.Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		switch {
+		case field.Anonymous && name == "" && strings.HasPrefix(field.Type.PkgPath(), "k8s.io/"), name == "metadata", name == "-":
+			continue
+		case name == "":
+			lacks = append(lacks, lacking(s, field.Type, path)...)
+			continue
+		}
+		if part, known := s.Properties[name]; known {
+			lacks = append(lacks, lacking(part, field.Type, path+"."+name)...)
+		} else {
+			lacks = append(lacks, strings.TrimPrefix(path+"."+name, "."))
+		}
+	}
+	return lacks
+}
+
+// standAloneOf is the ConfigMap of a device plugin without the GPU Operator that the flags of a controller name.
+func standAloneOf(deployment *appsv1.Deployment) (named types.NamespacedName) {
+	for _, container := range deployment.Spec.Template.Spec.Containers {
+		for _, arg := range container.Args {
+			switch flag, value, _ := strings.Cut(arg, "="); flag {
+			case "--device-plugin-namespace":
+				named.Namespace = value
+			case "--device-plugin-configmap":
+				named.Name = value
+			}
+		}
+	}
+	return named
+}
+
+// configRead is the ConfigMap from which NVIDIA's config-manager in a pod takes the configurations of the device plugin
+// (k8s-device-plugin, cmd/config-manager); without a name: it has none.
+func configRead(pod *corev1.Pod) types.NamespacedName {
+	for i := range pod.Spec.Containers {
+		container := &pod.Spec.Containers[i]
+		for _, variable := range container.Env {
+			if variable.Name == "CONFIG_FILE_SRCDIR" {
+				return types.NamespacedName{Namespace: pod.Namespace, Name: configMapAt(&pod.Spec, container, variable.Value)}
+			}
+		}
+	}
+	return types.NamespacedName{Namespace: pod.Namespace}
+}
+
+// configMapAt is the ConfigMap that a container mounts at a path; empty: none.
+func configMapAt(spec *corev1.PodSpec, container *corev1.Container, path string) string {
+	for _, mount := range container.VolumeMounts {
+		for _, volume := range spec.Volumes {
+			if mount.MountPath == path && volume.Name == mount.Name && volume.ConfigMap != nil {
+				return volume.ConfigMap.Name
+			}
+		}
+	}
+	return ""
+}
+
+// standAlone diagnoses device plugins that the GPU Operator does not run: policies reach them by the ConfigMap that the
+// controller was told.
+func (d *diagnosis) standAlone(is installation) {
+	var read []string
+	for _, n := range is.nodes {
+		for _, c := range n.plugins {
+			if usesPlugin(n) {
+				read = append(read, c.config.String())
+			}
+		}
+	}
+	if len(read) == 0 || len(is.controllers) == 0 {
+		return // nothing is known of the one or of the other
+	}
+	slices.Sort(read)
+	for _, config := range slices.Compact(read) {
+		namespace, name, _ := strings.Cut(config, "/")
+		switch {
+		case name == "":
+			d.error("The device plugin in namespace %s is not the GPU Operator's and reads no ConfigMap, so no policy reaches it. Install it by NVIDIA's chart with config.name "+
+				"or config.map, then upgrade the operator", namespace)
+		case is.told.Name == "":
+			d.error("The device plugin is not the GPU Operator's, and the controller was not told which ConfigMap it reads. Upgrade the operator with "+
+				"--set devicePlugin.namespace=%s,devicePlugin.configMap=%s", namespace, name)
+		case config != is.told.String():
+			d.error("The device plugin reads ConfigMap %s, and the controller was told %s. Upgrade the operator with --set devicePlugin.namespace=%s,devicePlugin.configMap=%s",
+				config, is.told, namespace, name)
+		default:
+			d.ok("The operator configures a stand-alone device plugin by ConfigMap %s", config)
+		}
+	}
 }

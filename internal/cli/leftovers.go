@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -70,18 +71,29 @@ func leftGPUNodes(ctx context.Context, c client.Client) (left []string, err erro
 		return nil, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	for i := range gpuNodes.Items {
-		n := &gpuNodes.Items[i]
-		limited, reported := condition.Find(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
-		switch {
-		case n.Spec.PolicyName != "":
-			left = append(left, fmt.Sprintf("node/%s is shared by policy %s", n.Name, n.Spec.PolicyName))
-		case n.Spec.Baseline != nil:
-			left = append(left, fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n)))
-		case reported: // the agent takes it off with the last limit
-			left = append(left, fmt.Sprintf("node/%s may have the driver's memory limits yet: %s: %s", n.Name, limited.Reason, limited.Message))
+		if says := leftOfNode(&gpuNodes.Items[i]); says != "" {
+			left = append(left, says)
 		}
 	}
 	return left, nil
+}
+
+// leftOfNode says what of a node is not as it was, and why if that is known; empty: nothing.
+func leftOfNode(n *v1alpha1.GPUNode) string {
+	limited, reported := condition.Find(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
+	switch {
+	case n.Spec.PolicyName != "":
+		why := ""
+		if ready, found := condition.Find(n.Status.Conditions, v1alpha1.ConditionReady); found && ready.Status == metav1.ConditionFalse {
+			why = fmt.Sprintf(": %s: %s", ready.Reason, ready.Message)
+		}
+		return fmt.Sprintf("node/%s is shared by policy %s%s", n.Name, n.Spec.PolicyName, why)
+	case n.Spec.Baseline != nil:
+		return fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n))
+	case reported: // the agent takes it off with the last limit
+		return fmt.Sprintf("node/%s may have the driver's memory limits yet: %s: %s", n.Name, limited.Reason, limited.Message)
+	}
+	return ""
 }
 
 // whyNotRestored is why a node that no policy governs is not as it was.
@@ -126,35 +138,22 @@ func leftNodes(ctx context.Context, c client.Client) (left []string, err error) 
 }
 
 func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err error) {
-	kind, err := listOf(c, cluster.NodeFeatureKind())
-	if err != nil {
-		return nil, unlessNotServed(err, "reading NodeFeatures")
-	}
-	features := &metav1.PartialObjectMetadataList{}
-	features.SetGroupVersionKind(kind)
-	if err := c.List(ctx, features); err != nil {
-		return nil, unlessNotServed(err, "reading NodeFeatures")
-	}
-	for i := range features.Items {
-		if f := &features.Items[i]; f.Name == action.OverrideName(f.Labels[cluster.LabelNodeName]) {
-			left = append(left, fmt.Sprintf("nodefeature/%s of the operator exists in namespace %s", f.Name, f.Namespace))
+	features, err := anyOf(ctx, c, cluster.NodeFeatureKind())
+	for i := range features {
+		if f := &features[i]; f.GetName() == action.OverrideName(f.GetLabels()[cluster.LabelNodeName]) {
+			left = append(left, fmt.Sprintf("nodefeature/%s of the operator exists in namespace %s", f.GetName(), f.GetNamespace()))
 		}
 	}
-	return left, nil
+	return left, err
 }
 
 func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, err error) {
-	kind, err := listOf(c, clusterPolicyKind())
+	policies, err := anyOf(ctx, c, clusterPolicyKind())
 	if err != nil {
-		return nil, unlessNotServed(err, "reading NVIDIA's ClusterPolicy")
+		return nil, err
 	}
-	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(kind)
-	if err := c.List(ctx, all); err != nil {
-		return nil, unlessNotServed(err, "reading NVIDIA's ClusterPolicy")
-	}
-	for i := range all.Items {
-		p := &all.Items[i]
+	for i := range policies {
+		p := &policies[i]
 		for _, name := range slices.Sorted(maps.Keys(p.GetAnnotations())) {
 			if !strings.HasPrefix(name, ours) {
 				continue
@@ -214,20 +213,14 @@ func leftForAutoscalers(ctx context.Context, c client.Client) (left []string, er
 		kindOf(autoscaling.GroupKarpenter, "v1alpha1", "NodeOverlay"), kindOf(autoscaling.GroupOpenShift, "v1beta1", "MachineSet"),
 		kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineSet"), kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineDeployment"),
 	} {
-		kind, err := listOf(c, of)
-		for more, next := err == nil, ""; more; more = err == nil && next != "" {
-			list := &unstructured.UnstructuredList{}
-			list.SetGroupVersionKind(kind)
-			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
-			for i := range list.Items {
-				if what := leftOn(&list.Items[i]); what != "" {
-					left = append(left, what)
-				}
-			}
-			next = list.GetContinue()
-		}
-		if err := unlessNotServed(err, "reading "+of.Kind+"s"); err != nil {
+		all, err := anyOf(ctx, c, of)
+		if err != nil {
 			return nil, err
+		}
+		for i := range all {
+			if what := leftOn(&all[i]); what != "" {
+				left = append(left, what)
+			}
 		}
 	}
 	return left, nil
@@ -253,22 +246,17 @@ func leftOfDRA(ctx context.Context, c client.Client) (left []string, err error) 
 	for _, of := range []struct{ kind, why string }{
 		{kindClass, "a pod or ResourceClaim may still name it"}, {kindTaintRule, "it keeps new pods off the devices of its node"},
 	} {
-		all := &unstructured.UnstructuredList{}
-		kind, err := listOf(c, kindOf(draGroup, "v1", of.kind))
-		if err == nil {
-			all.SetGroupVersionKind(kind)
-			err = c.List(ctx, all)
-		}
-		if err := unlessNotServed(err, "reading "+of.kind+" objects"); err != nil {
+		all, err := anyOf(ctx, c, kindOf(draGroup, "v1", of.kind))
+		if err != nil {
 			return nil, err
 		}
-		for i := range all.Items {
-			o := &all.Items[i]
+		for i := range all {
+			o := &all[i]
 			if o.GetLabels()[v1alpha1.LabelManagedBy] != v1alpha1.ManagedByOperator {
 				continue
 			}
 			why := of.why
-			if others := classesBeside(all.Items, o); of.kind == kindClass && len(others) > 0 {
+			if others := classesBeside(all, o); of.kind == kindClass && len(others) > 0 {
 				why = staysBeside(o.GetName(), others)
 			}
 			left = append(left, fmt.Sprintf("%s/%s of the operator exists; %s", strings.ToLower(of.kind), o.GetName(), why))
@@ -296,9 +284,15 @@ func staysBeside(name string, others []string) string {
 		format.List(others), name, others[0])
 }
 
+// anyOf are all objects of a kind; none where the API server has no such kind.
+func anyOf(ctx context.Context, c client.Client, of schema.GroupVersionKind) (all []unstructured.Unstructured, err error) {
+	_, err = everyOf(ctx, c, of, func(items []unstructured.Unstructured) { all = append(all, items...) })
+	return all, unlessNotServed(err, "reading each "+of.Kind)
+}
+
 // unlessNotServed is no error where the API server has no such kind.
 func unlessNotServed(err error, doing string) error {
-	if err == nil || meta.IsNoMatchError(err) {
+	if err == nil || meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", doing, err)

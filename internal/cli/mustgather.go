@@ -4,14 +4,19 @@
 package cli
 
 import (
+	"archive/tar"
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"slices"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 const (
@@ -241,11 +247,64 @@ func (g *gathering) written(file string, size, width int) string {
 	shown := text{width: width}
 	shown.row(0, "", fmt.Sprintf("Wrote %s (%s, %d KiB).", file, count(len(g.files.content), "file"), (size+kib-1)/kib))
 	shown.row(0, "", "It has no Secrets and no values of environment variables. Names, messages and logs are in it as they are: read them before you publish it.")
+	var different []unread
+	of := map[unread][]string{} // what is lacking for the same reason
 	for _, lacks := range g.unread {
-		shown.row(0, "", fmt.Sprintf("Not in it: %s: %s", lacks.What, lacks.Reason))
+		why := lacks
+		if why.What = ""; of[why] == nil {
+			different = append(different, why)
+		}
+		of[why] = append(of[why], lacks.What)
+	}
+	for _, lacks := range different {
+		shown.row(0, "", fmt.Sprintf("Not in it: %s: %s", format.Few(of[lacks], mostNamed), lacks.Reason))
 		if lacks.Needs != "" {
 			shown.row(2, "", fmt.Sprintf("It needs %s: %s", lacks.Needs, lacks.Grant))
 		}
 	}
 	return shown.String()
+}
+
+// files are those of an archive, by their path in it. They have at most so many bytes together.
+type files struct {
+	content map[string][]byte
+	size    int
+	most    int
+}
+
+// add adds a file. It reports whether there was room for it.
+func (f *files) add(name string, content []byte) bool {
+	if f.size+len(content) > f.most {
+		return false
+	}
+	if f.content == nil {
+		f.content = map[string][]byte{}
+	}
+	f.size += len(content) - len(f.content[name])
+	f.content[name] = content
+	return true
+}
+
+// archive is a tar.gz with the files in a folder, sorted by name: the same files and time make the same bytes.
+func (f *files) archive(folder string, at time.Time) ([]byte, error) {
+	var buffer bytes.Buffer
+	compressed := gzip.NewWriter(&buffer)
+	w := tar.NewWriter(compressed)
+	for _, name := range slices.Sorted(maps.Keys(f.content)) {
+		content := f.content[name]
+		header := &tar.Header{Name: path.Join(folder, name), Mode: 0o644, Size: int64(len(content)), ModTime: at, Format: tar.FormatPAX}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, fmt.Errorf("writing %s into the archive: %w", name, err)
+		}
+		if _, err := w.Write(content); err != nil {
+			return nil, fmt.Errorf("writing %s into the archive: %w", name, err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, fmt.Errorf("writing the archive: %w", err)
+	}
+	if err := compressed.Close(); err != nil {
+		return nil, fmt.Errorf("compressing the archive: %w", err)
+	}
+	return buffer.Bytes(), nil
 }

@@ -51,13 +51,7 @@ var nvidias = []string{"gpu-operator", "nvidia-device-plugin", featureDiscovery}
 // all. A kind that is not the operator's may be missing.
 func (g *gathering) list(ctx context.Context, of schema.GroupVersionKind, namespace string, opts ...client.ListOption) []unstructured.Unstructured {
 	var all []unstructured.Unstructured
-	kind, err := listOf(g.client, of)
-	for more, next := err == nil, ""; more; more = err == nil && next != "" {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind)
-		err = g.client.List(ctx, list, append([]client.ListOption{client.InNamespace(namespace), client.Limit(page), client.Continue(next)}, opts...)...)
-		all, next = append(all, list.Items...), list.GetContinue()
-	}
+	_, err := everyOf(ctx, g.client, of, func(items []unstructured.Unstructured) { all = append(all, items...) }, append(opts, client.InNamespace(namespace))...)
 	if err != nil && (of.Group == v1alpha1.Group || !meta.IsNoMatchError(err)) {
 		where := "all namespaces"
 		if namespace != "" {

@@ -4,8 +4,6 @@
 package cli
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -34,10 +32,7 @@ func TestPlanPrintsWhatAutoscalersMustKnow(t *testing.T) {
 	apply("{apiVersion: karpenter.sh/v1, kind: NodePool, metadata: {name: gpu}, spec: {template: {metadata: {labels: {team: a}}}}}")
 	apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: workers, namespace: capi, annotations: {" +
 		"capacity.cluster-autoscaler.kubernetes.io/labels: team=a}}, spec: {}}")
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	data, err := env.Kubeconfig(cluster.Config)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	var out strings.Builder
 	p := &Program{In: strings.NewReader(`
 apiVersion: gpusharing.io/v1alpha1

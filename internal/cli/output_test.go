@@ -38,7 +38,7 @@ func TestAFlagThatACommandDoesNotTakeIsAnError(t *testing.T) {
 		NewWithT(t).Expect(err).To(MatchError(ContainSubstring(says)), line)
 	}
 	for line, says := range map[string]string{
-		"stauts":                        `unknown command "stauts"; did you mean status?`,
+		"stauts":                        `unknown command "stauts"; did you mean status? ` + "`kubectl gpusharing help` lists commands",
 		"apply":                         "unknown command \"apply\"; `kubectl gpusharing help` lists",
 		"status --polcy x":              "unknown flag: --polcy; did you mean --policy?",
 		"plan --delet research":         "did you mean --delete?",

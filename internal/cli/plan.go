@@ -10,10 +10,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +28,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
 // plan prints what policies would do, and what the deletion of others would. The API server checks and completes the
@@ -217,4 +224,211 @@ func typed(u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {
 		return nil, fmt.Errorf("reading the answer of the API server: %w", err)
 	}
 	return policy, nil
+}
+
+// planReport is what plan prints for programs.
+type planReport struct {
+	// Unread is what is not known, because the user may not read it.
+	Unread []string `json:"unread,omitempty"`
+	// Outcome is NoChange, NonDisruptive, Disruptive or Unsatisfiable: by it plan exits with 0, 2, 3 or 4.
+	Outcome  string          `json:"outcome"`
+	Policies []plannedPolicy `json:"policies"`
+	// Nodes are those that one of the policies governs before the change or after it.
+	Nodes []plannedNode `json:"nodes"`
+}
+
+// The values of plannedPolicy.Change.
+const (
+	changeCreate = "Create"
+	changeUpdate = "Update"
+	changeDelete = "Delete"
+	changeNone   = "None" // the policy is in the cluster as it is
+)
+
+type plannedPolicy struct {
+	Name   string `json:"name"`
+	Change string `json:"change"`
+	// Status is the first that the controller would write; nil: the policy is deleted.
+	Status *v1alpha1.GPUSharingPolicyStatus `json:"status,omitempty"`
+}
+
+type plannedNode struct {
+	Name string `json:"name"`
+	// FormerPolicy governs the node before the change, Policy after it; empty: none does.
+	FormerPolicy string `json:"formerPolicy,omitempty"`
+	Policy       string `json:"policy,omitempty"`
+	// State, Reason and Message are those with which the rollout begins on the node.
+	State   string `json:"state"`
+	Reason  string `json:"reason"`
+	Message string `json:"message,omitempty"`
+	// Advertised are the resources that the node offers now. Expected are those that it offers once it is in the
+	// desired state or, where it cannot be, goes on to offer; it is absent where no policy governs the node.
+	Advertised map[string]int64 `json:"advertised"`
+	Expected   map[string]int64 `json:"expected,omitempty"`
+	Steps      []string         `json:"steps"`
+	BlockedBy  []string         `json:"blockedBy,omitempty"`
+}
+
+// planOf is what would happen after a change of the policies.
+func planOf(s cluster.Snapshot, c change) planReport {
+	before, after := rollout.Decide(s), rollout.Decide(c.of(s))
+	report := planReport{Unread: c.lacks, Outcome: outcomeOf(s, c).name(), Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
+	names := slices.Clone(c.deleted)
+	for _, policy := range c.applied {
+		names = append(names, policy.Name)
+		status := after.Policies[policy.Name]
+		report.Policies = append(report.Policies, plannedPolicy{policy.Name, changeOf(s, &policy), &status})
+	}
+	for _, name := range c.deleted {
+		report.Policies = append(report.Policies, plannedPolicy{Name: name, Change: changeDelete})
+	}
+	was, selected := map[string]string{}, map[string]string{}
+	for _, n := range before.Nodes {
+		was[n.Node] = n.Policy
+	}
+	for i := range s.Nodes {
+		selected[s.Nodes[i].Name] = s.Nodes[i].Labels[v1alpha1.LabelConfig]
+	}
+	for _, n := range after.Nodes {
+		if slices.Contains(names, n.Policy) || slices.Contains(names, was[n.Node]) {
+			report.Nodes = append(report.Nodes, plannedNodeOf(n, was[n.Node], selected[n.Node]))
+		}
+	}
+	return report
+}
+
+// plannedNodeOf is a node after a change, with the policy that governed it before and the configuration that it selects
+// now.
+func plannedNodeOf(n rollout.NodeState, was, selected string) plannedNode {
+	planned := plannedNode{
+		Name: n.Node, FormerPolicy: was, Policy: n.Policy, State: string(n.State), Reason: n.Reason, Message: n.Message,
+		Advertised: map[string]int64{}, Steps: append([]string{}, steps(n, selected)...),
+	}
+	maps.Copy(planned.Advertised, n.Advertised)
+	if n.Policy != "" {
+		planned.Expected = thenOffered(&n)
+	}
+	for _, b := range n.Blockers {
+		planned.BlockedBy = append(planned.BlockedBy, b.String())
+	}
+	return planned
+}
+
+// OutcomeError is what a plan comes to, by which a pipeline decides whether to go on. It is the exit code of plan, and no
+// failure of the command.
+type OutcomeError int
+
+// The outcomes. 1 is left to commands that fail.
+const (
+	// NoChange: the policies are in the cluster as they are.
+	NoChange OutcomeError = 0
+	// NonDisruptive: no GPU and no instance must be idle for it.
+	NonDisruptive OutcomeError = 2
+	// Disruptive: some must, so that pods wait or are evicted; or workloads would find nothing to run on; or a node does
+	// not report, so that it is not known.
+	Disruptive OutcomeError = 3
+	// Unsatisfiable: a policy is not accepted, for another reason than that one of higher priority governs some of its
+	// nodes; or a node that it selects cannot satisfy it.
+	Unsatisfiable OutcomeError = 4
+)
+
+// words are the name of the outcome, and what it means.
+func (o OutcomeError) words() (name, means string) {
+	switch o {
+	case NoChange:
+		return "NoChange", "the policies are in the cluster as they are"
+	case NonDisruptive:
+		return "NonDisruptive", "no GPU has to be idle for it"
+	case Disruptive:
+		return "Disruptive", "GPUs have to be idle for it, or workloads find nothing to run on"
+	case Unsatisfiable:
+	}
+	return "Unsatisfiable", "a policy is not accepted, or nodes that it selects cannot satisfy it"
+}
+
+func (o OutcomeError) name() string {
+	name, _ := o.words()
+	return name
+}
+
+// Error is the outcome as the last line of a plan says it.
+func (o OutcomeError) Error() string {
+	name, means := o.words()
+	return fmt.Sprintf("%s: %s (exit code %d)", name, means, int(o))
+}
+
+// changeOf is what applying a policy is for it.
+func changeOf(s cluster.Snapshot, p *v1alpha1.GPUSharingPolicy) string {
+	at := slices.IndexFunc(s.Policies, named(p.Name))
+	switch {
+	case at < 0:
+		return changeCreate
+	case equality.Semantic.DeepEqual(s.Policies[at].Spec, p.Spec):
+		return changeNone
+	}
+	return changeUpdate
+}
+
+// outcomeOf is the worst that a change of policies comes to. A policy that is unchanged counts for nothing.
+func outcomeOf(s cluster.Snapshot, c change) OutcomeError {
+	then := c.of(s)
+	before, after := rollout.Decide(s), rollout.Decide(then)
+	worst, names := NoChange, slices.Clone(c.deleted)
+	for _, name := range c.deleted {
+		if worst = max(worst, NonDisruptive); len(lost(name, c, s, before.Nodes, after.Nodes)) > 0 {
+			worst = Disruptive
+		}
+	}
+	for i := range c.applied {
+		p := &c.applied[i]
+		if changeOf(s, p) == changeNone {
+			continue
+		}
+		names, worst = append(names, p.Name), max(worst, NonDisruptive)
+		if takes(&s, after.Unmet[p.Name]) {
+			worst = max(worst, Disruptive)
+		}
+		accepted, _ := condition.Find(after.Policies[p.Name].Conditions, v1alpha1.ConditionAccepted)
+		intended := accepted.Reason == v1alpha1.ReasonConflicted && rollout.YieldsByPriority(&then, p.Name)
+		if accepted.Status == metav1.ConditionFalse && !intended {
+			worst = Unsatisfiable
+		}
+	}
+	was := map[string]rollout.NodeState{}
+	for _, n := range before.Nodes {
+		was[n.Node] = n
+	}
+	for _, n := range after.Nodes {
+		if b := was[n.Node]; slices.Contains(names, n.Policy) || slices.Contains(names, b.Policy) {
+			worst = max(worst, outcomeOn(&b, &n))
+		}
+	}
+	return worst
+}
+
+// takes reports whether one of the unmet requests is for what a node offers now.
+func takes(s *cluster.Snapshot, unmet []string) bool {
+	return slices.ContainsFunc(unmet, func(line string) bool {
+		request := strings.Join(rollout.UnmetRequests(line), "")
+		return slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool {
+			return n.Offered(s.Plugin.StackOf(&n))[request[strings.LastIndex(request, " ")+1:]] > 0
+		})
+	})
+}
+
+// outcomeOn is what a change comes to on a node.
+func outcomeOn(before, after *rollout.NodeState) OutcomeError {
+	switch after.State {
+	case node.Unsupported:
+		return Unsatisfiable
+	case node.UpToDate:
+		return NoChange
+	case node.PendingNonDisruptive, node.Selecting, node.Verifying, node.Finishing, node.Degraded:
+		return NonDisruptive
+	case node.Unknown, node.PendingDisruptive, node.Draining, node.StoppingOperands, node.Idle, node.Applying, node.Failed:
+	}
+	if before.Policy == after.Policy && before.ConfigName == after.ConfigName && reflect.DeepEqual(before.Devices, after.Devices) {
+		return NonDisruptive // it was on its way there before
+	}
+	return Disruptive
 }

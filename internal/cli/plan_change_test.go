@@ -164,6 +164,10 @@ func TestWhatAShareMeans(t *testing.T) {
 			model: sim.T4, policy: slicing,
 			memory: []string{"GPU 0 (Tesla-T4): 4 containers share the 15.0 GiB of each GPU; nothing reserves or limits what one takes"},
 		},
+		"time-slicing that the driver limits": {
+			model: sim.T4, policy: `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memory: {limit: Enforce}}}}`,
+			memory: []string{"GPU 0 (Tesla-T4): 4 containers share the 15.0 GiB of each GPU; nothing reserves memory, and the driver limits what a pod takes, where it can"},
+		},
 		"MPS": {
 			model: sim.T4, policy: `{sharing: {strategy: MPS, mps: {replicas: 4}}}`,
 			memory: []string{"GPU 0 (Tesla-T4): each MPS client (a process) gets up to 25% of the threads and 3.8 GiB of memory"},

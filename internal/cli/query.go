@@ -219,7 +219,7 @@ func reportOf(n *cluster.Node, stack dra.Stack, pending pendingNode) report {
 
 // stands says why a node is not ready, and how far its change is.
 func (r *report) stands() string {
-	if r.State == "" {
+	if r.State == "" || r.State == r.Reason {
 		return r.Reason
 	}
 	return r.Reason + " (" + r.State + ")"

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,8 +22,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 const (
@@ -131,23 +134,8 @@ func configRecorded(policy *unstructured.Unstructured) string {
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
 func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
-	all, err := configsOf(ctx, c, clusterPolicyKind())
+	all, err := anyOf(ctx, c, clusterPolicyKind())
 	return clusterpolicy.Active(all), err
-}
-
-// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not
-// serve it.
-func configsOf(ctx context.Context, c client.Client, of schema.GroupVersionKind) ([]unstructured.Unstructured, error) {
-	all := &unstructured.UnstructuredList{}
-	kind, err := listOf(c, of)
-	if err == nil {
-		all.SetGroupVersionKind(kind)
-		err = c.List(ctx, all)
-	}
-	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("reading NVIDIA's %s: %w", of.Kind, err)
-	}
-	return all.Items, nil
 }
 
 // clusterPolicyKind is the kind of NVIDIA's ClusterPolicy, in the version that we know.
@@ -166,6 +154,22 @@ func listOf(c client.Client, kind schema.GroupVersionKind) (schema.GroupVersionK
 		return schema.GroupVersionKind{}, err
 	}
 	return mapping.GroupVersionKind.GroupVersion().WithKind(kind.Kind + "List"), nil
+}
+
+// everyOf reads all objects of a kind, and hands them over a page at a time. It returns the kind of their list; an error is
+// the API server's, also that it has no such kind.
+func everyOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, visit func([]unstructured.Unstructured), opts ...client.ListOption) (
+	schema.GroupVersionKind, error,
+) {
+	kind, err := listOf(c, of)
+	for more, next := err == nil, ""; more; more = err == nil && next != "" {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind)
+		err = c.List(ctx, list, append(opts, client.Limit(page), client.Continue(next))...)
+		visit(list.Items)
+		next = list.GetContinue()
+	}
+	return kind, err
 }
 
 // eachPage reads all objects of a kind, and hands them over a page at a time. The pages share no memory.
@@ -224,25 +228,16 @@ func devicePluginOf(s *cluster.Snapshot) cluster.DevicePlugin {
 // are any. To users who may not read them, the plan shows what happens where they do not forbid anything.
 func readNodeFeatures(ctx context.Context, c client.Client, s *cluster.Snapshot, programs *cluster.Programs) error {
 	features := cluster.NewFeatures()
-	for more, next := true, ""; more; more = next != "" {
-		list := &unstructured.UnstructuredList{}
-		kind, err := listOf(c, cluster.NodeFeatureKind())
-		if err == nil {
-			list.SetGroupVersionKind(kind)
-			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
-		}
-		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-			return nil
-		}
-		if s.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
-			programs.Unverified = true
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("reading NodeFeatures: %w", err)
-		}
-		features.AddAll(list.Items, "")
-		next = list.GetContinue()
+	_, err := everyOf(ctx, c, cluster.NodeFeatureKind(), func(items []unstructured.Unstructured) { features.AddAll(items, "") })
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if s.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
+		programs.Unverified = true
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading NodeFeatures: %w", err)
 	}
 	programs.Discovery = slices.Sorted(maps.Keys(features.Discovery))
 	for i := range s.Nodes {
@@ -266,4 +261,139 @@ func userName(process gpu.Process, pods map[string]string) string {
 		return name
 	}
 	return fmt.Sprintf("process %d (%s)", process.PID, process.Name)
+}
+
+// The kinds around NVIDIA's DRA driver.
+const (
+	kindSlice     = "ResourceSlice"
+	kindClaim     = "ResourceClaim"
+	kindClass     = "DeviceClass"
+	kindTaintRule = "DeviceTaintRule"
+)
+
+// withoutDRA is what is not known without each of them, in the order in which it is printed. DeviceTaintRules tell only
+// how far a change is.
+var withoutDRA = []struct{ kind, plural, lacks string }{
+	{kindSlice, "ResourceSlices", "what NVIDIA's DRA driver publishes is not known, and no number of shares is compared"},
+	{kindClaim, "ResourceClaims", "pods and claims that have a device by a ResourceClaim are not named, unless the agent reports them"},
+	{kindClass, "DeviceClasses", "the DeviceClass gpu.nvidia.com of the driver's chart is taken for granted, and no other is known"},
+	{kindTaintRule, "DeviceTaintRules", "it is not known which nodes' devices are tainted"},
+}
+
+// driverObjects are the objects of resource.k8s.io, as far as the API server serves them and the user may read them.
+type driverObjects struct {
+	of     map[string][]unstructured.Unstructured // by kind
+	served map[string]string                      // the version, by kind
+	unread map[string]bool                        // kinds that the user may not read
+}
+
+// readDRA reads what NVIDIA's DRA driver publishes, and what Kubernetes has around it. Clusters before Kubernetes 1.34
+// serve less.
+func readDRA(ctx context.Context, c client.Client) (driverObjects, error) {
+	o := driverObjects{of: map[string][]unstructured.Unstructured{}, served: map[string]string{}, unread: map[string]bool{}}
+	for _, w := range withoutDRA {
+		kind, err := everyOf(ctx, c, schema.GroupVersionKind{Group: draGroup, Version: "v1", Kind: w.kind}, func(items []unstructured.Unstructured) {
+			o.of[w.kind] = append(o.of[w.kind], items...)
+		})
+		if meta.IsNoMatchError(err) {
+			continue
+		}
+		if o.served[w.kind], o.unread[w.kind] = kind.Version, apierrors.IsForbidden(err); err != nil && !o.unread[w.kind] {
+			return o, fmt.Errorf("reading %s: %w", w.plural, err)
+		}
+	}
+	return o, nil
+}
+
+// draGroup is the API group of dynamic resource allocation.
+const draGroup = "resource.k8s.io"
+
+// tell puts into the snapshot what the controller reads of these objects. It returns what is not known because the user
+// may not read it, where NVIDIA's DRA driver serves a node.
+func (o *driverObjects) tell(s *cluster.Snapshot) (lacks []string) {
+	cluster.DRAObjects{
+		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], TaintRules: o.of[kindTaintRule],
+		ServesClasses: o.served[kindClass] == "v1", ServesTaintRules: o.served[kindTaintRule] != "",
+	}.Read().AddTo(s)
+	if o.unread[kindClass] {
+		s.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU, Unread: true}}
+	}
+	for i := range s.Nodes {
+		// Its DaemonSet may be there while its pod and ResourceSlices are not: the controller has recorded that.
+		if n := &s.Nodes[i]; n.DRA == "" && n.Annotations[v1alpha1.AnnotationOtherController] == v1alpha1.ReasonDRADriverActive {
+			n.DRA = "the annotation " + v1alpha1.AnnotationOtherController
+		}
+	}
+	if !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return s.Plugin.StackOf(&n) != dra.DevicePlugin }) {
+		return nil
+	}
+	for _, without := range withoutDRA {
+		if o.unread[without.kind] {
+			lacks = append(lacks, fmt.Sprintf("You may not list %s, so %s. Ask an administrator to bind the ClusterRole gpu-sharing-cli of the installed "+
+				"version to you", without.plural, without.lacks))
+		}
+	}
+	return lacks
+}
+
+// readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified.
+// The namespace is that of ownNamespaces.
+func readPrograms(ctx context.Context, c client.Client, namespace string, driver *driverObjects) (cluster.Programs, error) {
+	o := cluster.Programs{PublishedOn: driver.nodes()}
+	o.Unverified = driver.unread[kindSlice]
+	var err error
+	if o.Own, err = ownNamespaces(ctx, c, namespace); err != nil {
+		return o, err
+	}
+	policies, err := readGPUOperators(ctx, c, &o)
+	if err == nil && !clusterpolicy.RunsPlugin(clusterpolicy.Active(policies)) {
+		err = readStandAlone(ctx, c, &o)
+	}
+	if apierrors.IsForbidden(err) {
+		o.Unverified, err = true, nil
+	}
+	return o, err
+}
+
+// readGPUOperators reads in which namespaces NVIDIA's GPU Operator runs. It returns the ClusterPolicies.
+func readGPUOperators(ctx context.Context, c client.Client, o *cluster.Programs) ([]unstructured.Unstructured, error) {
+	policies, err := anyOf(ctx, c, clusterPolicyKind())
+	if err != nil {
+		return nil, err
+	}
+	clusters, err := anyOf(ctx, c, kindOf("nvidia.com", "v1alpha1", "GPUCluster"))
+	if err != nil {
+		return nil, err
+	}
+	for _, config := range slices.Concat(policies, clusters) {
+		if namespace := at(&config, "status", "namespace"); namespace != "" {
+			o.GPUOperators = append(o.GPUOperators, namespace)
+		}
+	}
+	return policies, nil
+}
+
+// readStandAlone reads in which namespace a device plugin runs that the GPU Operator does not run, as the controller is
+// told.
+func readStandAlone(ctx context.Context, c client.Client, o *cluster.Programs) error {
+	if o.Own == nil {
+		o.Unverified = true // a Deployment of a tenant could name any namespace
+		return nil
+	}
+	deployments, err := deploymentsIn(ctx, c, o.Own)
+	for i := range deployments {
+		o.ConfigMap.Namespace = cmp.Or(standAloneOf(&deployments[i]).Namespace, o.ConfigMap.Namespace)
+	}
+	return err
+}
+
+// nodes are those for which NVIDIA's DRA driver publishes ResourceSlices.
+func (o *driverObjects) nodes() map[string]bool {
+	published := map[string]bool{}
+	for i := range o.of[kindSlice] {
+		if node := cluster.PublishedOn(&o.of[kindSlice][i]); node != "" {
+			published[node] = true
+		}
+	}
+	return published
 }

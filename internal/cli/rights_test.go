@@ -4,26 +4,33 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -145,15 +152,191 @@ func bindRoles(t *testing.T, c client.Client, users map[string][]string) {
 // kubeconfigOf writes a kubeconfig with which the administrator acts as a user.
 func kubeconfigOf(t *testing.T, admin *rest.Config, user string) string {
 	t.Helper()
-	g := NewWithT(t)
-	data, err := env.Kubeconfig(admin)
-	g.Expect(err).NotTo(HaveOccurred())
-	config, err := clientcmd.Load(data)
-	g.Expect(err).NotTo(HaveOccurred())
-	for _, info := range config.AuthInfos {
-		info.Impersonate = user
+	as := rest.CopyConfig(admin)
+	as.Impersonate.UserName = user
+	return env.KubeconfigFile(t, as)
+}
+
+// Kubernetes' ClusterRole edit lets a tenant create Deployments, DaemonSets and pods with any label in a namespace of
+// his own.
+
+// servingAll is a cluster with these objects, which serves NVIDIA's, NFD's and DRA's kinds. Of one of them the user may
+// not list any.
+func servingAll(t *testing.T, forbidden string, objects ...client.Object) client.Client {
+	t.Helper()
+	scheme, err := newScheme()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	mapper := meta.NewDefaultRESTMapper(nil)
+	for _, kind := range []schema.GroupVersionKind{
+		clusterPolicyKind(), kindOf("nvidia.com", "v1alpha1", "GPUCluster"), cluster.NodeFeatureKind(), kindOf(draGroup, "v1", kindSlice),
+	} {
+		mapper.Add(kind, meta.RESTScopeRoot)
+		scheme.AddKnownTypeWithName(kind, &unstructured.Unstructured{})
+		scheme.AddKnownTypeWithName(kind.GroupVersion().WithKind(kind.Kind+"List"), &unstructured.UnstructuredList{})
 	}
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	g.Expect(clientcmd.WriteToFile(*config, path)).To(Succeed())
-	return path
+	return fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjects(objects...).WithIndex(&coordinationv1.Lease{}, "metadata.name", byFieldName).
+		WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if forbidden != "" && list.GetObjectKind().GroupVersionKind().Kind == forbidden+"List" {
+				return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
+			}
+			return c.List(ctx, list, opts...)
+		}}).Build()
+}
+
+// withGPUs are the objects of node a.
+func withGPUs(t *testing.T) []client.Object {
+	t.Helper()
+	n := newNode(t, "a", sim.T4)
+	return []client.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}, &n.GPU}
+}
+
+// printedOf is what status prints of a cluster.
+func printedOf(t *testing.T, c client.Client) string {
+	t.Helper()
+	g := NewWithT(t)
+	p := &Program{Clock: clocktesting.NewFakeClock(now)}
+	render, err := p.statusNow(t.Context(), c, query{all: true}, newFlags())
+	g.Expect(err).NotTo(HaveOccurred())
+	out, err := render(now)
+	g.Expect(err).NotTo(HaveOccurred())
+	return out
+}
+
+// ofDaemonSet makes a pod one of a DaemonSet.
+func ofDaemonSet(pod *corev1.Pod) *corev1.Pod {
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "x", UID: "x", Controller: new(true)}}
+	return pod
+}
+
+func readyPod(pod *corev1.Pod) *corev1.Pod {
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	return pod
+}
+
+// TestADeploymentOfATenantIsNoInstallation: doctor takes neither flags nor agents from it.
+func TestADeploymentOfATenantIsNoInstallation(t *testing.T) {
+	const own, tenant = "gpu-sharing-operator", "team"
+	for title, installed := range map[string][]client.Object{
+		"beside the controller": {bindingOf(own), leaseIn(own, now), deploymentIn(own)}, "without a controller": nil,
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			tenants := deploymentIn(tenant)
+			tenants.Spec.Template.Spec.Containers[0].Args = []string{
+				"--node-selector=nothing=here", "--device-plugin-namespace=" + tenant, "--device-plugin-configmap=x",
+			}
+			c := servingAll(t, "", append(installed, tenants)...)
+			is := healthy(t, 1)
+			var err error
+			is.controllers = nil
+			is.leader, err = leadershipOf(t.Context(), c, "", now)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
+			for _, f := range diagnose(is) {
+				g.Expect(f.what).NotTo(Or(ContainSubstring("installed 2 times"), ContainSubstring(tenant)))
+			}
+			g.Expect(is.told).To(BeZero(), "what a tenant's Deployment says of the device plugin")
+			g.Expect(is.nodeSelector).To(BeNil())
+			g.Expect(is.isOf(tenant)).To(Equal(installed == nil), "without a controller nothing tells where agents run")
+		})
+	}
+}
+
+// TestAReadyPodOfATenantIsNoAgent: status says that the agent of the node is not Ready, whatever the label of a
+// tenant's pod is.
+func TestAReadyPodOfATenantIsNoAgent(t *testing.T) {
+	const own, silent = "gpu-sharing-operator", v1alpha1.ReasonAgentNotReporting
+	for namespace, says := range map[string]types.GomegaMatcher{own: Not(ContainSubstring(silent)), "team": ContainSubstring(silent)} {
+		objects := append(withGPUs(t), bindingOf(own), leaseIn(own, now), readyPod(agentOn(namespace, "a")))
+		NewWithT(t).Expect(printedOf(t, servingAll(t, "", objects...))).To(says, namespace)
+	}
+}
+
+// TestAPodOfATenantIsNotNVIDIAsDRADriver, which would offer the same GPUs as NVIDIA's device plugin.
+func TestAPodOfATenantIsNotNVIDIAsDRADriver(t *testing.T) {
+	const tenant, nvidias, own = "team", "gpu-operator", "gpu-sharing-operator"
+	driverIn := func(namespace string) *corev1.Pod {
+		return readyPod(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "x", Labels: map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}},
+			Spec:       corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: "gpus"}}},
+		})
+	}
+	config := func(kind, version string) *unstructured.Unstructured {
+		o := object("nvidia.com/"+version, kind, "", "x", map[string]any{})
+		o.Object["status"] = map[string]any{"namespace": nvidias}
+		return o
+	}
+	n := newNode(t, "a", sim.T4)
+	slices := published(&n, 1)
+	for title, tc := range map[string]struct {
+		objects   []client.Object
+		forbidden string
+		driver    bool
+	}{
+		"a pod of a tenant":                              {objects: []client.Object{driverIn(tenant)}},
+		"a pod of a tenant's DaemonSet":                  {objects: []client.Object{ofDaemonSet(driverIn(tenant)), config("ClusterPolicy", "v1")}},
+		"a pod of a tenant in a namespace of NVIDIA's":   {objects: []client.Object{driverIn(nvidias), config("ClusterPolicy", "v1")}},
+		"the driver of its chart":                        {objects: []client.Object{ofDaemonSet(driverIn("nvidia-dra")), &slices}, driver: true},
+		"the driver of a GPUCluster, which starts":       {objects: []client.Object{ofDaemonSet(driverIn(nvidias)), config("GPUCluster", "v1alpha1")}, driver: true},
+		"a user who may not read NVIDIA's ClusterPolicy": {objects: []client.Object{driverIn(tenant)}, forbidden: "ClusterPolicy", driver: true},
+		"a user who may not read NVIDIA's GPUClusters":   {objects: []client.Object{driverIn(tenant)}, forbidden: "GPUCluster", driver: true},
+		"a user who may not read NodeFeatures":           {objects: []client.Object{driverIn(tenant)}, forbidden: "NodeFeature", driver: true},
+		"a user who may not read ResourceSlices":         {objects: []client.Object{driverIn(tenant)}, forbidden: kindSlice, driver: true},
+	} {
+		t.Run(title, func(t *testing.T) {
+			out := printedOf(t, servingAll(t, tc.forbidden, append(withGPUs(t), append(tc.objects, bindingOf(own), leaseIn(own, now))...)...))
+			stack := ContainSubstring("  stack  ") // a line of its own, unless the device plugin alone offers them
+			if tc.driver {
+				NewWithT(t).Expect(out).To(stack)
+				return
+			}
+			NewWithT(t).Expect(out).NotTo(stack)
+		})
+	}
+}
+
+// TestDoctorTakesNoPodOfATenantForAProgram: neither hides it that NVIDIA's is missing, nor is its version one of
+// NVIDIA's.
+func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
+	const nvidias = "gpu-operator"
+	for title, tc := range map[string]struct {
+		labels map[string]string
+		found  func(*nodeParts) []component
+	}{
+		"the device plugin":      {map[string]string{"app": "nvidia-device-plugin-daemonset"}, func(n *nodeParts) []component { return n.plugins }},
+		"Node Feature Discovery": {map[string]string{nameLabel: featureDiscovery}, func(n *nodeParts) []component { return n.discovery }},
+		"the DRA driver":         {map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}, func(n *nodeParts) []component { return n.drivers }},
+	} {
+		for namespace, count := range map[string]int{nvidias: 1, "team": 0} {
+			is := installation{programs: cluster.Programs{GPUOperators: []string{nvidias}}}
+			is.snapshot.Plugin.NodeFeatures = true
+			pod := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: tc.labels}})
+			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
+			s := snapshotOf(newNode(t, "a"))
+			s.Nodes[0].Pods = []cluster.Pod{cluster.PodOf(pod, &is.programs)}
+			n := nodeParts{stack: s.Plugin.StackOf(&s.Nodes[0])}
+			is.place(pod, &n)
+			NewWithT(t).Expect(tc.found(&n)).To(HaveLen(count), "%s in namespace %s", title, namespace)
+		}
+	}
+}
+
+// TestThePageTakesNoPodOfATenantForAProgram once it has read where programs run.
+func TestThePageTakesNoPodOfATenantForAProgram(t *testing.T) {
+	g := NewWithT(t)
+	seen := watching(t)
+	n := newNode(t, "a", sim.T4)
+	pod := readyPod(agentOn("team", "a"))
+	pod.Labels[cluster.DRALabels()[0]], pod.Spec.Containers[0].Name = "kubelet-plugin", "gpus"
+	for k, o := range map[*kind]any{
+		seen.gpuNodes: &n.GPU, seen.nodes: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}, seen.pods: pod,
+	} {
+		g.Expect(k.GetStore().Add(o)).To(Succeed())
+		seen.touch(o)
+	}
+	shown := func() cluster.Pod { s, _, _ := seen.snapshot(now); return s.Nodes[0].Pods[0] }
+	g.Expect(shown().DRA).To(BeTrue(), "nothing is known yet")
+	seen.know(cluster.Programs{Own: []string{"gpu-sharing-operator"}})
+	g.Expect(shown().DRA).To(BeFalse())
+	g.Expect(seen.known["a"].AgentReady).To(BeFalse())
 }

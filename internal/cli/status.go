@@ -181,7 +181,7 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, nodes []report, no
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
-		for _, note := range notesOf(p) {
+		for _, note := range append(notesOf(p), madeOnDemand(p, nodes)...) {
 			same := note
 			if requests := rollout.UnmetRequests(note); requests != nil {
 				same = strings.Join(requests, ", ") + "; kubectl gpusharing why says what to ask for"
@@ -281,12 +281,16 @@ func (t *text) statusOf(r *report) {
 	}
 	t.row(0, "", fmt.Sprintf("NODE %s   %s   %s", r.Name, by, r.stands()))
 	if r.Message != "" {
-		t.row(2, "why", r.Message)
+		t.row(2, "why", format.Sentence(r.Message))
 	}
 	if r.Stack != dra.DevicePlugin {
 		t.row(2, "stack", programOf(r.Stack))
 	}
-	t.row(2, "advertises", fmt.Sprintf("%s; %s", resources(r.Advertised), r.Shares.sentence()))
+	inUse := ""
+	if r.Shares != (shares{}) {
+		inUse = "; " + r.Shares.sentence()
+	}
+	t.row(2, "advertises", resources(r.Advertised)+inUse)
 	if limit := limitOf(&r.node.GPU); limit != "" {
 		t.row(2, "limit", limit)
 	}
@@ -330,12 +334,15 @@ func blockers(n *v1alpha1.GPUNode) []string {
 		}
 		uses := ""
 		for _, d := range n.Status.Devices {
-			if d.UUID == b.DeviceUUID {
-				uses = fmt.Sprintf(" uses GPU %d", d.Index)
+			if d.UUID != b.DeviceUUID {
+				continue
 			}
-		}
-		if b.Instance != nil {
-			uses += fmt.Sprintf(", instance %d", *b.Instance)
+			uses = fmt.Sprintf(" uses GPU %d", d.Index)
+			for _, i := range d.Instances {
+				if b.Instance != nil && i.ID == *b.Instance {
+					uses += fmt.Sprintf(", instance %s at %d:%d", i.Profile, i.Start, i.Size)
+				}
+			}
 		}
 		lines = append(lines, fmt.Sprintf("%s%s: %s", name, uses, b.Handling))
 	}

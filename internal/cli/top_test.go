@@ -4,11 +4,26 @@
 package cli
 
 import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
@@ -93,4 +108,133 @@ func TestABarShowsThatSomethingIsUsed(t *testing.T) {
 	g.Expect(bar(&gpu.Memory{Total: 10 << 30}, 10)).To(HavePrefix("[..........]"))
 	g.Expect(bar(&gpu.Memory{Total: 10 << 30, Used: 11 << 30}, 10)).To(HavePrefix("[##########]"))
 	g.Expect(bar(nil, 10)).To(Equal("memory is not reported by the driver"))
+}
+
+// asking is a cluster of these pods in which an agent answers with a body. Only the namespace gpus has the account of
+// the reader.
+func asking(t *testing.T, body string, pods ...client.Object) *agents {
+	t.Helper()
+	g := NewWithT(t)
+	scheme, err := newScheme()
+	g.Expect(err).NotTo(HaveOccurred())
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.Expect(r.URL.Path).To(HavePrefix("/api/v1/namespaces/gpus/pods/https:agent-"))
+		_, _ = w.Write([]byte(body))
+	}))
+	t.Cleanup(server.Close)
+	host, err := url.Parse(server.URL)
+	g.Expect(err).NotTo(HaveOccurred())
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: reader}}
+	named := func(o client.Object) []string { return []string{o.GetName()} }
+	return &agents{
+		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(pods, account)...).WithIndex(&coordinationv1.Lease{}, "metadata.name", named).Build(),
+		http:   server.Client(), host: host, tokens: map[string]token{},
+	}
+}
+
+func agentOn(namespace, node string, ports ...corev1.ContainerPort) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "agent-" + node, Labels: map[string]string{"app.kubernetes.io/name": agentName}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "agent", Ports: ports}}},
+	}
+}
+
+var metricsPorts = []corev1.ContainerPort{{Name: metricsPort, ContainerPort: 8443}}
+
+// Who may create a pod anywhere may give it the label of the agents.
+func TestAPodThatCallsItselfAnAgentHidesNoNode(t *testing.T) {
+	for title, foreign := range map[string]*corev1.Pod{
+		"without a port": agentOn("tenant", "b"), "without the account of the reader": agentOn("tenant", "b", metricsPorts...),
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			nodes, err := asking(t, `{"policy":"research"}`, agentOn("gpus", "a", metricsPorts...), foreign).measure(t.Context(), time.Now())
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(nodes).To(HaveLen(2))
+			g.Expect(nodes[0].report.Policy).To(Equal("research"))
+			g.Expect(nodes[1].failed).To(ContainSubstring("pod tenant/agent-b: "))
+		})
+	}
+}
+
+// The page has one card for each node.
+func TestAPodThatCallsItselfAnAgentHidesNoMeasurementFromThePage(t *testing.T) {
+	for _, name := range []string{"a-first", "z-last"} {
+		g := NewWithT(t)
+		foreign := agentOn("tenant", "a", metricsPorts...)
+		foreign.Name = name
+		asked := asking(t, `{"policy":"research"}`, agentOn("gpus", "a", metricsPorts...), foreign)
+		nodes, err := asked.measure(t.Context(), time.Now())
+		g.Expect(err).NotTo(HaveOccurred())
+		slices.Reverse(nodes)
+		for range 2 {
+			of := measuredByNode(nodes)
+			g.Expect(of["a"].failed).To(BeEmpty(), name)
+			g.Expect(of["a"].report.Policy).To(Equal("research"), name)
+			slices.Reverse(nodes)
+		}
+	}
+}
+
+func TestWithoutMetricsTopSaysHowToTurnThemOn(t *testing.T) {
+	_, err := asking(t, "", agentOn("gpus", "a"), agentOn("gpus", "b")).measure(t.Context(), time.Now())
+	NewWithT(t).Expect(err).To(MatchError(errNoMetrics))
+}
+
+// The kubelet evicted it, and the DaemonSet has made another.
+func TestAnAgentThatHasEndedIsNotAsked(t *testing.T) {
+	g := NewWithT(t)
+	ended := agentOn("gpus", "a", metricsPorts...)
+	ended.Name, ended.Status.Phase = "agent-evicted", corev1.PodFailed
+	nodes, err := asking(t, `{}`, agentOn("gpus", "a", metricsPorts...), ended).measure(t.Context(), time.Now())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(nodes).To(HaveLen(1))
+}
+
+// An answer may come from an impostor.
+func TestTopSendsTheTerminalNoCommands(t *testing.T) {
+	g := NewWithT(t)
+	body := `{"policy":"\u001b]0;owned\u0007\u009b2J","incomplete":"a\rb","units":[{"gpu":"GPU-1","product":"\u001b[31mT4","containers":[{"namespace":"x","pod":"\u001b[2J","container":"c\td\nNODE z"}]}]}`
+	nodes, err := asking(t, body, agentOn("gpus", "a", metricsPorts...)).measure(t.Context(), time.Now())
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, of := range []string{"node", "pod", "policy"} {
+		shown := &text{}
+		shown.top(of, nodes)
+		for _, r := range strings.ReplaceAll(shown.String(), "\n", "") {
+			g.Expect(r).To(BeNumerically(">=", ' '))
+			g.Expect(r < 0x7f || r > 0x9f).To(BeTrue())
+		}
+		g.Expect(shown.String()).NotTo(MatchRegexp(`(?m)^ *NODE z`))
+	}
+}
+
+// TestThePageSaysThatNoControllerRunsBeforeAgentsAnswer: those that do not answer take 15 seconds each.
+func TestThePageSaysThatNoControllerRunsBeforeAgentsAnswer(t *testing.T) {
+	g := NewWithT(t)
+	asked := asking(t, "", agentOn("gpus", "a", metricsPorts...))
+	hangs := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	host, err := url.Parse(hangs.URL)
+	g.Expect(err).NotTo(HaveOccurred())
+	asked.host = host
+	b := &board{program: &Program{Clock: clock.RealClock{}}, agents: asked, seen: watching(t), hub: dashboard.NewHub()}
+	server := &dashboard.Server{Hub: b.hub, Clock: clock.RealClock{}}
+	ctx, stop := context.WithCancel(t.Context())
+	listener, address, err := server.Listen(ctx, 0)
+	g.Expect(err).NotTo(HaveOccurred())
+	page, token, _ := strings.Cut(address, "#")
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, page+"api/stream", nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	request.Header.Set("Authorization", "Bearer "+token)
+	var parts sync.WaitGroup
+	t.Cleanup(func() { stop(); parts.Wait(); hangs.Close() })
+	parts.Go(func() { g.Expect(server.Serve(ctx, listener)).To(Succeed()) })
+	reads, err := http.DefaultClient.Do(request)
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = reads.Body.Close() })
+	parts.Go(func() { b.measure(ctx) })
+	g.Eventually(func() string {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.stopped
+	}, measureTimeout/2).Should(ContainSubstring("no ClusterRoleBinding"))
 }

@@ -174,7 +174,7 @@ func whyOf(q inquiry) answer {
 	default:
 		q.pending(&a)
 		for i := range q.snapshot.Policies {
-			a.OnDemand = append(a.OnDemand, onDemandFor(&q.snapshot.Policies[i], a.Requests)...)
+			a.OnDemand = append(a.OnDemand, onDemandFor(&q.snapshot.Policies[i], q.namespace, a.Requests)...)
 		}
 	}
 	return a
@@ -389,7 +389,11 @@ func instead(offers []offer) string {
 	if len(names) == 0 {
 		return "No node offers any GPU: ask an administrator to run `kubectl gpusharing doctor`."
 	}
-	return fmt.Sprintf("Ask for %s, or ask an administrator for another policy.", format.List(names))
+	one := ""
+	if len(names) > 1 {
+		one = "one of "
+	}
+	return fmt.Sprintf("Ask for %s%s, or ask an administrator for another policy.", one, format.List(names))
 }
 
 // broughtBy answers for a resource that a change brings which is under way, or which does not go on by itself.

@@ -283,7 +283,7 @@ func TestWhyAWorkloadHasNoPods(t *testing.T) {
 	g.Expect(said.Answer).To(Equal("Job team/train cannot create the pod: pods are forbidden by policy x"))
 
 	_, err := w.as("", "nobody")
-	g.Expect(err).To(MatchError(ContainSubstring(`namespace team has no Pod, Deployment, Job, StatefulSet "nobody"`)))
+	g.Expect(err).To(MatchError(ContainSubstring(`namespace team has no Pod or Deployment or Job or StatefulSet "nobody"`)))
 	_, err = w.as("", "node/a")
 	g.Expect(err).To(MatchError(ContainSubstring("why takes pods, Deployments, Jobs and StatefulSets")))
 }

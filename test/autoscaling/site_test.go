@@ -250,10 +250,8 @@ func (s *site) startController(flags ...string) {
 // run starts a program that ends with the test. Its log is shown if the test fails.
 func (s *site) run(name, program string, as *rest.Config, args ...string) {
 	s.t.Helper()
-	data, err := env.Kubeconfig(as)
-	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig, logFile := filepath.Join(s.dir, name+".kubeconfig"), filepath.Join(s.dir, name+".log")
-	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(as, kubeconfig)).To(Succeed())
 	log, err := os.Create(logFile)
 	s.Expect(err).NotTo(HaveOccurred())
 	command := exec.CommandContext(s.t.Context(), program, args...)

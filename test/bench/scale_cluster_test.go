@@ -162,10 +162,8 @@ func (s *scaled) prepare() *rest.Config {
 
 func (s *scaled) startController(program string, config *rest.Config) {
 	dir := s.t.TempDir()
-	data, err := env.Kubeconfig(config)
-	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(config, kubeconfig)).To(Succeed())
 	log, err := os.Create(filepath.Join(dir, "log"))
 	s.Expect(err).NotTo(HaveOccurred())
 	command := exec.CommandContext(s.t.Context(), program, "--kubeconfig", kubeconfig, "--namespace", ownNamespace, "--health-probe-bind-address", "0")
@@ -199,7 +197,7 @@ func (s *scaled) served() bool {
 func (s *scaled) startFleet(nodes int) {
 	ctx := s.t.Context()
 	config := rest.CopyConfig(s.cluster.Config)
-	config.QPS = -1
+	config.QPS, config.DisableCompression = -1, true // as agents do
 	c, err := client.New(config, client.Options{Scheme: s.cluster.Scheme})
 	s.Expect(err).NotTo(HaveOccurred())
 	cached, err := cache.New(config, cache.Options{Scheme: s.cluster.Scheme, ByObject: map[client.Object]cache.ByObject{
@@ -370,10 +368,8 @@ func (s *scaled) size() (bytes int) {
 
 // status is how long kubectl gpusharing status takes and computes, the fastest of three, and how many lines it prints.
 func (s *scaled) status() (took, computed time.Duration, lines int) {
-	data, err := env.Kubeconfig(s.cluster.Config)
-	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(s.t.TempDir(), "kubeconfig")
-	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(s.cluster.Config, kubeconfig)).To(Succeed())
 	program := built(s.t, "kubectl-gpusharing")
 	took = fastest(3, func() {
 		cmd := exec.CommandContext(s.t.Context(), program, "status", "--kubeconfig", kubeconfig, "--namespace", ownNamespace)

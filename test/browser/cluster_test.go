@@ -10,8 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -116,10 +114,7 @@ func TestDashboard(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
 	populate(t, cluster.Client)
-	data, err := env.Kubeconfig(cluster.Config)
-	g.Expect(err).NotTo(HaveOccurred())
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	kubeconfig := env.KubeconfigFile(t, cluster.Config)
 	address, end := command(t, kubeconfig)
 	b := open(t, address)
 	b.eventually(`document.querySelectorAll("#nodes > li").length`, 2)

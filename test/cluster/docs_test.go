@@ -98,9 +98,7 @@ func (f *fleet) shell(root string) func(commands string) {
 		f.Expect(policy).NotTo(BeNil(), page)
 		f.Expect(os.WriteFile(filepath.Join(dir, file), policy[1], 0o600)).To(Succeed())
 	}
-	kubeconfig, err := env.Kubeconfig(f.cluster.Config)
-	f.Expect(err).NotTo(HaveOccurred())
-	f.Expect(os.WriteFile(filepath.Join(dir, "kubeconfig"), kubeconfig, 0o600)).To(Succeed())
+	f.Expect(env.WriteKubeconfig(f.cluster.Config, filepath.Join(dir, "kubeconfig"))).To(Succeed())
 	assets, err := env.Assets(f.t.Context())
 	f.Expect(err).NotTo(HaveOccurred())
 	of := strings.NewReplacer("gpunode NODE", "gpunode n01", "gpunode/NODE", "gpunode/n01", "node NODE", "node n01", "status NODE", "status n01",

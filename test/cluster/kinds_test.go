@@ -6,22 +6,30 @@ package cluster_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
 
 // TestNothingIsReleasedWhenTheKindsVanish deletes the operator's definitions with a live policy, as an uninstallation
@@ -183,4 +191,194 @@ func (f *fleet) watchNodes() (disturbed func() []string) {
 			}
 		}
 	}
+}
+
+// TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What
+// is decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/engine/rollout.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, env.WithInterruptions())
+	f.step("the leader is replaced again and again", func() {
+		f.policy(sevenEach, "{maxUnavailable: 1}")
+		for range 6 {
+			f.tainted()
+			f.leader()
+			f.leader = f.lead()
+		}
+		f.ready()
+		f.Expect(f.record.account().most).To(Equal(1))
+	})
+	f.step("an agent is lost in the middle of its steps", func() {
+		f.policy("{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}", "{maxUnavailable: 1}")
+		f.tainted()
+		f.machines[0].down.Store(true)
+		f.settled()
+		f.machines[0].down.Store(false)
+		f.ready()
+		f.Expect(f.record.account().most).To(Equal(1))
+	})
+	f.step("NVIDIA's DRA driver offers the GPUs of a node, and shows by its ResourceSlice alone", func() {
+		slice := draSlice("n02")
+		f.Expect(f.client.Create(t.Context(), slice)).To(Succeed())
+		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(And(HavePrefix(v1alpha1.ReasonDRADriverActive), ContainSubstring("ResourceSlice "+slice.Name)))
+		f.policy(timeSlicing("3"), "{maxUnavailable: 1}")
+		f.Eventually(f.keys, patience, pollEvery).Should(Satisfy(func(keys map[string]string) bool {
+			return keys["n01"] == keys["n03"] && keys["n01"] != keys["n02"]
+		}))
+		f.Eventually(func() bool { return f.verified("n01") && f.verified("n03") }, patience, pollEvery).Should(BeTrue(),
+			"the time that is skipped below is none of their deadlines")
+		f.Expect(f.client.Delete(t.Context(), slice)).To(Succeed())
+		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(ContainSubstring("takes the node over at"))
+		f.later(6 * time.Minute)
+		f.ready()
+	})
+	f.step("the API server is away for a minute", func() {
+		f.policy(timeSlicing("4"), "{maxUnavailable: 1}")
+		f.tainted()
+		f.Expect(f.cluster.Interrupt()).To(Succeed())
+		f.clock.skip(time.Minute)
+		f.Expect(f.cluster.Resume()).To(Succeed())
+		f.record.resume()
+		f.ready()
+	})
+}
+
+// draSlice is the ResourceSlice in which NVIDIA's DRA driver offers a GPU of a node.
+func draSlice(node string) *resourcev1.ResourceSlice {
+	return &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "dra-" + node},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: dra.DriverName, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "gpu-0"}},
+		},
+	}
+}
+
+// verified reports whether a node has advertised what it is configured for.
+func (f *fleet) verified(node string) bool {
+	f.t.Helper()
+	for _, n := range f.world().Nodes {
+		if good := n.GPU.Status.Rollout.LastGood; n.Name == node && good != nil {
+			return good.ConfigName == n.Labels[v1alpha1.LabelConfig]
+		}
+	}
+	return false
+}
+
+// waits is the reason and the message of a node that the policy lists as pending; empty: it does not.
+func (f *fleet) waits(node string) string {
+	f.t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: "research"}, p)).To(Succeed())
+	for _, n := range p.Status.Pending {
+		if n.NodeName == node {
+			return n.Reason + ": " + n.Message
+		}
+	}
+	return ""
+}
+
+// tainted waits until some node is, and is content if the rollout is over.
+func (f *fleet) tainted() {
+	f.t.Helper()
+	f.Eventually(func() bool {
+		s := f.world()
+		done := true
+		for _, n := range s.Nodes {
+			if len(n.Taints) > 0 {
+				return true
+			}
+			done = done && !underway(&n.GPU) && n.GPU.Status.Rollout.LastGood != nil
+		}
+		return done
+	}, patience, pollEvery).Should(BeTrue())
+}
+
+// recreateEvent deletes NVIDIA's ClusterPolicy and creates it again, as a user does who installs the GPU Operator anew.
+func (s *run) recreateEvent(random *rand.Rand) {
+	s.tell("the ClusterPolicy is deleted: %v", s.deleted(theClusterPolicy()))
+	s.rounds(random.IntN(6), random)
+	s.tell("the ClusterPolicy is created again")
+	s.chart()
+}
+
+// chartEvent upgrades the chart of the GPU Operator, which writes mig.strategy: single.
+func (s *run) chartEvent(*rand.Rand) {
+	s.tell("the chart of the GPU Operator is upgraded")
+	s.chart()
+}
+
+// chart applies the ClusterPolicy of NVIDIA's chart, as Helm 4 does.
+func (s *run) chart() {
+	o := &unstructured.Unstructured{}
+	s.Expect(yaml.Unmarshal([]byte(clusterPolicy), &o.Object)).To(Succeed())
+	s.Expect(s.client.Apply(s.t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner("helm"), client.ForceOwnership)).To(Succeed())
+}
+
+// The files of the operator's CRDs.
+const gpuNodesCRD, policiesCRD = "gpusharing.io_gpunodes.yaml", "gpusharing.io_gpusharingpolicies.yaml"
+
+// crdFolder has the operator's CRDs, those of the previous version for the files that are named.
+func crdFolder(t *testing.T, old ...string) string {
+	t.Helper()
+	g := NewWithT(t)
+	root, err := env.Root()
+	g.Expect(err).NotTo(HaveOccurred())
+	folder := t.TempDir()
+	for _, file := range []string{gpuNodesCRD, policiesCRD} {
+		content, err := os.ReadFile(filepath.Join(root, "config", "crd", file))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(os.WriteFile(filepath.Join(folder, file), content, 0o600)).To(Succeed())
+	}
+	for _, file := range old {
+		content, err := previous.File(t.Context(), "config/crd/"+file)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(os.WriteFile(filepath.Join(folder, file), content, 0o600)).To(Succeed())
+	}
+	return folder
+}
+
+// everyStrategy are policies of every strategy.
+var everyStrategy = []string{
+	`{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`, `{strategy: MPS, mps: {replicas: 4}}`, `{strategy: Exclusive}`, sevenEach,
+}
+
+// TestTodaysProgramsWorkWithThePreviousCRDs: Helm with crds.install=false, or a user who applies the CRDs in another
+// way, may leave them as they were.
+func TestTodaysProgramsWorkWithThePreviousCRDs(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, env.WithOwnCRDs(crdFolder(t, gpuNodesCRD, policiesCRD)))
+	for _, sharing := range everyStrategy {
+		f.step(sharing, func() {
+			f.policy(sharing, `{maxUnavailable: "100%"}`)
+			f.ready()
+			f.atRest()
+		})
+	}
+}
+
+// versions are those of all objects of the operator.
+func (f *fleet) versions() map[string]string {
+	f.t.Helper()
+	found := map[string]string{}
+	nodes, policies := &v1alpha1.GPUNodeList{}, &v1alpha1.GPUSharingPolicyList{}
+	for _, list := range []client.ObjectList{nodes, policies} {
+		f.Expect(f.client.List(f.t.Context(), list)).To(Succeed())
+	}
+	for i := range nodes.Items {
+		found["GPUNode "+nodes.Items[i].Name] = nodes.Items[i].ResourceVersion
+	}
+	for i := range policies.Items {
+		found["GPUSharingPolicy "+policies.Items[i].Name] = policies.Items[i].ResourceVersion
+	}
+	return found
+}
+
+// atRest waits until nobody writes the operator's objects any more, and checks that it stays so although the agents
+// look several times.
+func (f *fleet) atRest() {
+	f.t.Helper()
+	f.Eventually(func(g Gomega) {
+		before := f.versions()
+		g.Consistently(f.versions, "5s", 5*pollEvery).Should(Equal(before))
+	}, "1m", pollEvery).Should(Succeed())
 }

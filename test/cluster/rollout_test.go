@@ -4,14 +4,21 @@
 package cluster_test
 
 import (
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 func timeSlicing(replicas string) string {
@@ -120,4 +127,79 @@ func (f *fleet) gpuNode(node string) *v1alpha1.GPUNode {
 	n := &v1alpha1.GPUNode{}
 	f.Expect(client.IgnoreNotFound(f.client.Get(f.t.Context(), types.NamespacedName{Name: node}, n))).To(Succeed())
 	return n
+}
+
+// TestADefaultBesideAPolicyForSomeNodes: on two nodes a cluster-wide default and a policy for one of them stand side by
+// side, and the default governs both when that policy goes.
+func TestADefaultBesideAPolicyForSomeNodes(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	f.policy(timeSlicing("2"), "{maxUnavailable: 2}")
+	f.ready()
+	f.step("each node has the policy with the highest priority that selects it", func() {
+		f.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: some}, spec: {priority: 10, " +
+			"nodeSelector: {matchLabels: {kubernetes.io/hostname: n02}}, sharing: " + timeSlicing("4") + "}}")
+		f.advertise(map[string]int64{"n01": 4, "n02": 8})
+		f.Expect(f.spec("n01").PolicyName).To(Equal("research"))
+		f.Expect(f.spec("n02").PolicyName).To(Equal("some"))
+		f.ready()
+	})
+	f.step("the default governs the node of a policy that goes", func() {
+		gone := &v1alpha1.GPUSharingPolicy{}
+		gone.Name = "some"
+		f.Expect(f.client.Delete(t.Context(), gone)).To(Succeed())
+		f.advertise(map[string]int64{"n01": 4, "n02": 4})
+		f.Eventually(func() string { return f.spec("n02").PolicyName }, patience, pollEvery).Should(Equal("research"))
+	})
+}
+
+// advertise waits until the nodes advertise so many GPUs.
+func (f *fleet) advertise(want map[string]int64) {
+	f.t.Helper()
+	f.Eventually(func() map[string]int64 {
+		have := map[string]int64{}
+		for _, n := range f.world().Nodes {
+			have[n.Name] = n.Allocatable["nvidia.com/gpu"]
+		}
+		return have
+	}, patience, pollEvery).Should(Equal(want))
+}
+
+// tenant is a namespace in which a user with the role edit creates what they like.
+const tenant = "tenant"
+
+// tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or of Node Feature
+// Discovery's. It stays until the history ends.
+func (s *run) tenantEvent(random *rand.Rand) {
+	p := s.some(random)
+	if p.off {
+		return
+	}
+	looks := map[string]func(*corev1.Pod){
+		"a workload of the validator": func(p *corev1.Pod) { p.Labels[cluster.LabelApp] = "nvidia-cuda-validator" },
+		"Node Feature Discovery":      func(p *corev1.Pod) { p.Labels["app.kubernetes.io/name"] = "node-feature-discovery" },
+	}
+	for _, label := range cluster.DeployLabels() {
+		looks[label] = func(p *corev1.Pod) { p.Spec.NodeSelector[label] = "true" }
+	}
+	names := slices.Sorted(maps.Keys(looks))
+	look := names[random.IntN(len(names))]
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tenant, GenerateName: "tenant-", Labels: map[string]string{}},
+		Spec: corev1.PodSpec{
+			NodeName: p.name, NodeSelector: map[string]string{}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/none"}},
+		},
+	}
+	looks[look](pod)
+	owned := random.IntN(2) == 0
+	if owned {
+		pod.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "apps/v1", Kind: "DaemonSet", Name: "nvidia-device-plugin-daemonset", UID: "theirs", Controller: new(true),
+		}}
+	}
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}}
+	s.Eventually(func() error { return s.client.Create(s.t.Context(), space) }, patience, pollEvery).
+		Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
+	s.Eventually(func() error { return s.client.Create(s.t.Context(), pod) }, patience, pollEvery).Should(Succeed())
+	s.tell("pod %s of a tenant comes to %s, and looks like %s; with a controller: %v", pod.Name, p.name, look, owned)
 }

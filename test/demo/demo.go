@@ -187,13 +187,9 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 }
 
 func (d *demo) writeKubeconfig(ctx context.Context) error {
-	data, err := env.Kubeconfig(d.cluster.Config)
-	if err != nil {
-		return err
-	}
 	d.kubeconfig = filepath.Join(d.dir, "kubeconfig")
-	if err := os.WriteFile(d.kubeconfig, data, 0o600); err != nil {
-		return fmt.Errorf("writing the administrator's kubeconfig: %w", err)
+	if err := env.WriteKubeconfig(d.cluster.Config, d.kubeconfig); err != nil {
+		return err
 	}
 	assets, err := env.Assets(ctx)
 	d.kubectl = filepath.Join(assets, "kubectl")
@@ -327,13 +323,9 @@ func (d *demo) runController(ctx context.Context) (*nodesim.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := env.Kubeconfig(config)
-	if err != nil {
-		return nil, err
-	}
 	kubeconfig := filepath.Join(d.dir, "controller.kubeconfig")
-	if err := os.WriteFile(kubeconfig, data, 0o600); err != nil {
-		return nil, fmt.Errorf("writing the controller's kubeconfig: %w", err)
+	if err := env.WriteKubeconfig(config, kubeconfig); err != nil {
+		return nil, err
 	}
 	return start(filepath.Join(d.dir, "controller.log"), filepath.Join(d.programs, "controller"),
 		[]string{"--leader-elect", "--health-probe-bind-address=0"},

@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,15 +149,8 @@ func (m *machine) kubeconfig(ctx context.Context, pod *corev1.Pod) (string, erro
 	if err != nil {
 		return "", err
 	}
-	data, err := env.Kubeconfig(config)
-	if err != nil {
-		return "", err
-	}
 	file := m.path(pod.Spec.ServiceAccountName + ".kubeconfig")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		return "", fmt.Errorf("writing the agent's kubeconfig: %w", err)
-	}
-	return file, nil
+	return file, env.WriteKubeconfig(config, file)
 }
 
 // onNode turns a path in an argument into the node's path that is mounted there.

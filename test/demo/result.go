@@ -83,8 +83,8 @@ Let a pod hold an instance and ask for another layout. The node waits, and its s
   kubectl patch gsp mig-a100 --type merge -p '{"spec":{"sharing":{"mig":{"layouts":[{"fill":"1g"}]}}}}'
   kubectl gpusharing status mig-a100
   kubectl delete pod holder
-Delete pods and policies, and see every node, and NVIDIA's ClusterPolicy, go back to what they were:
-  kubectl delete pod,gsp --all`, d.kubeconfig, d.programs, filepath.Dir(d.kubectl), draPod, holder))
+Delete pods, their ResourceClaim, which nothing here deletes with its pod, and policies. Every node and NVIDIA's ClusterPolicy go back:
+  kubectl delete pod,resourceclaim,gsp --all`, d.kubeconfig, d.programs, filepath.Dir(d.kubectl), draPod, holder))
 	return nil
 }
 

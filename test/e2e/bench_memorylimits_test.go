@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
-	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
@@ -39,7 +38,7 @@ func limitSpeedSpecs() {
 			expectReady(ctx, "shared")
 		}
 		BeforeAll(func(ctx SpecContext) {
-			beginLimits(ctx, sim.Dmem)
+			beginLimits(ctx)
 			ask(ctx, "Enforce")
 		})
 		AfterAll(endLimits)

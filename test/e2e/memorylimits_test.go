@@ -40,90 +40,75 @@ const (
 )
 
 func memoryLimitSpecs() {
-	for _, backend := range []sim.Backend{sim.Dmem, sim.Misc} {
-		Describe(fmt.Sprintf("A memory limit of the driver (%s)", backend), Ordered, Offset(1), func() {
-			BeforeAll(func(ctx SpecContext) { beginLimits(ctx, backend) })
-			AfterAll(endLimits)
+	Describe("A memory limit of the driver", Ordered, Offset(1), func() {
+		BeforeAll(beginLimits)
+		AfterAll(endLimits)
+		for _, backend := range []sim.Backend{sim.Dmem, sim.Misc} {
 			limitSpecs(backend)
-			limitOwnerSpecs()
-		})
-	}
+		}
+	})
 }
 
 func limitSpecs(backend sim.Backend) {
 	neighbours := []string{"one", "two", "three"}
 	pods := append([]string{"greedy"}, neighbours...)
-	startAll := func(ctx context.Context) {
-		GinkgoHelper()
+
+	It(fmt.Sprintf("is only reported with Report; with Enforce refuses a plain pod more than its share, while its neighbours go on; None leaves none (%s)", backend), func(ctx SpecContext) {
+		standFor(backend)
+		limit(ctx, v1alpha1.MemoryLimitReport)
 		for _, name := range pods {
 			startPod(ctx, name, "nvidia.com/gpu", 1, allocating("2048"))
 		}
 		for _, name := range pods {
 			expectRunning(ctx, name)
 		}
-	}
-
-	It("is only reported with Report: a pod takes more than its share", func(ctx SpecContext) {
-		limit(ctx, v1alpha1.MemoryLimitReport)
-		startAll(ctx)
 		Eventually(limitedReason).WithContext(ctx).Should(Equal("Unknown NotVerified"))
 		Eventually(limitsReported).WithContext(ctx).Should(And(HaveLen(4), HaveEach("9830 ")))
-		Expect(allocateIn(ctx, "greedy", "20480")).To(Equal("total 40960\n20480 CUDA_SUCCESS"))
-		Consistently(setLimits, "5s").Should(BeEmpty())
+		Expect(allocateIn(ctx, "greedy", []string{"20480"})).To(Equal("total 40960\n20480 CUDA_SUCCESS"))
+		Expect(setLimits()).To(BeEmpty())
 		Expect(kubectl(ctx, "", "gpusharing", "status")).To(ContainSubstring("Not hard: NotVerified"))
-	})
 
-	It("refuses a plain pod more than its share, while its neighbours go on, also after its container restarts", func(ctx SpecContext) {
-		limit(ctx, v1alpha1.MemoryLimitReport)
-		startAll(ctx)
-		limit(ctx, v1alpha1.MemoryLimitEnforce)
-		if backend == sim.Misc { // what was allocated before does not count, which is reported
-			Eventually(limitsReported).WithContext(ctx).Should(And(HaveLen(4), HaveEach("9830 EarlierMemory")))
-			stopPods(ctx)
-			startAll(ctx)
-		}
-		Eventually(limitedReason).WithContext(ctx).Should(Equal("True Enforced"))
-		Eventually(limitsReported).WithContext(ctx).Should(And(HaveLen(4), HaveEach("9830 ")))
 		var same []func()
 		for _, name := range neighbours {
 			same = append(same, expectSameContainer(ctx, users, name))
 		}
-		refused := fmt.Sprintf("total %d\n4096 CUDA_SUCCESS\n4096 CUDA_ERROR_OUT_OF_MEMORY", shareMiB)
-		Eventually(allocateIn).WithContext(ctx).WithArguments("greedy", "4096", "4096").Should(Equal(refused))
-		for _, name := range neighbours {
-			Expect(allocateIn(ctx, name, "7000")).To(ContainSubstring("7000 CUDA_SUCCESS"), name)
+		limit(ctx, v1alpha1.MemoryLimitEnforce)
+		refused, share := fmt.Sprintf("total %d\n4096 CUDA_SUCCESS\n4096 CUDA_ERROR_OUT_OF_MEMORY", shareMiB), []string{"4096", "4096"}
+		if backend == sim.Dmem {
+			Eventually(limitedReason).WithContext(ctx).Should(Equal("True Enforced"))
+			Eventually(limitsReported).WithContext(ctx).Should(And(HaveLen(4), HaveEach("9830 ")))
+			Eventually(allocateIn).WithContext(ctx).WithArguments("greedy", share).Should(Equal(refused))
+			Expect(kubectl(ctx, "", "gpusharing", "status")).To(ContainSubstring("hard: 4 pods are limited"))
+			Expect(kubectl(ctx, "", "gpusharing", "why", "greedy", "-n", users)).To(ContainSubstring("the driver lets its pod have 9.6 GiB of the 40.0 GiB"))
+		} else { // what was allocated before does not count, which is reported
+			Eventually(limitsReported).WithContext(ctx).Should(And(HaveLen(4), HaveEach("9830 EarlierMemory")))
+			Expect(allocateIn(ctx, "greedy", []string{"4096", "4096", "4096"})).To(HaveSuffix("\n4096 CUDA_SUCCESS\n4096 CUDA_ERROR_OUT_OF_MEMORY"))
 		}
-		Expect(allocateIn(ctx, "greedy", "managed", "20480")).To(ContainSubstring("20480 CUDA_SUCCESS"), "managed memory escapes, as docs/monitoring.md says")
-		Expect(kubectl(ctx, "", "gpusharing", "status")).To(ContainSubstring("hard: 4 pods are limited"))
-		Expect(kubectl(ctx, "", "gpusharing", "why", "greedy", "-n", users)).To(ContainSubstring("the driver lets its pod have 9.6 GiB of the 40.0 GiB"))
+		for _, name := range neighbours {
+			Expect(allocateIn(ctx, name, []string{"7000"})).To(ContainSubstring("7000 CUDA_SUCCESS"), name)
+		}
+		Expect(allocateIn(ctx, "greedy", []string{"managed", "20480"})).To(ContainSubstring("20480 CUDA_SUCCESS"), "managed memory escapes, as docs/monitoring.md says")
 
 		before := restartCount(ctx, "greedy")
 		Expect(syscall.Kill(process(ctx, "greedy"), syscall.SIGKILL)).To(Succeed())
 		Eventually(restartCount).WithContext(ctx).WithArguments("greedy").Should(BeNumerically(">", before))
 		expectRunning(ctx, "greedy")
-		Eventually(allocateIn).WithContext(ctx).WithArguments("greedy", "4096", "4096").Should(Equal(refused))
+		Eventually(allocateIn).WithContext(ctx).WithArguments("greedy", share).Should(Equal(refused), "of the container that began anew all counts")
 		for _, is := range same {
 			is()
 		}
-	})
 
-	It("leaves nothing once the policy asks for none", func(ctx SpecContext) {
-		startAll(ctx)
-		Eventually(limitedReason).WithContext(ctx).Should(Equal("True Enforced"))
 		limit(ctx, v1alpha1.MemoryLimitNone)
 		Eventually(setLimits).Should(BeEmpty())
 		Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
 		Expect(limitsReported(ctx)).To(BeEmpty())
-		Expect(allocateIn(ctx, "greedy", "20480")).To(ContainSubstring("20480 CUDA_SUCCESS"))
+		Expect(allocateIn(ctx, "greedy", []string{"20480"})).To(ContainSubstring("20480 CUDA_SUCCESS"))
 		if backend == sim.Dmem { // on misc limits of pods that are gone stay in the driver, and so on record
 			Expect(filepath.Glob("/run/nvidia/mps/.memory-limits/*")).To(BeEmpty())
 		}
 	})
-}
 
-func limitOwnerSpecs() {
-	It("leaves alone a limit that another program has set on a pod, and limits the others", func(ctx SpecContext) {
-		stopPods(ctx)
+	It(fmt.Sprintf("leaves alone what another program limits, and limits the others (%s)", backend), func(ctx SpecContext) {
 		limit(ctx, v1alpha1.MemoryLimitReport)
 		for _, name := range []string{"owned", "ours"} {
 			startPod(ctx, name, "nvidia.com/gpu", 1)
@@ -136,71 +121,56 @@ func limitOwnerSpecs() {
 		limit(ctx, v1alpha1.MemoryLimitEnforce)
 		Eventually(limitsReported).WithContext(ctx).Should(HaveKeyWithValue("owned", "9830 ForeignLimit"))
 		Eventually(setLimits).Should(HaveKeyWithValue(podCgroup(ctx, "ours"), uint64(shareMiB)<<20))
+		if backend == sim.Dmem { // standing down does not depend on that
+			for _, o := range otherOwners {
+				expectStandDown(ctx, o)
+			}
+		}
 		Expect(setLimits()).To(HaveKeyWithValue(podCgroup(ctx, "owned"), uint64(foreign)))
 		limit(ctx, v1alpha1.MemoryLimitNone)
 		Eventually(setLimits).Should(And(HaveLen(1), HaveKeyWithValue(podCgroup(ctx, "owned"), uint64(foreign))))
 		Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
-		stopPods(ctx)
 	})
+}
 
-	for _, owner := range []struct {
-		name   string
-		change func(ctx context.Context, there bool)
-	}{
-		{"HAMi, by its annotation", func(ctx context.Context, there bool) {
-			patchNode(ctx, "", map[bool]string{
-				true:  `{"metadata":{"annotations":{"hami.io/node-nvidia-register":"x"}}}`,
-				false: `{"metadata":{"annotations":{"hami.io/node-nvidia-register":null}}}`,
-			}[there])
-		}},
-		{"HAMi, by its resource", func(ctx context.Context, there bool) {
-			patchNode(ctx, "status", map[bool]string{
-				true:  `{"status":{"capacity":{"nvidia.com/gpumem":"1000"},"allocatable":{"nvidia.com/gpumem":"1000"}}}`,
-				false: `{"status":{"capacity":{"nvidia.com/gpumem":"0"},"allocatable":{"nvidia.com/gpumem":"0"}}}`,
-			}[there])
-		}},
-		{"gpu-fractioning", func(ctx context.Context, there bool) {
-			patchNode(ctx, "status", fmt.Sprintf(`{"status":{"conditions":[{"type":"gpu-fractioning.nvidia.com/Ready","status":%q}]}}`,
-				map[bool]string{true: "True", false: "False"}[there]))
-		}},
-	} {
-		It("sets and removes nothing beside "+owner.name, func(ctx SpecContext) {
-			limit(ctx, v1alpha1.MemoryLimitEnforce)
-			startPod(ctx, "before", "nvidia.com/gpu", 1)
-			expectRunning(ctx, "before")
-			Eventually(limitedReason).WithContext(ctx).Should(Equal("True Enforced"))
-			before, err := setLimits()
-			Expect(err).NotTo(HaveOccurred())
-			owner.change(ctx, true)
-			DeferCleanup(func(ctx SpecContext) { owner.change(ctx, false) })
-			Eventually(limitedReason).WithContext(ctx).Should(Equal("False FractioningActive"))
-			startPod(ctx, "beside", "nvidia.com/gpu", 1)
-			expectRunning(ctx, "beside")
-			Eventually(limitsReported).WithContext(ctx).Should(HaveKeyWithValue("beside", "9830 FractioningActive"))
-			Expect(setLimits()).To(Equal(before))
-			owner.change(ctx, false)
-			Eventually(setLimits).Should(HaveKey(podCgroup(ctx, "beside")))
-			stopPods(ctx)
-			limit(ctx, v1alpha1.MemoryLimitNone)
-			Eventually(limitedReason).WithContext(ctx).Should(BeEmpty())
-			Expect(setLimits()).To(BeEmpty())
-		})
-	}
+// otherOwners limit memory on a whole node. What the patch says goes by null, or False.
+var otherOwners = []struct{ name, subresource, there, gone string }{
+	{"HAMi, by its annotation", "", `{"metadata":{"annotations":{"hami.io/node-nvidia-register":"x"}}}`, `{"metadata":{"annotations":{"hami.io/node-nvidia-register":null}}}`},
+	{
+		"HAMi, by its resource", "status", `{"status":{"capacity":{"nvidia.com/gpumem":"1000"},"allocatable":{"nvidia.com/gpumem":"1000"}}}`,
+		`{"status":{"capacity":{"nvidia.com/gpumem":"0"},"allocatable":{"nvidia.com/gpumem":"0"}}}`,
+	},
+	{
+		"gpu-fractioning", "status", `{"status":{"conditions":[{"type":"gpu-fractioning.nvidia.com/Ready","status":"True"}]}}`,
+		`{"status":{"conditions":[{"type":"gpu-fractioning.nvidia.com/Ready","status":"False"}]}}`,
+	},
+}
+
+// expectStandDown: nothing is set or removed beside another owner.
+func expectStandDown(ctx context.Context, owner struct{ name, subresource, there, gone string }) {
+	GinkgoHelper()
+	By("standing down beside " + owner.name)
+	before, err := setLimits()
+	Expect(err).NotTo(HaveOccurred())
+	patchNode(ctx, owner.subresource, owner.there)
+	DeferCleanup(patchNode, owner.subresource, owner.gone)
+	Eventually(limitedReason).WithContext(ctx).Should(Equal("False FractioningActive"))
+	startPod(ctx, "beside", "nvidia.com/gpu", 1)
+	expectRunning(ctx, "beside")
+	Eventually(limitsReported).WithContext(ctx).Should(HaveKeyWithValue("beside", "9830 FractioningActive"))
+	Expect(setLimits()).To(Equal(before))
+	patchNode(ctx, owner.subresource, owner.gone)
+	Eventually(setLimits).Should(HaveKey(podCgroup(ctx, "beside")))
+	stopPod(ctx, "beside")
 }
 
 // beginLimits gives the specs an A100 with a driver that has memory limits, and an agent that may set them.
-func beginLimits(ctx context.Context, backend sim.Backend) {
+func beginLimits(ctx SpecContext) {
 	GinkgoHelper()
 	begin(ctx, sim.A100)
 	stopDriver()
 	startDriverAs(ctx, driver.Options{Layout: driver.Container, Version: driver615})
-	Expect(gpus.Update(func(s *simdriver.State) error {
-		s.Node.Cgroups = sim.Cgroups{Backend: backend, Root: standRoot, File: standControl}
-		return nil
-	})).To(Succeed())
-	stand, err := json.Marshal(map[string]string{"Root": standRoot, "Controller": string(backend), "File": standControl})
-	Expect(err).NotTo(HaveOccurred())
-	Expect(os.WriteFile(filepath.Join(driver.Hardware, "cgroups.json"), stand, 0o600)).To(Succeed())
+	standFor(sim.Dmem)
 	programs, stop := context.WithCancel(context.Background())
 	DeferCleanup(stop)
 	Expect(gpus.ServePrograms(programs, standHierarchy)).To(Succeed())
@@ -208,6 +178,18 @@ func beginLimits(ctx context.Context, backend sim.Backend) {
 	Expect(machine.Import(ctx, write(standImage(ctx)))).To(Succeed())
 	serveMetrics(ctx, "featureGates.MemoryLimits=true", "images.agent.repository="+standRepository, "images.agent.tag="+standTag)
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 1})
+}
+
+// standFor has the driver and the agent take the machine for one with a back end. The agent looks at its next policy.
+func standFor(backend sim.Backend) {
+	GinkgoHelper()
+	Expect(gpus.Update(func(s *simdriver.State) error {
+		s.Node.Cgroups.Backend, s.Node.Cgroups.Root, s.Node.Cgroups.File = backend, standRoot, standControl
+		return nil
+	})).To(Succeed())
+	stand, err := json.Marshal(map[string]string{"Root": standRoot, "Controller": string(backend), "File": standControl})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(os.WriteFile(filepath.Join(driver.Hardware, "cgroups.json"), stand, 0o600)).To(Succeed())
 }
 
 // endLimits gives the node its former agent, and the next specs other GPUs with the first driver.
@@ -234,7 +216,7 @@ func allocating(mib ...string) func(*corev1.PodSpec) {
 }
 
 // allocateIn is what a CUDA program prints that takes so many MiB in the container of a user's pod, and ends.
-func allocateIn(ctx context.Context, name string, mib ...string) string {
+func allocateIn(ctx context.Context, name string, mib []string) string {
 	GinkgoHelper()
 	return strings.TrimSpace(kubectl(ctx, "", append([]string{"exec", "-n", users, name, "--", "/workload", "allocate"}, mib...)...))
 }

@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -59,7 +60,7 @@ func onDemandSpecs() {
 			expectReady(ctx, "shared")
 		})
 
-		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on", func(ctx SpecContext) {
+		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on, keeps none for one that no node can start, and returns to rest", func(ctx SpecContext) {
 			stopPods(ctx)
 			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-1g.5gb": 14})
@@ -88,6 +89,23 @@ func onDemandSpecs() {
 			Expect(is.Status.Demand).To(HaveLen(1))
 			Expect(is.Status.Demand[0].FirstPod).To(Equal(users + "/large"))
 			Expect(is.Status.Rollout.Failed).To(BeNil())
+			Expect(kubectl(ctx, "", "get", "events", "-n", users)).To(MatchRegexp(`Repartitioning +pod/large +Repartitioning GPU [01] of node ` + nodeName + ` for nvidia.com/mig-3g.20gb`))
+			Expect(kubectl(ctx, "", "gpusharing", "status")).To(MatchRegexp(`on demand: GPU [01] of node .*1 × 3g.20gb, at rest 7 × 1g.5gb .* for ` + users + `/large`))
+
+			stopPods(ctx)
+			startPod(ctx, "lacking", "nvidia.com/mig-3g.20gb", 1, func(p *corev1.PodSpec) {
+				p.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "none"}}}}
+			})
+			Eventually(demandReason).WithContext(ctx).WithTimeout(3 * time.Minute).Should(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
+			stopPods(ctx)
+			Eventually(func(g Gomega) {
+				is, err := gpuNode(ctx)
+				g.Expect(err).NotTo(HaveOccurred())
+				is.Status.Demand[0].SinceTime = metav1.NewTime(time.Now().Add(-5 * time.Minute)) // for so long it would be held, which nobody waits for here
+				g.Expect(kube.Status().Update(ctx, is)).To(Succeed())
+			}).WithContext(ctx).Should(Succeed())
+			Eventually(allocatable).WithContext(ctx).WithTimeout(4 * time.Minute).Should(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+			expectReady(ctx, "shared")
 		})
 
 		It("forgets pods that are gone, and leaves nothing behind", func(ctx SpecContext) {

@@ -118,7 +118,7 @@ func safetySpecs() {
 				v1alpha1.ResourceCount{Name: profile, Advertised: 4},
 				v1alpha1.ResourceCount{Name: "nvidia.com/mig-2g.10gb", Expected: 2}))
 			Eventually(affected).WithContext(ctx).WithArguments("layout").Should(And(
-				ContainSubstring("Deployment default/train asks for "+profile+": 1, which no node offers then"), Not(ContainSubstring("bystander"))))
+				ContainSubstring("Deployment default/train asks for "+profile+": 1, which no node will offer"), Not(ContainSubstring("bystander"))))
 			said := kubectl(ctx, manifest("layout", layout(second)), "gpusharing", "plan", "-f", "-")
 			for _, line := range []string{"destroy 4 × 1g.5gb", "create 2 × 2g.10gb", "pod " + users + "/" + evicted + " uses"} {
 				Expect(said).To(ContainSubstring(line), "the plan that kubectl prints is the same, with equal steps in one line")

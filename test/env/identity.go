@@ -6,6 +6,8 @@ package env
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -89,20 +91,30 @@ func (c *Cluster) token(ctx context.Context, account *corev1.ServiceAccount, pod
 	return request.Status.Token, nil
 }
 
-// Kubeconfig is the file with which kubectl and other programs use a client configuration.
-func Kubeconfig(config *rest.Config) ([]byte, error) {
-	data, err := clientcmd.Write(clientcmdapi.Config{
+// KubeconfigFile is the path of a file with which kubectl and other programs use a client configuration.
+func KubeconfigFile(t *testing.T, config *rest.Config) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := WriteKubeconfig(config, file); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// WriteKubeconfig writes such a file, which only its owner can read.
+func WriteKubeconfig(config *rest.Config, file string) error {
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
 		CurrentContext: "gpusharing",
 		Contexts:       map[string]*clientcmdapi.Context{"gpusharing": {Cluster: "gpusharing", AuthInfo: "user"}},
 		Clusters: map[string]*clientcmdapi.Cluster{"gpusharing": {
 			Server: config.Host, CertificateAuthorityData: config.CAData,
 		}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"user": {
-			Token: config.BearerToken, ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+			Token: config.BearerToken, ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Impersonate: config.Impersonate.UserName,
 		}},
-	})
+	}, file)
 	if err != nil {
-		return nil, fmt.Errorf("writing a kubeconfig: %w", err)
+		return fmt.Errorf("writing a kubeconfig: %w", err)
 	}
-	return data, nil
+	return nil
 }

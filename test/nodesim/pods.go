@@ -7,12 +7,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -282,4 +295,188 @@ func containerStatuses(state *podState, ready bool) []corev1.ContainerStatus {
 		statuses = append(statuses, s)
 	}
 	return statuses
+}
+
+type counts struct{ capacity, allocatable int }
+
+// publish writes the extended resources into the node's status when the period has passed and they changed.
+func (k *kubelet) publish(ctx context.Context, node *corev1.Node) error {
+	if k.Clock.Since(k.publishedAt) < k.StatusPeriod {
+		return nil
+	}
+	want := k.resources()
+	base := node.DeepCopy()
+	for name, c := range want {
+		node.Status.Capacity[corev1.ResourceName(name)] = *resource.NewQuantity(int64(c.capacity), resource.DecimalSI)
+		node.Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(c.allocatable), resource.DecimalSI)
+	}
+	k.publishedAt = k.Clock.Now()
+	if maps.Equal(want, k.published) {
+		return nil
+	}
+	if err := k.Client.Status().Patch(ctx, node, client.MergeFrom(base)); err != nil {
+		return fmt.Errorf("publishing the status of node %s: %w", k.Name, err)
+	}
+	k.published = want
+	k.Tell("kubelet: the node advertises %s", describe(want))
+	return nil
+}
+
+// resources counts the devices of each resource. One that a plugin no longer serves stays, with nothing to allocate.
+func (k *kubelet) resources() map[string]counts {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := map[string]counts{}
+	for name, e := range k.endpoints {
+		c := counts{capacity: len(e.devices), allocatable: len(e.devices)}
+		if e.gone {
+			c.allocatable = 0
+		}
+		all[name] = c
+	}
+	return all
+}
+
+func describe(resources map[string]counts) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(resources)) {
+		if c := resources[name]; c.allocatable > 0 {
+			parts = append(parts, fmt.Sprintf("%s: %d", name, c.allocatable))
+		}
+	}
+	if len(parts) == 0 {
+		return "no GPU"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// projection is a ConfigMap as a pod sees it.
+type projection struct {
+	data  map[string]string // nil: the ConfigMap does not exist
+	since time.Time
+}
+
+// project brings ConfigMaps into a pod: at once when the pod is new or was changed, otherwise after the delay.
+func (k *kubelet) project(ctx context.Context, state *podState, touched bool) error {
+	for _, volume := range state.pod.Spec.Volumes {
+		if volume.ConfigMap == nil {
+			continue
+		}
+		name := volume.ConfigMap.Name
+		old, ok := state.volumes[name]
+		if ok && old.data != nil && !touched && k.Clock.Since(old.since) < k.ProjectionDelay {
+			continue
+		}
+		configMap := &corev1.ConfigMap{}
+		err := k.Client.Get(ctx, types.NamespacedName{Namespace: state.pod.Namespace, Name: name}, configMap)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("projecting ConfigMap %s: %w", name, err)
+		}
+		state.volumes[name] = &projection{data: dataOf(configMap, err == nil), since: k.Clock.Now()}
+	}
+	return nil
+}
+
+func dataOf(configMap *corev1.ConfigMap, exists bool) map[string]string {
+	if !exists {
+		return nil
+	}
+	if configMap.Data == nil {
+		return map[string]string{}
+	}
+	return configMap.Data
+}
+
+// missingVolume says why the containers cannot be created yet; empty if they can.
+func (s *podState) missingVolume() string {
+	for name, p := range s.volumes {
+		if p.data == nil {
+			return fmt.Sprintf("ContainerCreating: configmap %q not found", name)
+		}
+	}
+	return ""
+}
+
+// podResources serves the kubelet's pod-resources API of a node.
+type podResources struct {
+	podresourcesv1.UnimplementedPodResourcesListerServer
+	machine *machine
+}
+
+// ServePodResources serves the pod-resources API on a socket until the context ends.
+func (k *kubelet) ServePodResources(ctx context.Context, socket string) error {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return fmt.Errorf("making the folder of the pod-resources socket: %w", err)
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing an old pod-resources socket: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("listening for pod-resources requests: %w", err)
+	}
+	server := grpc.NewServer()
+	podresourcesv1.RegisterPodResourcesListerServer(server, &podResources{machine: k.machine})
+	go func() {
+		<-ctx.Done()
+		server.Stop()
+	}()
+	go func() { _ = server.Serve(listener) }()
+	return nil
+}
+
+// List implements the API: every pod of the node, with the devices of its containers by resource.
+func (r *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
+	r.machine.mu.Lock()
+	defer r.machine.mu.Unlock()
+	response := &podresourcesv1.ListPodResourcesResponse{}
+	for _, state := range r.machine.pods {
+		response.PodResources = append(response.PodResources, state.podResources(r.machine.Name))
+	}
+	return response, nil
+}
+
+// GetAllocatableResources implements the API: every device that a plugin offers.
+func (r *podResources) GetAllocatableResources(
+	context.Context, *podresourcesv1.AllocatableResourcesRequest,
+) (*podresourcesv1.AllocatableResourcesResponse, error) {
+	r.machine.mu.Lock()
+	defer r.machine.mu.Unlock()
+	response := &podresourcesv1.AllocatableResourcesResponse{}
+	for resource, e := range r.machine.endpoints {
+		devices := &podresourcesv1.ContainerDevices{ResourceName: resource}
+		for _, d := range e.devices {
+			devices.DeviceIds = append(devices.DeviceIds, d.ID)
+		}
+		response.Devices = append(response.Devices, devices)
+	}
+	return response, nil
+}
+
+// Get implements the API.
+func (r *podResources) Get(_ context.Context, request *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
+	r.machine.mu.Lock()
+	defer r.machine.mu.Unlock()
+	for _, state := range r.machine.pods {
+		if state.pod.Namespace == request.PodNamespace && state.pod.Name == request.PodName {
+			return &podresourcesv1.GetPodResourcesResponse{PodResources: state.podResources(r.machine.Name)}, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s not found", request.PodName, request.PodNamespace)
+}
+
+func (s *podState) podResources(node string) *podresourcesv1.PodResources {
+	pod := &podresourcesv1.PodResources{Name: s.pod.Name, Namespace: s.pod.Namespace}
+	for _, c := range s.pod.Spec.Containers {
+		container := &podresourcesv1.ContainerResources{Name: c.Name, DynamicResources: s.dynamicResources(node, &c)}
+		for _, d := range s.devices {
+			if d.container == c.Name {
+				container.Devices = append(container.Devices, &podresourcesv1.ContainerDevices{
+					ResourceName: d.resource, DeviceIds: []string{d.id},
+				})
+			}
+		}
+		pod.Containers = append(pod.Containers, container)
+	}
+	return pod
 }

@@ -262,12 +262,8 @@ func (s *site) kubeconfigOf(ctx context.Context, pod *corev1.Pod, node string) (
 	if err != nil {
 		return "", err
 	}
-	data, err := env.Kubeconfig(config)
-	if err != nil {
-		return "", err
-	}
 	file := filepath.Join(s.dir, pod.Name+".kubeconfig")
-	return file, os.WriteFile(file, data, 0o600)
+	return file, env.WriteKubeconfig(config, file)
 }
 
 // variables is the environment of the first container of a pod.

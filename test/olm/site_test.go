@@ -116,10 +116,8 @@ func newSite(t *testing.T, version string, crds ...string) (s *site) {
 	}
 	s.cluster = env.Start(t, options...)
 	s.client = s.cluster.Client
-	data, err := env.Kubeconfig(s.cluster.Config)
-	s.Expect(err).NotTo(HaveOccurred())
 	s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
-	s.Expect(os.WriteFile(s.kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(s.cluster.Config, s.kubeconfig)).To(Succeed())
 	s.removeOwnCRDs()
 	s.startControllerManager()
 	s.startNVIDIA()
@@ -265,10 +263,8 @@ properties:
 // test fails.
 func (s *site) start(name, program string, as *rest.Config, args ...string) (stop func()) {
 	s.t.Helper()
-	data, err := env.Kubeconfig(as)
-	s.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(s.dir, name+".kubeconfig")
-	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(as, kubeconfig)).To(Succeed())
 	p, err := s.run(name, program, []string{"KUBECONFIG=" + kubeconfig}, args...)
 	s.Expect(err).NotTo(HaveOccurred(), program)
 	s.t.Cleanup(p.Stop)

@@ -45,7 +45,7 @@ type underOLM struct {
 	controller *agentinstall.Controller
 }
 
-func newUnderOLM(t *testing.T, openshift bool, metrics ...string) underOLM {
+func newUnderOLM(t *testing.T, openshift bool, agents ...agentinstall.Agents) underOLM {
 	t.Helper()
 	g := NewWithT(t)
 	cluster := env.Start(t)
@@ -75,7 +75,7 @@ func newUnderOLM(t *testing.T, openshift bool, metrics ...string) underOLM {
 	u.controller = agentinstall.New(c, agentinstall.Options{
 		Owner:     types.NamespacedName{Namespace: olmNamespace, Name: account},
 		Manifests: manifests, Images: map[string]string{"gpu-sharing-agent": agentImage},
-		Metrics: agentinstall.Metrics{Args: metrics, Port: 8443}, Events: events.NewFakeRecorder(8),
+		Agents: append(agents, agentinstall.Agents{})[0], Events: events.NewFakeRecorder(8),
 	})
 	return u
 }
@@ -238,17 +238,22 @@ func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
 	u.daemonSet(t, "gpu-sharing-agent")
 }
 
-// TestOLMUsersTurnMetricsOnAsHelmDoes: the agents then serve what Helm's agents serve, and so `kubectl gpusharing top`
-// finds their port.
-func TestOLMUsersTurnMetricsOnAsHelmDoes(t *testing.T) {
-	u := newUnderOLM(t, false, "--metrics-bind-address=:8443", "--sampling-interval=60s")
+// TestOLMUsersGiveAgentsWhatHelmDoes: they then serve what Helm's agents serve, so that `kubectl gpusharing top` finds their port, and see the
+// same of the node.
+func TestOLMUsersGiveAgentsWhatHelmDoes(t *testing.T) {
+	u := newUnderOLM(t, false, agentinstall.Agents{
+		Args: []string{"--metrics-bind-address=:8443", "--sampling-interval=60s", "--feature-gates=MemoryLimits=true"}, Port: 8443, Cgroups: true,
+	})
 	g := NewWithT(t)
 	_, err := u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
-	byHelm := podOf(t, find(t, newHelm(t).render(t, "metrics.enabled=true", "metrics.sampling.interval=60s"), "DaemonSet gpu-sharing-agent")).Spec.Containers[0]
+	byHelm := podOf(t, find(t, newHelm(t).render(t, "metrics.enabled=true", "metrics.sampling.interval=60s", "featureGates.MemoryLimits=true"), "DaemonSet gpu-sharing-agent")).Spec
 	for _, name := range []string{"gpu-sharing-agent", "gpu-sharing-agent-dra"} {
-		agent := u.daemonSet(t, name).Spec.Template.Spec.Containers[0]
-		g.Expect(agent.Args).To(ConsistOf(byHelm.Args), name)
+		pod := u.daemonSet(t, name).Spec.Template.Spec
+		agent := pod.Containers[0]
+		g.Expect(agent.Args).To(ConsistOf(byHelm.Containers[0].Args), name)
+		g.Expect(agent.VolumeMounts).To(ConsistOf(byHelm.Containers[0].VolumeMounts), name)
+		g.Expect(pod.Volumes).To(ConsistOf(byHelm.Volumes), name)
 		ports := map[string]int32{}
 		for _, port := range agent.Ports {
 			ports[port.Name] = port.ContainerPort
@@ -283,10 +288,8 @@ func (u underOLM) startProgram(t *testing.T) {
 	}
 	config, err := u.ConfigAs(t.Context(), u.account)
 	g.Expect(err).NotTo(HaveOccurred())
-	data, err := env.Kubeconfig(config)
-	g.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(folder, "kubeconfig")
-	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	g.Expect(env.WriteKubeconfig(config, kubeconfig)).To(Succeed())
 
 	ctx, stop := context.WithCancel(t.Context())
 	program := exec.CommandContext(ctx, shipped(t, "controller"), "operands", "--manifests="+folder,

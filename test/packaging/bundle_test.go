@@ -174,7 +174,7 @@ func TestAConfigMapSetsWhatASubscriptionMaySet(t *testing.T) {
 		}
 	}
 	g.Expect(settings).To(Equal(map[string][]string{
-		"gpu-sharing-controller": {"METRICS_BIND_ADDRESS", "FEATURE_GATES"}, "gpu-sharing-operands": {"METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL"},
+		"gpu-sharing-controller": {"METRICS_BIND_ADDRESS", "FEATURE_GATES"}, "gpu-sharing-operands": {"METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL", "FEATURE_GATES"},
 	}))
 }
 

@@ -5,7 +5,6 @@ package packaging_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -331,23 +330,15 @@ func (i installation) runCheck(ctx context.Context, t *testing.T, program string
 	if err := i.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: pod.Spec.Volumes[0].ConfigMap.Name}, rights); err != nil {
 		return "", err
 	}
-	kubeconfig, err := env.Kubeconfig(config)
-	if err != nil {
-		return "", err
-	}
 	folder := t.TempDir()
-	var failed []error
-	for name, content := range map[string]string{"rbac.yaml": rights.Data["rbac.yaml"], "kubeconfig": string(kubeconfig)} {
-		failed = append(failed, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600))
-	}
-	if err := errors.Join(failed...); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "rbac.yaml"), []byte(rights.Data["rbac.yaml"]), 0o600); err != nil {
 		return "", err
 	}
 	args := slices.Clone(pod.Spec.Containers[0].Args)
 	for n := range args {
 		args[n] = strings.Replace(args[n], pod.Spec.Containers[0].VolumeMounts[0].MountPath, folder, 1)
 	}
-	args = append(args, "--kubeconfig="+filepath.Join(folder, "kubeconfig"), "--timeout=10s")
+	args = append(args, "--kubeconfig="+env.KubeconfigFile(t, config), "--timeout=10s")
 	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	return string(out), err
 }

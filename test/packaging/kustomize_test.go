@@ -103,13 +103,20 @@ func withoutImages(containers []corev1.Container) []corev1.Container {
 	return plain
 }
 
-// TestTheComponentForAutoscalers: with it a kustomization installs the rights that the chart installs on request.
-func TestTheComponentForAutoscalers(t *testing.T) {
+// TestComponents: with them a kustomization installs what the chart installs on request.
+func TestComponents(t *testing.T) {
 	config, g := t.TempDir(), NewWithT(t)
 	g.Expect(os.CopyFS(config, os.DirFS(path(t, "config")))).To(Succeed())
 	g.Expect(os.Mkdir(filepath.Join(config, "mine"), 0o755)).To(Succeed())
-	g.Expect(os.WriteFile(filepath.Join(config, "mine", "kustomization.yaml"), []byte("resources: [../default]\ncomponents: [../autoscaling]\n"), 0o600)).To(Succeed())
+	const mine = "resources: [../default]\ncomponents: [../autoscaling, ../memory-limits]\n"
+	g.Expect(os.WriteFile(filepath.Join(config, "mine", "kustomization.yaml"), []byte(mine), 0o600)).To(Succeed())
+	ours, charts := built(t, filepath.Join(config, "mine")), newHelm(t).render(t, "autoscaling.manage=true", "featureGates.MemoryLimits=true")
 	const role = "ClusterRole gpu-sharing-controller-autoscaling"
-	ours, charts := find(t, built(t, filepath.Join(config, "mine")), role), find(t, newHelm(t).render(t, "autoscaling.manage=true"), role)
-	g.Expect(as[rbacv1.ClusterRole](t, ours).Rules).To(Equal(as[rbacv1.ClusterRole](t, charts).Rules))
+	g.Expect(as[rbacv1.ClusterRole](t, find(t, ours, role)).Rules).To(Equal(as[rbacv1.ClusterRole](t, find(t, charts, role)).Rules))
+	for _, agents := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra"} {
+		pod, its := podOf(t, find(t, ours, agents)).Spec, podOf(t, find(t, charts, agents)).Spec
+		g.Expect(pod.Containers[0].Args).To(ConsistOf(its.Containers[0].Args), agents)
+		g.Expect(pod.Containers[0].VolumeMounts).To(ConsistOf(its.Containers[0].VolumeMounts), agents)
+		g.Expect(pod.Volumes).To(ConsistOf(its.Volumes), agents)
+	}
 }

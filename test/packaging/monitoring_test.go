@@ -5,6 +5,7 @@ package packaging_test
 
 import (
 	"encoding/json"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -110,4 +111,14 @@ func panels(t *testing.T, objects []*unstructured.Unstructured) []string {
 	}
 	g.Expect(expressions).NotTo(BeEmpty())
 	return expressions
+}
+
+// TestAlerts plays series to the chart's alerts, with Prometheus' own promtool.
+func TestAlerts(t *testing.T) {
+	promtool := strings.TrimSpace(run(t, exec.CommandContext(t.Context(), path(t, "hack/prometheus/build.sh"), "promtool")))
+	command := exec.CommandContext(t.Context(), promtool, "test", "rules", "alerts.yaml")
+	command.Dir = path(t, "test/packaging/testdata")
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("promtool test rules: %v\n%s", err, out)
+	}
 }

@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -72,10 +70,7 @@ func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 	}))
 	pod := agentPod("n1", port)
 	plugin := func(command string) (string, error) {
-		content, err := env.Kubeconfig(user)
-		g.Expect(err).NotTo(HaveOccurred())
-		file := filepath.Join(t.TempDir(), "kubeconfig")
-		g.Expect(os.WriteFile(file, content, 0o600)).To(Succeed())
+		file := env.KubeconfigFile(t, user)
 		var out strings.Builder
 		program := &cli.Program{Out: &out, Clock: clock.RealClock{}}
 		err = program.Run(t.Context(), []string{command, "--kubeconfig", file})

@@ -397,3 +397,18 @@ func TestAProgramThatSpeaksWithADaemonRunsWhileTheDriverLeaves(t *testing.T) {
 	m.Expect(err).To(MatchError(ContainSubstring("Waiting for NVIDIA's driver")))
 	m.Expect(ran).To(Equal(1))
 }
+
+// A driver container's root holds a whole distribution, whose C library need not be of the version that ours is.
+func TestTheDriversProgramsDoNotTakeTheDriverRootsCLibrary(t *testing.T) {
+	m := newMachine(t)
+	m.install(containerRoot)
+	program, err := os.ReadFile("/bin/echo")
+	m.Expect(err).NotTo(HaveOccurred())
+	m.write(containerRoot+"/usr/bin/nvidia-smi", string(program))
+	m.write(containerRoot+"/usr/lib64/libc.so.6", "of another version")
+	command, err := m.find().Outside("nvidia-smi", "ran")
+	m.Expect(err).NotTo(HaveOccurred())
+	stdout, err := host.Exec{}.Run(t.Context(), command)
+	m.Expect(err).NotTo(HaveOccurred())
+	m.Expect(stdout).To(Equal("ran\n"))
+}

@@ -33,8 +33,20 @@ type PodCgroup struct {
 	Cgroup
 
 	UID        string
-	Containers []Cgroup
+	Containers []Cgroup // also the sandbox, of which CRI-O makes none for most pods
+	Inner      []Cgroup // those below a container's in which crun puts its processes
 }
+
+// Inside are the cgroups of containers, and those below.
+func (p PodCgroup) Inside() []Cgroup { return slices.Concat(p.Containers, p.Inner) }
+
+// Begun reports whether a container may have begun, beside the sandbox.
+func (p PodCgroup) Begun() bool {
+	return len(p.Containers) > 1 || len(p.Containers) == 1 && strings.HasPrefix(filepath.Base(p.Containers[0].Path), "crio-")
+}
+
+// innerFolder is what crun calls it (crun.1, run.oci.systemd.subgroup), and conmonFolder how CRI-O's that of the monitor of a container begins.
+const innerFolder, conmonFolder = "container", "crio-conmon-"
 
 // CgroupFacts are what the tree of control groups says of itself.
 type CgroupFacts struct {
@@ -133,15 +145,18 @@ func (c Cgroups) Pods() ([]PodCgroup, error) {
 			}
 			dir := path.Join(level, name)
 			pod := PodCgroup{UID: strings.ReplaceAll(m[1], "_", "-")}
-			if pod.Cgroup, err = c.describe(root, dir); err != nil {
+			if pod.Cgroup, err = c.describe(dir); err != nil {
 				continue
 			}
 			for _, container := range folders(root, dir) {
-				if !containerSegment.MatchString(container) {
+				if !containerSegment.MatchString(container) || strings.HasPrefix(container, conmonFolder) {
 					continue
 				}
-				if found, err := c.describe(root, path.Join(dir, container)); err == nil {
+				if found, err := c.describe(path.Join(dir, container)); err == nil {
 					pod.Containers = append(pod.Containers, found)
+				}
+				if found, err := c.describe(path.Join(dir, container, innerFolder)); err == nil {
+					pod.Inner = append(pod.Inner, found)
 				}
 			}
 			pods = append(pods, pod)
@@ -164,7 +179,7 @@ func folders(root *os.Root, dir string) (names []string) {
 	return names
 }
 
-func (c Cgroups) describe(root *os.Root, dir string) (Cgroup, error) {
+func (c Cgroups) describe(dir string) (Cgroup, error) {
 	g := Cgroup{Path: filepath.Join(c.Folder, dir)}
 	var err error
 	if g.ID, err = cgroupID(g.Path); err != nil {
@@ -175,7 +190,7 @@ func (c Cgroups) describe(root *os.Root, dir string) (Cgroup, error) {
 		return g, nil
 	}
 	for _, controller := range limiters() {
-		if _, err := root.Lstat(path.Join(dir, controller+".max")); err == nil {
+		if _, err := os.Lstat(filepath.Join(g.Path, controller+".max")); err == nil {
 			g.Controllers = append(g.Controllers, controller)
 		}
 	}
@@ -305,6 +320,15 @@ func (f RecordFile) Lock() (unlock func(), err error) {
 		return nil, fmt.Errorf("locking %s: %w", dir, err)
 	}
 	return func() { _ = folder.Close() }, nil
+}
+
+// There reports whether there is one.
+func (f RecordFile) There() (bool, error) {
+	_, err := os.Lstat(f.Path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("looking for %s: %w", f.Path, err)
+	}
+	return err == nil, nil
 }
 
 // Read is the content; nil: there is none.

@@ -10,10 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -110,3 +113,102 @@ func tail(said string) string {
 	}
 	return ": " + said
 }
+
+// Programs tells about programs that run somewhere on the node, also in containers.
+type Programs interface {
+	// Running are the PIDs of the processes that run a program, by what the kernel calls them: up to 15 characters.
+	Running(program string) ([]int, error)
+	// Environment is the environment with which a process was started; empty if it is gone, or does not let itself be read.
+	Environment(pid int) map[string]string
+	// Privileged reports whether a process may administer the node (CAP_SYS_ADMIN of the host), as those of privileged
+	// containers may. "baseline" of Pod Security denies it to tenants.
+	Privileged(pid int) bool
+}
+
+// Running implements Programs.
+func (p *Proc) Running(program string) ([]int, error) {
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err == nil && p.comm(entry.Name()) == program {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// program is the base name of the first argument of a process; empty for a kernel thread and one that is gone.
+func (p *Proc) program(dir string) string {
+	cmdline, err := p.readMemory(dir, "cmdline", maxCommand)
+	argument, _, _ := strings.Cut(string(cmdline), "\x00")
+	if err != nil || argument == "" {
+		return ""
+	}
+	return path.Base(argument)
+}
+
+// Environment implements Programs.
+func (p *Proc) Environment(pid int) map[string]string {
+	found := map[string]string{}
+	environ, _ := p.readMemory(strconv.Itoa(pid), "environ", maxEnvironment) // one that is gone has none
+	for pair := range strings.SplitSeq(string(environ), "\x00") {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			found[name] = value
+		}
+	}
+	return found
+}
+
+// rebootSignal is SIGRTMIN+5, as glibc counts: systemd then starts reboot.target, as `systemctl reboot` does
+// (systemd(1), "Signals"). An init that does not know it takes no notice.
+const rebootSignal = syscall.Signal(34 + 5)
+
+// initPID is the process that runs the node.
+const initPID = 1
+
+// Systemd is the Rebooter of a node that systemd runs. It needs the host's PID namespace and the right to signal root's
+// processes, and runs no program of the host.
+type Systemd struct {
+	root *os.Root
+	kill func(pid int, signal syscall.Signal) error
+}
+
+// NewSystemd reads the proc file system under root, such as /proc, which must be that of the host's PID namespace.
+func NewSystemd(root *os.Root) *Systemd { return &Systemd{root: root, kill: syscall.Kill} }
+
+// Able implements Rebooter.
+func (s *Systemd) Able() error {
+	comm, err := s.root.ReadFile(fmt.Sprintf("%d/comm", initPID))
+	if err != nil {
+		return fmt.Errorf("finding out what runs the node: %w", err)
+	}
+	if name := strings.TrimSpace(string(comm)); name != "systemd" {
+		return fmt.Errorf("process 1 is %s, and only systemd is known to reboot a node in order when it is asked to by a signal; "+
+			"reboot the node by hand", name)
+	}
+	return nil
+}
+
+// Reboot implements Rebooter.
+func (s *Systemd) Reboot() error {
+	if err := s.Able(); err != nil {
+		return err
+	}
+	if err := s.kill(initPID, rebootSignal); err != nil {
+		return fmt.Errorf("asking systemd to reboot the node: %w", err)
+	}
+	return nil
+}
+
+// NoReboot is the Rebooter of an agent that must not reboot its node. It is the reason, and what to do about it.
+type NoReboot string
+
+// Able implements Rebooter.
+func (n NoReboot) Able() error { return errors.New(string(n)) }
+
+// Reboot implements Rebooter.
+func (n NoReboot) Reboot() error { return n.Able() }

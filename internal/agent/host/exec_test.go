@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
@@ -55,21 +55,21 @@ func TestExec(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			stdout, err := host.Exec{}.Run(t.Context(), tc.command)
-			g.Expect(stdout).To(gomega.Equal(tc.stdout))
+			g.Expect(stdout).To(Equal(tc.stdout))
 			if tc.err == "" {
-				g.Expect(err).NotTo(gomega.HaveOccurred())
+				g.Expect(err).NotTo(HaveOccurred())
 				return
 			}
-			g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring(tc.err)))
-			g.Expect(len(err.Error())).To(gomega.BeNumerically("<", 700))
+			g.Expect(err).To(MatchError(ContainSubstring(tc.err)))
+			g.Expect(len(err.Error())).To(BeNumerically("<", 700))
 		})
 	}
 }
 
 func TestExecKillsAllThatAProgramStarted(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -78,10 +78,10 @@ func TestExecKillsAllThatAProgramStarted(t *testing.T) {
 		done <- err
 	}()
 	var child int
-	g.Eventually(func() (err error) { child, err = readPID(pidFile); return err }).Should(gomega.Succeed())
+	g.Eventually(func() (err error) { child, err = readPID(pidFile); return err }).Should(Succeed())
 	cancel()
-	g.Eventually(done, 2*time.Second).Should(gomega.Receive(gomega.MatchError(context.Canceled)))
-	g.Eventually(func() bool { return alive(child) }).Should(gomega.BeFalse(), "the child of the program is dead too")
+	g.Eventually(done, 2*time.Second).Should(Receive(MatchError(context.Canceled)))
+	g.Eventually(func() bool { return alive(child) }).Should(BeFalse(), "the child of the program is dead too")
 }
 
 func readPID(file string) (int, error) {
@@ -113,21 +113,21 @@ func daemon(text string) host.Command {
 }
 
 func TestAProgramSeesTheRootThatItIsGiven(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for chroot")
 	}
 	root := t.TempDir()
 	_, err := host.Exec{}.Run(t.Context(), host.Command{Root: root, Path: "/bin/sh", Args: []string{"-c", "true"}})
-	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("no such file or directory")), "the shell is not in that root")
+	g.Expect(err).To(MatchError(ContainSubstring("no such file or directory")), "the shell is not in that root")
 	stdout, err := host.Exec{}.Run(t.Context(), host.Command{Root: "/", Path: "/bin/sh", Args: []string{"-c", "cd /; pwd"}})
-	g.Expect(stdout, err).To(gomega.Equal("/\n"))
+	g.Expect(stdout, err).To(Equal("/\n"))
 }
 
 // TestAProgramThatWritesWithoutEnd: NVIDIA's program passes on what answers in a pipe directory, which may be a tenant's.
 func TestAProgramThatWritesWithoutEnd(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	stdout, err := host.Exec{}.Run(t.Context(), host.Command{Path: "/usr/bin/yes", Env: []string{"PATH=/usr/bin"}})
-	g.Expect(err).To(gomega.HaveOccurred())
-	g.Expect(len(stdout)).To(gomega.BeNumerically("<=", 4<<20))
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(len(stdout)).To(BeNumerically("<=", 4<<20))
 }

@@ -18,7 +18,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
@@ -164,7 +164,7 @@ func answerFuse(fd int, reads chan<- bool) {
 func TestNoProcessKeepsItsObserversWaiting(t *testing.T) {
 	for _, keeps := range []string{locksItself, startsNever} {
 		t.Run(keeps, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			pipe := t.TempDir()
 			tenant(t, pipe, `exec 3>/mnt/other && head -c 2M /dev/zero >&3 && rm /mnt/other`)
 			file, asked := silentFile(t)
@@ -175,16 +175,16 @@ func TestNoProcessKeepsItsObserversWaiting(t *testing.T) {
 				t.Skip(err)
 			}
 			t.Cleanup(func() { _ = command.Process.Kill(); go func() { _ = command.Wait() }() })
-			g.Eventually(asked).WithTimeout(10 * time.Second).Should(gomega.Receive())
+			g.Eventually(asked).WithTimeout(10 * time.Second).Should(Receive())
 			proc, pid := procOfThisMachine(t), command.Process.Pid
 			for name, look := range map[string]func(){
-				"Describe":     func() { g.Expect(proc.Describe(pid).Name).To(gomega.HavePrefix("host")) },
+				"Describe":     func() { g.Expect(proc.Describe(pid).Name).To(HavePrefix("host")) },
 				"Running":      func() { _, _ = proc.Running("config-manager") },
 				"Environment":  func() { proc.Environment(pid) },
 				"Arguments":    func() { proc.Arguments(pid) },
 				"WithVariable": func() { _, _ = proc.WithVariable("CUDA_MPS_PIPE_DIRECTORY") },
 				"User":         func() { proc.User(pid) },
-				"Mounted":      func() { g.Expect(proc.Mounted(pipe)).To(gomega.HaveKeyWithValue(pipe, gomega.ContainElement(pid))) },
+				"Mounted":      func() { g.Expect(proc.Mounted(pipe)).To(HaveKeyWithValue(pipe, ContainElement(pid))) },
 				"Privileged":   func() { proc.Privileged(pid) },
 				"Trim":         func() { _, _ = proc.Trim(pipe, 1<<20, 512, true) },
 			} {
@@ -195,37 +195,37 @@ func TestNoProcessKeepsItsObserversWaiting(t *testing.T) {
 					}
 					close(done)
 				}()
-				g.Eventually(done).WithTimeout(20*time.Second).Should(gomega.BeClosed(), name)
+				g.Eventually(done).WithTimeout(20*time.Second).Should(BeClosed(), name)
 			}
-			g.Expect(proc.Trim(pipe, 1<<20, 512, true)).To(gomega.BeNumerically("<", 4096), "what others hold is emptied all the same")
+			g.Expect(proc.Trim(pipe, 1<<20, 512, true)).To(BeNumerically("<", 4096), "what others hold is emptied all the same")
 		})
 	}
 }
 
 // TestAProcessIsReadAgainOnceOthersDoNotKeepTheirMemory: at most sixteen are waited for at a time.
 func TestAProcessIsReadAgainOnceOthersDoNotKeepTheirMemory(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	proc, environ := host.NewProc(root), func(pid int) string { return filepath.Join(dir, strconv.Itoa(pid), "environ") }
-	g.Expect(os.Mkdir(filepath.Join(dir, "1"), 0o700)).To(gomega.Succeed())
-	g.Expect(os.WriteFile(environ(1), []byte("A=B\x00"), 0o600)).To(gomega.Succeed())
+	g.Expect(os.Mkdir(filepath.Join(dir, "1"), 0o700)).To(Succeed())
+	g.Expect(os.WriteFile(environ(1), []byte("A=B\x00"), 0o600)).To(Succeed())
 	var waits sync.WaitGroup
 	for pid := 2; pid < 2+16; pid++ {
-		g.Expect(os.Mkdir(filepath.Join(dir, strconv.Itoa(pid)), 0o700)).To(gomega.Succeed())
-		g.Expect(unix.Mkfifo(environ(pid), 0o600)).To(gomega.Succeed())
+		g.Expect(os.Mkdir(filepath.Join(dir, strconv.Itoa(pid)), 0o700)).To(Succeed())
+		g.Expect(unix.Mkfifo(environ(pid), 0o600)).To(Succeed())
 		waits.Go(func() { proc.Environment(pid) })
 	}
 	waits.Wait()
-	g.Expect(proc.Environment(1)).To(gomega.BeEmpty())
+	g.Expect(proc.Environment(1)).To(BeEmpty())
 	for pid := 2; pid < 2+16; pid++ {
 		f, err := os.OpenFile(environ(pid), os.O_WRONLY, 0)
-		g.Expect(err).NotTo(gomega.HaveOccurred())
-		g.Expect(f.Close()).To(gomega.Succeed())
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(f.Close()).To(Succeed())
 	}
-	g.Eventually(func() map[string]string { return proc.Environment(1) }).Should(gomega.Equal(map[string]string{"A": "B"}))
+	g.Eventually(func() map[string]string { return proc.Environment(1) }).Should(Equal(map[string]string{"A": "B"}))
 }
 
 // TestAProcessHasOneNameForAllWhoAsk at the same time: comm ends after 15 characters.

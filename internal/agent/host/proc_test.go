@@ -5,11 +5,12 @@ package host_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
@@ -74,55 +75,72 @@ func TestDescribe(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			proc := newProc(t, map[string]string{"42/comm": "python3.11-lon\n", "42/cmdline": "/usr/bin/python3\x00train.py\x00", "42/cgroup": tc.cgroup})
-			g.Expect(proc.Describe(42)).To(gomega.Equal(tc.want))
+			g.Expect(proc.Describe(42)).To(Equal(tc.want))
 		})
 	}
 }
 
 func TestDescribeNames(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	proc := newProc(t, map[string]string{"7/comm": "kworker/0:1\n", "7/cmdline": "", "9/cmdline": "\x1b[2Jfree\xff\nGPU\x00"})
-	g.Expect(proc.Describe(7)).To(gomega.Equal(host.Process{Name: "kworker/0:1"}), "a kernel thread has no command line")
-	g.Expect(proc.Describe(8)).To(gomega.Equal(host.Process{}), "a process that is gone")
-	g.Expect(proc.Describe(9).Name).To(gomega.Equal("?[2Jfree??GPU"), "a process calls itself as it likes")
+	g.Expect(proc.Describe(7)).To(Equal(host.Process{Name: "kworker/0:1"}), "a kernel thread has no command line")
+	g.Expect(proc.Describe(8)).To(Equal(host.Process{}), "a process that is gone")
+	g.Expect(proc.Describe(9).Name).To(Equal("?[2Jfree??GPU"), "a process calls itself as it likes")
 }
 
 func TestBootID(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	id, err := newProc(t, map[string]string{"sys/kernel/random/boot_id": "6ac2a8f4-9d1e-4c43-a0d5-1d5b1f5d0a3c\n"}).ID()
-	g.Expect(id, err).To(gomega.Equal("6ac2a8f4-9d1e-4c43-a0d5-1d5b1f5d0a3c"))
+	g.Expect(id, err).To(Equal("6ac2a8f4-9d1e-4c43-a0d5-1d5b1f5d0a3c"))
 	_, err = newProc(t, nil).ID()
-	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("reading the boot id: ")))
+	g.Expect(err).To(MatchError(ContainSubstring("reading the boot id: ")))
 }
 
 func TestProcOfThisMachine(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	root, err := os.OpenRoot("/proc")
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	proc := host.NewProc(root)
-	g.Expect(proc.Describe(os.Getpid()).Name).To(gomega.Equal(filepath.Base(os.Args[0])))
+	g.Expect(proc.Describe(os.Getpid()).Name).To(Equal(filepath.Base(os.Args[0])))
 	id, err := proc.ID()
-	g.Expect(id, err).To(gomega.HaveLen(36))
+	g.Expect(id, err).To(HaveLen(36))
 	comm := filepath.Base(os.Args[0])
-	g.Expect(proc.Running(comm[:min(len(comm), 15)])).To(gomega.ContainElement(os.Getpid()))
-	g.Expect(proc.Describe(os.Getpid()).HostPIDs).To(gomega.BeTrue(), "the host's PID namespace is that of this process")
+	g.Expect(proc.Running(comm[:min(len(comm), 15)])).To(ContainElement(os.Getpid()))
+	g.Expect(proc.Describe(os.Getpid()).HostPIDs).To(BeTrue(), "the host's PID namespace is that of this process")
 }
 
 func TestPrograms(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	proc := newProc(t, map[string]string{
 		"7/comm": "config-manager\n", "7/environ": "A=1\x00B=x=y\x00",
 		"8/comm": "sh\n", "8/cmdline": "config-manager\x00", "self/comm": "config-manager\n",
 	})
-	g.Expect(proc.Running("config-manager")).To(gomega.Equal([]int{7}))
-	g.Expect(proc.Environment(7)).To(gomega.Equal(map[string]string{"A": "1", "B": "x=y"}))
-	g.Expect(proc.Environment(8)).To(gomega.BeEmpty())
+	g.Expect(proc.Running("config-manager")).To(Equal([]int{7}))
+	g.Expect(proc.Environment(7)).To(Equal(map[string]string{"A": "1", "B": "x=y"}))
+	g.Expect(proc.Environment(8)).To(BeEmpty())
 }
 
 func newProc(t *testing.T, files map[string]string) *host.Proc {
 	t.Helper()
 	return procOf(t, files, nil)
+}
+
+func TestAProcessIsKilledByItsPID(t *testing.T) {
+	g := NewWithT(t)
+	root, err := os.OpenRoot("/proc")
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	proc := host.NewProc(root)
+	sleep := exec.CommandContext(t.Context(), "sleep", "1h")
+	g.Expect(sleep.Start()).To(Succeed())
+	pid := sleep.Process.Pid
+	g.Eventually(func() []string { return proc.Arguments(pid) }).Should(Equal([]string{"sleep", "1h"}))
+
+	g.Expect(proc.Kill(pid)).To(Succeed())
+	g.Expect(sleep.Wait()).To(MatchError("signal: killed"))
+	g.Expect(proc.Arguments(pid)).To(BeEmpty())
+	g.Expect(proc.Kill(pid)).To(Succeed(), "one that is gone is no error")
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
@@ -54,19 +54,19 @@ func procOf(t *testing.T, files, links map[string]string) *host.Proc {
 }
 
 func TestAProcessIsNVIDIAsByItsPIDNamespaceNotByItsName(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	const server = "nvidia-cuda-mps-server"
 	proc := newProc(t, map[string]string{
 		"7/cmdline": server + "\x00", "8/cmdline": server + "\x00", "9/cmdline": server + "\x00", "7/status": "NSpid:\t7\n", "8/status": "NSpid:\t8\t1\n",
 	})
-	g.Expect(proc.Describe(7).Runs(server)).To(gomega.BeTrue())
-	g.Expect(proc.Describe(8).Runs(server)).To(gomega.BeFalse(), "a container without hostPID calls its processes as it likes")
-	g.Expect(proc.Describe(9).Runs(server)).To(gomega.BeFalse(), "one that is gone")
-	g.Expect(proc.Describe(7).Runs("another")).To(gomega.BeFalse())
+	g.Expect(proc.Describe(7).Runs(server)).To(BeTrue())
+	g.Expect(proc.Describe(8).Runs(server)).To(BeFalse(), "a container without hostPID calls its processes as it likes")
+	g.Expect(proc.Describe(9).Runs(server)).To(BeFalse(), "one that is gone")
+	g.Expect(proc.Describe(7).Runs("another")).To(BeFalse())
 }
 
 func TestMountedFindsWhoWasGivenAFolderOfTheNode(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	const (
 		pipe, other = "/run/nvidia/mps/nvidia.com/gpu/pipe", "/run/nvidia/mps/nvidia.com/gpu.shared/pipe"
 		own         = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n21 20 0:99 / /run rw - tmpfs run rw\n" +
@@ -80,19 +80,19 @@ func TestMountedFindsWhoWasGivenAFolderOfTheNode(t *testing.T) {
 		"13/mountinfo": "60 1 0:52 / / rw - overlay layers rw\n61 60 0:66 /nvidia/mps/nvidia.com/gpu/pipe /mps/nvidia.com/gpu/pipe rw - tmpfs memory rw\n",
 		"13/environ":   "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe\x00",
 	}, map[string]string{"self": "1"})
-	g.Expect(proc.Mounted(pipe, other)).To(gomega.Equal(map[string][]int{pipe: {10, 11}}),
+	g.Expect(proc.Mounted(pipe, other)).To(Equal(map[string][]int{pipe: {10, 11}}),
 		"neither NVIDIA's device plugin, which has the whole MPS root, nor a tenant with a file system of its own that looks the same")
-	g.Expect(proc.Mounted()).To(gomega.BeEmpty())
+	g.Expect(proc.Mounted()).To(BeEmpty())
 }
 
 // TestMountedOfThisMachine: what the kernel itself writes.
 func TestMountedOfThisMachine(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	folder := t.TempDir()
 	pid := tenant(t, folder, "true")
 	found, err := procOfThisMachine(t).Mounted(folder, "/proc/nothing")
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(found).To(gomega.Equal(map[string][]int{folder: {pid}}))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(found).To(Equal(map[string][]int{folder: {pid}}))
 }
 
 func mounts(out interface{ Read([]byte) (int, error) }, said []byte) bool {
@@ -101,71 +101,71 @@ func mounts(out interface{ Read([]byte) (int, error) }, said []byte) bool {
 }
 
 func TestListenerIsTheProcessThatTheKernelHasNoted(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30)) // longer than an address has room for
-	g.Expect(os.Mkdir(dir, 0o755)).To(gomega.Succeed())
+	g.Expect(os.Mkdir(dir, 0o755)).To(Succeed())
 	t.Chdir(dir)
 	l, err := net.Listen("unix", "control")
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer l.Close() //nolint:errcheck // nothing was sent
 	root, err := os.OpenRoot("/proc")
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer root.Close() //nolint:errcheck // only read
 	proc := host.NewProc(root)
 
 	first, err := proc.Listener(filepath.Join(dir, "control"))
-	g.Expect(first.Known, err).To(gomega.BeTrue())
-	g.Expect(first.Process).To(gomega.Equal(proc.Describe(os.Getpid())))
-	g.Expect(proc.Listener(filepath.Join(dir, "nothing"))).To(gomega.BeZero())
+	g.Expect(first.Known, err).To(BeTrue())
+	g.Expect(first.Process).To(Equal(proc.Describe(os.Getpid())))
+	g.Expect(proc.Listener(filepath.Join(dir, "nothing"))).To(BeZero())
 
-	g.Expect(os.Symlink("control", "link")).To(gomega.Succeed())
+	g.Expect(os.Symlink("control", "link")).To(Succeed())
 	_, err = proc.Listener(filepath.Join(dir, "link"))
-	g.Expect(err).To(gomega.MatchError(host.ErrNoSocket), "a link may lead to a file system that answers to nobody")
-	g.Expect(os.Rename("control", "kept")).To(gomega.Succeed())
+	g.Expect(err).To(MatchError(host.ErrNoSocket), "a link may lead to a file system that answers to nobody")
+	g.Expect(os.Rename("control", "kept")).To(Succeed())
 	other, err := net.Listen("unix", "control")
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer other.Close() //nolint:errcheck // nothing was sent
 	second, err := proc.Listener(filepath.Join(dir, "control"))
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(second.Socket).NotTo(gomega.Equal(first.Socket))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(second.Socket).NotTo(Equal(first.Socket))
 }
 
 func TestProjectedLooksAtNothingButVolumesOfTheKubelet(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	onNode := t.TempDir()
 	volumes := filepath.Join(onNode, "data/kubelet/pods", podUID, "volumes")
 	config := filepath.Join(volumes, "kubernetes.io~configmap/available-configs")
-	g.Expect(os.MkdirAll(filepath.Join(config, "..2027"), 0o755)).To(gomega.Succeed())
-	g.Expect(os.Symlink("..2027", filepath.Join(config, "..data"))).To(gomega.Succeed())
-	g.Expect(os.WriteFile(filepath.Join(config, "..2027", "research"), nil, 0o600)).To(gomega.Succeed())
-	g.Expect(os.Symlink("..data/research", filepath.Join(config, "research"))).To(gomega.Succeed())
-	g.Expect(os.MkdirAll(filepath.Join(volumes, "kubernetes.io~nfs/hangs"), 0o755)).To(gomega.Succeed())
-	g.Expect(os.WriteFile(filepath.Join(volumes, "kubernetes.io~nfs/hangs/other"), nil, 0o600)).To(gomega.Succeed())
-	g.Expect(os.MkdirAll(filepath.Join(onNode, "var/lib"), 0o755)).To(gomega.Succeed())
-	g.Expect(os.Symlink("/data/kubelet", filepath.Join(onNode, "var/lib/kubelet"))).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(config, "..2027"), 0o755)).To(Succeed())
+	g.Expect(os.Symlink("..2027", filepath.Join(config, "..data"))).To(Succeed())
+	g.Expect(os.WriteFile(filepath.Join(config, "..2027", "research"), nil, 0o600)).To(Succeed())
+	g.Expect(os.Symlink("..data/research", filepath.Join(config, "research"))).To(Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(volumes, "kubernetes.io~nfs/hangs"), 0o755)).To(Succeed())
+	g.Expect(os.WriteFile(filepath.Join(volumes, "kubernetes.io~nfs/hangs/other"), nil, 0o600)).To(Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(onNode, "var/lib"), 0o755)).To(Succeed())
+	g.Expect(os.Symlink("/data/kubelet", filepath.Join(onNode, "var/lib/kubelet"))).To(Succeed())
 
 	kubelet := host.Kubelet{Host: onNode, Folder: "/var/lib/kubelet"}
-	g.Expect(kubelet.Projected(podUID, "research")).To(gomega.BeTrue(), "also where the folder is a link on the node")
-	g.Expect(kubelet.Projected(podUID, "other")).To(gomega.BeFalse(), "a volume that is mounted from elsewhere")
-	g.Expect(kubelet.Projected(victimUID, "research")).To(gomega.BeFalse())
+	g.Expect(kubelet.Projected(podUID, "research")).To(BeTrue(), "also where the folder is a link on the node")
+	g.Expect(kubelet.Projected(podUID, "other")).To(BeFalse(), "a volume that is mounted from elsewhere")
+	g.Expect(kubelet.Projected(victimUID, "research")).To(BeFalse())
 	for _, name := range []string{"", "..", "../../x", "a/b"} {
-		g.Expect(kubelet.Projected(name, "research")).To(gomega.BeFalse())
-		g.Expect(kubelet.Projected(podUID, name)).To(gomega.BeFalse())
+		g.Expect(kubelet.Projected(name, "research")).To(BeFalse())
+		g.Expect(kubelet.Projected(podUID, name)).To(BeFalse())
 	}
 }
 
 func TestPrivilegedIsWhoMayAdministerTheNode(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	const all, usual = "CapEff:\t000001ffffffffff\n", "CapEff:\t00000000a80425fb\n" // of a privileged container, and by default
 	proc := procOf(t, map[string]string{"7/status": all, "8/status": usual, "9/status": all, "10/status": "Name:\tx\n"}, map[string]string{
 		"self": "1", "1/ns/user": "user:[4026531837]", "7/ns/user": "user:[4026531837]", "8/ns/user": "user:[4026531837]",
 		"9/ns/user": "user:[4026532999]", "10/ns/user": "user:[4026531837]",
 	})
-	g.Expect(proc.Privileged(7)).To(gomega.BeTrue())
-	g.Expect(proc.Privileged(8)).To(gomega.BeFalse())
-	g.Expect(proc.Privileged(9)).To(gomega.BeFalse(), "any process has all capabilities in a user namespace of its own")
-	g.Expect(proc.Privileged(10)).To(gomega.BeFalse())
-	g.Expect(proc.Privileged(11)).To(gomega.BeFalse(), "one that is gone")
+	g.Expect(proc.Privileged(7)).To(BeTrue())
+	g.Expect(proc.Privileged(8)).To(BeFalse())
+	g.Expect(proc.Privileged(9)).To(BeFalse(), "any process has all capabilities in a user namespace of its own")
+	g.Expect(proc.Privileged(10)).To(BeFalse())
+	g.Expect(proc.Privileged(11)).To(BeFalse(), "one that is gone")
 }
 
 // TestAProcessIsNotReadWithoutEnd: any process may name terabytes of its own memory as its arguments and environment.
@@ -196,7 +196,7 @@ func TestAProcessIsNotReadWithoutEnd(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			look()
 			runtime.ReadMemStats(&after)
-			gomega.NewWithT(t).Expect(after.TotalAlloc - before.TotalAlloc).To(gomega.BeNumerically("<", endless/4))
+			NewWithT(t).Expect(after.TotalAlloc - before.TotalAlloc).To(BeNumerically("<", endless/4))
 		})
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
@@ -53,66 +53,66 @@ func procOfThisMachine(t *testing.T) *host.Proc {
 // TestTrimGivesBackWhatATenantHasFilled: NVIDIA's device plugin mounts the pipe directory, which lies on the node's
 // /run, writable in the containers of clients, most of which run as root.
 func TestTrimGivesBackWhatATenantHasFilled(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	run := t.TempDir()
 	if err := unix.Mount("run", run, "tmpfs", 0, "size=8m,mode=755"); err != nil {
 		t.Skip(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
 	pipe := filepath.Join(run, "pipe")
-	g.Expect(os.Mkdir(pipe, 0o755)).To(gomega.Succeed())
+	g.Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
 	l, err := net.Listen("unix", filepath.Join(pipe, "control"))
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer l.Close() //nolint:errcheck // nothing was sent
-	g.Expect(os.WriteFile(filepath.Join(pipe, "control.pid"), []byte("42\n"), 0o600)).To(gomega.Succeed())
-	g.Expect(os.WriteFile(filepath.Join(run, "of-the-node"), []byte("kept"), 0o600)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(filepath.Join(pipe, "control.pid"), []byte("42\n"), 0o600)).To(Succeed())
+	g.Expect(os.WriteFile(filepath.Join(run, "of-the-node"), []byte("kept"), 0o600)).To(Succeed())
 
 	tenant(t, pipe, `exec 3>/mnt/removed && head -c 2M /dev/zero >&3 && rm /mnt/removed && mkdir -p /mnt/a/b && head -c 2M /dev/zero >/mnt/a/b/c &&
 		ln -s ../of-the-node /mnt/link && exec 4>/mnt/open && (head -c 9M /dev/zero >&4; true)`)
-	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 1<<20), 0o600)).NotTo(gomega.Succeed(), "it is full")
+	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 1<<20), 0o600)).NotTo(Succeed(), "it is full")
 	proc := procOfThisMachine(t)
 	held, err := proc.Trim(pipe, 1<<20, 512, true)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(held).To(gomega.BeNumerically(">", 6<<20))
-	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 7<<20), 0o600)).To(gomega.Succeed(), "the node has its memory back")
-	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(gomega.BeEquivalentTo("kept"))
-	g.Expect(filepath.Join(pipe, "control")).To(gomega.BeAnExistingFile(), "the daemon's socket stays")
-	g.Expect(filepath.Join(pipe, "control.pid")).To(gomega.BeAnExistingFile())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(held).To(BeNumerically(">", 6<<20))
+	g.Expect(os.WriteFile(filepath.Join(run, "new"), make([]byte, 7<<20), 0o600)).To(Succeed(), "the node has its memory back")
+	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(BeEquivalentTo("kept"))
+	g.Expect(filepath.Join(pipe, "control")).To(BeAnExistingFile(), "the daemon's socket stays")
+	g.Expect(filepath.Join(pipe, "control.pid")).To(BeAnExistingFile())
 
-	g.Expect(proc.Trim(pipe, 1<<20, 512, true)).To(gomega.BeNumerically("<", 4096))
+	g.Expect(proc.Trim(pipe, 1<<20, 512, true)).To(BeNumerically("<", 4096))
 	for i := range 600 {
-		g.Expect(os.WriteFile(filepath.Join(pipe, fmt.Sprintf("entry-%d", i)), nil, 0o600)).To(gomega.Succeed())
+		g.Expect(os.WriteFile(filepath.Join(pipe, fmt.Sprintf("entry-%d", i)), nil, 0o600)).To(Succeed())
 	}
 	_, err = proc.Trim(pipe, 1<<20, 512, true)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	left, err := os.ReadDir(pipe)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(left).To(gomega.HaveLen(1), "of too many entries only sockets stay")
-	g.Expect(proc.Trim(filepath.Join(run, "none"), 1, 1, true)).To(gomega.BeZero())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(left).To(HaveLen(1), "of too many entries only sockets stay")
+	g.Expect(proc.Trim(filepath.Join(run, "none"), 1, 1, true)).To(BeZero())
 }
 
 // TestTrimEmptiesFoldersHoweverDeep: to go into each of them would take a descriptor, and a piece of the stack, for each.
 func TestTrimEmptiesFoldersHoweverDeep(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	pipe := t.TempDir()
 	root, err := os.OpenRoot(pipe)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer root.Close() //nolint:errcheck // nothing was written
 	at, err := os.Open(pipe)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	for range 3000 {
-		g.Expect(unix.Mkdirat(int(at.Fd()), "d", 0o755)).To(gomega.Succeed())
+		g.Expect(unix.Mkdirat(int(at.Fd()), "d", 0o755)).To(Succeed())
 		below, err := unix.Openat(int(at.Fd()), "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		g.Expect(err).NotTo(gomega.HaveOccurred())
-		g.Expect(at.Close()).To(gomega.Succeed())
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(at.Close()).To(Succeed())
 		at = os.NewFile(uintptr(below), "d")
 	}
-	g.Expect(at.Close()).To(gomega.Succeed())
-	g.Expect(os.WriteFile(filepath.Join(pipe, "large"), make([]byte, 2<<20), 0o600)).To(gomega.Succeed())
+	g.Expect(at.Close()).To(Succeed())
+	g.Expect(os.WriteFile(filepath.Join(pipe, "large"), make([]byte, 2<<20), 0o600)).To(Succeed())
 	limited(t, 1024)
 	_, err = procOfThisMachine(t).Trim(pipe, 1<<20, 512, false)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(os.ReadDir(pipe)).To(gomega.BeEmpty())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.ReadDir(pipe)).To(BeEmpty())
 }
 
 // limited lets this process have no more than so many descriptors, until the test ends.
@@ -129,19 +129,19 @@ func limited(t *testing.T, descriptors uint64) {
 }
 
 func TestClearLeavesNothingAndFollowsNoLink(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	run := t.TempDir()
 	pipe := filepath.Join(run, "pipe")
-	g.Expect(os.MkdirAll(filepath.Join(pipe, "a", "b"), 0o755)).To(gomega.Succeed())
-	g.Expect(os.WriteFile(filepath.Join(run, "of-the-node"), []byte("kept"), 0o600)).To(gomega.Succeed())
-	g.Expect(os.Symlink("../of-the-node", filepath.Join(pipe, "control.pid"))).To(gomega.Succeed())
-	g.Expect(os.Symlink("../..", filepath.Join(pipe, "a", "up"))).To(gomega.Succeed())
-	g.Expect(unix.Mkfifo(filepath.Join(pipe, "log"), 0o666)).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(filepath.Join(pipe, "a", "b"), 0o755)).To(Succeed())
+	g.Expect(os.WriteFile(filepath.Join(run, "of-the-node"), []byte("kept"), 0o600)).To(Succeed())
+	g.Expect(os.Symlink("../of-the-node", filepath.Join(pipe, "control.pid"))).To(Succeed())
+	g.Expect(os.Symlink("../..", filepath.Join(pipe, "a", "up"))).To(Succeed())
+	g.Expect(unix.Mkfifo(filepath.Join(pipe, "log"), 0o666)).To(Succeed())
 	l, err := net.Listen("unix", filepath.Join(pipe, "control"))
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer l.Close() //nolint:errcheck // nothing was sent
-	g.Expect(host.Clear(pipe)).To(gomega.Succeed())
-	g.Expect(os.ReadDir(pipe)).To(gomega.BeEmpty())
-	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(gomega.BeEquivalentTo("kept"))
-	g.Expect(host.Clear(filepath.Join(run, "none"))).To(gomega.Succeed())
+	g.Expect(host.Clear(pipe)).To(Succeed())
+	g.Expect(os.ReadDir(pipe)).To(BeEmpty())
+	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(BeEquivalentTo("kept"))
+	g.Expect(host.Clear(filepath.Join(run, "none"))).To(Succeed())
 }

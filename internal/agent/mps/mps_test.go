@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
@@ -114,105 +114,109 @@ func daemon(percentage int, limits ...int64) plan.Daemon {
 	return d
 }
 
-func TestStartIsNVIDIAs(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 4056))).To(gomega.Succeed())
+// served is a node whose daemon gives each client a tenth of the threads of GPU-a, and 1510 MiB.
+func served(t *testing.T) (*WithT, *node) {
+	t.Helper()
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	return g, n
+}
 
-	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.Equal([]string{
+func TestStartIsNVIDIAs(t *testing.T) {
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 4056))).To(Succeed())
+
+	g.Expect(withoutQuestions(n.runner.Lines())).To(Equal([]string{
 		"nvidia-cuda-mps-control -d",
 		"nvidia-cuda-mps-control < set_default_device_pinned_mem_limit 0 1510M",
 		"nvidia-cuda-mps-control < set_default_device_pinned_mem_limit 1 4056M",
 		"nvidia-cuda-mps-control < set_default_active_thread_percentage 10",
 	}))
 	for _, c := range n.runner.Commands() {
-		g.Expect(c.Path).To(gomega.Equal("nvidia-cuda-mps-control"), "which is found where the driver is now")
-		g.Expect(c.Env).To(gomega.Equal([]string{
+		g.Expect(c.Path).To(Equal("nvidia-cuda-mps-control"), "which is found where the driver is now")
+		g.Expect(c.Env).To(Equal([]string{
 			"CUDA_MPS_PIPE_DIRECTORY=" + n.pipe(), "CUDA_MPS_LOG_DIRECTORY=" + n.path(resource, "log"),
 		}), "NVIDIA's environment, and nothing else")
 	}
-	g.Expect(n.files(t)).To(gomega.ConsistOf(
+	g.Expect(n.files(t)).To(ConsistOf(
 		".ready", "gpusharing/", "gpusharing/nvidia.com_gpu.json", "nvidia.com/", "nvidia.com/gpu/", "nvidia.com/gpu/.gpusharing.json",
 		"nvidia.com/gpu/.started", "nvidia.com/gpu/log/", "nvidia.com/gpu/pipe/",
 	))
 	info, err := os.Stat(n.pipe())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(info.Mode().Perm()).To(gomega.Equal(os.FileMode(0o755)), "clients of any user reach the pipe")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(info.Mode().Perm()).To(Equal(os.FileMode(0o755)), "clients of any user reach the pipe")
 }
 
 func TestStopIsNVIDIAs(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	g, n := served(t)
+	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 	n.clock.Meanwhile()
-	g.Expect(n.files(t)).To(gomega.ConsistOf("gpusharing/", "nvidia.com/", "nvidia.com/gpu/", "nvidia.com/gpu/pipe/"),
+	g.Expect(n.files(t)).To(ConsistOf("gpusharing/", "nvidia.com/", "nvidia.com/gpu/", "nvidia.com/gpu/pipe/"),
 		"markers, log and record are gone; the pipe directory stays for pods that still mount it")
-	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed(), "stopping twice is no error")
+	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed(), "stopping twice is no error")
 }
 
 func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	n.daemons.Crash(n.pipe())
-	g.Expect(n.view.Observe(t.Context())).To(gomega.BeEmpty(), "one that does not answer serves nobody")
+	g.Expect(n.view.Observe(t.Context())).To(BeEmpty(), "one that does not answer serves nobody")
 
-	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil(), "between two looks at its health it is believed in")
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}))
-	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+	g.Expect(n.host.Converge(t.Context(), false)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(BeNil(), "between two looks at its health it is believed in")
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(Equal(map[int]int64{0: 1510}))
+	g.Expect(n.view.Observe(t.Context())).To(HaveLen(1))
 }
 
 func TestADaemonThatAnotherProgramRestartedIsLimitedAgain(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	n.daemons.Crash(n.pipe())
-	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(Succeed())
 
 	serving, err := n.view.Observe(t.Context())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(serving[0].ActiveThreadPercentage).To(gomega.Equal(100), "what it answers counts, not what was once applied")
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(serving[0].ActiveThreadPercentage).To(Equal(100), "what it answers counts, not what was once applied")
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(Equal(10.0))
 }
 
 func TestTheHostLeavesWhatIsAsDesired(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	before := len(withoutQuestions(n.runner.Lines()))
 	for range 3 {
-		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
 	}
-	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.HaveLen(before))
+	g.Expect(withoutQuestions(n.runner.Lines())).To(HaveLen(before))
 	asked := len(n.runner.Lines())
-	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
-	g.Expect(n.runner.Lines()).To(gomega.HaveLen(asked), "between two looks at its health nothing is run at all")
+	g.Expect(n.host.Converge(t.Context(), false)).To(Succeed())
+	g.Expect(n.runner.Lines()).To(HaveLen(asked), "between two looks at its health nothing is run at all")
 }
 
 func TestAnExternalDaemonIsNeverTouched(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
+	g, n := NewWithT(t), newNode(t)
 	for _, dir := range []string{"pipe", "log"} {
-		g.Expect(os.MkdirAll(n.path(resource, dir), 0o755)).To(gomega.Succeed())
+		g.Expect(os.MkdirAll(n.path(resource, dir), 0o755)).To(Succeed())
 	}
-	g.Expect(os.WriteFile(n.path(resource, ".started"), nil, 0o600)).To(gomega.Succeed())
-	g.Expect(os.WriteFile(n.path(".ready"), nil, 0o600)).To(gomega.Succeed())
-	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
+	g.Expect(os.WriteFile(n.path(resource, ".started"), nil, 0o600)).To(Succeed())
+	g.Expect(os.WriteFile(n.path(".ready"), nil, 0o600)).To(Succeed())
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(Succeed())
 
 	serving, err := n.view.Observe(t.Context())
-	g.Expect(serving, err).To(gomega.ConsistOf(mps.Serving{
+	g.Expect(serving, err).To(ConsistOf(mps.Serving{
 		Daemon: plan.Daemon{Resource: resource, ActiveThreadPercentage: 100}, External: true,
 	}))
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS DaemonSet serves this resource; waiting until it has ended"))
 
-	g.Expect(os.MkdirAll(n.path("gpusharing"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.MkdirAll(n.path("gpusharing"), 0o755)).To(Succeed())
 	desired := `{"Resource":"nvidia.com/gpu","ActiveThreadPercentage":10}`
-	g.Expect(os.WriteFile(n.path("gpusharing", "nvidia.com_gpu.json"), []byte(desired), 0o600)).To(gomega.Succeed())
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon), "not even where it is desired")
-	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.BeEmpty())
-	g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.json"))).To(gomega.Succeed())
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Commands).NotTo(gomega.ContainElement("quit"))
-	g.Expect(n.files(t)).To(gomega.ContainElements("nvidia.com/gpu/.started"))
+	g.Expect(os.WriteFile(n.path("gpusharing", "nvidia.com_gpu.json"), []byte(desired), 0o600)).To(Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(MatchError(mps.ErrDaemon), "not even where it is desired")
+	g.Expect(withoutQuestions(n.runner.Lines())).To(BeEmpty())
+	g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.json"))).To(Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Commands).NotTo(ContainElement("quit"))
+	g.Expect(n.files(t)).To(ContainElements("nvidia.com/gpu/.started"))
 }
 
 func TestStartSaysWhyTheDaemonDoesNotRun(t *testing.T) {
@@ -260,45 +264,42 @@ func TestStartSaysWhyTheDaemonDoesNotRun(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := gomega.NewWithT(t), newNode(t)
+			g, n := NewWithT(t), newNode(t)
 			tc.broken(n)
 			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon(tc.says))
-			g.Expect(n.files(t)).NotTo(gomega.ContainElement(".ready"))
+			g.Expect(n.files(t)).NotTo(ContainElement(".ready"))
 
 			n.runner.Fail(nil)
 			n.podRuns(t)
 			n.clock.Meanwhile()
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed(), "mended, it starts without further ado")
-			g.Expect(n.files(t)).To(gomega.ContainElement(".ready"))
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed(), "mended, it starts without further ado")
+			g.Expect(n.files(t)).To(ContainElement(".ready"))
 		})
 	}
 }
 
 func TestStopSaysWhyTheDaemonStillRuns(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	n.podIsGone()
 	g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("the MPS pod of this node did not stop the MPS control daemon, does the pod run?"))
 }
 
 func TestACancelledContextIsNoSignOfDeath(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	files := n.files(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 
 	_, err := n.view.Observe(ctx)
-	g.Expect(err).To(gomega.MatchError(context.Canceled), "an observation without the daemon would start it again")
-	g.Expect(n.view.Prune(ctx, func(plan.Daemon) bool { return false })).To(gomega.MatchError(context.Canceled))
-	g.Expect(n.host.Converge(ctx, true)).To(gomega.MatchError(context.Canceled))
-	g.Expect(n.files(t)).To(gomega.Equal(files))
-	g.Expect(n.view.Stop(ctx, resource)).To(gomega.MatchError(context.Canceled))
+	g.Expect(err).To(MatchError(context.Canceled), "an observation without the daemon would start it again")
+	g.Expect(n.view.Prune(ctx, func(plan.Daemon) bool { return false })).To(MatchError(context.Canceled))
+	g.Expect(n.host.Converge(ctx, true)).To(MatchError(context.Canceled))
+	g.Expect(n.files(t)).To(Equal(files))
+	g.Expect(n.view.Stop(ctx, resource)).To(MatchError(context.Canceled))
 }
 
 func TestAPodThatComesBackFindsItsDaemon(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	rounds := 0
@@ -307,54 +308,52 @@ func TestAPodThatComesBackFindsItsDaemon(t *testing.T) {
 			cancel()
 		}
 	}
-	g.Expect(n.host.Run(ctx)).To(gomega.Succeed(), "told to end it ends")
-	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil(), "and leaves the daemons to their clients")
-	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1))
+	g.Expect(n.host.Run(ctx)).To(Succeed(), "told to end it ends")
+	g.Expect(n.daemons.Get(n.pipe())).NotTo(BeNil(), "and leaves the daemons to their clients")
+	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(Equal(1))
 }
 
 func TestMPSIsInUseAsLongAsAnybodyMayUseIt(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.host.Unused()).To(gomega.BeTrue())
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-	g.Expect(n.host.Unused()).To(gomega.BeFalse())
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.host.Unused()).To(BeTrue())
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
+	g.Expect(n.host.Unused()).To(BeFalse())
 	pid := n.daemons.Run(n.pipe(), "pod-a", 1000)
-	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
-	g.Expect(n.host.Unused()).To(gomega.BeFalse(), "a pod has the pipe directory")
+	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
+	g.Expect(n.host.Unused()).To(BeFalse(), "a pod has the pipe directory")
 	n.daemons.End(pid)
-	g.Expect(n.host.Unused()).To(gomega.BeTrue())
+	g.Expect(n.host.Unused()).To(BeTrue())
 }
 
 func TestPrune(t *testing.T) {
 	nobody := func(plan.Daemon) bool { return false }
 	desired := "gpusharing/nvidia.com_gpu.json"
 	t.Run("takes back the desired state for a daemon that is gone", func(t *testing.T) {
-		g, n := gomega.NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		g, n := served(t)
 		n.daemons.Crash(n.pipe())
-		g.Expect(n.view.Prune(t.Context(), func(plan.Daemon) bool { return true })).To(gomega.Succeed())
-		g.Expect(n.files(t)).To(gomega.ContainElement(desired), "unless it is to be kept")
-		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())
-		g.Expect(n.files(t)).NotTo(gomega.ContainElement(desired))
-		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+		g.Expect(n.view.Prune(t.Context(), func(plan.Daemon) bool { return true })).To(Succeed())
+		g.Expect(n.files(t)).To(ContainElement(desired), "unless it is to be kept")
+		g.Expect(n.view.Prune(t.Context(), nobody)).To(Succeed())
+		g.Expect(n.files(t)).NotTo(ContainElement(desired))
+		g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 	})
 	t.Run("leaves the desired state for a daemon that answers, which a plan stops", func(t *testing.T) {
-		g, n := gomega.NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())
-		g.Expect(n.files(t)).To(gomega.ContainElement(desired))
+		g, n := served(t)
+		g.Expect(n.view.Prune(t.Context(), nobody)).To(Succeed())
+		g.Expect(n.files(t)).To(ContainElement(desired))
 	})
 }
 
 func TestResourcesThatAreNone(t *testing.T) {
 	for _, name := range []string{"", "gpu", "../../etc", "a/../b", "a/b/c", "gpusharing/gpu", "shm/gpu", "/gpu", "nvidia.com/"} {
 		t.Run(name, func(t *testing.T) {
-			g, n := gomega.NewWithT(t), newNode(t)
+			g, n := NewWithT(t), newNode(t)
 			d := daemon(10, 1510)
 			d.Resource = name
-			g.Expect(n.view.Start(t.Context(), d)).To(gomega.MatchError(gomega.ContainSubstring("is not the name of an extended resource")))
-			g.Expect(n.view.Stop(t.Context(), name)).To(gomega.MatchError(mps.ErrDaemon))
-			g.Expect(n.files(t)).To(gomega.BeEmpty())
+			g.Expect(n.view.Start(t.Context(), d)).To(MatchError(ContainSubstring("is not the name of an extended resource")))
+			g.Expect(n.view.Stop(t.Context(), name)).To(MatchError(mps.ErrDaemon))
+			g.Expect(n.files(t)).To(BeEmpty())
 		})
 	}
 }
@@ -378,20 +377,20 @@ func TestAssign(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			devices := []gpu.Device{listed, other, inMIG}
 			assigned := mps.Assign(devices, tc.serving)
 			for i, want := range tc.want {
-				g.Expect(assigned[i].State.MPS).To(gomega.Equal(want), assigned[i].UUID)
+				g.Expect(assigned[i].State.MPS).To(Equal(want), assigned[i].UUID)
 			}
-			g.Expect(devices[1].State.MPS.Resource).To(gomega.Equal("stale"), "the argument is left alone")
+			g.Expect(devices[1].State.MPS.Resource).To(Equal("stale"), "the argument is left alone")
 		})
 	}
 }
 
 // aboutDaemon matches an error about a daemon that says something.
 func aboutDaemon(says string) types.GomegaMatcher {
-	return gomega.And(gomega.MatchError(mps.ErrDaemon), gomega.MatchError(gomega.ContainSubstring(says)))
+	return And(MatchError(mps.ErrDaemon), MatchError(ContainSubstring(says)))
 }
 
 // withoutQuestions leaves out what changes nothing.
@@ -413,4 +412,34 @@ func count(lines []string, line string) int {
 		}
 	}
 	return n
+}
+
+// TestAnAgentThatCannotReadTheRecordReportsNoGPUWithoutItsDaemon: the daemon runs.
+func TestAnAgentThatCannotReadTheRecordReportsNoGPUWithoutItsDaemon(t *testing.T) {
+	g, n := NewWithT(t), newNode(t)
+	shared := daemon(10, 1510)
+	g.Expect(n.view.Start(t.Context(), shared)).To(Succeed())
+	g.Expect(os.WriteFile(n.path(resource, ".gpusharing.json"), nil, 0o600)).To(Succeed())
+
+	serving, err := n.view.Observe(t.Context())
+	if err != nil {
+		return // nothing is reported
+	}
+	devices := mps.Assign([]gpu.Device{{UUID: shared.Devices[0].UUID}}, serving)
+	g.Expect(devices[0].State.MPS).NotTo(BeNil())
+}
+
+// TestARecordThatCannotBeReadHidesNoChangeOfUsers: the daemon that runs serves one user.
+func TestARecordThatCannotBeReadHidesNoChangeOfUsers(t *testing.T) {
+	g, n := NewWithT(t), newNode(t)
+	shared := daemon(10, 1510)
+	g.Expect(n.view.Start(t.Context(), shared)).To(Succeed())
+	g.Expect(os.WriteFile(n.path(resource, ".gpusharing.json"), nil, 0o600)).To(Succeed())
+	shared.MultiUser = true
+	g.Expect(n.view.Start(t.Context(), shared)).To(Succeed())
+	a, b := n.daemons.Run(n.pipe(), "pod-a", 1000), n.daemons.Run(n.pipe(), "pod-b", 2000)
+	_, served, err := n.daemons.Connect(a)
+	g.Expect(served, err).To(BeTrue())
+	_, served, err = n.daemons.Connect(b)
+	g.Expect(served, err).To(BeTrue())
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
@@ -34,37 +34,37 @@ func (n *node) client(t *testing.T, pod string, uid int) (pid int, got sim.Limit
 // look lets the MPS pod look at its daemons, and returns what the agent then sees.
 func (n *node) look(t *testing.T) mps.Use {
 	t.Helper()
-	g := gomega.NewWithT(t)
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g := NewWithT(t)
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
 	serving, err := n.view.Observe(t.Context())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(serving).NotTo(gomega.BeEmpty())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(serving).NotTo(BeEmpty())
 	return serving[0].Use
 }
 
 func TestNewLimitsReachTheNextClientOfARunningServer(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 1510))).To(gomega.Succeed())
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 1510))).To(Succeed())
 	before, got := n.client(t, "pod-a", 1000)
-	g.Expect(got).To(gomega.Equal(sim.Limits{Percentage: 10, Memory: map[int]int64{0: 1510, 1: 1510}}))
-	g.Expect(n.look(t).Outdated).To(gomega.BeEmpty())
+	g.Expect(got).To(Equal(sim.Limits{Percentage: 10, Memory: map[int]int64{0: 1510, 1: 1510}}))
+	g.Expect(n.look(t).Outdated).To(BeEmpty())
 
-	g.Expect(n.view.Start(t.Context(), daemon(25, 4056, 4056))).To(gomega.Succeed())
-	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1), "running clients are not disturbed")
+	g.Expect(n.view.Start(t.Context(), daemon(25, 4056, 4056))).To(Succeed())
+	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(Equal(1), "running clients are not disturbed")
 	wanted := sim.Limits{Percentage: 25, Memory: map[int]int64{0: 4056, 1: 4056}}
 	after, got := n.client(t, "pod-b", 1000)
-	g.Expect(got).To(gomega.Equal(wanted))
+	g.Expect(got).To(Equal(wanted))
 
 	use := n.look(t)
-	g.Expect(use.Outdated).To(gomega.Equal([]int{before}), "a connected client keeps its limits")
-	g.Expect(use.OutdatedPods).To(gomega.Equal([]string{"pod-a"}))
-	g.Expect(use.Clients).To(gomega.Equal([]int{before, after}))
+	g.Expect(use.Outdated).To(Equal([]int{before}), "a connected client keeps its limits")
+	g.Expect(use.OutdatedPods).To(Equal([]string{"pod-a"}))
+	g.Expect(use.Clients).To(Equal([]int{before, after}))
 
 	n.daemons.End(before)
-	g.Expect(n.look(t).Outdated).To(gomega.BeEmpty())
+	g.Expect(n.look(t).Outdated).To(BeEmpty())
 	n.daemons.End(after)
 	_, got = n.client(t, "pod-c", 2000)
-	g.Expect(got).To(gomega.Equal(wanted), "the next server has them as defaults")
+	g.Expect(got).To(Equal(wanted), "the next server has them as defaults")
 }
 
 func TestALimitThatIsNotTakenIsAnError(t *testing.T) {
@@ -88,8 +88,7 @@ func TestALimitThatIsNotTakenIsAnError(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := gomega.NewWithT(t), newNode(t)
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			g, n := served(t)
 			n.client(t, "pod-a", 1000)
 			n.runner.Swap(func(c host.Command) host.Command {
 				if strings.TrimSpace(c.Stdin) == tc.swaps {
@@ -105,18 +104,18 @@ func TestALimitThatIsNotTakenIsAnError(t *testing.T) {
 // A daemon takes the index of a GPU. When one falls off the bus (Xid 79) the driver counts the others anew, and the daemon
 // may not.
 func TestLimitsAreSetForNoOtherGPUOnceOneIsGone(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 1510))).To(gomega.Succeed())
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 1510))).To(Succeed())
 	client, _ := n.client(t, "pod-a", 1000)
 	second := plan.Daemon{Resource: resource, ActiveThreadPercentage: 10, Devices: []plan.DaemonDevice{{UUID: "GPU-b", Index: 0, PinnedMemoryLimitMiB: 700}}}
 	g.Expect(n.view.Start(t.Context(), second)).To(aboutDaemon("it started when the node had other GPUs"))
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510, 1: 1510}), "a client is connected")
-	g.Expect(n.starts()).To(gomega.Equal(1))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(Equal(map[int]int64{0: 1510, 1: 1510}), "a client is connected")
+	g.Expect(n.starts()).To(Equal(1))
 
 	n.daemons.End(client)
-	g.Expect(n.view.Start(t.Context(), second)).To(gomega.Succeed())
-	g.Expect(n.starts()).To(gomega.Equal(2))
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 700}))
+	g.Expect(n.view.Start(t.Context(), second)).To(Succeed())
+	g.Expect(n.starts()).To(Equal(2))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(Equal(map[int]int64{0: 700}))
 }
 
 func TestMemoryIsReadBackInTheUnitsOfTheDaemon(t *testing.T) {
@@ -125,164 +124,158 @@ func TestMemoryIsReadBackInTheUnitsOfTheDaemon(t *testing.T) {
 		"2G": false, "1511M": false, "0": false, "": false, "Invalid device 0": false, "512M": false,
 	} {
 		t.Run(answer, func(t *testing.T) {
-			g, n := gomega.NewWithT(t), newNode(t)
+			g, n := NewWithT(t), newNode(t)
 			n.runner.Add("nvidia-cuda-mps-control", n.daemons.Answering("get_default_device_pinned_mem_limit 0", answer))
 			err := n.view.Start(t.Context(), daemon(10, 1510))
-			g.Expect(err == nil).To(gomega.Equal(holds), "%v", err)
+			g.Expect(err == nil).To(Equal(holds), "%v", err)
 		})
 	}
 }
 
 func TestADaemonThatForgotItsMemoryLimitsGetsThemAgain(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(100, 1510))).To(gomega.Succeed())
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(100, 1510))).To(Succeed())
 	n.daemons.Crash(n.pipe())
-	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}), "its percentage alone is as before")
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(Equal(map[int]int64{0: 1510}), "its percentage alone is as before")
 }
 
 func TestAGPUWithUnknownMemoryGetsNoMemoryLimit(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 0))).To(gomega.Succeed())
+	g, n := NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 0))).To(Succeed())
 	_, got := n.client(t, "pod-a", 1000)
-	g.Expect(got).To(gomega.Equal(sim.Limits{Percentage: 10, Memory: map[int]int64{}}))
+	g.Expect(got).To(Equal(sim.Limits{Percentage: 10, Memory: map[int]int64{}}))
 }
 
 func TestAClientOfAnotherUserWaitsAndIsNamed(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	first, _ := n.client(t, "pod-a", 1000650000)
 	second := n.daemons.Run(n.pipe(), "pod-b", 1000660000)
-	g.Expect(n.look(t).Waiting()).To(gomega.Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}), "it will wait")
+	g.Expect(n.look(t).Waiting()).To(Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}), "it will wait")
 	_, served, err := n.daemons.Connect(second)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(served).To(gomega.BeFalse())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(served).To(BeFalse())
 
 	use := n.look(t)
-	g.Expect(use.User).To(gomega.HaveValue(gomega.Equal(int64(1000650000))))
-	g.Expect(use.Waiting()).To(gomega.Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}))
+	g.Expect(use.User).To(HaveValue(Equal(int64(1000650000))))
+	g.Expect(use.Waiting()).To(Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}))
 	n.daemons.End(first)
 	use = n.look(t)
-	g.Expect(use.User).To(gomega.HaveValue(gomega.Equal(int64(1000660000))))
-	g.Expect(use.Waiting()).To(gomega.BeEmpty())
+	g.Expect(use.User).To(HaveValue(Equal(int64(1000660000))))
+	g.Expect(use.Waiting()).To(BeEmpty())
 }
 
 func TestOneServerForAllUsers(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
+	g, n := NewWithT(t), newNode(t)
 	shared := daemon(10, 1510)
 	shared.MultiUser = true
-	g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), shared)).To(Succeed())
 	n.client(t, "pod-a", 1000)
 	n.client(t, "pod-b", 2000)
 	use := n.look(t)
-	g.Expect(use.User).To(gomega.BeNil())
-	g.Expect(use.Waiting()).To(gomega.BeEmpty())
+	g.Expect(use.User).To(BeNil())
+	g.Expect(use.Waiting()).To(BeEmpty())
 	serving, err := n.view.Observe(t.Context())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(serving[0].MultiUser).To(gomega.BeTrue())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(serving[0].MultiUser).To(BeTrue())
 }
 
 func TestTheUsersOfADaemonChangeOnlyWithARestart(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	shared := daemon(10, 1510)
 	shared.MultiUser = true
 	g.Expect(n.view.Start(t.Context(), shared)).To(aboutDaemon("has clients: waiting until they have ended"))
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon))
-	g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(gomega.BeFalse())
+	g.Expect(n.host.Converge(t.Context(), true)).To(MatchError(mps.ErrDaemon))
+	g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(BeFalse())
 	second, _ := n.client(t, "pod-a", 1000) // a daemon that was told to quit would serve it no more
-	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(2), "and no client is lost")
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(Equal(2), "and no client is lost")
 
 	n.daemons.End(pid)
 	n.daemons.End(second)
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(gomega.BeTrue())
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.view.Start(t.Context(), shared)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(BeTrue())
 }
 
 func TestAnIdleServerIsEnded(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.look(t)
 	n.clock.Step(time.Hour)
 	n.look(t)
-	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.HaveLen(1), "it has a client")
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(HaveLen(1), "it has a client")
 
 	n.daemons.End(pid)
 	n.look(t)
 	n.clock.Step(5 * time.Second)
 	n.look(t)
-	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.HaveLen(1), "the next one may come at once")
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(HaveLen(1), "the next one may come at once")
 	n.clock.Step(5 * time.Second)
 	n.look(t)
-	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.BeEmpty())
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(BeEmpty())
 	n.client(t, "pod-b", 1000)
 }
 
 func TestADaemonMakesWayForANewDriver(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.leaves = true
 	n.look(t)
-	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(Equal(1), "a client is never lost")
 
 	n.daemons.End(pid)
 	waits := n.daemons.Run(n.pipe(), "pod-b", 1000)
 	n.look(t)
 	n.look(t)
 	got := n.daemons.Get(n.pipe())
-	g.Expect(got).NotTo(gomega.BeNil(), "the pod may connect at any time")
-	g.Expect(got.Servers).To(gomega.BeEmpty())
+	g.Expect(got).NotTo(BeNil(), "the pod may connect at any time")
+	g.Expect(got.Servers).To(BeEmpty())
 
 	n.daemons.End(waits)
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed(), "that is no error")
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed(), "that is no error")
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("the NVIDIA driver of the node is about to change"))
-	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 
 	n.leaves = false
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(Equal(10.0))
 }
 
 // NVIDIA's MPS DaemonSet mounts other shared memory when it starts. A process cannot follow that, so it ends, and the
 // next one starts the daemons again.
 func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.unmount = true
 	rounds := 0
 	n.clock.Meanwhile = func() {
 		if rounds++; rounds == 30 {
-			g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+			g.Expect(n.daemons.Get(n.pipe()).Clients()).To(Equal(1), "a client is never lost")
 			serving, err := n.view.Recorded()
-			g.Expect(serving, err).To(gomega.ConsistOf(gomega.HaveField("Use.Unreachable", true)))
+			g.Expect(serving, err).To(ConsistOf(HaveField("Use.Unreachable", true)))
 			n.daemons.End(pid)
 		}
 	}
-	g.Expect(n.look(t).Unreachable).To(gomega.BeTrue())
-	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
-	g.Expect(rounds).To(gomega.BeNumerically(">=", 30))
-	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	g.Expect(n.look(t).Unreachable).To(BeTrue())
+	g.Expect(n.host.Run(t.Context())).To(MatchError(ContainSubstring("replaced the shared memory of MPS")))
+	g.Expect(rounds).To(BeNumerically(">=", 30))
+	g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
 
 	n.unmount = false
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(Equal(10.0))
 }
 
 // The clients of all daemons are looked at before any is told to quit, and one may connect between: from a pod that has the former shared memory.
 func TestSharedMemoryThatWasReplacedEndsNoClientThatHasJustConnected(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	other := daemon(10, 1510)
 	other.Resource = "nvidia.com/gpu.shared"
-	g.Expect(n.view.Start(t.Context(), other)).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), other)).To(Succeed())
 	pid := 0
 	n.runner.Fail(func(c host.Command) error {
 		if pid == 0 && strings.HasPrefix(c.Stdin, "quit") {
@@ -296,22 +289,21 @@ func TestSharedMemoryThatWasReplacedEndsNoClientThatHasJustConnected(t *testing.
 	rounds := 0
 	n.clock.Meanwhile = func() {
 		if rounds++; rounds == 30 {
-			g.Expect(n.daemons.Get(n.path(other.Resource, "pipe")).Clients()).To(gomega.Equal(1))
+			g.Expect(n.daemons.Get(n.path(other.Resource, "pipe")).Clients()).To(Equal(1))
 			n.daemons.End(pid)
 		}
 	}
-	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
-	g.Expect(rounds).To(gomega.BeNumerically(">=", 30), "the end of the process would end the client")
+	g.Expect(n.host.Run(t.Context())).To(MatchError(ContainSubstring("replaced the shared memory of MPS")))
+	g.Expect(rounds).To(BeNumerically(">=", 30), "the end of the process would end the client")
 }
 
 // The control daemon hands clients to its server, and serves none of them: that it hangs, or cannot be asked while the
 // driver's root is replaced, ends no client. The end of the process would.
 func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	other := daemon(10, 1510)
 	other.Resource = "nvidia.com/gpu.shared"
-	g.Expect(n.view.Start(t.Context(), other)).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), other)).To(Succeed())
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.look(t)
 	n.runner.Fail(func(c host.Command) error {
@@ -324,14 +316,14 @@ func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T)
 	rounds := 0
 	n.clock.Meanwhile = func() {
 		if rounds++; rounds == 30 {
-			g.Expect(n.daemons.Get(n.path(other.Resource, "pipe")).Commands).NotTo(gomega.ContainElement("quit"), "not before it helps")
+			g.Expect(n.daemons.Get(n.path(other.Resource, "pipe")).Commands).NotTo(ContainElement("quit"), "not before it helps")
 			n.daemons.End(pid)
 		}
 	}
-	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
-	g.Expect(rounds).To(gomega.BeNumerically(">=", 30), "a client is never lost")
-	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
-	g.Expect(n.daemons.Get(n.path(other.Resource, "pipe"))).To(gomega.BeNil())
+	g.Expect(n.host.Run(t.Context())).To(MatchError(ContainSubstring("replaced the shared memory of MPS")))
+	g.Expect(rounds).To(BeNumerically(">=", 30), "a client is never lost")
+	g.Expect(n.daemons.Get(n.pipe())).To(BeNil())
+	g.Expect(n.daemons.Get(n.path(other.Resource, "pipe"))).To(BeNil())
 }
 
 // idleAndFound is how long a server stays that no client uses while no driver changes: its idle time, and until it is
@@ -355,8 +347,7 @@ func TestADaemonStopsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := gomega.NewWithT(t), newNode(t)
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			g, n := served(t)
 			pid, _ := n.client(t, "pod-a", 1000)
 			if tc.pods {
 				n.daemons.Run(n.pipe(), "pod-b", 1000)
@@ -376,7 +367,7 @@ func TestADaemonStopsAtOnceWhenTheDriverLeaves(t *testing.T) {
 				switch {
 				case rounds < leaves+tc.later:
 				case rounds == leaves+tc.later:
-					g.Expect(held()).To(gomega.BeTrue(), "a client is never lost")
+					g.Expect(held()).To(BeTrue(), "a client is never lost")
 					n.daemons.End(pid)
 					left = n.clock.Now()
 				case ended.IsZero() && (!held() || n.clock.Since(left) > time.Minute):
@@ -384,9 +375,9 @@ func TestADaemonStopsAtOnceWhenTheDriverLeaves(t *testing.T) {
 					cancel()
 				}
 			}
-			g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
-			g.Expect(held()).To(gomega.BeFalse())
-			g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", tc.within))
+			g.Expect(n.host.Run(ctx)).To(Succeed())
+			g.Expect(held()).To(BeFalse())
+			g.Expect(ended.Sub(left)).To(BeNumerically("<=", tc.within))
 		})
 	}
 }
@@ -409,9 +400,9 @@ func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g, n := gomega.NewWithT(t), newNode(t)
+			g, n := NewWithT(t), newNode(t)
 			n.ended = tc.never
-			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(Succeed())
 			pid, waits := 0, 0
 			if !tc.fresh {
 				pid, _ = n.client(t, "pod-a", 1000)
@@ -435,7 +426,7 @@ func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
 					n.ended, left = true, n.clock.Now()
 					n.daemons.End(pid)
 				case rounds < ends+tc.evicted:
-					g.Expect(serves).To(gomega.BeTrue(), "a pod may connect at any time")
+					g.Expect(serves).To(BeTrue(), "a pod may connect at any time")
 				case tc.pod && rounds == ends+tc.evicted:
 					n.daemons.End(waits)
 					left = n.clock.Now()
@@ -444,9 +435,9 @@ func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
 					cancel()
 				}
 			}
-			g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
-			g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", tc.within))
-			g.Expect(tc.never && ended.Sub(left) < 10*time.Second).To(gomega.BeFalse(), "no driver is about to change")
+			g.Expect(n.host.Run(ctx)).To(Succeed())
+			g.Expect(ended.Sub(left)).To(BeNumerically("<=", tc.within))
+			g.Expect(tc.never && ended.Sub(left) < 10*time.Second).To(BeFalse(), "no driver is about to change")
 			n.client(t, "pod-c", 1000) // the daemon serves on
 		})
 	}
@@ -454,8 +445,7 @@ func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
 
 // Building a driver takes minutes.
 func TestADaemonWithoutAServerIsNotAskedMoreOftenWhileTheDriversContainerEnds(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	n.look(t)
 	n.ended = true
 	ctx, cancel := context.WithCancel(t.Context())
@@ -466,71 +456,67 @@ func TestADaemonWithoutAServerIsNotAskedMoreOftenWhileTheDriversContainerEnds(t 
 			cancel()
 		}
 	}
-	g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
+	g.Expect(n.host.Run(ctx)).To(Succeed())
 	asked = count(n.runner.Lines(), "nvidia-cuda-mps-control < get_server_list") - asked
-	g.Expect(asked).To(gomega.BeNumerically("~", 20, 5), "twice a second")
+	g.Expect(asked).To(BeNumerically("~", 20, 5), "twice a second")
 }
 
 func TestAServerWithClientsOutlivesTheDriversContainer(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "", 1000) // a program on the node, in no pod
 	n.look(t)
 	n.ended = true
 	n.look(t)
 	n.look(t)
-	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(Equal(1), "a client is never lost")
 
 	n.ended = false
 	n.look(t)
 	n.daemons.End(pid)
 	n.look(t)
-	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.HaveLen(1), "the container is ready again: the next client may come at once")
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(HaveLen(1), "the container is ready again: the next client may come at once")
 }
 
 func TestADaemonOfTheFormerDriverStartsAgainWithTheNewOne(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	idle := n.daemons.Run(n.pipe(), "pod-a", 1000) // stays over the upgrade, as the pod of a DaemonSet does
 	started := func() int { return count(n.runner.Lines(), "nvidia-cuda-mps-control -d") }
 	n.leaves = true
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(started()).To(gomega.Equal(1), "a pod may connect at any time")
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(started()).To(Equal(1), "a pod may connect at any time")
 
 	n.leaves, n.version = false, ""
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(started()).To(gomega.Equal(1), "nobody knows of another driver")
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(started()).To(Equal(1), "nobody knows of another driver")
 	n.version = "600.10.02"
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(started()).To(gomega.Equal(2))
-	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}))
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(started()).To(Equal(2))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(Equal(map[int]int64{0: 1510}))
 	_, served, err := n.daemons.Connect(idle)
-	g.Expect(served, err).To(gomega.BeTrue(), "the pod goes on with the new daemon")
+	g.Expect(served, err).To(BeTrue(), "the pod goes on with the new daemon")
 
-	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(gomega.Succeed())
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(started()).To(gomega.Equal(2), "once is enough")
+	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(started()).To(Equal(2), "once is enough")
 	n.version = "600.20.01"
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+	g.Expect(n.host.Converge(t.Context(), true)).To(Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(Equal(1), "a client is never lost")
 }
 
 func TestAFaultClosesTheServerUntilItsClientsAreGone(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	a, _ := n.client(t, "pod-a", 1000)
 	b, _ := n.client(t, "pod-b", 1000)
 	n.daemons.Fault(a)
 	_, _, err := n.daemons.Connect(n.daemons.Run(n.pipe(), "pod-c", 1000))
-	g.Expect(err).To(gomega.MatchError(sim.ErrNotReady))
+	g.Expect(err).To(MatchError(sim.ErrNotReady))
 	n.daemons.End(a)
 	n.daemons.End(b)
 	n.client(t, "pod-c", 1000)
 }
 
 func TestAServerThatEndsMeanwhileNeedsNoLimits(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.runner.Fail(func(c host.Command) error {
 		if !strings.HasPrefix(c.Stdin, "set_device_pinned_mem_limit") {
@@ -541,27 +527,27 @@ func TestAServerThatEndsMeanwhileNeedsNoLimits(t *testing.T) {
 		_, _, err := n.daemons.Connect(other) // ends the server of the first user
 		return errors.Join(err, errors.New("the server is gone"))
 	})
-	g.Expect(n.view.Start(t.Context(), daemon(25, 4056))).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), daemon(25, 4056))).To(Succeed())
 }
 
 // Two MPS pods that write side by side, or a full disk, can leave such a record.
 func TestARecordThatCannotBeReadIsWrittenAgainAndDisturbsNoClient(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
+	g, n := NewWithT(t), newNode(t)
 	shared := daemon(10, 1510)
 	shared.MultiUser = true
-	g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), shared)).To(Succeed())
 	client := n.daemons.Run(n.pipe(), "pod-a", 1000)
 	_, served, err := n.daemons.Connect(client)
-	g.Expect(served, err).To(gomega.BeTrue())
-	g.Expect(os.WriteFile(n.path(resource, ".gpusharing.json"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(served, err).To(BeTrue())
+	g.Expect(os.WriteFile(n.path(resource, ".gpusharing.json"), nil, 0o600)).To(Succeed())
 
-	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), false)).To(Succeed())
 	_, connected := n.daemons.Get(n.pipe()).Client(client)
-	g.Expect(connected).To(gomega.BeTrue(), "the daemon is limited again, and not started again")
+	g.Expect(connected).To(BeTrue(), "the daemon is limited again, and not started again")
 	serving, err := n.view.Observe(t.Context())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(serving).To(gomega.HaveLen(1))
-	g.Expect(serving[0].Daemon.MultiUser).To(gomega.BeTrue())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(serving).To(HaveLen(1))
+	g.Expect(serving[0].Daemon.MultiUser).To(BeTrue())
 	n.daemons.End(client)
-	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(n.view.Stop(t.Context(), resource)).To(Succeed())
 }

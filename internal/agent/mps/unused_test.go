@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
@@ -21,15 +21,14 @@ import (
 // A daemon that was told to end a server lets it serve the clients that it has, and no others: they would wait without
 // an error.
 func TestAPodThatStartsWhileItsServerIsLookedAtKeepsIt(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	pid, _ := n.client(t, "pod-a", 1000)
 	n.daemons.End(pid)
 	starts := 0
 	n.runner.Add("nvidia-cuda-mps-control", func(ctx context.Context, c host.Command) (string, error) {
 		if starts != 0 && strings.HasPrefix(c.Stdin, "shutdown_server") {
 			_, _, err := n.daemons.Connect(starts)
-			g.Expect(err).NotTo(gomega.HaveOccurred())
+			g.Expect(err).NotTo(HaveOccurred())
 		}
 		answer, err := n.daemons.Program(ctx, c)
 		if starts == 0 && strings.HasPrefix(c.Stdin, "get_server_list") {
@@ -40,18 +39,17 @@ func TestAPodThatStartsWhileItsServerIsLookedAtKeepsIt(t *testing.T) {
 	n.ended = true
 	_ = n.host.Converge(t.Context(), false)
 	_, _, err := n.daemons.Connect(starts)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	n.client(t, "pod-c", 1000)
 }
 
 // The next server starts for a client that waited, as another user, and is in no record yet.
 func TestTheServerOfAnotherUserEndsAsSoonAsItsLastPod(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g, n := served(t)
 	first, _ := n.client(t, "pod-a", 1000)
 	second := n.daemons.Run(n.pipe(), "pod-b", 2000)
 	_, served, err := n.daemons.Connect(second)
-	g.Expect(served, err).To(gomega.BeFalse())
+	g.Expect(served, err).To(BeFalse())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	began := n.clock.Now()
@@ -71,18 +69,17 @@ func TestTheServerOfAnotherUserEndsAsSoonAsItsLastPod(t *testing.T) {
 			cancel()
 		}
 	}
-	g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
-	g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", 100*time.Millisecond))
+	g.Expect(n.host.Run(ctx)).To(Succeed())
+	g.Expect(ended.Sub(left)).To(BeNumerically("<=", 100*time.Millisecond))
 }
 
 // A client that asks a daemon that hangs waits for three seconds each time.
 func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T) {
 	hangs := func(t *testing.T) (*node, string) {
-		g, n := gomega.NewWithT(t), newNode(t)
-		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		g, n := served(t)
 		other := daemon(10, 1510)
 		other.Resource = "nvidia.com/gpu.shared"
-		g.Expect(n.view.Start(t.Context(), other)).To(gomega.Succeed())
+		g.Expect(n.view.Start(t.Context(), other)).To(Succeed())
 		pipe := n.path(other.Resource, "pipe")
 		return n, pipe
 	}
@@ -108,7 +105,7 @@ func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T)
 		_ = n.host.Run(ctx)
 	}
 	t.Run("it is ended itself", func(t *testing.T) {
-		g := gomega.NewWithT(t)
+		g := NewWithT(t)
 		n, _ := hangs(t)
 		pid, _ := n.client(t, "pod-a", 1000)
 		n.look(t)
@@ -126,10 +123,10 @@ func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T)
 			}
 			return false
 		})
-		g.Expect(took).To(gomega.BeNumerically("<=", 12*time.Second), "until its health is looked at, and two questions")
+		g.Expect(took).To(BeNumerically("<=", 12*time.Second), "until its health is looked at, and two questions")
 	})
 	t.Run("a desired state for another daemon is fulfilled", func(t *testing.T) {
-		g := gomega.NewWithT(t)
+		g := NewWithT(t)
 		n, other := hangs(t)
 		n.client(t, "", 1000) // a program on the node, in no pod, keeps it
 		n.look(t)
@@ -141,7 +138,7 @@ func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T)
 			case !n.ended:
 				hang(n)
 			case desired.IsZero() && n.clock.Since(began) > time.Minute:
-				g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.shared.json"))).To(gomega.Succeed())
+				g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.shared.json"))).To(Succeed())
 				desired = n.clock.Now()
 			case !desired.IsZero() && n.daemons.Get(other) == nil:
 				took = n.clock.Since(desired)
@@ -149,8 +146,8 @@ func TestADaemonThatHangsBlocksNothingWhileTheDriversContainerEnds(t *testing.T)
 			}
 			return false
 		})
-		g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
-		g.Expect(took).To(gomega.And(gomega.BeNumerically(">", 0), gomega.BeNumerically("<=", 8*time.Second)))
+		g.Expect(n.daemons.Get(n.pipe()).Clients()).To(Equal(1), "a client is never lost")
+		g.Expect(took).To(And(BeNumerically(">", 0), BeNumerically("<=", 8*time.Second)))
 	})
 }
 
@@ -173,9 +170,9 @@ func (l *looking) Mounted(folders ...string) (map[string][]int, error) {
 
 // The driver's container may be away for days, if it cannot be built, and the pods go on with the old driver.
 func TestTheProcessesAreLookedThroughOnceForAllDaemonsWhileTheDriversContainerEnds(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
+	g, n := NewWithT(t), newNode(t)
 	root, err := os.OpenRoot(n.dir)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(err).NotTo(HaveOccurred())
 	defer root.Close() //nolint:errcheck // only read
 	processes := &looking{Processes: n.daemons}
 	pod := mps.NewHost(mps.NewControl(n.runner, root, n.clock), mps.Node{
@@ -185,11 +182,11 @@ func TestTheProcessesAreLookedThroughOnceForAllDaemonsWhileTheDriversContainerEn
 	for _, suffix := range []string{"", ".a", ".b", ".c"} {
 		d := daemon(10, 1510)
 		d.Resource += suffix
-		g.Expect(n.view.Start(t.Context(), d)).To(gomega.Succeed())
+		g.Expect(n.view.Start(t.Context(), d)).To(Succeed())
 		_, served, err := n.daemons.Connect(n.daemons.Run(n.path(d.Resource, "pipe"), "pod"+suffix, 1000))
-		g.Expect(served, err).To(gomega.BeTrue())
+		g.Expect(served, err).To(BeTrue())
 	}
-	g.Expect(pod.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(pod.Converge(t.Context(), true)).To(Succeed())
 	n.ended = true
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -200,6 +197,6 @@ func TestTheProcessesAreLookedThroughOnceForAllDaemonsWhileTheDriversContainerEn
 			cancel()
 		}
 	}
-	g.Expect(pod.Run(ctx)).To(gomega.Succeed())
-	g.Expect(processes.times).To(gomega.BeNumerically("<=", 10*10+4*4), "ten times a second, and for each daemon when its health is looked at")
+	g.Expect(pod.Run(ctx)).To(Succeed())
+	g.Expect(processes.times).To(BeNumerically("<=", 10*10+4*4), "ten times a second, and for each daemon when its health is looked at")
 }

@@ -294,8 +294,11 @@ func (c Cluster) selecting(n *cluster.Node) (notes []string) {
 	return notes
 }
 
-// unused are the keys of the ConfigMap that no node selects.
+// unused are the keys of the ConfigMap that no node selects. Those of its own the operator removes.
 func (c Cluster) unused(nodes []cluster.Node) []string {
+	if strings.HasSuffix(c.ConfigMap, "/"+cluster.ConfigMapName) {
+		return nil
+	}
 	var keys []string
 	for key := range c.Configs {
 		uses := func(n cluster.Node) bool {

@@ -333,3 +333,11 @@ func elsewhere(name string) v1alpha1.GPUSharingPolicy {
 	p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: labels{"elsewhere": "true"}}
 	return p
 }
+
+// TestKeysOfTheOperatorAreNoRest: it removes those that no node selects by itself.
+func TestKeysOfTheOperatorAreNoRest(t *testing.T) {
+	c := importer.Cluster{ConfigMap: "ConfigMap gpu-operator/" + cluster.ConfigMapName, Configs: map[string]string{"default-f678f1952f": "version: v1\n"}}
+	NewWithT(t).Expect(importer.Describe(c).Rest).To(BeEmpty())
+	c.ConfigMap = "ConfigMap gpu-operator/config"
+	NewWithT(t).Expect(importer.Describe(c).Rest).To(HaveLen(1))
+}

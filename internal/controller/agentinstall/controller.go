@@ -49,20 +49,22 @@ type Options struct {
 	Manifests fs.FS
 	// Images that the objects name, and what is put in their place.
 	Images map[string]string
-	// Metrics is how the agents serve what they measure.
-	Metrics Metrics
+	// Agents is what the containers named agent get beside what the manifests say.
+	Agents Agents
 	// Events tell on the owner what could not be installed.
 	Events events.EventRecorder
 	// Reader reads what is in no cache. Nil: the client does.
 	Reader client.Reader
 }
 
-// Metrics is how the containers named agent serve what they measure. Helm's value metrics does the same.
-type Metrics struct {
-	// Args turn it on; none: it is off.
+// Agents is what the containers named agent get by settings, as by values of Helm's chart.
+type Agents struct {
+	// Args that they have in addition.
 	Args []string
-	// Port on which they serve.
+	// Port on which they serve metrics; 0: none.
 	Port int
+	// Cgroups: they see and may write the node's control groups, at the node's own path.
+	Cgroups bool
 }
 
 // Controller applies the objects.
@@ -71,7 +73,7 @@ type Controller struct {
 	owner     types.NamespacedName
 	manifests fs.FS
 	images    map[string]string
-	metrics   Metrics
+	agents    Agents
 	events    events.EventRecorder
 	reader    client.Reader
 
@@ -86,7 +88,7 @@ func New(c client.Client, o Options) *Controller {
 		o.Reader = c
 	}
 	return &Controller{
-		client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, metrics: o.Metrics, events: o.Events, reader: o.Reader,
+		client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, agents: o.Agents, events: o.Events, reader: o.Reader,
 		lacking: errors.New("nothing is installed yet"),
 	}
 }

@@ -38,9 +38,9 @@ const (
 	keptFile  = "kept.yaml"
 )
 
-// agentContainer is the name of the container of an agent, and metricsPort that of its port, by which its readers find
-// it.
-const agentContainer, metricsPort = "agent", "metrics"
+// agentContainer is the name of the container of an agent, metricsPort that of its port, by which its readers find it, and cgroups that of the
+// volume with the node's control groups.
+const agentContainer, metricsPort, cgroups, cgroupRoot = "agent", "metrics", "cgroups", "/sys/fs/cgroup"
 
 // objects reads what is to be applied for a Deployment.
 func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstructured, error) {
@@ -67,7 +67,7 @@ func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstruct
 		if err := setAccounts(o, owner.Namespace); err != nil {
 			return nil, err
 		}
-		if err := setContainers(o, c.images, c.metrics); err != nil {
+		if err := setContainers(o, c.images, c.agents); err != nil {
 			return nil, err
 		}
 	}
@@ -117,9 +117,9 @@ func read(manifests fs.FS, file string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// setContainers puts the images of the same name into a workload, and turns the metrics of its agents on. An image that
+// setContainers puts the images of the same name into a workload, and gives its agents what the settings say. An image that
 // nobody named is refused: it would be pulled from wherever the nodes look first.
-func setContainers(o *unstructured.Unstructured, images map[string]string, metrics Metrics) error {
+func setContainers(o *unstructured.Unstructured, images map[string]string, agents Agents) error {
 	for _, list := range []string{"initContainers", "containers"} {
 		path := []string{"spec", "template", "spec", list}
 		containers, found, err := unstructured.NestedSlice(o.Object, path...)
@@ -130,8 +130,17 @@ func setContainers(o *unstructured.Unstructured, images map[string]string, metri
 			continue
 		}
 		for _, container := range containers {
-			if err := setContainer(container, images, metrics); err != nil {
+			isAgent, err := setContainer(container, images, agents)
+			if err != nil {
 				return fmt.Errorf("one of the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
+			}
+			if isAgent && agents.Cgroups {
+				volumes := []string{"spec", "template", "spec", "volumes"}
+				there, _, _ := unstructured.NestedSlice(o.Object, volumes...)
+				there = append(there, map[string]any{"name": cgroups, "hostPath": map[string]any{"path": cgroupRoot, "type": "Directory"}})
+				if err := unstructured.SetNestedSlice(o.Object, there, volumes...); err != nil {
+					return fmt.Errorf("writing the volumes of %s %s: %w", o.GetKind(), o.GetName(), err)
+				}
 			}
 		}
 		if err := unstructured.SetNestedSlice(o.Object, containers, path...); err != nil {
@@ -141,24 +150,32 @@ func setContainers(o *unstructured.Unstructured, images map[string]string, metri
 	return nil
 }
 
-func setContainer(container any, images map[string]string, metrics Metrics) error {
+// setContainer is setContainers for one, and reports whether it is an agent's.
+func setContainer(container any, images map[string]string, agents Agents) (isAgent bool, err error) {
 	fields, isObject := container.(map[string]any)
 	if !isObject {
-		return errors.New("is no object")
+		return false, errors.New("is no object")
 	}
 	image := images[fmt.Sprint(fields["image"])]
 	if image == "" {
-		return fmt.Errorf("nobody named the image %v", fields["image"])
+		return false, fmt.Errorf("nobody named the image %v", fields["image"])
 	}
 	fields["image"] = image
-	if fields["name"] != agentContainer || len(metrics.Args) == 0 {
-		return nil
+	if fields["name"] != agentContainer {
+		return false, nil
 	}
-	args, _ := fields["args"].([]any)
-	for _, arg := range metrics.Args {
-		args = append(args, arg)
+	add := func(list string, what any) {
+		there, _ := fields[list].([]any)
+		fields[list] = append(there, what)
 	}
-	ports, _ := fields["ports"].([]any)
-	fields["args"], fields["ports"] = args, append(ports, map[string]any{"name": metricsPort, "containerPort": int64(metrics.Port)})
-	return nil
+	for _, arg := range agents.Args {
+		add("args", arg)
+	}
+	if agents.Port != 0 {
+		add("ports", map[string]any{"name": metricsPort, "containerPort": int64(agents.Port)})
+	}
+	if agents.Cgroups {
+		add("volumeMounts", map[string]any{"name": cgroups, "mountPath": cgroupRoot})
+	}
+	return true, nil
 }

@@ -8,12 +8,14 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -148,4 +150,51 @@ func isOutdated(err error) bool {
 	return !errors.As(err, &status) || status.Status().Details == nil || !slices.ContainsFunc(status.Status().Details.Causes, func(cause metav1.StatusCause) bool {
 		return cause.Type == metav1.CauseTypeFieldManagerConflict
 	})
+}
+
+// capacity is what an infrastructure template says of a machine.
+type capacity struct {
+	of map[string]int64 // nil: it cannot be read
+	at time.Time
+}
+
+// capacityFor is how long a template counts that was read. Its spec never changes, and its provider fills the status once.
+const capacityFor = 5 * time.Minute
+
+// gatherCapacities reads the infrastructure templates of the groups of Cluster API. Each provider has a kind of its own, which the operator may
+// read with the rights of config/autoscaling if it knows it; what cannot be read is not known.
+func (c *Controller) gatherCapacities(ctx context.Context, s *autoscaling.Snapshot) {
+	if len(s.Policies) == 0 {
+		return
+	}
+	read := map[string]capacity{}
+	for i := range s.Scalables {
+		of := &s.Scalables[i]
+		if of.Template.Kind == "" || of.Owner != nil {
+			continue
+		}
+		key := strings.Join([]string{of.Template.Group, of.Template.Kind, of.Namespace, of.Template.Name}, "/")
+		known, is := read[key]
+		if !is {
+			if known, is = c.capacities[key]; !is || s.Now.Sub(known.at) >= capacityFor {
+				known = capacity{c.readCapacity(ctx, of), s.Now}
+			}
+			read[key] = known
+		}
+		of.Capacity = known.of
+	}
+	c.capacities = read
+}
+
+func (c *Controller) readCapacity(ctx context.Context, of *autoscaling.Scalable) map[string]int64 {
+	mapping, err := c.client.RESTMapper().RESTMapping(schema.GroupKind{Group: of.Template.Group, Kind: of.Template.Kind})
+	if err != nil {
+		return nil
+	}
+	template := &unstructured.Unstructured{}
+	template.SetGroupVersionKind(mapping.GroupVersionKind)
+	if err := c.reader.Get(ctx, client.ObjectKey{Namespace: of.Namespace, Name: of.Template.Name}, template); err != nil {
+		return nil
+	}
+	return autoscaling.CapacityOf(template)
 }

@@ -6,7 +6,6 @@ package demand
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,8 +26,6 @@ import (
 const (
 	// begins is how long a change that was decided may take to begin: the rollout of the policy, or its budget, may come before it.
 	begins = 20 * time.Second
-	// mostDoubled is how often the back-off of a minute after a failure is doubled.
-	mostDoubled = 6
 )
 
 // follow gives a GPU what was decided of it before, and notes what of that still holds. A GPU of which a change is under way counts as what it will
@@ -77,12 +74,12 @@ func backOff(e v1alpha1.GPUDemand) time.Time {
 	if e.Failures == 0 {
 		return time.Time{}
 	}
-	return e.SinceTime.Add(time.Minute << min(e.Failures-1, mostDoubled))
+	return e.SinceTime.Add(doubled(int(e.Failures)))
 }
 
 // underWay is what becomes of a change that is not done yet.
 func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alpha1.GPUDemand, now time.Time) v1alpha1.GPUDemand {
-	g.Frozen = true
+	g.Frozen, g.Withheld = true, true
 	last := lastOf(n, d.UUID)
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
 	blocked := takesUsed(d, will)
@@ -163,7 +160,6 @@ func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
 		} else {
 			entries = append(entries, e)
 		}
-		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
 		r.decided[change.Node] = entries
 		r.look(now.Add(begins))
 	}

@@ -16,6 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +25,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -50,13 +53,16 @@ type Request struct{}
 type Controller struct {
 	client  client.Client
 	clock   clock.PassiveClock
+	events  events.EventRecorder
 	metrics *metrics
 	memory  demand.Memory // of layouts that GPUs can have; it changes no decision
+
+	attempts map[string]Attempts // by policy
 }
 
 // New returns a controller.
-func New(c client.Client, clk clock.PassiveClock) *Controller {
-	return &Controller{client: c, clock: clk, metrics: newMetrics()}
+func New(c client.Client, clk clock.PassiveClock, recorder events.EventRecorder) *Controller {
+	return &Controller{client: c, clock: clk, events: recorder, metrics: newMetrics(), attempts: map[string]Attempts{}}
 }
 
 // Name of the controller.
@@ -67,6 +73,7 @@ func (*Controller) Name() string { return "demand" }
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes;pods;namespaces,verbs=get;list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile decides for each policy with GPUs on demand, and reports.
 func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result, error) {
@@ -80,7 +87,12 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 			onDemand[policies.Items[i].Name] = true
 		}
 	}
-	s, waiting, err := c.gather(ctx, onDemand)
+	maps.DeleteFunc(c.attempts, func(name string, _ Attempts) bool { return !onDemand[name] })
+	gpuNodes := &v1alpha1.GPUNodeList{}
+	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	s, waiting, err := c.gather(ctx, onDemand, gpuNodes)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -108,7 +120,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		errs = append(errs, c.report(ctx, p, status, is))
 	}
 	if !failed {
-		errs = append(errs, c.record(ctx, c.client, decided))
+		errs = append(errs, c.record(ctx, gpuNodes, decided, waiting))
 	}
 	c.metrics.set(reported)
 	return reconcile.Result{RequeueAfter: after}, errors.Join(errs...)
@@ -124,12 +136,9 @@ func nextOld(now time.Time, pods []*corev1.Pod) (in time.Duration) {
 	return in
 }
 
-// record writes what was decided for GPUs into the status of their GPUNodes, and removes it where nothing was.
-func (c *Controller) record(ctx context.Context, from client.Reader, decided map[string][]v1alpha1.GPUDemand) error {
-	nodes := &v1alpha1.GPUNodeList{}
-	if err := from.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("reading GPUNodes: %w", err)
-	}
+// record writes what was decided for GPUs into the status of their GPUNodes, and removes it where nothing was. The pods for which it was decided are
+// told.
+func (c *Controller) record(ctx context.Context, nodes *v1alpha1.GPUNodeList, decided map[string][]v1alpha1.GPUDemand, waiting []*corev1.Pod) error {
 	var errs []error
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
@@ -144,12 +153,31 @@ func (c *Controller) record(ctx context.Context, from client.Reader, decided map
 			}
 			want.WithStatus(status)
 		}
-		err := c.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership)
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		switch err := c.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership); {
+		case err == nil:
+			c.announce(n, decided[n.Name], waiting)
+		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 			errs = append(errs, fmt.Errorf("recording MIG instances on demand of GPUNode %s: %w", n.Name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// announce tells pods which GPUs of a node are to change for them.
+func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand, waiting []*corev1.Pod) {
+	for _, e := range decided {
+		if slices.ContainsFunc(n.Status.Demand, func(o v1alpha1.GPUDemand) bool {
+			return o.UUID == e.UUID && o.FirstPod == e.FirstPod && o.SinceTime.Equal(&e.SinceTime)
+		}) {
+			continue
+		}
+		pod := slices.IndexFunc(waiting, func(p *corev1.Pod) bool { return p.Namespace+"/"+p.Name == e.FirstPod })
+		gpu := slices.IndexFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.UUID == e.UUID })
+		if pod >= 0 && gpu >= 0 {
+			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "Repartitioning GPU %d of node %s for %s",
+				n.Status.Devices[gpu].Index, n.Name, strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
+		}
+	}
 }
 
 // Withdraw removes from the policies and GPUNodes, which it reads from a reader, what the controller has reported.
@@ -162,22 +190,23 @@ func (c *Controller) Withdraw(ctx context.Context, from client.Reader) error {
 	for i := range policies.Items {
 		errs = append(errs, c.report(ctx, &policies.Items[i], nil, metav1.Condition{}))
 	}
-	return errors.Join(append(errs, c.record(ctx, from, nil))...)
+	nodes := &v1alpha1.GPUNodeList{}
+	if err := from.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	return errors.Join(append(errs, c.record(ctx, nodes, nil, nil))...)
 }
 
 // gather reads the nodes that policies with GPUs on demand govern, with their pods, and the pods that wait. What it
 // returns is shared with the cache and must not be changed.
-func (c *Controller) gather(ctx context.Context, onDemand map[string]bool) (*cluster.Snapshot, []*corev1.Pod, error) {
+func (c *Controller) gather(ctx context.Context, onDemand map[string]bool, gpuNodes *v1alpha1.GPUNodeList) (*cluster.Snapshot, []*corev1.Pod, error) {
 	s := &cluster.Snapshot{Now: c.clock.Now()}
 	if len(onDemand) == 0 {
 		return s, nil, nil
 	}
-	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
+	nodes := &corev1.NodeList{}
 	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, nil, fmt.Errorf("reading nodes: %w", err)
-	}
-	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, nil, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	governed := map[string]*v1alpha1.GPUNode{}
 	for i := range gpuNodes.Items {
@@ -227,7 +256,10 @@ func (c *Controller) review(
 			return nil, nil, metav1.Condition{}, time.Time{}, err
 		}
 	}
-	of, status, is, next := Review(&c.memory, p, s, waiting)
+	if c.attempts[p.Name] == nil {
+		c.attempts[p.Name] = Attempts{}
+	}
+	of, status, is, next := Review(&c.memory, c.attempts[p.Name], p, s, waiting)
 	return of, status, is, next, nil
 }
 

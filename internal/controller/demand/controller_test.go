@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -47,6 +48,7 @@ type site struct {
 	cluster    *env.Cluster
 	as         client.WithWatch
 	controller *demand.Controller
+	events     *events.FakeRecorder
 	writes     int
 	starting   bool // the cache holds nothing yet
 }
@@ -117,6 +119,7 @@ func newSite(t *testing.T, cluster *env.Cluster) *site {
 // restart starts the controller anew: all that it knew is gone. Its client counts what it writes, and lets it apply
 // statuses alone.
 func (s *site) restart() {
+	s.events = events.NewFakeRecorder(10)
 	s.controller = demand.New(interceptor.NewClient(s.as, interceptor.Funcs{
 		SubResourceApply: func(
 			ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption,
@@ -138,7 +141,7 @@ func (s *site) restart() {
 			s.t.Error("an object was applied")
 			return nil
 		},
-	}), clocktesting.NewFakePassiveClock(time.Now()))
+	}), clocktesting.NewFakePassiveClock(time.Now()), s.events)
 }
 
 func (s *site) policy(onDemand *v1alpha1.MIGOnDemand) {
@@ -294,11 +297,13 @@ func applies(s *site) {
 	s.Expect(entries[0].UUID).To(Equal("GPU-1"))
 	s.Expect(entries[0].Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "2g.10gb", Count: 1}}))
 	s.Expect(entries[0].FirstPod).To(Equal("default/a"))
+	s.Expect(s.events.Events).To(Receive(Equal("Normal Repartitioning Repartitioning GPU 0 of node n1 for nvidia.com/mig-2g.10gb")))
 	_, is = s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning), "it is being made")
 	writes := s.writes
 	s.reconcile()
 	s.Expect(s.writes).To(Equal(writes))
+	s.Expect(s.events.Events).To(BeEmpty(), "the pod was told once")
 	s.edit(func(of *v1alpha1.MIGOnDemand) { of.Mode = v1alpha1.OnDemandModeAdvise })
 	s.reconcile()
 	s.Expect(s.decided()).To(BeEmpty())

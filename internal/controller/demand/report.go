@@ -9,19 +9,21 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // reasons are the words of the API.
 var reasons = map[demand.Reason]string{
 	demand.NotAllowed: v1alpha1.ReasonProfileNotAllowed, demand.Reserve: v1alpha1.ReasonReserveKept,
 	demand.Changing: v1alpha1.ReasonGPUsChanging, demand.NoIdleRoom: v1alpha1.ReasonNoIdleRoom, demand.Held: v1alpha1.ReasonIdleTooShort,
+	demand.BackOff: v1alpha1.ReasonAdvertisedNotScheduled,
 }
 
 // status is the review as a policy reports it.
@@ -36,9 +38,7 @@ func (r *review) status() *v1alpha1.OnDemandStatus {
 		}
 		if outcome.Unmet > 0 {
 			one.Reason = cmp.Or(reasons[outcome.Reason], v1alpha1.ReasonGPUsChanging)
-			if outcome.Reason == demand.Held {
-				one.UntilTime = metav1.NewTime(outcome.Until)
-			}
+			one.UntilTime = metav1.NewTime(outcome.Until)
 		}
 		s.Pods, s.Ready, s.Planned, s.Unmet = s.Pods+one.Pods, s.Ready+one.Ready, s.Planned+one.Planned, s.Unmet+one.Unmet
 		if one.Unmet > 0 && r.unmet == nil {
@@ -81,15 +81,8 @@ func requested(asks map[string]int) (list []v1alpha1.InstanceRequest) {
 	return list
 }
 
-func counted(instances []gpu.Instance) (list []v1alpha1.InstanceCount) {
-	counts := map[string]int{}
-	for _, i := range instances {
-		counts[i.Profile]++
-	}
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		list = append(list, v1alpha1.InstanceCount{Profile: name, Count: number(counts[name])})
-	}
-	return list
+func counted(instances []gpu.Instance) []v1alpha1.InstanceCount {
+	return plan.Observed(gpu.Device{State: gpu.State{MIG: true, Instances: instances}}).Instances
 }
 
 // number is a count of pods, GPUs or instances, none of which a cluster has more than 2 billion of.
@@ -120,8 +113,8 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle", s.Pods)
 	}
 	if r.beyond > 0 {
-		is.Message += fmt.Sprintf("; %d pods more do not count: they are of kinds beyond the first %d, or with more than %d different selectors",
-			r.beyond, mostKinds, mostPlacements)
+		is.Message += fmt.Sprintf("; %d pods more do not count: they are of kinds beyond the first %d of their namespace or %d of all, or with more than "+
+			"%d or %d different selectors", r.beyond, mostOfOne.kinds, most.kinds, mostOfOne.placements, most.placements)
 	}
 	return is
 }
@@ -130,8 +123,10 @@ func why(d *v1alpha1.DemandStatus) string {
 	switch {
 	case len(d.Holders) > 0:
 		return ": what would have to be destroyed is held by " + strings.Join(d.Holders, ", ")
+	case d.Reason == v1alpha1.ReasonAdvertisedNotScheduled:
+		return ": the scheduler left instances idle that were made for such pods; next attempt at " + format.Clock(d.UntilTime.Time)
 	case !d.UntilTime.IsZero():
-		return ": what would have to be destroyed is idle for long enough at " + d.UntilTime.UTC().Format(time.TimeOnly) + " UTC"
+		return ": what would have to be destroyed is idle for long enough at " + format.Clock(d.UntilTime.Time)
 	}
 	return ""
 }

@@ -61,10 +61,12 @@ type review struct {
 	pool     demand.Pool
 	nodes    []*cluster.Node    // of the pool
 	profiles map[string]string  // of the models, by resource
+	sizes    map[string]int     // of the profiles
 	most     []map[string]int64 // instances that nodes can have, by resource; each once
 	index    map[[2]string]int
 	classes  []demand.Class
 	first    []*corev1.Pod // of each class, the one that has waited longest
+	askers   []asker       // of each class
 	decision demand.Decision
 	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
 	beyond   int                    // pods of kinds that were not looked at
@@ -76,21 +78,27 @@ type review struct {
 
 // Review decides for a policy that has GPUs on demand, and returns what the policy reports; in mode Apply also
 // status.demand of the nodes that it governs. The pods are those that wait
-// and whose namespaces the policy selects. It is to be asked again at a time, unless that is zero. It is pure; the memory
-// changes no decision.
+// and whose namespaces the policy selects. It is to be asked again at a time, unless that is zero. It changes nothing but the memory, which
+// changes no decision, and the attempts.
 func Review(
-	m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
+	m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
 ) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
-	r := reviewOf(m, p, s, pods)
+	r := reviewOf(m, attempts, p, s, pods)
 	r.record(p, s.Now)
+	for _, entries := range r.decided {
+		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
+	}
 	status := r.status()
 	return r.decided, status, r.condition(status), r.next
 }
 
-func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *review {
-	r := &review{memory: m, profiles: map[string]string{}, index: map[[2]string]int{}, applies: policy.Applies(p), decided: map[string][]v1alpha1.GPUDemand{}}
+func reviewOf(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *review {
+	r := &review{
+		memory: m, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
+		decided: map[string][]v1alpha1.GPUDemand{},
+	}
 	of := Of(p)
-	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Budget: -1, Reserve: map[string]int{}}
+	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Rest: of.Rest(), Budget: -1, Reserve: map[string]int{}}
 	if r.applies {
 		r.pool.Budget = 1 // one node after the other is tainted for pods that wait
 	}
@@ -106,7 +114,7 @@ func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapsho
 		}
 	}
 	r.classify(pods)
-	r.decision = m.Decide(s.Now, r.pool, r.classes)
+	r.decide(attempts, s.Now)
 	r.look(r.decision.Next)
 	return r
 }
@@ -131,6 +139,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		}
 		g := demand.GPU{
 			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: !ready || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
+			Withheld: !ready || n.HasChangingTaint(),
 		}
 		for _, i := range d.State.Instances {
 			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: idle[i.UUID]})
@@ -172,7 +181,7 @@ func idleSince(devices []v1alpha1.DeviceStatus) map[string]time.Time {
 func (r *review) model(d *gpu.Device) *gpu.Device {
 	m := r.memory.Model(d)
 	for _, p := range m.Profiles {
-		r.profiles[plan.ResourceOf(p.Name)] = p.Name
+		r.profiles[plan.ResourceOf(p.Name)], r.sizes[p.Name] = p.Name, p.Size
 	}
 	return m
 }
@@ -226,19 +235,24 @@ func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
 	}
 }
 
-// mostKinds and mostPlacements bound what one decision looks at: a tenant can make any number of kinds.
-const mostKinds, mostPlacements = 128, 512
+// most is what one decision looks at, and mostOfOne of one namespace: a tenant can make any number of kinds.
+var most, mostOfOne = bounds{kinds: 128, placements: 512}, bounds{kinds: 16, placements: 64}
 
-// classify joins the pods that ask for the same and that the same nodes would take. Left out are pods that ask for what
+type bounds struct{ kinds, placements int }
+
+// classify joins the pods of a namespace that ask for the same and that the same nodes would take. Left out are pods that ask for what
 // no GPU of the pool can have, or that no node of it would take, and those of kinds beyond the bounds.
 func (r *review) classify(pods []*corev1.Pod) {
-	where, at := map[string]placement{}, map[string]int{}
+	where, at, of := map[string]placement{}, map[string]int{}, map[string]*bounds{}
 	for _, pod := range slices.SortedFunc(slices.Values(pods), byTurn) {
 		asks := r.asks(pod)
 		if len(asks) == 0 {
 			continue
 		}
-		on, known := r.placement(pod, where)
+		if of[pod.Namespace] == nil {
+			of[pod.Namespace] = new(mostOfOne)
+		}
+		on, known := r.placement(pod, where, of[pod.Namespace])
 		if !known {
 			r.beyond++
 			continue
@@ -247,15 +261,17 @@ func (r *review) classify(pods []*corev1.Pod) {
 			continue
 		}
 		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
-		key := fmt.Sprint(class.Priority, asks, on.key)
+		key := fmt.Sprint(pod.Namespace, class.Priority, asks, on.key)
 		n, known := at[key]
-		if !known && len(r.classes) == mostKinds {
+		if !known && (len(r.classes) == most.kinds || of[pod.Namespace].kinds == 0) {
 			r.beyond++
 			continue
 		}
 		if !known {
 			n = len(r.classes)
+			of[pod.Namespace].kinds--
 			at[key], r.classes, r.first = n, append(r.classes, class), append(r.first, pod)
+			r.askers = append(r.askers, asker{pod.Namespace, r.largest(asks)})
 		}
 		r.classes[n].Pods++
 	}
@@ -310,14 +326,20 @@ type placement struct {
 	nodes map[string]bool // nil: all
 }
 
+// largest is the largest profile of some.
+func (r *review) largest(asks map[string]int) string {
+	return slices.MaxFunc(slices.Sorted(maps.Keys(asks)), func(a, b string) int { return cmp.Compare(r.sizes[a], r.sizes[b]) })
+}
+
 // placement is that of a pod; known are those by what pods say of it. False: there are too many others.
-func (r *review) placement(pod *corev1.Pod, known map[string]placement) (placement, bool) {
+func (r *review) placement(pod *corev1.Pod, known map[string]placement, left *bounds) (placement, bool) {
 	said, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
 		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations,
 	})
-	if p, found := known[string(said)]; found || len(known) == mostPlacements {
+	if p, found := known[string(said)]; found || len(known) == most.placements || left.placements == 0 {
 		return p, found
 	}
+	left.placements--
 	p, key := placement{nodes: map[string]bool{}}, make([]byte, len(r.nodes))
 	for at, n := range r.nodes {
 		if takes(n, pod) {

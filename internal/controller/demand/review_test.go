@@ -219,7 +219,7 @@ func TestReview(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			_, s, is, _ := demand.Review(&pure.Memory{}, onDemand(c.change), c.snapshot, c.pods)
+			_, s, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(c.change), c.snapshot, c.pods)
 			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
 			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
 			g.Expect(s.GPUs).To(Equal(c.gpus))
@@ -236,11 +236,11 @@ func TestAReviewComesBackWhenAnInstanceIsIdleForLongEnough(t *testing.T) {
 		s.Nodes[0].GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.NewTime(now.Add(-4 * time.Minute))
 	}
 	pods := []*corev1.Pod{waits("w", "1g.5gb", nil)}
-	_, status, _, next := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+	_, status, _, next := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 	g.Expect(next).To(BeTemporally("==", now.Add(time.Minute)))
 	g.Expect(status.Requests[0].UntilTime.Time).To(BeTemporally("==", next))
 	s.Now = next
-	_, status, _, next = demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+	_, status, _, next = demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 	g.Expect(status.Planned).To(BeEquivalentTo(1))
 	g.Expect(next.IsZero()).To(BeTrue())
 }
@@ -261,7 +261,7 @@ func TestAReviewIsBounded(t *testing.T) {
 		}))
 	}
 	memory := &pure.Memory{}
-	_, first, is, _ := demand.Review(memory, onDemand(nil), s, pods)
+	_, first, is, _ := demand.Review(memory, demand.Attempts{}, onDemand(nil), s, pods)
 	g.Expect(first.Pods).To(Equal(int32(60)))
 	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
 	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
@@ -271,7 +271,7 @@ func TestAReviewIsBounded(t *testing.T) {
 	for range 5 {
 		pods = slices.Clone(pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		_, again, same, _ := demand.Review(memory, onDemand(nil), s, pods)
+		_, again, same, _ := demand.Review(memory, demand.Attempts{}, onDemand(nil), s, pods)
 		g.Expect(again).To(Equal(first))
 		g.Expect(same).To(Equal(is))
 	}
@@ -306,7 +306,7 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 		}
 	})
 	NewWithT(t).Expect(len(all.Spec.Containers[0].Resources.Limits)).To(BeNumerically(">", 16))
-	_, got, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
+	_, got, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
 
@@ -318,9 +318,9 @@ func TestPodsThatTheSameNodesWouldTakeAreOne(t *testing.T) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "other", Operator: corev1.TolerationOpExists}}
 	})
 	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} })
-	_, got, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{one, other})
+	_, got, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, policy, s, []*corev1.Pod{one, other})
 	NewWithT(t).Expect(got.Requests).To(HaveLen(1))
-	_, again, _, _ := demand.Review(&pure.Memory{}, policy, s, []*corev1.Pod{other, one})
+	_, again, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, policy, s, []*corev1.Pod{other, one})
 	NewWithT(t).Expect(again).To(Equal(got))
 }
 
@@ -335,7 +335,7 @@ func TestWhichPodHasAnInstance(t *testing.T) {
 		n := a100s(t, "a", 1)
 		n.Pods = slices.Clone(bound)
 		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
-		_, status, _, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
+		_, status, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
 		got = append(got, status)
 		slices.Reverse(bound)
 	}
@@ -350,7 +350,7 @@ func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
 	for n := range v1alpha1.MostDemands {
 		pods = append(pods, waits(fmt.Sprint("w", n), "1g.5gb", func(p *corev1.Pod) { p.Spec.Priority = new(int32(100 - n)) }))
 	}
-	_, got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
+	_, got, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
 	NewWithT(t).Expect([]int32{got.Planned, got.Unmet}).To(Equal([]int32{10, 1}))
 	NewWithT(t).Expect(is.Reason).To(Equal(v1alpha1.ReasonProfileNotAllowed))
 	NewWithT(t).Expect(is.Message).To(HaveSuffix("1 would not, such as team/x"))
@@ -380,7 +380,7 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 			limits := p.Spec.Containers[0].Resources.Limits
 			limits["nvidia.com/mig-1g.5gb"] = *resource.NewQuantity(int64(n%50+1), resource.DecimalSI)
 			limits["nvidia.com/mig-2g.10gb"] = *resource.NewQuantity(int64(n/50+1), resource.DecimalSI)
-		}, 128, "; 872 pods more do not count"},
+		}, 16, "; 984 pods more do not count"},
 		"by the nodes that they select": {func(n int, p *corev1.Pod) {
 			values := []string{"z"}
 			for at := range 10 {
@@ -389,24 +389,72 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 				}
 			}
 			but(p, values...)
-		}, 128, "; 872 pods more do not count"},
-		"by what they say of the same nodes": {func(n int, p *corev1.Pod) { but(p, fmt.Sprint("z", n)) }, 512, "; 488 pods more do not count"},
+		}, 16, "; 984 pods more do not count"},
+		"by what they say of the same nodes": {func(n int, p *corev1.Pod) { but(p, fmt.Sprint("z", n)) }, 64, "; 936 pods more do not count"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var pods []*corev1.Pod
 			for n := range 1000 {
 				pods = append(pods, waits(fmt.Sprintf("w%03d", n), "1g.5gb", func(p *corev1.Pod) { c.change(n, p) }))
 			}
-			_, got, is, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			_, got, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 			slices.Reverse(pods)
-			_, again, same, _ := demand.Review(&pure.Memory{}, onDemand(nil), s, pods)
+			_, again, same, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 			NewWithT(t).Expect(got.Pods).To(Equal(c.count))
 			NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/w000"))
 			NewWithT(t).Expect(is.Message).To(ContainSubstring(c.message))
 			NewWithT(t).Expect(again).To(Equal(got))
 			NewWithT(t).Expect(same).To(Equal(is))
+			_, beside, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, append(pods, waits("w", "1g.5gb", func(p *corev1.Pod) {
+				p.Namespace = "other"
+				p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now)
+			})))
+			NewWithT(t).Expect(beside.Pods).To(Equal(c.count+1), "one pod of another namespace, which came last")
 		})
 	}
+}
+
+// TestPodsThatTheSchedulerLeaves although instances are idle get none made or kept, and are tried again ever later; who made them does not matter.
+func TestPodsThatTheSchedulerLeaves(t *testing.T) {
+	g, attempts := NewWithT(t), demand.Attempts{}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	n := 0
+	look := func(after time.Duration, namespace string) (*v1alpha1.OnDemandStatus, time.Duration) {
+		n++ // each time it is another pod
+		s.Now = s.Now.Add(after)
+		_, status, _, next := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", func(p *corev1.Pod) { p.Namespace = namespace })})
+		return status, next.Sub(s.Now)
+	}
+	for _, backOff := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute, 32 * time.Minute, 64 * time.Minute, 64 * time.Minute} {
+		status, next := look(0, "team")
+		g.Expect(status.Ready).To(BeEquivalentTo(1))
+		g.Expect(next).To(Equal(time.Minute))
+		status, next = look(time.Minute, "team")
+		g.Expect(status.Requests[0].Reason).To(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
+		g.Expect(next).To(Equal(backOff))
+		status, _ = look(backOff-time.Second, "team")
+		g.Expect(status.Unmet).To(BeEquivalentTo(1))
+		status, _ = look(0, "other")
+		g.Expect(status.Ready).To(BeEquivalentTo(1))
+		s.Now = s.Now.Add(time.Second)
+	}
+	status, _ := look(0, "team")
+	g.Expect(status.Ready).To(BeEquivalentTo(1))
+	s.Nodes[0].Pods = []cluster.Pod{{Namespace: "team", Name: "v", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Scheduled: s.Now.Add(time.Second)}}
+	status, _ = look(time.Minute, "team")
+	g.Expect(status.Ready).To(BeEquivalentTo(1), "the scheduler binds as many")
+	status, _ = look(time.Minute, "team")
+	g.Expect(status.Unmet).To(BeEquivalentTo(1))
+	status, _ = look(-24*time.Hour, "team")
+	g.Expect(status.Ready).To(BeEquivalentTo(1), "the clock was set back")
+	s.Nodes[0].Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
+	status, _ = look(time.Hour, "team")
+	g.Expect(status.Ready).To(BeEquivalentTo(1), "the node takes no pods")
+	_, none, _, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
+	g.Expect(none.Pods).To(BeZero())
+	s.Now = s.Now.Add(3 * time.Hour)
+	_, _, _, _ = demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
+	g.Expect(attempts).To(BeEmpty(), "forgotten")
 }
 
 // TestAPodThatGrowsOldGoesFirst, though it costs more: what is reported changes with the time alone.
@@ -416,7 +464,7 @@ func TestAPodThatGrowsOldGoesFirst(t *testing.T) {
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-9 * time.Minute))
 	})}
 	for after, want := range map[time.Duration][]int32{0: {0, 1}, time.Minute: {1, 0}} {
-		_, got, _, _ := demand.Review(&pure.Memory{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
+		_, got, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
 		NewWithT(t).Expect([]int32{got.Requests[0].Planned, got.Requests[1].Planned}).To(Equal(want), after.String())
 		NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/old"))
 	}

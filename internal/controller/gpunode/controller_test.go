@@ -149,10 +149,7 @@ func TestGPUNode(t *testing.T) {
 
 	t.Run("of a node that is gone is not written again and again either", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c}
-		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gone"}, Spec: v1alpha1.GPUSharingPolicySpec{
-			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
-		}}
-		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		policy := newPolicy(t, c, "gone")
 		node := newMachine(t, c, "gone", "six")
 		clk := clocktesting.NewFakePassiveClock(time.Now())
 		r.same = gpunode.New(c, c, labels.Everything(), clk)
@@ -203,10 +200,7 @@ func TestGPUNode(t *testing.T) {
 
 	t.Run("of another machine is replaced though its node was gone before, and the label of the new one comes late", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
-		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Spec: v1alpha1.GPUSharingPolicySpec{
-			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
-		}}
-		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		policy := newPolicy(t, c, "late")
 		first := newMachine(t, c, "late", "one")
 		r.reconcile(t, first.Name)
 		changed(t, c, "late")
@@ -228,10 +222,7 @@ func TestGPUNode(t *testing.T) {
 
 	t.Run("stays while its machine registers again, for a day", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
-		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
-			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
-		}}
-		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		policy := newPolicy(t, c, "research")
 		node := newMachine(t, c, "reborn", "three")
 		r.reconcile(t, node.Name)
 		changed(t, c, "reborn")
@@ -266,10 +257,7 @@ func TestGPUNode(t *testing.T) {
 
 	t.Run("of a backup forgets that its node was gone, and a note from the future counts as none", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
-		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "backup"}, Spec: v1alpha1.GPUSharingPolicySpec{
-			NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
-		}}
-		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		policy := newPolicy(t, c, "backup")
 		node := newMachine(t, c, "backup", "seven")
 		r.reconcile(t, node.Name)
 		changed(t, c, node.Name)
@@ -329,6 +317,15 @@ func TestGPUNode(t *testing.T) {
 		r.reconcile(t, node.Name)
 		g.Expect(exists(t, c, node.Name)).To(BeFalse())
 	})
+}
+
+func newPolicy(t *testing.T, c client.Client, name string) *v1alpha1.GPUSharingPolicy {
+	t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.GPUSharingPolicySpec{
+		NodeSelector: &v1alpha1.NodeSelector{}, Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+	}}
+	NewWithT(t).Expect(c.Create(t.Context(), p)).To(Succeed())
+	return p
 }
 
 // newMachine registers a node as a kubelet does, which reports the UUID of the machine.

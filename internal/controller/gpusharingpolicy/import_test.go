@@ -4,7 +4,6 @@
 package gpusharingpolicy_test
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -79,9 +78,7 @@ func (s *scenario) applyPolicies(text string) {
 func (s *scenario) imported(cluster *env.Cluster) string {
 	s.t.Helper()
 	kubeconfig := filepath.Join(s.t.TempDir(), "kubeconfig")
-	data, err := env.Kubeconfig(cluster.Config)
-	s.Expect(err).NotTo(HaveOccurred())
-	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	s.Expect(env.WriteKubeconfig(cluster.Config, kubeconfig)).To(Succeed())
 	var out strings.Builder
 	program := cli.Program{Out: &out, Clock: clocktesting.NewFakeClock(s.clock.Now())}
 	s.Expect(program.Run(s.ctx(), []string{"import", "--kubeconfig", kubeconfig})).To(Succeed())

@@ -4,13 +4,13 @@
 package gpusharingpolicy
 
 import (
-	"errors"
-	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -71,19 +71,12 @@ func newMetrics() *metrics {
 	}
 }
 
-// register adds the metrics to a registry. Controllers of one process, as in tests, share those of the first.
-func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
-	err := registry.Register(m)
-	if there, is := errors.AsType[prometheus.AlreadyRegisteredError](err); is {
-		if first, same := there.ExistingCollector.(*metrics); same {
-			return first, nil
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("registering the metrics: %w", err)
-	}
-	return m, nil
-}
+// shared are the metrics of a process: controllers of one, as in tests, have the same.
+var shared = sync.OnceValue(func() *metrics {
+	m := newMetrics()
+	registry.Registry.MustRegister(m)
+	return m
+})
 
 // decided takes over what was decided last. Counters of each policy begin at 0, since Prometheus does not notice the
 // first increase of one that appears with it. Those of a policy that is gone go with it.

@@ -23,11 +23,8 @@ import (
 func TestMetrics(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()
-	m, err := newMetrics().register(registry)
-	g.Expect(err).NotTo(HaveOccurred())
-	again, err := newMetrics().register(registry)
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(again).To(BeIdenticalTo(m), "controllers of one process share their metrics")
+	m := newMetrics()
+	registry.MustRegister(m)
 	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(""))).To(Succeed(), "nothing was decided yet")
 
 	m.decided(rollout.Decision{
@@ -115,8 +112,8 @@ gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()
-	m, err := newMetrics().register(registry)
-	g.Expect(err).NotTo(HaveOccurred())
+	m := newMetrics()
+	registry.MustRegister(m)
 	idle := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Spec: v1alpha1.GPUSharingPolicySpec{
 		Sharing:     v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4}},
 		Autoscaling: v1alpha1.Autoscaling{EmptyPool: v1alpha1.EmptyPoolExpected},
@@ -140,8 +137,8 @@ func TestAPolicyThatWaitsAsItsUserIntendsIsNotOverdue(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			g := NewWithT(t)
 			registry := prometheus.NewPedanticRegistry()
-			m, err := newMetrics().register(registry)
-			g.Expect(err).NotTo(HaveOccurred())
+			m := newMetrics()
+			registry.MustRegister(m)
 			m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"mig": {Conditions: []metav1.Condition{{
 				Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),
 			}}}}})
@@ -156,8 +153,8 @@ func TestAPolicyThatWaitsAsItsUserIntendsIsNotOverdue(t *testing.T) {
 func TestAPausedPolicyWithABlockedNodeIsOverdue(t *testing.T) {
 	g := NewWithT(t)
 	registry := prometheus.NewPedanticRegistry()
-	m, err := newMetrics().register(registry)
-	g.Expect(err).NotTo(HaveOccurred())
+	m := newMetrics()
+	registry.MustRegister(m)
 	m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"mig": {
 		Nodes: v1alpha1.NodeCounts{Matched: 3, Ready: 1, Updated: 1, Blocked: 1},
 		Pending: []v1alpha1.PendingNode{

@@ -130,10 +130,8 @@ func (i *installation) configure() {
 	assets, err := env.Assets(i.ctx())
 	i.Expect(err).NotTo(HaveOccurred())
 	i.program = filepath.Join(assets, "kubectl")
-	data, err := env.Kubeconfig(i.cluster.Config)
-	i.Expect(err).NotTo(HaveOccurred())
 	i.kubeconfig = filepath.Join(i.t.TempDir(), "kubeconfig")
-	i.Expect(os.WriteFile(i.kubeconfig, data, 0o600)).To(Succeed())
+	i.Expect(env.WriteKubeconfig(i.cluster.Config, i.kubeconfig)).To(Succeed())
 }
 
 // prepare sees to it that our kinds are back in the end, since the scenario looks for them when it ends.

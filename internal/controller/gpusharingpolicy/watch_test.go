@@ -4,17 +4,24 @@
 package gpusharingpolicy
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
 
+	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 // BenchmarkHeartbeat decides that a heartbeat of a kubelet, on a changed node of 8 GPUs, wakes nobody.
@@ -41,4 +48,96 @@ func BenchmarkHeartbeat(b *testing.B) {
 			b.Fatal("it wakes the controller")
 		}
 	}
+}
+
+// TestAKindIsWatchedInTheVersionThatIsServed: an upgrade of Kubernetes, or a restart with other feature gates, takes a
+// version of resource.k8s.io away under a controller that runs. Karpenter's NodePools, which are watched in the same way,
+// stand for it: their definition can stop to serve a version while the API server runs.
+func TestAKindIsWatchedInTheVersionThatIsServed(t *testing.T) {
+	t.Parallel()
+	g, cluster := NewWithT(t), env.Start(t, env.WithAutoscalers())
+	const definition = "nodepools.karpenter.sh"
+	server, err := discovery.NewDiscoveryClientForConfig(cluster.Config)
+	g.Expect(err).NotTo(HaveOccurred())
+	cached, err := cache.New(cluster.Config, cache.Options{Scheme: cluster.Scheme, ReaderFailOnMissingInformer: true, DefaultTransform: slimOthers})
+	g.Expect(err).NotTo(HaveOccurred())
+	go func() { _ = cached.Start(t.Context()) }() // ends with the test
+	reader, err := client.New(cluster.Config, client.Options{Scheme: cluster.Scheme, Cache: &client.CacheOptions{Reader: cached, Unstructured: true}})
+	g.Expect(err).NotTo(HaveOccurred())
+
+	kind := &watchedKind{GroupKind: nodePoolKind}
+	kind.awaited.Store(true)
+	woken := make(chan struct{}, 1000)
+	follow := func() string {
+		g.Expect(kind.follow(t.Context(), server, cached, func() { woken <- struct{}{} })).To(Succeed())
+		if served := kind.served.Load(); served != nil {
+			return served.Version
+		}
+		return ""
+	}
+	names := func() []string {
+		all, err := kind.list(t.Context(), reader)
+		g.Expect(err).NotTo(HaveOccurred())
+		found := []string{}
+		for i := range all {
+			found = append(found, all[i].GetName())
+		}
+		return found
+	}
+	create := func(version, name string) error {
+		o := objectOf(kind.WithVersion(version))
+		o.SetName(name)
+		o.Object["spec"] = map[string]any{"template": map[string]any{"spec": map[string]any{"requirements": []any{}}}}
+		return client.IgnoreAlreadyExists(cluster.Client.Create(t.Context(), o))
+	}
+
+	g.Expect(follow()).To(Equal("v1"))
+	g.Expect(kind.awaited.Load()).To(BeFalse())
+	g.Expect(create("v1", "first")).To(Succeed())
+	g.Eventually(names, "10s", "50ms").Should(ConsistOf("first"))
+
+	g.Expect(cluster.Serve(t.Context(), definition, "v2")).To(Succeed())
+	g.Eventually(follow, "20s", "100ms").Should(Equal("v2"))
+	g.Eventually(woken).Should(Receive())
+	g.Expect(names()).To(ConsistOf("first"))
+	g.Eventually(func() error { return create("v2", "second") }, "10s", "100ms").Should(Succeed())
+	g.Eventually(names, "10s", "50ms").Should(ConsistOf("first", "second"), "the cache is not that of the version which is gone")
+
+	g.Expect(cluster.Serve(t.Context(), definition, "v2", "v1")).To(Succeed())
+	g.Consistently(follow, "1s", "200ms").Should(Equal("v2"), "the one that is watched, as long as it is served")
+
+	g.Expect(cluster.Serve(t.Context(), definition)).To(Succeed())
+	g.Eventually(follow, "20s", "100ms").Should(BeEmpty())
+	g.Expect(kind.awaited.Load()).To(BeFalse(), "it is known that it is not served")
+	g.Expect(names()).To(BeEmpty())
+
+	g.Expect(cluster.Serve(t.Context(), definition, "v1")).To(Succeed())
+	g.Eventually(follow, "20s", "100ms").Should(Equal("v1"))
+	g.Expect(names()).To(ConsistOf("first", "second"))
+}
+
+// What was written in a version that is gone no cache will ever show.
+func TestAWriteInAVersionThatIsGoneIsNotWaitedFor(t *testing.T) {
+	g := NewWithT(t)
+	former, now := taintRuleKind.WithVersion("v1alpha3"), time.Unix(1_800_000_000, 0)
+	b := &cacheBarrier{
+		expected: map[object]expectation{{former, "gpusharing-a"}: {version: "5", since: now}},
+		begun:    map[schema.GroupVersionKind]bool{nodeKind: true, gpuNodeKind: true, former: true},
+	}
+	b.reader = notCached{}
+	lacking, err := b.missing(t.Context(), notCached{}, now, &former)
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(lacking).To(BeEmpty())
+	lacking, err = b.missing(t.Context(), notCached{}, now, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(lacking).To(BeEmpty())
+	g.Expect(b.expected).To(BeEmpty())
+	g.Expect(b.begun).NotTo(HaveKey(former), "it is read anew if it comes back")
+}
+
+// notCached is a cache without a watch on what it is asked for.
+type notCached struct{ client.Reader }
+
+func (notCached) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	return &cache.ErrResourceNotCached{GVK: o.GetObjectKind().GroupVersionKind()}
 }

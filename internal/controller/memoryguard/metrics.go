@@ -4,10 +4,10 @@
 package memoryguard
 
 import (
-	"errors"
-	"fmt"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
 // metrics are what the controller reports to Prometheus of each policy that has a memory guard.
@@ -34,19 +34,12 @@ func newMetrics() *metrics {
 	}
 }
 
-// register adds the metrics to a registry. Controllers of one process, as in tests, share those of the first.
-func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
-	err := registry.Register(m)
-	if there, is := errors.AsType[prometheus.AlreadyRegisteredError](err); is {
-		if first, same := there.ExistingCollector.(*metrics); same {
-			return first, nil
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("registering the metrics of the memory guard: %w", err)
-	}
-	return m, nil
-}
+// shared are the metrics of a process: controllers of one, as in tests, have the same.
+var shared = sync.OnceValue(func() *metrics {
+	m := newMetrics()
+	registry.Registry.MustRegister(m)
+	return m
+})
 
 // found takes over how many GPUs of each policy with a guard are under pressure. Counters begin at 0, since Prometheus
 // does not notice the first increase of one that appears with it.

@@ -19,7 +19,7 @@ func TestHeldUntilTheFirstInstanceMayGo(t *testing.T) {
 	d := a100(t)
 	for name, idle := range map[string][2]time.Duration{"the lower lies longer": {4 * time.Minute, time.Second}, "the upper lies longer": {time.Second, 4 * time.Minute}} {
 		t.Run(name, func(t *testing.T) {
-			got := demand.Decide(now, pool(demand.GPU{
+			got := new(demand.Memory).Decide(now, pool(demand.GPU{
 				Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{has(d, "3g.20gb", 0, "", idle[0]), has(d, "3g.20gb", 4, "", idle[1])},
 			}), []demand.Class{asks("2g.10gb", 1)})
 			NewWithT(t).Expect(got.Outcomes).To(Equal([]demand.Outcome{{Unmet: 1, Reason: demand.Held, Until: now.Add(time.Minute)}}))
@@ -37,7 +37,7 @@ func TestTheReserveIsFirstWhatMayNotGo(t *testing.T) {
 			demand.GPU{Node: "b", UUID: "1", Model: d, Instances: []demand.Instance{has(d, "1g.5gb", 0, "", idle[1])}},
 		)
 		p.Reserve = map[string]int{"1g": 1}
-		NewWithT(t).Expect(demand.Decide(now, p, []demand.Class{asks("7g.40gb", 1)}).Outcomes).To(Equal([]demand.Outcome{{Planned: 1}}), fmt.Sprint(idle))
+		NewWithT(t).Expect(new(demand.Memory).Decide(now, p, []demand.Class{asks("7g.40gb", 1)}).Outcomes).To(Equal([]demand.Outcome{{Planned: 1}}), fmt.Sprint(idle))
 	}
 }
 
@@ -56,11 +56,11 @@ func TestTheReserveIsWhereNoPodNeedsIt(t *testing.T) {
 			p.Reserve = map[string]int{"1g": len(p.GPUs) - 1}
 			class := asks("7g.40gb", 2)
 			class.Nodes = map[string]bool{only: true}
-			got := demand.Decide(now, p, []demand.Class{class})
+			got := new(demand.Memory).Decide(now, p, []demand.Class{class})
 			NewWithT(t).Expect(got.Outcomes[0].Planned).To(Equal(1))
 			other := asks("7g.40gb", 1)
 			other.Oldest = class.Oldest.Add(time.Second)
-			got = demand.Decide(now, p, []demand.Class{class, other})
+			got = new(demand.Memory).Decide(now, p, []demand.Class{class, other})
 			NewWithT(t).Expect(got.Outcomes[1]).To(Equal(demand.Outcome{Unmet: 1, Reason: demand.Reserve}))
 			NewWithT(t).Expect(got.Changes).To(HaveLen(1))
 		})
@@ -80,7 +80,7 @@ func TestOddNumbersEndNothing(t *testing.T) {
 		{Pods: 1, Asks: map[string]int{"1g.5gb": 300}},
 		{Pods: 1, Asks: map[string]int{"1g.5gb": 0}},
 	} {
-		t.Run(fmt.Sprint(class.Pods, class.Asks), func(*testing.T) { demand.Decide(now, p, []demand.Class{class}) })
+		t.Run(fmt.Sprint(class.Pods, class.Asks), func(*testing.T) { new(demand.Memory).Decide(now, p, []demand.Class{class}) })
 	}
 }
 
@@ -99,7 +99,7 @@ func TestManyKindsOfGPUsStayApart(t *testing.T) {
 		of[name] = model(t, product)
 		p.GPUs = append(p.GPUs, demand.GPU{Node: name, UUID: name, Model: of[name]})
 	}
-	got := demand.Decide(now, p, []demand.Class{asks("1g.6gb", 9999), asks("1g.5gb", 9999)})
+	got := new(demand.Memory).Decide(now, p, []demand.Class{asks("1g.6gb", 9999), asks("1g.5gb", 9999)})
 	g.Expect(got.Changes).To(HaveLen(300))
 	for _, c := range got.Changes {
 		d := *of[c.Node]

@@ -31,7 +31,7 @@ func TestManyInstancesOfOnePodEndTheSearch(t *testing.T) {
 			class := asks("1g.5gb", 1)
 			class.Asks = c.asks
 			done := make(chan demand.Decision, 1)
-			go func() { done <- demand.Decide(now, pool(gpus...), []demand.Class{class}) }()
+			go func() { done <- new(demand.Memory).Decide(now, pool(gpus...), []demand.Class{class}) }()
 			var got demand.Decision
 			NewWithT(t).Eventually(done, 20*time.Second).Should(Receive(&got))
 			NewWithT(t).Expect(got.Outcomes).To(Equal([]demand.Outcome{c.want}))

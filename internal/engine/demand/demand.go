@@ -19,8 +19,6 @@ import (
 const (
 	// Hold is how long after a disruptive change of a GPU none of its instances is destroyed again.
 	Hold = 5 * time.Minute
-	// Rest is how long a GPU must be unused before it returns to its resting layout.
-	Rest = 15 * time.Minute
 	// Aged is how long a pod waits before it goes before younger ones of its priority.
 	Aged = 10 * time.Minute
 )
@@ -31,6 +29,7 @@ type Pool struct {
 	Profiles []string       // that may be made, as the policy names them: 3g, 3g.20gb; 8 at most
 	Reserve  map[string]int // idle instances that changes keep free, by the names of Profiles
 	Idle     time.Duration  // that an instance is idle before it may be destroyed
+	Rest     time.Duration  // that a GPU is unused before it returns to its resting layout
 	Budget   int            // nodes that may be tainted for it; negative: all
 }
 
@@ -41,6 +40,7 @@ type GPU struct {
 	Instances  []Instance
 	Changed    time.Time      // last disruptive change
 	Frozen     bool           // nothing of it may be changed now
+	Withheld   bool           // pods are given none of its instances now
 	Resting    map[string]int // instances of the resting layout, by exact profile; nil: none
 }
 
@@ -99,6 +99,7 @@ func (c Change) Disruptive() bool { return len(c.Destroy) > 0 }
 // Outcome is what becomes of the pods of a class, in the order of the classes given.
 type Outcome struct {
 	Ready    int // instances are idle for them, or in the making: the scheduler's turn
+	Offered  int // of these: on GPUs that are not Withheld
 	Planned  int // the changes make instances for them
 	Unmet    int
 	Reason   Reason    // of those unmet
@@ -110,11 +111,6 @@ type Outcome struct {
 // for Aged. Among equals it taints the fewest nodes, changes the fewest GPUs, destroys the fewest instances, creates the
 // fewest, and leaves the least fragmentation. Up to 128 GPUs it compares all ways, of which it looks at no more than
 // maxVisits; beyond, each pod takes the best that the pods before it leave.
-func Decide(now time.Time, pool Pool, classes []Class) Decision {
-	return new(Memory).Decide(now, pool, classes)
-}
-
-// Decide is the function Decide, which does not do again what the memory has kept from the last decisions.
 func (m *Memory) Decide(now time.Time, pool Pool, classes []Class) Decision {
 	m.begin()
 	c := newChooser(m, now, pool, classes, relaxed{})
@@ -202,9 +198,12 @@ func (c *chooser) assign(chosen []placed, d *Decision) {
 	kept := map[[2]int]int{} // instances that are there, by GPU and profile of the GPU
 	classes := map[int][]int{}
 	for _, p := range chosen {
-		ready := true
+		ready, offered := true, 1
 		for n, g := range p.gpus {
 			of := c.places[g]
+			if of.gpu.Withheld {
+				offered = 0
+			}
 			profile := of.table.number(c.asked[p.asks[n]])
 			key := [2]int{g, profile}
 			if kept[key]++; kept[key] > of.option.kept(profile) {
@@ -220,7 +219,7 @@ func (c *chooser) assign(chosen []placed, d *Decision) {
 		outcome := &d.Outcomes[p.class]
 		outcome.Unmet--
 		if ready {
-			outcome.Ready++
+			outcome.Ready, outcome.Offered = outcome.Ready+1, outcome.Offered+offered
 		} else {
 			outcome.Planned++
 		}

@@ -42,7 +42,7 @@ func has(d *gpu.Device, profile string, start int, holder string, idle time.Dura
 }
 
 func pool(gpus ...demand.GPU) demand.Pool {
-	return demand.Pool{GPUs: gpus, Profiles: []string{"1g", "2g", "3g", "4g", "7g"}, Idle: 5 * time.Minute, Budget: -1}
+	return demand.Pool{GPUs: gpus, Profiles: []string{"1g", "2g", "3g", "4g", "7g"}, Idle: 5 * time.Minute, Rest: 15 * time.Minute, Budget: -1}
 }
 
 func asks(profile string, pods int) demand.Class {
@@ -51,7 +51,7 @@ func asks(profile string, pods int) demand.Class {
 
 func TestFreeRoomIsUsedBeforeIdleInstances(t *testing.T) {
 	g, d := NewWithT(t), a100(t)
-	got := demand.Decide(now, pool(
+	got := new(demand.Memory).Decide(now, pool(
 		demand.GPU{Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{has(d, "3g.20gb", 0, "", time.Hour), has(d, "3g.20gb", 4, "", time.Hour)}},
 		demand.GPU{Node: "b", UUID: "1", Model: d, Instances: []demand.Instance{has(d, "4g.20gb", 0, "x/y", 0)}},
 	), []demand.Class{asks("2g.10gb", 1)})
@@ -66,7 +66,7 @@ func TestFreeRoomIsUsedBeforeIdleInstances(t *testing.T) {
 func TestAnInstanceInTheMakingIsPromisedOnce(t *testing.T) {
 	g, d := NewWithT(t), a100(t)
 	made := has(d, "3g.20gb", 0, "", -10*time.Second)
-	got := demand.Decide(now, pool(demand.GPU{Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{made}, Frozen: true}),
+	got := new(demand.Memory).Decide(now, pool(demand.GPU{Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{made}, Frozen: true, Withheld: true}),
 		[]demand.Class{asks("3g.20gb", 2)})
 	g.Expect(got.Changes).To(BeEmpty())
 	g.Expect(got.Outcomes).To(Equal([]demand.Outcome{{Ready: 1, Unmet: 1, Reason: demand.Changing}}))
@@ -114,7 +114,7 @@ func TestWhyPodsWait(t *testing.T) {
 		"nothing":               {pool(full("", time.Hour)), one(nil), demand.Outcome{Planned: 1}, time.Time{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := demand.Decide(now, c.pool, c.classes)
+			got := new(demand.Memory).Decide(now, c.pool, c.classes)
 			NewWithT(t).Expect(got.Outcomes).To(Equal([]demand.Outcome{c.want}))
 			NewWithT(t).Expect(got.Next).To(Equal(c.next))
 			NewWithT(t).Expect(got.Changes).To(HaveLen(c.want.Planned))
@@ -126,7 +126,7 @@ func TestTheReserveIsRefilled(t *testing.T) {
 	g, d := NewWithT(t), a100(t)
 	p := pool(demand.GPU{Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{has(d, "3g.20gb", 0, "x/y", 0)}})
 	p.Reserve = map[string]int{"1g": 2}
-	got := demand.Decide(now, p, nil)
+	got := new(demand.Memory).Decide(now, p, nil)
 	g.Expect(got.Changes).To(HaveLen(1))
 	g.Expect(got.Changes[0].Create).To(HaveLen(2))
 	g.Expect(got.Changes[0].Classes).To(BeEmpty())
@@ -139,14 +139,23 @@ func TestAnUnusedGPUReturnsToItsRestingLayout(t *testing.T) {
 			Node: "a", UUID: "0", Model: d, Instances: []demand.Instance{has(d, "7g.40gb", 0, "", idle)}, Resting: map[string]int{"3g.20gb": 2},
 		})
 	}
-	got := demand.Decide(now, unused(demand.Rest), nil)
+	rest := pool().Rest
+	got := new(demand.Memory).Decide(now, unused(rest), nil)
 	g.Expect(got.Changes).To(HaveLen(1))
 	g.Expect(got.Changes[0].Create).To(HaveLen(2))
-	got = demand.Decide(now, unused(demand.Rest-time.Minute), nil)
+	got = new(demand.Memory).Decide(now, unused(rest-time.Minute), nil)
 	g.Expect(got.Changes).To(BeEmpty())
 	g.Expect(got.Next).To(Equal(now.Add(time.Minute)))
-	got = demand.Decide(now, unused(demand.Rest), []demand.Class{asks("7g.40gb", 1)})
+	got = new(demand.Memory).Decide(now, unused(rest), []demand.Class{asks("7g.40gb", 1)})
 	g.Expect(got.Changes).To(BeEmpty())
+	for name, waits := range map[string]func(*demand.Class){
+		"not now":   func(c *demand.Class) { c.BackOff = now.Add(time.Minute) },
+		"elsewhere": func(c *demand.Class) { c.Nodes = map[string]bool{"b": true} },
+	} {
+		class := asks("7g.40gb", 1)
+		waits(&class)
+		g.Expect(new(demand.Memory).Decide(now, unused(rest), []demand.Class{class}).Changes).To(HaveLen(1), name)
+	}
 }
 
 func TestSeveralInstancesOfAPodComeFromOneNode(t *testing.T) {
@@ -155,9 +164,9 @@ func TestSeveralInstancesOfAPodComeFromOneNode(t *testing.T) {
 		return demand.GPU{Node: node, UUID: uuid, Model: d, Instances: []demand.Instance{has(d, "3g.20gb", 4, "x/y", 0)}}
 	}
 	class := demand.Class{Asks: map[string]int{"4g.20gb": 2}, Oldest: now, Pods: 1}
-	got := demand.Decide(now, pool(free("a", "0"), free("b", "1")), []demand.Class{class})
+	got := new(demand.Memory).Decide(now, pool(free("a", "0"), free("b", "1")), []demand.Class{class})
 	g.Expect(got.Outcomes[0].Reason).To(Equal(demand.NoIdleRoom))
-	got = demand.Decide(now, pool(free("a", "0"), free("b", "1"), free("b", "2")), []demand.Class{class})
+	got = new(demand.Memory).Decide(now, pool(free("a", "0"), free("b", "1"), free("b", "2")), []demand.Class{class})
 	g.Expect(got.Changes).To(HaveLen(2))
 	g.Expect(got.Changes[0].Node + got.Changes[1].Node).To(Equal("bb"))
 }
@@ -213,7 +222,7 @@ func TestTheDecisionIsTheBest(t *testing.T) {
 	served := 0
 	for n := range 1500 {
 		p, classes := world(t, r)
-		got := demand.Decide(now, p, classes)
+		got := new(demand.Memory).Decide(now, p, classes)
 		if mine, best := valueOf(p, classes, got), oracle(p, classes); mine.compare(best) != 0 {
 			t.Fatalf("%d: %v, the oracle %v\n%+v\n%+v\n%+v", n, mine, best, p, classes, got)
 		}
@@ -232,7 +241,7 @@ func TestADecisionKeepsItsPromises(t *testing.T) {
 	memory := &demand.Memory{}
 	for range 1500 {
 		p, classes := world(t, r)
-		got := demand.Decide(now, p, classes)
+		got := new(demand.Memory).Decide(now, p, classes)
 		tainted := map[string]bool{}
 		for _, c := range got.Changes {
 			of := p.GPUs[slices.IndexFunc(p.GPUs, func(x demand.GPU) bool { return x.UUID == c.UUID })]

@@ -181,18 +181,14 @@ func holders(instances []Instance, at gpu.Placement) (pods []string) {
 	return pods
 }
 
-// rest returns GPUs that were not used for a long time to their resting layout, once no pod waits for a change.
+// rest returns GPUs that were not used for a long time to their resting layout, if no pod is given any of their instances. That others wait
+// does not matter: these GPUs are of no use to them.
 func (c *chooser) rest(d *Decision) {
-	for _, o := range d.Outcomes {
-		if o.Unmet > 0 || o.Planned > 0 {
-			return
-		}
-	}
 	for _, p := range c.places {
 		if p.gpu.Resting == nil || p.gpu.Frozen || p.needs != (tally{}) || p.option.changes() {
 			continue
 		}
-		at, unused := p.unused()
+		at, unused := p.unused(c.pool.Rest)
 		switch {
 		case !unused || maps.Equal(numbersOf(p.instances), p.gpu.Resting):
 		case at.After(c.now):
@@ -203,13 +199,13 @@ func (c *chooser) rest(d *Decision) {
 	}
 }
 
-// unused reports whether no pod has an instance of a GPU and all may be destroyed, and when it has been so for Rest.
-func (p *place) unused() (at time.Time, is bool) {
+// unused reports whether no pod has an instance of a GPU and all may be destroyed, and when it has been so for a time.
+func (p *place) unused(long time.Duration) (at time.Time, is bool) {
 	for n, i := range p.instances {
 		if p.states[n] != mayGo {
 			return at, false
 		}
-		if t := i.IdleSince.Add(Rest); t.After(at) {
+		if t := i.IdleSince.Add(long); t.After(at) {
 			at = t
 		}
 	}

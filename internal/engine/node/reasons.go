@@ -105,12 +105,14 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonIdleTooShort:       {Plain, "Wait (`status.onDemand.requests[].untilTime`), or lower `onDemand.idleSeconds`"},
 	v1alpha1.ReasonGPUsChanging:       {Plain, "Wait until the nodes of the policy are ready; its condition Ready says what they wait for"},
 
+	v1alpha1.ReasonAdvertisedNotScheduled: {Plain, "Mend what `kubectl describe pod` says, or delete the pods; `kubectl gpusharing status` says when the next attempt is"},
+
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
 	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard, as on GPUs that report no memory (GB10)"},
 
 	v1alpha1.ReasonEnforced:          {Plain, doNothing},
 	v1alpha1.ReasonNotVerified:       {Plain, "Nothing. With `memory.limit: Enforce` the first pod with a share shows it"},
-	v1alpha1.ReasonLimitGateOff:      {Plain, "Install the chart with `--set featureGates.MemoryLimits=true`, or set `memory.limit: None`"},
+	v1alpha1.ReasonLimitGateOff:      {Plain, "Turn the feature gate on (docs/monitoring.md#limit-the-memory-of-time-sliced-gpus), or set `memory.limit: None`"},
 	v1alpha1.ReasonCgroupV1:          {Plain, "Use `memory.guard` on the node, or boot it with cgroup v2"},
 	v1alpha1.ReasonDriverTooOld:      {Plain, "Update the driver to 615 or later, or use `memory.guard`"},
 	v1alpha1.ReasonNoController:      {Plain, "Use a kernel with the controller misc, or 6.14 and later with dmem"},

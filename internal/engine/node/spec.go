@@ -50,6 +50,7 @@ func requestTarget(v *View) action.SetSpec {
 	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
 	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.Snapshot.Now), nil
 	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, managerRequest(v)
+	setMemory(v, &spec, memoryOf(v))
 	why := "applying policy " + v.Target.Policy
 	switch {
 	case v.FallsBack:
@@ -71,13 +72,15 @@ func withdrawRequest(v *View, why string) action.SetSpec {
 func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	recordDevices(v, &spec)
-	spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = v.Target.Policy, v.Target.Strategy, nil, "", ""
+	spec.PolicyName, spec.Strategy, spec.OnDemand = v.Target.Policy, v.Target.Strategy, ""
 	spec.AdminClaims = AdminClaims(v.Node)
+	memory := memoryOf(v)
+	if awaitsLimit(v) {
+		memory = spec.Memory // the new one takes a slot
+	}
+	setMemory(v, &spec, memory)
 	switch {
 	case v.Policy != nil:
-		if spec.Memory = memoryOf(v.Policy); spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
-			spec.MemoryOwner = v.Node.MemoryOwner
-		}
 		if of := v.Policy.OnDemand(); of != nil {
 			spec.OnDemand = of.Mode
 		}
@@ -90,6 +93,22 @@ func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 		spec.Release.PolicyName = cluster.Owner(v.Node, nil) // the copy on the Node may be lost
 	}
 	return spec
+}
+
+// requestLimit asks the agent for the memory limit of the policy.
+func requestLimit(v *View) action.SetSpec {
+	spec := keptSpec(v)
+	setMemory(v, &spec, memoryOf(v))
+	spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "asking for the memory limit of policy " + v.Target.Policy}
+}
+
+// setMemory sets what the spec says of memory, and who else limits it where that matters.
+func setMemory(v *View, spec *v1alpha1.GPUNodeSpec, memory *v1alpha1.TimeSlicedMemory) {
+	spec.Memory, spec.MemoryOwner = memory, ""
+	if memory.Limited() != v1alpha1.MemoryLimitNone {
+		spec.MemoryOwner = v.Node.MemoryOwner
+	}
 }
 
 // recordBaseline notes the state of the node, and changes nothing.

@@ -24,6 +24,9 @@ func changeDone(v *View) Result {
 	if r, is := awaitUntainted(v); is {
 		return r // what was reached is recorded after that, together with Ready
 	}
+	if r, is := awaitLimited(v); is {
+		return r
+	}
 	r := Result{State: UpToDate, Reason: v1alpha1.ReasonReady}
 	if v.Target.ReleasesNode && MPSLabelOverridden(v) {
 		return allowingNVIDIAMPS(v, r)

@@ -70,6 +70,34 @@ func awaitAdvertised(v *View) (Result, bool) {
 	return r, true
 }
 
+// awaitLimited gives the node, with a slot, the memory limit that the driver is to enforce, and waits until the agent has said what came of it.
+// Where a limit does not read back the change has failed. Whatever else keeps the driver from limiting is reported alone.
+func awaitLimited(v *View) (Result, bool) {
+	const reports = time.Minute // an agent of an earlier version never does
+	if memoryOf(v).Limited() != v1alpha1.MemoryLimitEnforce {
+		return Result{}, false
+	}
+	if awaitsLimit(v) {
+		return Result{
+			State: PendingNonDisruptive, Reason: underwayReason(v), Next: withSlot(v, requestLimit(v)),
+			Message: "the driver does not limit the memory of pods yet; the change disturbs nothing that runs",
+		}, true
+	}
+	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionMemoryLimited)
+	remaining := v.Node.GPU.Spec.ChangeTime.Add(reports).Sub(v.Snapshot.Now)
+	switch reported := found && c.ObservedGeneration >= v.Node.GPU.Generation; {
+	case reported && c.Reason == v1alpha1.ReasonNotEnforced:
+		r := Result{State: Failed, Reason: c.Reason, Message: "a memory limit did not read back as it was set: " + c.Message}
+		r.Next = atOnce(recordFailure(v, r.Reason, r.Message)...)
+		return r, true
+	case !reported && remaining > 0:
+		return Result{
+			State: Verifying, Reason: v1alpha1.ReasonVerifying, After: remaining, Message: "the agent has not reported yet what the driver limits",
+		}, true
+	}
+	return Result{}, false
+}
+
 // readsOther adds to a message why NVIDIA's device plugin does not read the operator's ConfigMap; empty if it does, or
 // nothing keeps it from that.
 func readsOther(v *View) string {

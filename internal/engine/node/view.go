@@ -291,12 +291,23 @@ func ReleaseFor(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 	}
 }
 
-// memoryOf is what a policy says of the memory of time-sliced GPUs; nil: nothing.
-func memoryOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.TimeSlicedMemory {
-	if p.Spec.Sharing.TimeSlicing == nil {
+// memoryOf is what the policy says of the memory of time-sliced GPUs; nil: nothing. A limit that failed on the node is none there.
+func memoryOf(v *View) *v1alpha1.TimeSlicedMemory {
+	if v.Policy == nil || v.Policy.Spec.Sharing.TimeSlicing == nil {
 		return nil
 	}
-	return p.Spec.Sharing.TimeSlicing.Memory.DeepCopy()
+	memory := v.Policy.Spec.Sharing.TimeSlicing.Memory.DeepCopy()
+	if f := recordedFailure(v); memory.Limited() == v1alpha1.MemoryLimitEnforce && f != nil && f.Reason == v1alpha1.ReasonNotEnforced {
+		memory.Limit = v1alpha1.MemoryLimitNone
+	}
+	return memory
+}
+
+// awaitsLimit reports whether the spec does not ask yet for the limit that the driver is to enforce.
+func awaitsLimit(v *View) bool {
+	want, is := memoryOf(v), v.Node.GPU.Spec.Memory
+	return want.Limited() == v1alpha1.MemoryLimitEnforce &&
+		(is.Limited() != v1alpha1.MemoryLimitEnforce || !equality.Semantic.DeepEqual(is.PerReplica, want.PerReplica))
 }
 
 // AdminClaims are the ResourceClaims by which pods of the node have devices with adminAccess and no others, as

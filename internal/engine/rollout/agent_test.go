@@ -84,6 +84,15 @@ func (h *host) report() {
 	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, applied, metav1.Condition{
 		Type: v1alpha1.ConditionDiscovered, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDiscovered, ObservedGeneration: h.GPU.Generation,
 	})
+	if h.GPU.Spec.Memory.Limited() == v1alpha1.MemoryLimitEnforce {
+		limited := metav1.Condition{
+			Type: v1alpha1.ConditionMemoryLimited, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonEnforced, ObservedGeneration: h.GPU.Generation,
+		}
+		if h.unlimited {
+			limited.Status, limited.Reason, limited.Message = metav1.ConditionFalse, v1alpha1.ReasonNotEnforced, "0 pods are limited, not: 1 NotEnforced"
+		}
+		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, limited)
+	}
 	h.GPU.Status.Devices = plan.Reported(devices)
 }
 

@@ -153,6 +153,8 @@ type NodeState struct {
 	// Replicas is how often each GPU or instance is advertised by its resource once the node is up to date; nil: no
 	// policy governs it.
 	Replicas map[string]int32
+	// Limited reports whether its policy has the driver limit the memory of pods on time-sliced GPUs.
+	Limited bool
 	// Retained reports whether the node stays as it is because the last policy that governed it has releasePolicy
 	// Retain.
 	Retained bool

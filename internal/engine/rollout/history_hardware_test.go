@@ -24,6 +24,7 @@ type hardwareEvents struct {
 	lost       bool            // and never will
 	forsaken   bool            // no agent will ever run there again
 	lags       bool            // the agent runs, and neither acts nor reports
+	unlimited  bool            // memory limits that the agent sets do not read back
 	sick       map[string]bool // UUIDs of the GPUs that NVIDIA's device plugin has marked unhealthy since it started
 	slots      map[string]int  // by UUID: where in the machine the GPU is, which never changes. The index does, when others die.
 	born       map[string]born // by UUID: how the GPU was when it came

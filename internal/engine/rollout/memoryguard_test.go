@@ -4,7 +4,10 @@
 package rollout_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -50,6 +53,88 @@ func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
 	c.setSharing(timeSlicing(4))
 	c.run(30)
 	g.Expect(c.hosts["n0"].GPU.Spec).To(Equal(before), "the guard goes with the policy's")
+}
+
+// TestMemoryLimitsReachNodesOneByOne, without disruption, and no further node once one does not read back. That one has none, like any change
+// that failed, until it is tried again.
+func TestMemoryLimitsReachNodesOneByOne(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(3, timeSlicing(4))
+	c.run(60)
+	limited := func(share string) v1alpha1.Sharing {
+		s := timeSlicing(4)
+		s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce, PerReplica: new(resource.MustParse(share))}
+		return s
+	}
+	shares := func() (all []string) {
+		for _, name := range []string{"n0", "n1", "n2"} {
+			if m := c.hosts[name].GPU.Spec.Memory; m.Limited() == v1alpha1.MemoryLimitEnforce {
+				all = append(all, m.PerReplica.String())
+			} else {
+				all = append(all, "-")
+			}
+		}
+		return all
+	}
+	var seen []string
+	run := func(share string) (d rollout.Decision) {
+		c.setSharing(limited(share))
+		seen = nil
+		for range 30 {
+			d = c.reconcile()
+			for _, a := range d.Actions {
+				g.Expect(a).To(Or(BeAssignableToTypeOf(action.SetSpec{}), BeAssignableToTypeOf(action.Report{})), "%v", a)
+			}
+			if now := strings.Join(shares(), " "); !slices.Contains(seen, now) {
+				seen = append(seen, now)
+			}
+			c.tick(time.Second)
+		}
+		return d
+	}
+	d := run("4Gi")
+	g.Expect(seen).To(Equal([]string{"4Gi - -", "4Gi 4Gi -", "4Gi 4Gi 4Gi"}))
+	g.Expect(d.Policies["research"].Nodes.Ready).To(BeEquivalentTo(3))
+
+	c.hosts["n1"].unlimited = true
+	d = run("5Gi")
+	g.Expect(seen).To(Equal([]string{"5Gi 4Gi 4Gi", "5Gi 5Gi 4Gi", "5Gi - 4Gi"}))
+	g.Expect(d.Nodes[1].State).To(Equal(node.Failed))
+	g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonNotEnforced))
+	g.Expect(d.Nodes[1].Message).To(ContainSubstring("a memory limit did not read back as it was set: 0 pods are limited, not: 1 NotEnforced; rolled back"))
+	g.Expect(d.Nodes[2].Reason).To(Equal(v1alpha1.ReasonRolloutHalted))
+	is, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionStalled)
+	g.Expect(is.Message).To(ContainSubstring("node n1: a memory limit did not read back"))
+
+	c.hosts["n1"].unlimited = false
+	c.hosts["n1"].annotate(v1alpha1.AnnotationRetry, "1")
+	c.run(60)
+	g.Expect(shares()).To(HaveEach("5Gi"), "tried again")
+	c.hosts["n0"].unlimited = true // found later, as the first pod with a share comes
+	c.tick(time.Second)
+	c.run(5)
+	g.Expect(shares()).To(Equal([]string{"-", "5Gi", "5Gi"}))
+	c.setSharing(timeSlicing(4))
+	d, _ = c.run(60)
+	g.Expect(shares()).To(HaveEach("-"), "undone everywhere")
+	g.Expect(d.Policies["research"].Nodes.Ready).To(BeEquivalentTo(3))
+	g.Expect(c.hosts["n0"].GPU.Status.Rollout.Failed).To(BeNil())
+}
+
+// TestAnAgentThatReportsNoLimitsHoldsNobodyUp for long: it may be of an earlier version.
+func TestAnAgentThatReportsNoLimitsHoldsNobodyUp(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(2, timeSlicing(4))
+	c.run(60)
+	c.hosts["n0"].lags = true
+	limited := timeSlicing(4)
+	limited.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce}
+	c.setSharing(limited)
+	c.run(30)
+	g.Expect(c.hosts["n1"].GPU.Spec.Memory).To(BeNil())
+	d, _ := c.run(60)
+	g.Expect(c.hosts["n1"].GPU.Spec.Memory).NotTo(BeNil())
+	g.Expect(d.Policies["research"].Nodes.Ready).To(BeEquivalentTo(2))
 }
 
 // TestAReleasedNodeHasNoMemoryGuard: its policy is deleted, and the node keeps what it has.

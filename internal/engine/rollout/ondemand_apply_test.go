@@ -44,6 +44,7 @@ import (
 //	7 the same world has the same decision, whatever the order of lists
 //	8 for a pod, whatever its priority, no more instances of a profile are destroyed than have been idle for idleSeconds
 //	9 no ConfigMap is written for demand, and one node at most is tainted
+//	10 pods that never start, whatever their names, keep neither others from starting nor GPUs from resting
 type applied struct {
 	*site
 	t             *testing.T
@@ -57,6 +58,8 @@ type applied struct {
 	edited        bool // the policy, so that the rollout may do what it does
 	faulty        bool
 	late          []late
+	attempts      demand.Attempts
+	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
 	broken        string
 	told          []string
 }
@@ -76,7 +79,7 @@ func newApplied(t *testing.T, seed uint64) *applied {
 	t.Helper()
 	c := &applied{
 		site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 46)), bound: map[string]boundPod{}, lastHeld: map[string]time.Time{},
-		disrupted: map[string]time.Time{}, edited: true,
+		disrupted: map[string]time.Time{}, edited: true, attempts: demand.Attempts{},
 	}
 	for i := range 1 + c.random.IntN(3) {
 		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.A100}[:1+c.random.IntN(2)]...)
@@ -128,6 +131,7 @@ func (c *applied) breaks(is bool, format string, args ...any) {
 func (c *applied) step() { c.steps(time.Second) }
 
 func (c *applied) steps(d time.Duration) {
+	c.flood()
 	c.schedule()
 	c.admit()
 	if c.random.IntN(2) == 0 {
@@ -139,16 +143,38 @@ func (c *applied) steps(d time.Duration) {
 	c.passes(d)
 }
 
+// flood is a tenant whose pods no node can start, such as for want of a volume. Now and then it makes one anew under another name.
+func (c *applied) flood() {
+	c.waiting = slices.DeleteFunc(c.waiting, func(pod *corev1.Pod) bool {
+		return pod.Namespace == flooding && (c.floods == "" || c.random.IntN(60) == 0)
+	})
+	n := 0
+	for _, pod := range c.waiting {
+		if pod.Namespace == flooding {
+			n++
+		}
+	}
+	for ; c.floods != "" && n < 12; n++ {
+		c.waitsIn(flooding, c.floods, int32(c.random.IntN(3)))
+	}
+}
+
 // waits makes a pod that the scheduler finds no room for.
 func (c *applied) waits(profile string, priority int32) {
+	c.waitsIn("user", profile, priority)
+	c.tell("pod %s waits for %s", c.waiting[len(c.waiting)-1].Name, profile)
+}
+
+const flooding = "flood" // the namespace of the tenant that floods
+
+func (c *applied) waitsIn(namespace, profile string, priority int32) {
 	c.pods++
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "user", Name: fmt.Sprint("p", c.pods)}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("p", c.pods)}}
 	pod.Spec.Priority = &priority
 	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 		corev1.ResourceName(plan.ResourceOf(profile)): resource.MustParse("1"),
 	}}}}
 	c.waiting = append(c.waiting, pod)
-	c.tell("pod %s waits for %s", pod.Name, profile)
 }
 
 func resourceOf(pod *corev1.Pod) string {
@@ -181,7 +207,7 @@ func (c *applied) schedule() {
 					used++
 				}
 			}
-			if name == "" && h.Allocatable[of] > used && len(h.Taints) == 0 {
+			if name == "" && h.Allocatable[of] > used && len(h.Taints) == 0 && pod.Namespace != flooding {
 				name = node
 			}
 		}
@@ -193,13 +219,60 @@ func (c *applied) schedule() {
 		default:
 			if len(pod.Status.Conditions) == 0 {
 				pod.Status.Conditions = []corev1.PodCondition{{
-					Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(c.Now),
+					Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: c.reason(pod), LastTransitionTime: metav1.NewTime(c.Now),
 				}}
 			}
 			still = append(still, pod)
 		}
 	}
 	c.waiting = still
+}
+
+// reason is why a pod waits: a queue holds it back, or another scheduler has its own words.
+func (c *applied) reason(pod *corev1.Pod) string {
+	if pod.Namespace == flooding {
+		return []string{corev1.PodReasonUnschedulable, corev1.PodReasonUnschedulable, corev1.PodReasonSchedulingGated, "NotEnoughResources"}[c.random.IntN(4)]
+	}
+	return corev1.PodReasonUnschedulable
+}
+
+// preempts is a scheduler that ends a pod so that one of a higher priority has its instance.
+func (c *applied) preempts(h *host) {
+	for _, p := range h.Pods {
+		for _, pod := range c.waiting {
+			if _, starts := c.bound[p.Name]; !starts && p.Namespace == "user" && pod.Namespace == "user" && p.Requests[resourceOf(pod)] > 0 && *pod.Spec.Priority > 0 {
+				c.tell("pod %s ends for pod %s", p.Name, pod.Name)
+				pod.Status.NominatedNodeName = h.Name
+				c.end(h, p.Name)
+				return
+			}
+		}
+	}
+}
+
+// edits edits the policy, or deletes it and makes it anew. The users have left, and the rollout may do what it does until all is as it should be.
+func (c *applied) edits() {
+	c.leave()
+	c.edited = true
+	p := c.Policies[0]
+	if p.Generation++; c.random.IntN(2) == 0 {
+		c.tell("the policy is deleted")
+		c.Policies, p.Status = nil, v1alpha1.GPUSharingPolicyStatus{}
+		for range c.random.IntN(60) {
+			c.steps(5 * time.Second)
+		}
+	}
+	of := p.DeepCopy().Spec.Sharing.MIG
+	of.Layouts[0].OnDemand.Profiles = [][]v1alpha1.MIGProfile{{"1g", "2g", "3g"}, {"1g", "7g"}, {"3g"}}[c.random.IntN(3)]
+	of.Layouts[0].OnDemand.Reserve = nil
+	p.Spec.Sharing.MIG, p.Spec.Rollout.Paused = of, false
+	c.Policies = []v1alpha1.GPUSharingPolicy{p}
+	c.tell("the policy lets %v be made", of.Layouts[0].OnDemand.Profiles)
+	for n := 0; n < 600 && (n < 60 || !c.isReady()); n++ {
+		c.steps(5 * time.Second)
+	}
+	c.edited = !c.isReady() // an agent that is away, or a driver that fails
+	clear(c.disrupted)
 }
 
 func (c *applied) binds(pod *corev1.Pod, node string) {
@@ -274,11 +347,12 @@ func (c *applied) decides() {
 			pods = append(pods, pod)
 		}
 	}
-	decided, status, is, _ := demand.Review(&pure.Memory{}, p, &s, pods)
+	same, attempts := maps.Clone(c.attempts), c.attempts
+	decided, status, is, _ := demand.Review(&pure.Memory{}, attempts, p, &s, pods)
 	c.random.Shuffle(len(pods), func(a, b int) { pods[a], pods[b] = pods[b], pods[a] })
 	slices.Reverse(s.Nodes)
-	again, sameStatus, same, _ := demand.Review(&pure.Memory{}, p, &s, pods)
-	c.breaks(!reflect.DeepEqual(decided, again) || !reflect.DeepEqual(status, sameStatus) || is != same, "7: %v is decided, and in another order %v", decided, again)
+	again, sameStatus, sameIs, _ := demand.Review(&pure.Memory{}, same, p, &s, pods)
+	c.breaks(!reflect.DeepEqual(decided, again) || !reflect.DeepEqual(status, sameStatus) || is != sameIs || !maps.Equal(attempts, same), "7: %v is decided, and in another order %v", decided, again)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		h := c.hosts[name]
 		if c.random.IntN(10) == 0 {
@@ -287,6 +361,8 @@ func (c *applied) decides() {
 		if reflect.DeepEqual(h.GPU.Status.Demand, decided[name]) {
 			continue
 		}
+		had := slices.SortedFunc(slices.Values(h.GPU.Status.Demand), func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
+		c.breaks(len(had) > 0 && reflect.DeepEqual(had, decided[name]), "9: %s is written again in another order", name)
 		c.hasReason(h, decided[name], p)
 		c.tell("demand of %s: %v (%s)", name, says(decided[name]), is.Reason)
 		h.GPU.Status.Demand = decided[name]
@@ -309,8 +385,9 @@ func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.G
 			continue
 		}
 		c.breaks(p.Spec.Rollout.Paused && e.FirstPod != "", "4: GPU %s is to change for pod %s while the rollout is paused", e.UUID, e.FirstPod)
-		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool { return "user/"+pod.Name == e.FirstPod }),
-			"5: GPU %s is to change for pod %s, which does not wait", e.UUID, e.FirstPod)
+		c.breaks(e.FirstPod != "" && !slices.ContainsFunc(c.waiting, func(pod *corev1.Pod) bool {
+			return pod.Namespace+"/"+pod.Name == e.FirstPod && cluster.Scheduled(pod).Reason == corev1.PodReasonUnschedulable
+		}), "5: GPU %s is to change for pod %s, which does not wait", e.UUID, e.FirstPod)
 	}
 }
 
@@ -362,6 +439,11 @@ func (c *applied) begins(h *host, spec v1alpha1.GPUNodeSpec, paused bool) {
 		}
 		c.breaks(c.Now.Sub(c.disrupted[d.UUID]) < pure.Hold, "5: GPU %s is changed again after %s", d.UUID, c.Now.Sub(c.disrupted[d.UUID]))
 		c.disrupted[d.UUID] = c.Now
+		for _, e := range h.GPU.Status.Demand {
+			if e.UUID == d.UUID {
+				c.disrupted[d.UUID] = e.SinceTime.Time // when it was decided
+			}
+		}
 	}
 }
 
@@ -460,7 +542,7 @@ func (c *applied) endsOne(h *host) {
 func (c *applied) happens() {
 	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
 	profiles := []string{"1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "4g.20gb"}
-	switch c.random.IntN(16) {
+	switch c.random.IntN(20) {
 	case 0, 1, 2, 3, 4:
 		for range 1 + c.random.IntN(3) {
 			c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
@@ -469,7 +551,7 @@ func (c *applied) happens() {
 		c.endsOne(h)
 	case 9:
 		if len(c.waiting) > 0 {
-			c.tell("pod %s is deleted", c.waiting[0].Name)
+			c.tell("pod %s/%s is deleted", c.waiting[0].Namespace, c.waiting[0].Name)
 			c.waiting = c.waiting[1:]
 		}
 	case 10:
@@ -477,13 +559,22 @@ func (c *applied) happens() {
 		p.Spec.Rollout.Paused, p.Generation = !p.Spec.Rollout.Paused, p.Generation+1
 		c.tell("paused: %v", p.Spec.Rollout.Paused)
 	case 11:
-		c.memory = remembering{} // another controller leads
+		c.memory, c.attempts = remembering{}, demand.Attempts{} // another controller leads
 	case 12:
 		h.AgentReady, h.AgentSince = !h.AgentReady, c.Now
 		c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
 	case 13:
 		c.fails(h)
-	case 14, 15:
+	case 14:
+		c.floods = append(profiles, "")[c.random.IntN(6)]
+		c.tell("a tenant floods with pods for %q that never start", c.floods)
+	case 15:
+		c.preempts(h)
+	case 16:
+		if c.random.IntN(3) == 0 {
+			c.edits()
+		}
+	case 17, 18, 19:
 		for range 20 * (1 + c.random.IntN(4)) {
 			c.step()
 		}
@@ -532,21 +623,25 @@ func (c *applied) played(events int) {
 	of := c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand
 	if len(of.Reserve) == 0 {
 		c.waits(map[v1alpha1.MIGProfile]string{"1g": "1g.5gb", "2g": "2g.10gb", "3g": "3g.20gb", "7g": "7g.40gb"}[of.Profiles[len(of.Profiles)-1]], 0)
-		for n := 0; n < 800 && len(c.waiting) > 0; n++ {
+		for n := 0; n < 800 && c.users() > 0; n++ {
 			c.steps(5 * time.Second)
 		}
-		c.breaks(len(c.waiting) > 0, "progress: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
+		c.breaks(c.users() > 0, "10: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
 		c.counts()
 	}
 	c.leave()
-	for range 350 {
+	rested := map[string]bool{}
+	for range 400 {
 		c.steps(10 * time.Second)
+		for name, h := range c.hosts {
+			rested[name] = rested[name] || len(h.GPU.Status.Demand) == 0
+		}
 	}
 	c.breaks(len(c.waiting) == 0 && !c.isReady(), "progress: the policy is not Ready at the end")
 	for _, h := range c.hosts {
-		c.breaks(len(h.GPU.Status.Demand) > 0 && len(of.Reserve) == 0, "progress: GPUs of %s do not rest: %v", h.Name, says(h.GPU.Status.Demand))
+		c.breaks(!rested[h.Name] && len(of.Reserve) == 0, "10: GPUs of %s do not rest: %v", h.Name, says(h.GPU.Status.Demand))
 	}
-	c.edited, c.Policies = true, nil
+	c.edited, c.Policies, c.floods = true, nil, ""
 	for range 150 {
 		c.steps(10 * time.Second)
 	}
@@ -557,7 +652,17 @@ func (c *applied) played(events int) {
 	}
 }
 
-// leave ends all pods.
+// users is how many pods wait that can start.
+func (c *applied) users() (n int) {
+	for _, pod := range c.waiting {
+		if pod.Namespace != flooding {
+			n++
+		}
+	}
+	return n
+}
+
+// leave ends all pods but those that never start.
 func (c *applied) leave() {
 	c.waiting, c.late = nil, nil
 	for n := 0; n < 10 || len(c.bound) > 0; n++ {

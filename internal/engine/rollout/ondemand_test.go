@@ -25,6 +25,7 @@ import (
 // pods wait for.
 type advised struct {
 	memory           pure.Memory
+	attempts         demand.Attempts
 	planned, reviews int
 }
 
@@ -50,7 +51,7 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		_, status, is, _ := demand.Review(&a.memory, p, longIdle(s), manyWait(s))
+		_, status, is, _ := demand.Review(&a.memory, a.attempts, p, longIdle(s), manyWait(s))
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
 		}
@@ -145,7 +146,7 @@ func TestAGPUNodeThatIsMadeAnewTakesNoInstanceOnDemand(t *testing.T) {
 // make effects.
 func TestAdviceChangesNothing(t *testing.T) {
 	g := NewWithT(t)
-	a := &advised{}
+	a := &advised{attempts: demand.Attempts{}}
 	var seeds []uint64
 	for n := uint64(1); n <= 220; n++ {
 		seeds = append(seeds, n)

@@ -8,12 +8,15 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 func retaining(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain }
@@ -126,4 +129,145 @@ func TestANodeWhoseReleaseFailsIsNotInOneState(t *testing.T) {
 		longest = max(longest, c.Now.Sub(since))
 	}
 	g.Expect(longest).To(BeNumerically("<=", 2*time.Hour), "an hour, then two")
+}
+
+// TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy: the operator's definitions are installed again after they were deleted
+// with all objects, or a backup is restored, and the policies follow minutes later.
+func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
+	for name, lost := range map[string]func(*host){
+		"without a spec":        func(h *host) { h.GPU.Spec = v1alpha1.GPUNodeSpec{} },
+		"with that of a backup": func(*host) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG()
+			c.run(90)
+			c.tick(time.Hour)
+			selected, policies := h.Labels[v1alpha1.LabelConfig], c.Policies
+			stands := func() bool {
+				return h.Labels[v1alpha1.LabelConfig] == selected && h.Labels[pluginLabel] == "true" && len(h.Taints) == 0 && h.devices()[0].State.MIG
+			}
+			c.Policies = nil
+			anew := func() {
+				h.GPU.UID, h.GPU.CreationTimestamp = "another", metav1.NewTime(c.Now)
+				h.GPU.Status.Rollout = v1alpha1.RolloutStatus{}
+				lost(h)
+			}
+			anew()
+			for ends := c.Now.Add(timing.PoliciesReturn - time.Minute); c.Now.Before(ends); c.tick(10 * time.Second) {
+				c.reconcile()
+				g.Expect(stands()).To(BeTrue(), "after %s", c.Now.Sub(h.GPU.CreationTimestamp.Time))
+			}
+			g.Expect(h.waits()).To(ContainSubstring("made anew"))
+			c.Policies = policies
+			for range 90 {
+				c.reconcile()
+				c.tick(10 * time.Second)
+				g.Expect(stands()).To(BeTrue(), "under its policy again")
+			}
+			c.Policies = nil
+			c.run(90)
+			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "a policy that is deleted later releases it at once")
+
+			c.Policies = policies
+			c.run(90)
+			c.tick(time.Hour)
+			c.Policies = nil
+			anew()
+			c.tick(timing.PoliciesReturn)
+			c.run(90)
+			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "none has come back")
+			g.Expect(h.GPU.Spec).To(BeZero())
+		})
+	}
+}
+
+// TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce: the GPUNode of a new machine is as young as one that was
+// made anew, and has a baseline, but nothing was done to the node under another one.
+func TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.nfd.denies = true
+	h := c.add("a", sim.A100)
+	h.GPU.CreationTimestamp = metav1.NewTime(c.Now)
+	c.tick(time.Second)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+
+	c.Policies = nil
+	d, _ = c.run(30)
+	g.Expect(c.Now.Sub(h.GPU.CreationTimestamp.Time)).To(BeNumerically("<", timing.PoliciesReturn))
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(d.ConfigurePlugin).To(BeFalse(), "the ClusterPolicy is restored")
+	g.Expect(h.GPU.Spec).To(BeZero())
+}
+
+// retryA is what a user runs so that node a is tried again.
+const retryA = "kubectl annotate gpunode a --overwrite gpusharing.io/retry=$(date +%s)"
+
+// TestAFailedNodeIsTriedAgain when something changed that a user did for that, and never by itself.
+func TestAFailedNodeIsTriedAgain(t *testing.T) {
+	for name, again := range map[string]func(*site, *host){
+		"when any field of the policy is edited": func(c *site, _ *host) {
+			c.Policies[0].Spec.Rollout.Drain.TimeoutSeconds = 900
+			c.Policies[0].Generation++
+		},
+		"when the policy is created anew": func(c *site, _ *host) { c.Policies[0].UID = "another" },
+		"when the GPUNode is annotated":   func(_ *site, h *host) { h.annotate(v1alpha1.AnnotationRetry, "1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := slicing()
+			h.breaks("")
+			c.run(600)
+			h.broken = nil
+			d := c.during(2*time.Hour, time.Minute)
+			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "not by itself")
+			g.Expect(d.Nodes[0].Message).To(HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry"))
+			again(c, h)
+			d, _ = c.run(60)
+			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
+		})
+	}
+}
+
+// TestANodeThatFailsAgainIsTriedOnce for each change.
+func TestANodeThatFailsAgainIsTriedOnce(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	h.breaks("")
+	c.run(600)
+	h.annotate(v1alpha1.AnnotationRetry, "1")
+	d, states := c.run(600)
+	g.Expect(states["a"]).To(ContainElement(node.Verifying))
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+	clear(c.writes)
+	c.during(2*time.Hour, time.Minute)
+	g.Expect(c.writes).To(BeEmpty())
+}
+
+// TestAnotherAttemptHasItsOwnTimeToAdvertise: a rollout that was paused before it rolled a failed change back still
+// selects the config, for longer than a node may take to advertise it.
+func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	h.breaks("")
+	for h.Labels[v1alpha1.LabelConfig] == "" {
+		c.steps(1)
+	}
+	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = true, 2
+	d := c.during(20*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).NotTo(BeEmpty(), "it is not rolled back")
+
+	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = false, 3
+	d = c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
+	h.broken = nil
+	d = c.during(5*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }

@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -21,6 +22,8 @@ func nodeStateOf(m *member) NodeState {
 	}
 	if m.Policy != nil {
 		s.Policy = m.Policy.Name
+		sliced := m.Policy.Spec.Sharing.TimeSlicing
+		s.Limited = sliced != nil && sliced.Memory.Limited() == v1alpha1.MemoryLimitEnforce
 	}
 	if m.Desired != nil {
 		s.Expected, s.Replicas = m.Desired.Config.Resources, m.Desired.Config.Replicas

@@ -5,9 +5,12 @@ package rollout_test
 
 import (
 	"maps"
+	"regexp"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -230,4 +233,9 @@ func TestPairsOfStrategies(t *testing.T) {
 			})
 		}
 	}
+}
+
+// matching is a text in which … stands for a hash, with or without a time.
+func matching(text string) types.GomegaMatcher {
+	return MatchRegexp("^" + strings.ReplaceAll(regexp.QuoteMeta(text), "…", `[0-9a-f@]+`) + "$")
 }

@@ -4,6 +4,8 @@
 package rollout_test
 
 import (
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -194,4 +197,332 @@ func TestANodeWhoseGPUsAreNotKnownYetIsTaintedForThePolicyThatAwaitsThem(t *test
 	h.GPU.Status.Devices = nil
 	c.carryOut(rollout.Decide(c.world()))
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
+}
+
+// karpenters lets a node of the NodePool "gpu" join.
+func (c *site) karpenters(name string, taints ...corev1.Taint) *host {
+	h := c.join(name, taints...)
+	h.Labels[cluster.LabelNodePool] = "gpu"
+	return h
+}
+
+// TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow: Karpenter v1.14.1 started 10 nodes in 60 seconds for one pod
+// while each new node was given a taint that its NodePool did not list.
+func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
+	for name, mark := range map[string]func(*host){
+		"with its labels": func(h *host) { h.Labels[cluster.LabelNodePool] = "gpu" },
+		"before it has labelled": func(h *host) {
+			h.Taints = append(h.Taints, corev1.Taint{Key: "karpenter.sh/unregistered", Effect: "NoExecute"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining(taintsNewNodes)
+			h := c.join("b")
+			mark(h)
+			had := len(h.Taints)
+			for i := range 90 {
+				c.reconcile()
+				g.Expect(h.Taints).To(HaveLen(had))
+				c.tick(time.Second)
+				if i == 5 && had > 0 {
+					h.Taints, had = nil, 0
+					h.Labels[cluster.LabelNodePool] = "gpu"
+				}
+			}
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}), "it becomes ready all the same")
+		})
+	}
+}
+
+func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	c.karpenters("b")
+	c.karpenters("c")
+	c.NodePools = map[string]cluster.NodePool{"gpu": {StartupTaints: []string{"example.com/other"}}, "idle": {}}
+	c.run(90)
+	condition := c.condition("research")
+	g.Expect(condition.Status).To(Equal(metav1.ConditionFalse), "also once all nodes are ready")
+	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintMissing))
+	g.Expect(condition.Message).To(Equal("NodePool gpu of Karpenter lacks the startup taint, so pods may start before a node is ready. Add "+
+		"startupTaints: [{key: gpusharing.io/startup, effect: NoSchedule}], which replaces all its nodes"), "and of no other NodePool")
+	g.Expect(rollout.Decide(c.world()).Policies["research"].Nodes.Ready).To(BeEquivalentTo(3), "the nodes are as desired")
+
+	c.NodePools["gpu"] = cluster.NodePool{StartupTaints: []string{v1alpha1.TaintStartup}}
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
+}
+
+func TestTheStartupTaintThatKarpenterPutsIsTakenOffOnceTheNodeIsReady(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	h := c.karpenters("b", startup)
+	c.reconcile()
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
+	for range 90 {
+		c.tick(time.Second)
+		c.reconcile()
+		g.Expect(h.Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "the NodePool does not list that one")
+	}
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+}
+
+// TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores: one taint for each node, chosen by what made it.
+func TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores(t *testing.T) {
+	for name, test := range map[string]struct {
+		labels, annotations map[string]string
+		key                 string
+	}{
+		"a machine of Cluster API": {annotations: map[string]string{"cluster.x-k8s.io/machine": "gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
+		"a machine of OpenShift":   {annotations: map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
+		"EKS":                      {labels: map[string]string{"eks.amazonaws.com/nodegroup": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
+		"GKE":                      {labels: map[string]string{"cloud.google.com/gke-nodepool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
+		"AKS":                      {labels: map[string]string{"kubernetes.azure.com/agentpool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
+		"Karpenter with the flag":  {labels: map[string]string{cluster.LabelNodePool: "gpu"}, key: v1alpha1.TaintStartupReadiness},
+		"nothing known":            {key: v1alpha1.TaintStartup},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining()
+			c.ReadinessTaint = true
+			taintsNewNodes(&c.Policies[0])
+			c.run(10) // NVIDIA's programs get the tolerations
+			h := c.join("b")
+			maps.Copy(h.Labels, test.labels)
+			if h.Annotations == nil {
+				h.Annotations = map[string]string{}
+			}
+			maps.Copy(h.Annotations, test.annotations)
+			c.reconcile()
+			want := corev1.Taint{Key: test.key, Effect: corev1.TaintEffectNoSchedule}
+			g.Expect(h.Taints).To(ContainElement(want))
+			g.Expect(c.condition("research").Message).To(ContainSubstring(test.key))
+			c.run(90)
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+		})
+	}
+}
+
+// TestAStartupTaintInAMachineSetIsNamed: OpenShift's node-link controller adds each taint of the Machine again
+// (openshift/machine-api-operator, pkg/controller/nodelink).
+func TestAStartupTaintInAMachineSetIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	c.Repeats = &action.Repeats{}
+	h := c.join("b")
+	h.Annotations = map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	c.run(90)
+	clear(c.writes)
+	for range 300 {
+		h.Taints = []corev1.Taint{startup}
+		for _, a := range c.memory.decide(c.world()).Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		c.tick(time.Second)
+	}
+	h.Taints = []corev1.Taint{startup}
+	g.Expect(c.writes["action.KeepTaints"]).To(BeNumerically("<=", 16), "it is no fight without end")
+	condition := c.condition("research")
+	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintInMachineSet))
+	g.Expect(condition.Message).To(And(ContainSubstring("MachineSet of Machine openshift-machine-api/gpu-1"), ContainSubstring("gpusharing.io/startup:NoSchedule")))
+}
+
+// TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint: without the taint only a change begins that nothing
+// blocks.
+func TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	h := c.karpenters("b")
+	c.run(90)
+	h.Labels["karpenter.sh/initialized"] = "true"
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 2
+	for range 10 {
+		c.reconcile()
+		if h.Taints != nil {
+			break
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintChanging)))
+}
+
+// TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint: NVIDIA's driver takes minutes to start on a new node, and a
+// policy may say that drains are to be short. Karpenter starts another node for one that is not initialized and has
+// this taint, and so on.
+func TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint(t *testing.T) {
+	for name, test := range map[string]struct {
+		drain  int32 // seconds; 0: the default
+		driver time.Duration
+	}{
+		"a short drain":  {drain: 60, driver: 2 * time.Minute},
+		"a slow driver":  {driver: 11 * time.Minute},
+		"at their usual": {driver: 4 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = test.drain })
+			h := c.karpenters("b")
+			h.AgentReady = false
+			for end := c.Now.Add(test.driver); c.Now.Before(end); c.tick(10 * time.Second) {
+				c.reconcile()
+			}
+			h.AgentReady = true
+			for range 120 {
+				c.reconcile()
+				g.Expect(h.Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "at %s after it joined", c.Now.Sub(h.Created))
+				c.tick(time.Second)
+			}
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+		})
+	}
+}
+
+// TestNewKarpenterNodesThatWaitForTheBudgetGetNoTaint: many nodes join at once, and by default one changes at a time.
+func TestNewKarpenterNodesThatWaitForTheBudgetGetNoTaint(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	hosts := map[string]*host{}
+	for _, name := range []string{"b", "c"} {
+		hosts[name] = c.karpenters(name)
+	}
+	for second := range 1200 {
+		hosts["b"].lags = second < 12*60 // as long as ten nodes before this one take
+		c.reconcile()
+		g.Expect(hosts["c"].Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "at %s after it joined", c.Now.Sub(hosts["c"].Created))
+		c.tick(time.Second)
+	}
+}
+
+// TestAChangeWithoutTheTaintHasADeadline: also if nothing else happens on the node, and if the policy lets drains take
+// long.
+func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
+	for _, drain := range []int32{0, 3600} {
+		g := NewWithT(t)
+		c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = drain })
+		h := c.karpenters("b")
+		c.reconcile()
+		for h.Labels[pluginLabel] == "true" {
+			c.tick(time.Second)
+			c.reconcile()
+		}
+		h.Pods = append(h.Pods, cluster.Pod{
+			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NVIDIA: true,
+			NodeSelector: map[string]string{pluginLabel: "true"},
+		})
+		stopped := c.Now
+		d := rollout.Decide(c.world())
+		for len(changes(d.Actions)) == 0 {
+			for _, a := range d.Actions {
+				c.do(a)
+			}
+			g.Expect(d.Nodes[1].State).To(Equal(node.StoppingOperands), "%+v", d.Nodes[1])
+			g.Expect(d.After).To(BeNumerically(">", 0))
+			c.Now = c.Now.Add(d.After)
+			d = rollout.Decide(c.world())
+		}
+		g.Expect(d.Actions).To(ContainElement(HaveField("Why", "recording that the change failed")), "after %s", c.Now.Sub(stopped))
+		g.Expect(c.Now).To(BeTemporally("~", stopped.Add(5*time.Minute), time.Minute), "whatever the time for draining")
+	}
+}
+
+// TestANewKarpenterNodeWaitsForNoWindow: a node that is not in service yet waits for none, whichever autoscaler made
+// it.
+func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
+	for name, mark := range map[string]func(*host){
+		"of nobody":    func(*host) {},
+		"of Karpenter": func(h *host) { h.Labels[cluster.LabelNodePool] = "gpu" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining(taintsNewNodes)
+			inWindows(tonight)(&c.Policies[0])
+			c.Policies[0].Generation++
+			c.at("2027-03-01T12:00:00Z")
+			c.run(10)
+			h := c.join("b")
+			mark(h)
+			c.run(120)
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}), "%+v", rollout.Decide(c.world()).Policies["research"].Pending)
+		})
+	}
+}
+
+// TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff: without the flag the operator puts no such taint on a
+// node, but Karpenter does.
+func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
+	for _, key := range []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler, v1alpha1.TaintStartupReadiness} {
+		g := NewWithT(t)
+		c := joining(taintsNewNodes)
+		c.NodePools = map[string]cluster.NodePool{"gpu": {StartupTaints: []string{key}}}
+		h := c.karpenters("b", corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+		c.run(120)
+		g.Expect(h.Taints).To(BeEmpty(), "%s: %s", key, c.condition("research").Message)
+		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+	}
+}
+
+// TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet: the startup taint of the node is wanted, and nobody puts it
+// back.
+func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
+	g := NewWithT(t)
+	taint := v1alpha1.Taint{Key: "example.com/shared-gpu", Effect: "NoSchedule"}
+	c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Taints = []v1alpha1.Taint{taint} })
+	c.Repeats = &action.Repeats{}
+	h := c.join("b", startup)
+	h.Annotations = map[string]string{cluster.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	h.AgentReady = false
+	for range 60 {
+		h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == taint.Key })
+		for _, a := range c.memory.decide(c.world()).Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintStartupAutoscaler)), "the one that the autoscaler of the node waits for")
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonChangedByOthers), c.condition("research").Message)
+}
+
+// TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode: before that Karpenter takes a node with such a taint
+// for one without room.
+func TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Taints = []v1alpha1.Taint{{Key: "nvidia.com/gpu", Effect: v1alpha1.TaintEffectNoSchedule}}
+	})
+	h := c.karpenters("b")
+	for range 90 {
+		c.reconcile()
+		g.Expect(h.Taints).To(BeEmpty())
+		c.tick(time.Second)
+	}
+	condition := c.condition("research")
+	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonNodeNotInitialized), condition.Message)
+	g.Expect(condition.Message).To(ContainSubstring("Node b"))
+	h.Labels["karpenter.sh/initialized"] = "true"
+	c.run(5)
+	g.Expect(h.Taints).To(HaveLen(1))
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
+	delete(h.Labels, "karpenter.sh/initialized")
+	c.run(5)
+	g.Expect(h.Taints).To(HaveLen(1), "what is there stays")
+}
+
+// TestTheStartupTaintOfANodeThatTellsItsGroupLater: Cluster API's Machine controller annotates a Node after it has joined. Until then the
+// operator puts gpusharing.io/startup on it, for which Cluster Autoscaler does not wait: it started six nodes for one pod.
+func TestTheStartupTaintOfANodeThatTellsItsGroupLater(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	h := c.join("b")
+	c.reconcile()
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintStartup)))
+	h.Annotations = map[string]string{"cluster.x-k8s.io/machine": "gpu-1"}
+	c.reconcile()
+	g.Expect(h.Taints).To(And(ContainElement(HaveField("Key", v1alpha1.TaintStartupAutoscaler)), Not(ContainElement(HaveField("Key", v1alpha1.TaintStartup)))))
+	c.run(120)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
 }

@@ -177,7 +177,7 @@ func (i *unmetFinder) describe(g *Group, workloads map[unmetKey]*unmet) []string
 			who = fmt.Sprintf("%s (%d pods)", who, u.pods)
 		}
 		lines[u.pod.Namespace] = append(lines[u.pod.Namespace],
-			fmt.Sprintf("%s"+asksFor+"%s, which no node offers then; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
+			fmt.Sprintf("%s"+asksFor+"%s, which no node will offer; %s", who, requestsText(u.pod.Requests), requestAdvice(u.pod.Requests, most, single)))
 	}
 	return inTurns(lines)
 }

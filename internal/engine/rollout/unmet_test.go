@@ -49,12 +49,12 @@ func TestImpact(t *testing.T) {
 		"what is offered": {sharing: timeSlicing(4), pod: requesting("web", gpus(1))},
 		"what was renamed": {
 			sharing: renamed(4), pod: requesting("web", gpus(1)),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared, or " +
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node will offer; ask for nvidia.com/gpu.shared, or " +
 				"set renameByDefault to false",
 		},
 		"what is not renamed any more": {
 			sharing: timeSlicing(4), pod: requesting("web", map[string]int64{"nvidia.com/gpu.shared": 1}),
-			line: "Deployment team/web asks for nvidia.com/gpu.shared: 1, which no node offers then; ask for nvidia.com/gpu instead, or " +
+			line: "Deployment team/web asks for nvidia.com/gpu.shared: 1, which no node will offer; ask for nvidia.com/gpu instead, or " +
 				"set renameByDefault to true in the policy",
 		},
 		"another node offers it": {sharing: renamed(4), pod: requesting("web", gpus(1)), other: true},
@@ -64,32 +64,32 @@ func TestImpact(t *testing.T) {
 				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
 				return p
 			}(),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared, or " +
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node will offer; ask for nvidia.com/gpu.shared, or " +
 				"set renameByDefault to false",
 		},
 		"whole GPUs under MIG": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", gpus(1)),
-			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; the policy's nodes offer " +
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node will offer; the policy's nodes offer " +
 				"nvidia.com/mig-2g.10gb: ask for one, or change the policy",
 		},
 		"a profile that is gone": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-1g.5gb": 1}),
-			line: "Deployment team/web asks for nvidia.com/mig-1g.5gb: 1, which no node offers then; the policy's nodes offer " +
+			line: "Deployment team/web asks for nvidia.com/mig-1g.5gb: 1, which no node will offer; the policy's nodes offer " +
 				"nvidia.com/mig-2g.10gb: ask for one, or change the policy",
 		},
 		"more than a node has": {
 			sharing: mig(count("2g", 3)), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 4}),
-			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 4, which no node offers then; its nodes offer at most " +
+			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 4, which no node will offer; its nodes offer at most " +
 				"3 of nvidia.com/mig-2g.10gb each: ask for no more, or leave some nodes out",
 		},
 		"more than one of what is shared": {
 			sharing: mps(4), pod: requesting("web", gpus(2)),
-			line: "Deployment team/web asks for nvidia.com/gpu: 2, which no node offers then; a container may ask for one of what is " +
+			line: "Deployment team/web asks for nvidia.com/gpu: 2, which no node will offer; a container may ask for one of what is " +
 				"shared: ask for 1, or for GPUs that are not shared",
 		},
 		"more than one replica of an instance": {
 			sharing: instancesSliced(mig(count("2g", 3)), nil), pod: requesting("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
-			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 2, which no node offers then; a container may ask for one of what is " +
+			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 2, which no node will offer; a container may ask for one of what is " +
 				"shared: ask for 1, or for GPUs that are not shared",
 		},
 		"more than one replica of an instance, which the policy admits": {
@@ -152,7 +152,7 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	d := rollout.Decide(c.world())
 	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionWorkloadsAffected)
 	g.Expect(found.Message).To(Equal("Deployment a-tenant/0, Deployment team/web, Deployment tenant/0 and 198 more ask for nvidia.com/gpu: 1, " +
-		"which no node offers then; ask for nvidia.com/gpu.shared, or set renameByDefault to false"))
+		"which no node will offer; ask for nvidia.com/gpu.shared, or set renameByDefault to false"))
 }
 
 func TestWhatAPodRequests(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -66,9 +65,6 @@ type Profile struct {
 	OFAs            int
 	MediaKnown      bool // the four numbers above are facts
 }
-
-// MediaExtended reports whether the profile is one of those of which a GPU has a single instance (+me, +me.all).
-func (p Profile) MediaExtended() bool { return strings.Contains(p.Name, "+me") }
 
 // board is what the table of profiles does not say about a model.
 type board struct {

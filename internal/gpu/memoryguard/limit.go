@@ -193,15 +193,15 @@ func (c Cell) own() bool {
 
 // After decides by what reads back after Want was set: which limits may be ours now, and why it does not hold. The limit
 // from before with more use than wanted is dmem's silence about a limit below use. Anything else proves that the driver
-// does not limit as it says.
+// does not limit as it says, but for no limit on dmem: a program may have freed meanwhile, and one that no use can be above proves it.
 func (c Cell) After(read Reading) (ours []uint64, reason string) {
 	switch {
 	case !c.soft(read) && read.Hard == c.Want:
 		return []uint64{c.Want}, ""
 	case read.Hard == c.Read.Hard && read.Used > c.Want && read.Hard == NoLimit:
 		return nil, v1alpha1.ReasonAboveLimit
-	case read.Hard == c.Read.Hard && read.Used > c.Want:
-		return []uint64{read.Hard}, v1alpha1.ReasonAboveLimit
+	case read.Hard == c.Read.Hard && read.Hard != NoLimit && (read.Used > c.Want || c.Backend == v1alpha1.MemoryBackendDmem):
+		return []uint64{read.Hard}, v1alpha1.ReasonAboveLimit // on dmem a program may have freed in the moment between
 	}
 	if c.Read.Hard == NoLimit {
 		return []uint64{c.Want}, v1alpha1.ReasonNotEnforced
@@ -245,14 +245,18 @@ func LimitsStatus(backend v1alpha1.MemoryBackend, pods []PodLimit, remaining int
 	for reason, count := range counts {
 		s.Uncovered = append(s.Uncovered, v1alpha1.UncoveredPods{Reason: reason, Count: count})
 	}
+	broken := func(u v1alpha1.UncoveredPods) bool { return u.Reason == v1alpha1.ReasonNotEnforced }
 	slices.SortFunc(s.Uncovered, func(a, b v1alpha1.UncoveredPods) int {
+		if broken(a) != broken(b) { // which stops the rollout, so it is the reason of the condition
+			return map[bool]int{true: -1, false: 1}[broken(a)]
+		}
 		return cmp.Or(-cmp.Compare(a.Count, b.Count), cmp.Compare(a.Reason, b.Reason))
 	})
 	s.Uncovered = s.Uncovered[:min(len(s.Uncovered), maxReasons)]
 	return s
 }
 
-// LimitedCondition is the condition MemoryLimited of a node. Halted: a limit did not read back.
+// LimitedCondition is the condition MemoryLimited of a node.
 func LimitedCondition(mode v1alpha1.MemoryLimitMode, obstacle *Obstacle, s v1alpha1.MemoryLimitsStatus) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionMemoryLimited, Status: metav1.ConditionFalse}
 	switch {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -306,4 +307,126 @@ func (s *search) offer(taken slots, value int) {
 		s.found, s.bestSlots, s.bestValue = true, taken, value
 		s.best = append(s.best[:0], s.picked...)
 	}
+}
+
+// ProfileError is a profile that a GPU does not have.
+type ProfileError struct {
+	Device gpu.Device
+	Name   string // as it was asked for
+	Why    string // empty: the GPU has no profile of that name
+}
+
+// Error says which GPU has no such profile and which profiles it has.
+func (e *ProfileError) Error() string {
+	switch {
+	case e.Why != "":
+		return fmt.Sprintf("%s cannot have profile %s: %s", e.Device, e.Name, e.Why)
+	case len(e.Device.Profiles) == 0 && !e.Device.MIGCapable:
+		return fmt.Sprintf("%s has no MIG profile %s, for it has no MIG", e.Device, e.Name)
+	case len(e.Device.Profiles) == 0:
+		return fmt.Sprintf("%s has no MIG profile %s: the driver lists none while MIG mode is off", e.Device, e.Name)
+	}
+	names := make([]string, 0, len(e.Device.Profiles))
+	for _, p := range e.Device.SmallestFirst() {
+		names = append(names, p.Name)
+	}
+	return fmt.Sprintf("%s has no MIG profile %s; it has %s", e.Device, e.Name, strings.Join(names, ", "))
+}
+
+// FitError is a set of instances that does not fit on a GPU, even on the empty one.
+type FitError struct {
+	Device gpu.Device
+	Want   map[string]int
+	Why    string
+	Fits   map[string]int // the part of Want that fits when the largest are placed first
+}
+
+// Error says what was asked of which GPU, why it does not fit and how much of it would.
+func (e *FitError) Error() string {
+	msg := fmt.Sprintf("%s cannot hold %s: %s", e.Device, counts(e.Want), e.Why)
+	if len(e.Fits) == 0 {
+		return msg
+	}
+	return fmt.Sprintf("%s; %s would fit", msg, counts(e.Fits))
+}
+
+// counts writes instances by profile, such as "2 × 1g.5gb + 1 × 3g.20gb".
+func counts(instances map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(instances)) {
+		if n := instances[name]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d × %s", n, name))
+		}
+	}
+	return strings.Join(parts, " + ")
+}
+
+// slots is a set of memory slices; no GPU has more than 64.
+type slots uint64
+
+const maxSlots = 64
+
+func slotsOf(p gpu.Placement) slots {
+	if p.Start < 0 || p.Size < 1 || p.Start+p.Size > maxSlots {
+		return 0
+	}
+	return slots(1<<p.Size-1) << p.Start
+}
+
+// shape is what matters of a profile to the room that it needs. Profiles that differ in their engines share one.
+type shape struct {
+	compute int
+	places  []slots // ascending by start
+}
+
+func shapeOf(p gpu.Profile) shape {
+	s := shape{compute: p.Slices}
+	for _, start := range p.Starts {
+		if m := slotsOf(gpu.Placement{Start: start, Size: p.Size}); m != 0 {
+			s.places = append(s.places, m)
+		}
+	}
+	slices.Sort(s.places)
+	return s
+}
+
+// count is how many instances of the shape find room beside what is taken, with that many compute slices left. Places
+// are of one size, so taking the first that is free each time is best.
+func (s shape) count(taken slots, compute int) int {
+	n := 0
+	for _, m := range s.places {
+		if taken&m != 0 || compute < s.compute {
+			continue
+		}
+		taken |= m
+		compute -= s.compute
+		n++
+	}
+	return n
+}
+
+// shapesOf are the distinct shapes of a GPU's profiles, largest first.
+func shapesOf(profiles []gpu.Profile) []shape {
+	var shapes []shape
+	for _, p := range slices.SortedStableFunc(slices.Values(profiles), largestFirst) {
+		s := shapeOf(p)
+		known := slices.ContainsFunc(shapes, func(o shape) bool {
+			return o.compute == s.compute && slices.Equal(o.places, s.places)
+		})
+		if !known {
+			shapes = append(shapes, s)
+		}
+	}
+	return shapes
+}
+
+// moreRoom reports whether a leaves more room than b: room for more instances of the largest shape, if equal of the
+// next one, and so on. Each shape is counted by itself, as if only instances of it were added.
+func moreRoom(shapes []shape, compute int, a, b slots) bool {
+	for _, s := range shapes {
+		if m, n := s.count(a, compute), s.count(b, compute); m != n {
+			return m > n
+		}
+	}
+	return false
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // Scope is what a step needs to be idle.
@@ -183,3 +184,70 @@ func stepsTo(goals []goal) []Step {
 	}
 	return append(steps, starts...)
 }
+
+// GPUs are the UUIDs of all GPUs that a step concerns, in the order of their indexes. When a step cannot be carried
+// out, the later steps of these GPUs cannot either.
+func GPUs(s Step) []string {
+	switch s := s.(type) {
+	case stopMPS:
+		return uuids(s.devices)
+	case startMPS:
+		return uuids(s.devices)
+	case setMIG:
+		return append([]string{s.device.UUID}, s.device.ResetPeers...)
+	}
+	return []string{s.Device()}
+}
+
+func uuids(goals []goal) []string {
+	list := make([]string, 0, len(goals))
+	for _, g := range goals {
+		list = append(list, g.device.UUID)
+	}
+	return list
+}
+
+// describe says in a message which instances a GPU would get.
+func describe(s v1alpha1.DeviceSharing) string {
+	if len(s.Instances) == 0 {
+		return "none"
+	}
+	parts := make([]string, 0, len(s.Instances))
+	for _, i := range s.Instances {
+		parts = append(parts, fmt.Sprintf("%d × %s", i.Count, i.Profile))
+	}
+	return strings.Join(parts, " + ")
+}
+
+// devices lists GPUs in a message.
+func devices(list []gpu.Device) string {
+	parts := make([]string, 0, len(list))
+	for _, d := range list {
+		parts = append(parts, d.String())
+	}
+	return format.Join(parts)
+}
+
+// ChangesMIG reports whether a step changes the MIG mode of a GPU or its instances. Where NVIDIA's mig-manager
+// partitions the GPUs, those steps are its to make, in its own way.
+func ChangesMIG(s Step) bool {
+	switch s.(type) {
+	case destroyInstance, createInstance, setMIG, keepMIG:
+		return true
+	}
+	return false
+}
+
+// OnlyInstances reports whether steps only destroy and create instances.
+func OnlyInstances(steps []Step) bool {
+	return !slices.ContainsFunc(steps, func(s Step) bool {
+		switch s.(type) {
+		case destroyInstance, createInstance:
+			return false
+		}
+		return true
+	})
+}
+
+// WithoutMIG are the other steps of a plan.
+func WithoutMIG(steps []Step) []Step { return slices.DeleteFunc(slices.Clone(steps), ChangesMIG) }

@@ -9,7 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -65,47 +65,47 @@ func TestSet(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			untouched := append([]metav1.Condition(nil), tc.before...)
-			g.Expect(condition.Set(tc.before, tc.set, now.Add(123*time.Millisecond))).To(gomega.Equal(tc.after))
-			g.Expect(tc.before).To(gomega.Equal(untouched), "the argument is left alone")
+			g.Expect(condition.Set(tc.before, tc.set, now.Add(123*time.Millisecond))).To(Equal(tc.after))
+			g.Expect(tc.before).To(Equal(untouched), "the argument is left alone")
 		})
 	}
 }
 
 // TestSetWritesMessages as format.Message says.
 func TestSetWritesMessages(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	c := cond("A", metav1.ConditionTrue, "Fine", now)
 	c.Message = "stderr: " + strings.Repeat("ü", 2*format.MostMessage)
 	got := condition.Set(nil, c, now)[0].Message
-	g.Expect(got).To(gomega.HavePrefix("Stderr: ü"))
-	g.Expect(utf8.RuneCountInString(got)).To(gomega.BeNumerically("<=", format.MostMessage))
+	g.Expect(got).To(HavePrefix("Stderr: ü"))
+	g.Expect(utf8.RuneCountInString(got)).To(BeNumerically("<=", format.MostMessage))
 	c.Message = "stderr: \xff" + strings.Repeat("ü", condition.MaxMessage)
 	got = condition.SetInFull(nil, c, now)[0].Message
-	g.Expect(got).To(gomega.And(gomega.HavePrefix("Stderr: �ü"), gomega.HaveSuffix("ü…")))
-	g.Expect(utf8.RuneCountInString(got)).To(gomega.Equal(condition.MaxMessage), "what the API refuses is cut")
+	g.Expect(got).To(And(HavePrefix("Stderr: �ü"), HaveSuffix("ü…")))
+	g.Expect(utf8.RuneCountInString(got)).To(Equal(condition.MaxMessage), "what the API refuses is cut")
 }
 
 func TestSetWhenTrue(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	stalled := cond("Stalled", metav1.ConditionTrue, "LayoutDoesNotFit", earlier)
-	g.Expect(condition.SetWhenTrue(nil, stalled, earlier)).To(gomega.ConsistOf(stalled))
+	g.Expect(condition.SetWhenTrue(nil, stalled, earlier)).To(ConsistOf(stalled))
 
 	stalled.Status = metav1.ConditionFalse
 	present := []metav1.Condition{cond("Stalled", metav1.ConditionTrue, "LayoutDoesNotFit", earlier)}
-	g.Expect(condition.SetWhenTrue(present, stalled, now)).To(gomega.BeEmpty())
-	g.Expect(present).To(gomega.HaveLen(1))
+	g.Expect(condition.SetWhenTrue(present, stalled, now)).To(BeEmpty())
+	g.Expect(present).To(HaveLen(1))
 }
 
 func TestIsTrueAt(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	conditions := []metav1.Condition{cond("Ready", metav1.ConditionTrue, "Ready", now), cond("Stalled", metav1.ConditionFalse, "No", now)}
-	g.Expect(condition.IsTrue(conditions, "Ready")).To(gomega.BeTrue())
-	g.Expect(condition.IsTrue(conditions, "Stalled")).To(gomega.BeFalse())
-	g.Expect(condition.IsTrue(conditions, "Missing")).To(gomega.BeFalse())
-	g.Expect(condition.IsTrueAt(conditions, "Ready", 3)).To(gomega.BeTrue())
-	g.Expect(condition.IsTrueAt(conditions, "Ready", 4)).To(gomega.BeFalse(), "observed before the spec changed")
+	g.Expect(condition.IsTrue(conditions, "Ready")).To(BeTrue())
+	g.Expect(condition.IsTrue(conditions, "Stalled")).To(BeFalse())
+	g.Expect(condition.IsTrue(conditions, "Missing")).To(BeFalse())
+	g.Expect(condition.IsTrueAt(conditions, "Ready", 3)).To(BeTrue())
+	g.Expect(condition.IsTrueAt(conditions, "Ready", 4)).To(BeFalse(), "observed before the spec changed")
 }
 
 func TestSetProgress(t *testing.T) {
@@ -122,17 +122,17 @@ func TestSetProgress(t *testing.T) {
 		"not known what goes on": {ready: metav1.ConditionUnknown, problem: problem, reconciling: metav1.ConditionFalse, stalled: metav1.ConditionTrue},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			after := condition.SetProgress([]metav1.Condition{cond("Ready", test.ready, "Why", earlier)}, test.problem, now)
-			g.Expect(after).To(gomega.HaveLen(3))
+			g.Expect(after).To(HaveLen(3))
 			for i, want := range []metav1.ConditionStatus{test.ready, test.reconciling, test.stalled} {
-				g.Expect(after[i].Type).To(gomega.Equal([]string{"Ready", "Reconciling", "Stalled"}[i]))
-				g.Expect(after[i].Status).To(gomega.Equal(want), after[i].Type)
-				g.Expect(after[i].ObservedGeneration).To(gomega.Equal(int64(3)))
-				g.Expect(after[i].Message).NotTo(gomega.BeEmpty())
+				g.Expect(after[i].Type).To(Equal([]string{"Ready", "Reconciling", "Stalled"}[i]))
+				g.Expect(after[i].Status).To(Equal(want), after[i].Type)
+				g.Expect(after[i].ObservedGeneration).To(Equal(int64(3)))
+				g.Expect(after[i].Message).NotTo(BeEmpty())
 			}
 			if test.stalled == metav1.ConditionTrue {
-				g.Expect(after[2].Reason).To(gomega.Equal("NoRoom"))
+				g.Expect(after[2].Reason).To(Equal("NoRoom"))
 			}
 		})
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onsi/gomega"
+	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -42,7 +42,7 @@ func counting(c client.WithWatch, requests *int) client.Client {
 // suite is what the cases share.
 type suite struct {
 	*testing.T
-	gomega.Gomega
+	Gomega
 
 	owner    ssa.Owner
 	other    client.Client // of another controller
@@ -56,7 +56,7 @@ func TestApply(t *testing.T) {
 	run := func(name string, test func(s suite)) {
 		t.Run(name, func(t *testing.T) {
 			requests = 0
-			test(suite{T: t, Gomega: gomega.NewWithT(t), owner: owner, other: cluster.Client, requests: &requests})
+			test(suite{T: t, Gomega: NewWithT(t), owner: owner, other: cluster.Client, requests: &requests})
 		})
 	}
 	run("a main resource is applied once, and again only when it differs", mainResource)
@@ -72,21 +72,21 @@ func mainResource(s suite) {
 			ac.DeviceSpec().WithUUID("GPU-1").WithSharing(ac.DeviceSharing().WithMIGMode(v1alpha1.MIGModeDisabled))))
 	}
 	wrote, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("one"), ac.ExtractGPUNode)
-	s.Expect(wrote, err).To(gomega.BeTrue())
+	s.Expect(wrote, err).To(BeTrue())
 
 	have := s.get("main")
 	wrote, err = ssa.Apply(s.Context(), s.owner, have, want("one"), ac.ExtractGPUNode)
-	s.Expect(wrote, err).To(gomega.BeFalse())
-	s.Expect(*s.requests).To(gomega.Equal(1), "nothing changed, so nothing is asked of the API server")
+	s.Expect(wrote, err).To(BeFalse())
+	s.Expect(*s.requests).To(Equal(1), "nothing changed, so nothing is asked of the API server")
 
 	wrote, err = ssa.Apply(s.Context(), s.owner, have, want("two"), ac.ExtractGPUNode)
-	s.Expect(wrote, err).To(gomega.BeTrue())
-	s.Expect(s.get("main").Spec.ConfigName).To(gomega.Equal("two"))
+	s.Expect(wrote, err).To(BeTrue())
+	s.Expect(s.get("main").Spec.ConfigName).To(Equal("two"))
 
 	dropped := ac.GPUNode("main").WithSpec(ac.GPUNodeSpec().WithConfigName("two"))
 	wrote, err = ssa.Apply(s.Context(), s.owner, s.get("main"), dropped, ac.ExtractGPUNode)
-	s.Expect(wrote, err).To(gomega.BeTrue())
-	s.Expect(s.get("main").Spec.Devices).To(gomega.BeEmpty(), "what an apply leaves out, it deletes")
+	s.Expect(wrote, err).To(BeTrue())
+	s.Expect(s.get("main").Spec.Devices).To(BeEmpty(), "what an apply leaves out, it deletes")
 }
 
 func takenBack(s suite) {
@@ -94,16 +94,16 @@ func takenBack(s suite) {
 		return ac.GPUNode("taken").WithSpec(ac.GPUNodeSpec().WithPolicyName(policy))
 	}
 	_, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("ours"), ac.ExtractGPUNode)
-	s.Expect(err).NotTo(gomega.HaveOccurred())
-	s.Expect(s.other.Apply(s.Context(), want("theirs"), client.FieldOwner("another-controller"), client.ForceOwnership)).To(gomega.Succeed())
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(s.other.Apply(s.Context(), want("theirs"), client.FieldOwner("another-controller"), client.ForceOwnership)).To(Succeed())
 
 	wrote, err := ssa.Apply(s.Context(), s.owner, s.get("taken"), want("ours"), ac.ExtractGPUNode)
-	s.Expect(wrote, err).To(gomega.BeTrue())
-	s.Expect(s.get("taken").Spec.PolicyName).To(gomega.Equal("ours"))
+	s.Expect(wrote, err).To(BeTrue())
+	s.Expect(s.get("taken").Spec.PolicyName).To(Equal("ours"))
 }
 
 func status(s suite) {
-	s.Expect(s.other.Apply(s.Context(), ac.GPUNode("status"), client.FieldOwner("controller"))).To(gomega.Succeed())
+	s.Expect(s.other.Apply(s.Context(), ac.GPUNode("status"), client.FieldOwner("controller"))).To(Succeed())
 	observed := v1alpha1.GPUNodeStatus{
 		Conditions: []metav1.Condition{{
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady,
@@ -116,19 +116,19 @@ func status(s suite) {
 	}
 	apply := func() bool {
 		configuration, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](observed)
-		s.Expect(err).NotTo(gomega.HaveOccurred())
+		s.Expect(err).NotTo(HaveOccurred())
 		wrote, err := ssa.ApplyStatus(s.Context(), s.owner, s.get("status"), ac.GPUNode("status").WithStatus(configuration), ac.ExtractGPUNodeStatus)
-		s.Expect(err).NotTo(gomega.HaveOccurred())
+		s.Expect(err).NotTo(HaveOccurred())
 		return wrote
 	}
-	s.Expect(apply()).To(gomega.BeTrue())
-	s.Expect(apply()).To(gomega.BeFalse())
-	s.Expect(*s.requests).To(gomega.Equal(1))
+	s.Expect(apply()).To(BeTrue())
+	s.Expect(apply()).To(BeFalse())
+	s.Expect(*s.requests).To(Equal(1))
 
 	observed.Devices[0].Holders = nil
-	s.Expect(apply()).To(gomega.BeTrue())
+	s.Expect(apply()).To(BeTrue())
 	got := s.get("status").Status
-	s.Expect(got.Devices).To(gomega.Equal(observed.Devices))
+	s.Expect(got.Devices).To(Equal(observed.Devices))
 }
 
 func configMap(s suite) {
@@ -136,37 +136,37 @@ func configMap(s suite) {
 		return corev1ac.ConfigMap("keys", "default").WithData(map[string]string{"k": "v"})
 	}
 	_, err := ssa.Apply(s.Context(), s.owner, &corev1.ConfigMap{}, want(), corev1ac.ExtractConfigMap)
-	s.Expect(err).NotTo(gomega.HaveOccurred())
+	s.Expect(err).NotTo(HaveOccurred())
 	have := &corev1.ConfigMap{}
-	s.Expect(s.owner.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: "keys"}, have)).To(gomega.Succeed())
+	s.Expect(s.owner.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: "keys"}, have)).To(Succeed())
 	wrote, err := ssa.Apply(s.Context(), s.owner, have, want(), corev1ac.ExtractConfigMap)
-	s.Expect(wrote, err).To(gomega.BeFalse())
-	s.Expect(*s.requests).To(gomega.Equal(1))
+	s.Expect(wrote, err).To(BeFalse())
+	s.Expect(*s.requests).To(Equal(1))
 }
 
 func refused(s suite) {
 	want := ac.GPUNode("refused").WithSpec(ac.GPUNodeSpec().WithDevices(
 		ac.DeviceSpec().WithUUID("GPU-1").WithSharing(ac.DeviceSharing().WithMIGMode("Sometimes"))))
 	wrote, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want, ac.ExtractGPUNode)
-	s.Expect(wrote).To(gomega.BeFalse())
-	s.Expect(err).To(gomega.MatchError(gomega.And(
-		gomega.ContainSubstring("applying as tester"), gomega.ContainSubstring(`Unsupported value: "Sometimes"`))))
+	s.Expect(wrote).To(BeFalse())
+	s.Expect(err).To(MatchError(And(
+		ContainSubstring("applying as tester"), ContainSubstring(`Unsupported value: "Sometimes"`))))
 }
 
 func TestApplySaysWhatItCouldNotExtract(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	extract := func(*v1alpha1.GPUNode, string) (*ac.GPUNodeApplyConfiguration, error) {
 		return nil, errors.New("no such type")
 	}
 	have := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
 	wrote, err := ssa.Apply(t.Context(), ssa.Owner{Name: "tester"}, have, ac.GPUNode("n"), extract)
-	g.Expect(wrote).To(gomega.BeFalse())
-	g.Expect(err).To(gomega.MatchError("extracting what tester applied: no such type"))
+	g.Expect(wrote).To(BeFalse())
+	g.Expect(err).To(MatchError("extracting what tester applied: no such type"))
 }
 
 func (s suite) get(name string) *v1alpha1.GPUNode {
 	s.Helper()
 	node := &v1alpha1.GPUNode{}
-	s.Expect(s.other.Get(s.Context(), client.ObjectKey{Name: name}, node)).To(gomega.Succeed())
+	s.Expect(s.other.Get(s.Context(), client.ObjectKey{Name: name}, node)).To(Succeed())
 	return node
 }

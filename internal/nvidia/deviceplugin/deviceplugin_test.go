@@ -106,36 +106,16 @@ var rendered = map[string]struct {
 		replicas:  map[string]int32{},
 	},
 	"time-slicing multiplies every GPU": {
-		sharing: timeSlicing,
-		node:    desired(node(whole, whole), whole, whole),
-		data: `version: v1
-flags:
-  migStrategy: none
-sharing:
-  timeSlicing:
-    renameByDefault: false
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 4
-`,
+		sharing:   timeSlicing,
+		node:      desired(node(whole, whole), whole, whole),
+		data:      document("none", false, true, "nvidia.com/gpu: 4"),
 		resources: map[string]int64{"nvidia.com/gpu": 8},
 		replicas:  map[string]int32{"nvidia.com/gpu": 4},
 	},
 	"renamed replicas are advertised as shared": {
-		sharing: renamed(timeSlicing),
-		node:    desired(node(whole), whole),
-		data: `version: v1
-flags:
-  migStrategy: none
-sharing:
-  timeSlicing:
-    renameByDefault: true
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 4
-`,
+		sharing:   renamed(timeSlicing),
+		node:      desired(node(whole), whole),
+		data:      document("none", true, true, "nvidia.com/gpu: 4"),
 		resources: map[string]int64{"nvidia.com/gpu.shared": 4},
 		replicas:  map[string]int32{"nvidia.com/gpu.shared": 4},
 	},
@@ -191,17 +171,7 @@ sharing:
 		sharing: mixed,
 		node: replicated(desired(node(whole), instances("3g.20gb", "1g.5gb+me", "1g.5gb+me")),
 			map[string]int32{"1g.5gb+me": 3}),
-		data: `version: v1
-flags:
-  migStrategy: mixed
-sharing:
-  timeSlicing:
-    renameByDefault: false
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/mig-1g.5gb.me
-      replicas: 3
-`,
+		data:      document("mixed", false, true, "nvidia.com/mig-1g.5gb.me: 3"),
 		resources: map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb.me": 6},
 		replicas:  map[string]int32{"nvidia.com/mig-1g.5gb.me": 3},
 	},
@@ -209,38 +179,14 @@ sharing:
 		sharing: wholeFourTimes(mixed),
 		node: replicated(desired(node(whole, whole, whole), instances("3g.20gb", "1g.5gb"), whole, whole),
 			map[string]int32{"1g.5gb": 2}),
-		data: `version: v1
-flags:
-  migStrategy: mixed
-sharing:
-  timeSlicing:
-    renameByDefault: false
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 4
-    - name: nvidia.com/mig-1g.5gb
-      replicas: 2
-`,
+		data:      document("mixed", false, true, "nvidia.com/gpu: 4", "nvidia.com/mig-1g.5gb: 2"),
 		resources: map[string]int64{"nvidia.com/gpu": 8, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2},
 		replicas:  map[string]int32{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.5gb": 2},
 	},
 	"everything that has replicas beside instances is renamed, and requests of several are served": {
-		sharing: advertised(wholeFourTimes(mixed), v1alpha1.Advertise{RenameByDefault: new(true), FailRequestsGreaterThanOne: new(false)}),
-		node:    replicated(desired(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
-		data: `version: v1
-flags:
-  migStrategy: mixed
-sharing:
-  timeSlicing:
-    renameByDefault: true
-    failRequestsGreaterThanOne: false
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 4
-    - name: nvidia.com/mig-1g.5gb
-      replicas: 2
-`,
+		sharing:   advertised(wholeFourTimes(mixed), v1alpha1.Advertise{RenameByDefault: new(true), FailRequestsGreaterThanOne: new(false)}),
+		node:      replicated(desired(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
+		data:      document("mixed", true, false, "nvidia.com/gpu: 4", "nvidia.com/mig-1g.5gb: 2"),
 		resources: map[string]int64{"nvidia.com/gpu.shared": 4, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb.shared": 2},
 		replicas:  map[string]int32{"nvidia.com/gpu.shared": 4, "nvidia.com/mig-1g.5gb.shared": 2},
 	},
@@ -252,39 +198,30 @@ sharing:
 		replicas:  map[string]int32{},
 	},
 	"replicas of instances under single are renamed as those of GPUs": {
-		sharing: renamed(single),
-		node:    replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
-		data: `version: v1
-flags:
-  migStrategy: single
-sharing:
-  timeSlicing:
-    renameByDefault: true
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 2
-`,
+		sharing:   renamed(single),
+		node:      replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
+		data:      document("single", true, true, "nvidia.com/gpu: 2"),
 		resources: map[string]int64{"nvidia.com/gpu.shared": 4},
 		replicas:  map[string]int32{"nvidia.com/gpu.shared": 2},
 	},
 	"replicas of instances under single are replicas of nvidia.com/gpu": {
-		sharing: single,
-		node:    replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
-		data: `version: v1
-flags:
-  migStrategy: single
-sharing:
-  timeSlicing:
-    renameByDefault: false
-    failRequestsGreaterThanOne: true
-    resources:
-    - name: nvidia.com/gpu
-      replicas: 2
-`,
+		sharing:   single,
+		node:      replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
+		data:      document("single", false, true, "nvidia.com/gpu: 2"),
 		resources: map[string]int64{"nvidia.com/gpu": 4},
 		replicas:  map[string]int32{"nvidia.com/gpu": 2},
 	},
+}
+
+// document is what the plugin reads where resources, each with its replicas, are time-sliced.
+func document(migStrategy string, rename, fail bool, resources ...string) string {
+	text := fmt.Sprintf("version: v1\nflags:\n  migStrategy: %s\nsharing:\n  timeSlicing:\n    renameByDefault: %t\n    failRequestsGreaterThanOne: %t\n    resources:\n",
+		migStrategy, rename, fail)
+	for _, r := range resources {
+		name, replicas, _ := strings.Cut(r, ": ")
+		text += "    - name: " + name + "\n      replicas: " + replicas + "\n"
+	}
+	return text
 }
 
 func TestRender(t *testing.T) {

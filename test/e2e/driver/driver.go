@@ -7,8 +7,7 @@
 // and writes the files by which NVIDIA's pods see that both are there. It mounts and writes all over the machine, so it
 // belongs inside a sandbox.
 //
-// The hardware is not part of the driver: its state, and what the kernel shows of it, survive every driver
-// (hardware.go).
+// The hardware is not part of the driver: its state, and what the kernel shows of it, survive every driver.
 package driver
 
 import (

@@ -5,11 +5,18 @@ package gpuoperator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
@@ -211,4 +218,240 @@ func sleep(ctx context.Context, duration time.Duration) error {
 	case <-time.After(duration):
 		return nil
 	}
+}
+
+const (
+	deployTrue, deployFalse = "true", "false"
+
+	stopped     = "paused-for-driver-upgrade"
+	clientLabel = LabelDeploy + "client"
+)
+
+// always are the operands whose labels k8s-driver-manager writes on every node: with no value where the label was
+// absent. It writes those of ifSet only if they have a value (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go).
+var (
+	always = []string{
+		"operator-validator", "container-toolkit", "device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm",
+		"sandbox-validator", "sandbox-device-plugin", "vgpu-device-manager",
+	}
+	ifSet = []string{"mig-manager", "client"}
+	// awaited are the values of the label app of the pods for which it waits. NVIDIA's MPS DaemonSet is not among them.
+	awaited = []string{
+		validatorName, "nvidia-container-toolkit-daemonset", PluginName, FeaturesName, exporterName, dcgmName, "nvidia-mig-manager",
+	}
+)
+
+// deployLabels are the labels that k8s-driver-manager stops, as they are.
+func (u *Upgrade) deployLabels(ctx context.Context) (map[string]string, error) {
+	node := &corev1.Node{}
+	if err := u.Client.Get(ctx, client.ObjectKey{Name: u.Node}, node); err != nil {
+		return nil, fmt.Errorf("reading the node: %w", err)
+	}
+	found := map[string]string{}
+	for _, operand := range always {
+		found[LabelDeploy+operand] = node.Labels[LabelDeploy+operand]
+	}
+	for _, operand := range ifSet {
+		if value := node.Labels[LabelDeploy+operand]; value != "" {
+			found[LabelDeploy+operand] = value
+		}
+	}
+	return found, nil
+}
+
+func each(labels map[string]string, change func(string) string) map[string]string {
+	changed := map[string]string{}
+	for name, value := range labels {
+		changed[name] = change(value)
+	}
+	return changed
+}
+
+// stoppedForUpgrade is the value of a deploy label that k8s-driver-manager has stopped. It keeps a value that is
+// another's.
+func stoppedForUpgrade(value string) string {
+	switch {
+	case value == "" || value == deployFalse || strings.Contains(value, stopped):
+		return value
+	case value == deployTrue:
+		return stopped
+	}
+	return value + "_" + stopped
+}
+
+// restored is the value of a deploy label once k8s-driver-manager is done, from the value that it found.
+func restored(value string) string {
+	if value == stopped {
+		return deployTrue
+	}
+	return strings.Trim(strings.ReplaceAll(strings.ReplaceAll(value, stopped+"_", ""), stopped, ""), "_")
+}
+
+// label writes labels of the node.
+func (u *Upgrade) label(ctx context.Context, labels map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
+	if err != nil {
+		return err
+	}
+	return u.patchNode(ctx, patch)
+}
+
+func (u *Upgrade) cordon(ctx context.Context, unschedulable bool) error {
+	return u.patchNode(ctx, fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, unschedulable))
+}
+
+func (u *Upgrade) patchNode(ctx context.Context, patch []byte) error {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: u.Node}}
+	if err := u.Client.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("writing the node: %w", err)
+	}
+	return nil
+}
+
+// awaitOperands waits until the stopped operands are gone. When the validator ends, its preStop hook removes its files.
+func (u *Upgrade) awaitOperands(ctx context.Context, labels map[string]string) error {
+	for _, app := range awaited {
+		isIt := func(p *corev1.Pod) bool { return p.Namespace == Namespace && p.Labels["app"] == app }
+		if err := u.awaitGone(ctx, "pods with the label app="+app, isIt); err != nil {
+			return err
+		}
+		if app == validatorName {
+			if err := driver.Invalidate(); err != nil {
+				return err
+			}
+		}
+	}
+	if labels[clientLabel] == "" {
+		return nil
+	}
+	return u.awaitGone(ctx, "DaemonSet pods with the node selector "+clientLabel, func(p *corev1.Pod) bool {
+		_, selects := p.Spec.NodeSelector[clientLabel] // node affinity does not count
+		owner := metav1.GetControllerOf(p)
+		return selects && owner != nil && owner.Kind == "DaemonSet"
+	})
+}
+
+// deletePods evicts the pods that use GPUs. One that nothing would replace makes the upgrade fail, as without
+// podDeletion.force.
+func (u *Upgrade) deletePods(ctx context.Context) error {
+	pods, err := u.pods(ctx, usesGPU)
+	if err != nil {
+		return err
+	}
+	for i := range pods {
+		owner := metav1.GetControllerOf(&pods[i])
+		if owner == nil {
+			return fmt.Errorf("pod %s uses a GPU and has no controller", client.ObjectKeyFromObject(&pods[i]))
+		}
+		if owner.Kind == "DaemonSet" {
+			continue
+		}
+		if err := u.Client.SubResource("eviction").Create(ctx, &pods[i], &policyv1.Eviction{}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("evicting pod %s: %w", client.ObjectKeyFromObject(&pods[i]), err)
+		}
+	}
+	return u.awaitGone(ctx, "pods that use GPUs", usesGPU)
+}
+
+// usesGPU reports whether a container of a pod that has not ended asks for a resource of NVIDIA's device plugin
+// (NVIDIA/gpu-operator cmd/gpu-operator/main.go).
+func usesGPU(p *corev1.Pod) bool {
+	if p.Status.Phase != corev1.PodRunning && p.Status.Phase != corev1.PodPending {
+		return false
+	}
+	for i := range p.Spec.Containers {
+		for name := range p.Spec.Containers[i].Resources.Limits {
+			if strings.HasPrefix(string(name), "nvidia.com/gpu") || strings.HasPrefix(string(name), "nvidia.com/mig-") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// awaitValidator waits until the validator's pod on the node is Ready.
+func (u *Upgrade) awaitValidator(ctx context.Context) error {
+	return u.await(ctx, validAfter, func() error {
+		pods, err := u.pods(ctx, func(p *corev1.Pod) bool { return p.Namespace == Namespace && p.Labels["app"] == validatorName })
+		if err != nil {
+			return err
+		}
+		if len(pods) != 1 || !podReady(&pods[0]) {
+			return errors.New("the validator is not Ready")
+		}
+		return nil
+	})
+}
+
+func podReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func (u *Upgrade) awaitGone(ctx context.Context, what string, of func(*corev1.Pod) bool) error {
+	return u.await(ctx, goneAfter, func() error {
+		pods, err := u.pods(ctx, of)
+		if err != nil {
+			return err
+		}
+		var names []string
+		for i := range pods {
+			names = append(names, client.ObjectKeyFromObject(&pods[i]).String())
+		}
+		if len(names) > 0 {
+			return fmt.Errorf("%s are not gone: %s", what, strings.Join(names, ", "))
+		}
+		return nil
+	})
+}
+
+// await looks until a finding is nil, which is the error in the end.
+func (u *Upgrade) await(ctx context.Context, patience time.Duration, finding func() error) error {
+	ctx, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	for {
+		err := finding()
+		if err == nil {
+			return nil
+		}
+		if ended := sleep(ctx, poll); ended != nil {
+			return errors.Join(err, ended)
+		}
+	}
+}
+
+// pods are those on the node that are of a kind.
+func (u *Upgrade) pods(ctx context.Context, of func(*corev1.Pod) bool) ([]corev1.Pod, error) {
+	all := &corev1.PodList{}
+	if err := u.Client.List(ctx, all); err != nil {
+		return nil, fmt.Errorf("listing pods: %w", err)
+	}
+	var found []corev1.Pod
+	for i := range all.Items {
+		if p := &all.Items[i]; p.Spec.NodeName == u.Node && of(p) {
+			found = append(found, *p)
+		}
+	}
+	return found, nil
+}
+
+// name names the processes that have the driver open, each with its pod.
+func (u *Upgrade) name(ctx context.Context, inUse *driver.InUse) ([]string, error) {
+	pods, err := u.pods(ctx, func(*corev1.Pod) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, h := range inUse.Holders {
+		name := h.Program
+		if i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return string(p.UID) == h.PodUID }); i >= 0 {
+			name += " of pod " + client.ObjectKeyFromObject(&pods[i]).String()
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }

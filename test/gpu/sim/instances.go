@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -105,13 +106,13 @@ func (g *GPU) roomiest(p Profile, free []gpu.Placement) *gpu.Placement {
 func (g *GPU) roomFor(p Profile) bool {
 	spec := g.Spec()
 	sum, count := p, 1
-	extended := p.MediaExtended()
+	extended := strings.Contains(p.Name, "+me") // +me, +me.all: a GPU has one of them
 	for _, i := range g.Instances {
 		q, _ := g.Profile(i.Profile)
 		if q.ID == p.ID {
 			count++
 		}
-		if extended && q.MediaExtended() {
+		if extended && strings.Contains(q.Name, "+me") {
 			return false
 		}
 		sum.Slices += q.Slices

@@ -30,7 +30,7 @@ type DemandStatusApplyConfiguration struct {
 	Unmet *int32 `json:"unmet,omitempty"`
 	// reason why they wait, one of those of the condition DemandMet.
 	Reason *string `json:"reason,omitempty"`
-	// untilTime is when instances will have been idle for long enough, if that is the reason.
+	// untilTime is when instances will have been idle for long enough, or are made or kept for the pods again, if the reason is that they are not.
 	UntilTime *v1.Time `json:"untilTime,omitempty"`
 	// holders are pods that hold what would have to be destroyed, where these are fewest: the first three, as namespace/name.
 	Holders []string `json:"holders,omitempty"`

@@ -15,7 +15,7 @@ import (
 // MIGOnDemand says which MIG instances may be made for pods that wait.
 type MIGOnDemandApplyConfiguration struct {
 	// mode is what is done for pods that wait. Advise: status.onDemand and the condition DemandMet say who waits, and what would be changed; nothing is changed. Apply:
-	// the changes are made, of free room and idle instances alone; a GPU that is unused for 15 minutes returns to the instances of its layout. Default: Advise.
+	// the changes are made, of free room and idle instances alone; a GPU that is unused for three times idleSeconds returns to the instances of its layout. Default: Advise.
 	Mode *apiv1alpha1.OnDemandMode `json:"mode,omitempty"`
 	// profiles of the instances that may be made, such as 1g or 1g.5gb.
 	Profiles []apiv1alpha1.MIGProfile `json:"profiles,omitempty"`

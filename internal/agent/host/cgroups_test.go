@@ -1,0 +1,60 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+)
+
+// TestControlGroupsOfPods: as kubelets name those of pods, and containerd and CRI-O with runc or crun those of containers.
+func TestControlGroupsOfPods(t *testing.T) {
+	const uid, spelled, slice = "0a1b2c3d-0000-4000-8000-000000000001", "0a1b2c3d_0000_4000_8000_000000000001", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
+	sandbox, main := strings.Repeat("a", 64), strings.Repeat("b", 64)
+	for name, tc := range map[string]struct {
+		pod               string
+		folders           []string
+		containers, inner []string
+		uid               string
+		begun             bool
+	}{
+		"containerd, cgroupfs":        {"kubepods/burstable/pod" + uid, []string{sandbox, main}, []string{sandbox, main}, nil, uid, true},
+		"containerd, systemd, early":  {slice + spelled + ".slice", []string{"cri-containerd-" + sandbox + ".scope"}, []string{"cri-containerd-" + sandbox + ".scope"}, nil, uid, false},
+		"CRI-O, cgroupfs, no sandbox": {"kubepods/pod" + uid, []string{"crio-" + main, "crio-conmon-" + main}, []string{"crio-" + main}, nil, uid, true},
+		"CRI-O, systemd, crun": {
+			slice + spelled + ".slice", []string{"crio-" + main + ".scope/container", "crio-" + main + ".scope/mine", "crio-conmon-" + main + ".scope"},
+			[]string{"crio-" + main + ".scope"}, []string{"crio-" + main + ".scope/container"}, uid, true,
+		},
+		"a static pod": {"kubepods/pod" + sandbox[:32], nil, nil, nil, sandbox[:32], false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, root := gomega.NewWithT(t), t.TempDir()
+			for _, dir := range append(tc.folders, "") {
+				g.Expect(os.MkdirAll(filepath.Join(root, tc.pod, dir), 0o700)).To(gomega.Succeed())
+			}
+			g.Expect(os.WriteFile(filepath.Join(root, tc.pod, "dmem.max"), nil, 0o600)).To(gomega.Succeed())
+			found, err := host.Cgroups{Folder: root}.Pods()
+			g.Expect(err).NotTo(gomega.HaveOccurred())
+			g.Expect(found).To(gomega.HaveLen(1))
+			paths := func(all []host.Cgroup) (names []string) {
+				for _, c := range all {
+					g.Expect(c.Controllers).To(gomega.BeEmpty(), "crun enables dmem for pods alone")
+					names = append(names, strings.TrimPrefix(c.Path, filepath.Join(root, tc.pod)+"/"))
+				}
+				return names
+			}
+			g.Expect(found[0].UID).To(gomega.Equal(tc.uid))
+			g.Expect(found[0].Controllers).To(gomega.Equal([]string{"dmem"}))
+			g.Expect(paths(found[0].Containers)).To(gomega.Equal(tc.containers))
+			g.Expect(paths(found[0].Inner)).To(gomega.Equal(tc.inner))
+			g.Expect(found[0].Begun()).To(gomega.Equal(tc.begun))
+		})
+	}
+}

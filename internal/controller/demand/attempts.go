@@ -1,0 +1,98 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package demand
+
+import (
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+)
+
+// A pod that waits keeps an instance for itself, and the scheduler may never bind it: for want of a volume, by affinity, or because a tenant
+// wants it so. So an attempt is counted for those who ask, whatever pods they make and delete: for a namespace and the largest profile asked for.
+// Of each:
+//
+//	instances are offered ─ advertised later as many are still offered, and fewer were bound since: AdvertisedNotScheduled ─ after a back-off anew
+//
+// During the back-off nothing is made or kept for such pods; the scheduler may bind them all the same. A controller that starts anew has forgotten it.
+
+// advertised is how long idle instances are offered to the scheduler before pods that it leaves waiting count as ones that it cannot bind.
+const advertised = time.Minute
+
+// Attempts are those for pods that wait for a policy's GPUs.
+type Attempts map[asker]attempt
+
+type asker struct{ namespace, profile string }
+
+type attempt struct {
+	since  time.Time // instances are offered; zero: none are
+	failed int       // attempts in succession
+	until  time.Time // nothing is done for the pods
+}
+
+// doubled is how long nothing is tried again after failures: a minute, and twice as long each time up to 64.
+func doubled(failures int) time.Duration { return time.Minute << min(failures, 7) / 2 }
+
+// fail notes which attempts begin, end and fail by what is decided, and reports whether some fail, for whose pods nothing is to be done then.
+func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
+	offered, ready := map[asker]int{}, map[asker]int{}
+	for n, o := range r.decision.Outcomes {
+		ready[r.askers[n]] += o.Ready
+		if offered[r.askers[n]] += o.Offered; o.Offered > 0 && attempts[r.askers[n]].since.IsZero() {
+			a := attempts[r.askers[n]]
+			a.since = now
+			attempts[r.askers[n]] = a
+		}
+	}
+	for of, a := range attempts {
+		switch {
+		case ready[of] == 0 || a.since.After(now):
+			a.since = time.Time{}
+		case offered[of] == 0 || now.Before(a.since.Add(advertised)):
+		case r.bound(of, a.since) >= ready[of]:
+			a.since = now
+		default:
+			a.since, a.failed, some = time.Time{}, a.failed+1, true
+			a.until = now.Add(doubled(a.failed))
+		}
+		if !a.since.IsZero() {
+			r.look(a.since.Add(advertised))
+		}
+		attempts[of] = a
+		if a.since.IsZero() && now.Sub(a.until).Abs() > doubled(a.failed) { // also if the clock was set back
+			delete(attempts, of)
+		}
+	}
+	for n := range r.classes {
+		r.classes[n].BackOff = attempts[r.askers[n]].until
+	}
+	return some
+}
+
+// bound is how many pods of a namespace have been given instances of a profile since a time, and have not finished.
+func (r *review) bound(of asker, since time.Time) (pods int) {
+	for _, n := range r.nodes {
+		for i := range n.Pods {
+			if p := &n.Pods[i]; p.Namespace == of.namespace && p.Requests[plan.ResourceOf(of.profile)] > 0 && !p.Scheduled.Before(since) {
+				pods++
+			}
+		}
+	}
+	return pods
+}
+
+// decide decides, and anew where pods turn out to be ones that the scheduler cannot bind.
+func (r *review) decide(attempts Attempts, now time.Time) demand.Decision {
+	for n := range r.classes {
+		if a := attempts[r.askers[n]]; a.until.Sub(now) <= doubled(a.failed) {
+			r.classes[n].BackOff = a.until
+		}
+	}
+	r.decision = r.memory.Decide(now, r.pool, r.classes)
+	if r.fail(attempts, now) {
+		r.decision = r.memory.Decide(now, r.pool, r.classes)
+	}
+	return r.decision
+}
