@@ -63,7 +63,8 @@ func decideNode(v *View) Result {
 	if managerLabelRestored(v) {
 		return leftToManager(v)
 	}
-	if problem := dynamicMIG(v); problem != nil && asksOfDriver(v) { // also while the agent is away: it would make them again
+	asked := v.Node.GPU.Spec.Devices
+	if problem := dynamicMIG(v); problem != nil && len(asked) > 0 && (v.Policy != nil || !sameDevices(asked, v.Target.Devices)) { // also while the agent is away: it would make them again
 		return Result{
 			State: Unsupported, Reason: problem.Reason, Message: problem.Message,
 			Next: atOnce(withdrawRequest(v, "leaving the MIG instances to NVIDIA's DRA driver")),

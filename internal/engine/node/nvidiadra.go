@@ -284,15 +284,7 @@ func dynamicMIG(v *View) *plan.Problem {
 	return nil
 }
 
-// asksOfDriver reports whether the agent is asked for what a driver that makes MIG instances on demand has to decide.
-func asksOfDriver(v *View) bool {
-	return slices.ContainsFunc(v.Node.GPU.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
-		return v.Policy != nil || !cluster.Lists(v.Target.Devices, d.UUID)
-	})
-}
-
-// besideDriversInstances are those GPUs of a baseline on which something is to be restored and nobody partitions anything:
-// the MIG instances of the node are the driver's, but not an MPS daemon, or a compute mode, of the operator's.
+// besideDriversInstances are the GPUs of a baseline on which something is to be restored but MIG: instances are the driver's.
 func besideDriversInstances(baseline []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
 	return slices.DeleteFunc(slices.Clone(baseline), func(d v1alpha1.DeviceSpec) bool {
 		steps, err := plan.Node([]v1alpha1.DeviceSpec{d}, have)

@@ -16,7 +16,7 @@ import (
 // Whether to wait, to try again or to do something else the demand controller decides anew.
 
 // isForDemand reports whether the last good state and the desired one differ in nothing but the instances of GPUs on demand, or the node is
-// on its way between two such states. Where the last good state is lost with its GPUNode, the config that the node selects tells.
+// on its way between two such states. Where that is lost with the GPUNode, the config that the node selects tells.
 func isForDemand(v *View) bool {
 	if v.Desired == nil || v.Desired.Config.Twin == "" || !plan.OnlyInstances(v.Steps) {
 		return false

@@ -4,7 +4,6 @@
 package plan_test
 
 import (
-	"fmt"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -78,22 +77,6 @@ func TestMPSOnAPeerStopsForAReset(t *testing.T) {
 	steps, err = plan.Node(desired, have)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(steps[0].String()).To(ContainSubstring("enable MIG mode"), "without a peer it is left alone")
-}
-
-// A status lists some of many users only. None of them hides that another instance is in use.
-func TestACutListOfUsersKeepsEachInstanceInUse(t *testing.T) {
-	g := NewWithT(t)
-	have := observed(t, sim.A100)
-	for n := range 100 {
-		have[0].Holders = append(have[0].Holders, gpu.Holder{Namespace: "ml", Pod: fmt.Sprint("serve-", n), Container: "main", Instance: 1})
-		have[0].Processes = append(have[0].Processes, gpu.Process{PID: 1 + n, Name: "serve", Instance: 1})
-	}
-	have[0].Holders = append(have[0].Holders, gpu.Holder{Namespace: "ml", Pod: "train", Container: "main", Instance: 2})
-	have[0].Processes = append(have[0].Processes, gpu.Process{PID: 4711, Name: "train", Instance: 2})
-	reported := plan.Devices(plan.Reported(have))
-	g.Expect(reported[0].Holders).To(HaveLen(64))
-	g.Expect(reported[0].Holders).To(ContainElement(HaveField("Pod", "train")))
-	g.Expect(reported[0].Processes).To(ContainElement(HaveField("PID", 4711)))
 }
 
 func TestUnusedSlices(t *testing.T) {

@@ -115,7 +115,7 @@ func TestAReportLeavesOutKnownProfiles(t *testing.T) {
 // that Kubernetes allows, on a node that is in the middle of a change.
 func TestAGPUNodeStaysBelow256KiB(t *testing.T) {
 	g := NewWithT(t)
-	const gpus, instances, users = 16, 7, 64
+	const gpus, instances, users = 16, 7, 100
 	long := func(n, i int) string { return fmt.Sprintf("%0*d", n, i) }
 	listed, found := catalogue.Find("NVIDIA-A100-SXM4-40GB")
 	g.Expect(found).To(BeTrue())
