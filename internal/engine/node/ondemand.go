@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -45,15 +47,22 @@ func isForDemand(v *View) bool {
 	return differs || v.InFlight()
 }
 
-// addJustBound adds the pods that a change for demand must not come before: they are bound to the node, and the agent does not report yet which
-// instances they are given.
+// addJustBound adds the pods that a change for demand must not come before: they are bound to the node, ask for instances that it has, and the agent
+// does not report yet which they are given. One that asks for others alone is given none, and never reported.
 func addJustBound(v *View) {
 	if !v.ForDemand {
 		return
 	}
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.InitHolds && !podReported(v, *p) {
+		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.InitHolds && !podReported(v, *p) && mayBeGiven(v, p) {
 			addBlocker(v, unknownUse(p))
 		}
 	}
+}
+
+// mayBeGiven reports whether a pod asks for instances that the node has.
+func mayBeGiven(v *View, p *cluster.Pod) bool {
+	return slices.ContainsFunc(v.Devices, func(d gpu.Device) bool {
+		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return p.Requests[plan.ResourceOf(i.Profile)] > 0 })
+	})
 }
