@@ -85,7 +85,7 @@ type GPUDemand struct {
 	// +kubebuilder:validation:MaxLength=317
 	FirstPod string `json:"firstPod,omitempty"`
 
-	// failures is how many changes of the GPU for pods that wait have failed in succession. Until 1 minute after sinceTime, twice as long each time
+	// failures is how many changes of the GPU for pods that wait have failed, or not begun, in succession. Until 1 minute after sinceTime, twice as long each time
 	// up to 64, there is no other.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

@@ -37,7 +37,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	resting := plan.ByProfile(policy.Resting(p, *d))
 	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
-	e, found := decidedOf(p, n, d)
+	e, found := decidedOf(p, n, d, now)
 	if !found {
 		return
 	}
@@ -60,9 +60,12 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 }
 
 // decidedOf is what was decided of a GPU before, if the policy still lets it have that.
-func decidedOf(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device) (e v1alpha1.GPUDemand, found bool) {
+func decidedOf(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, now time.Time) (e v1alpha1.GPUDemand, found bool) {
 	for _, e := range n.GPU.Status.Demand {
 		if e.UUID == d.UUID {
+			if e.SinceTime.After(now) { // the clock was set back
+				e.SinceTime = metav1.NewTime(now.Truncate(time.Second))
+			}
 			return e, policy.Admits(p, *d, e.Instances)
 		}
 	}
@@ -92,7 +95,7 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	switch {
 	case last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances)) && (err != nil || failed || late || blocked):
 		e.Instances, e.FirstPod = last, ""
-		if failed {
+		if failed || late { // what holds it up, such as a window, does so for longer
 			e.Failures, e.SinceTime = e.Failures+1, metav1.NewTime(now.Truncate(time.Second))
 		}
 	case err == nil:

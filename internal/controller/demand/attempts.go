@@ -28,6 +28,7 @@ type asker struct{ namespace, profile string }
 
 type attempt struct {
 	since  time.Time // instances are offered; zero: none are
+	seen   time.Time // and were lately: who deletes the pods for a moment begins no other attempt
 	failed int       // attempts in succession
 	until  time.Time // nothing is done for the pods
 }
@@ -39,19 +40,24 @@ func doubled(failures int) time.Duration { return time.Minute << min(failures, 7
 func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 	offered, ready := map[asker]int{}, map[asker]int{}
 	for n, o := range r.decision.Outcomes {
-		ready[r.askers[n]] += o.Ready
-		if offered[r.askers[n]] += o.Offered; o.Offered > 0 && attempts[r.askers[n]].since.IsZero() {
-			a := attempts[r.askers[n]]
+		of := r.askers[n]
+		a, known := attempts[of]
+		if ready[of] += o.Ready; o.Ready > 0 {
+			a.seen = now
+		}
+		if offered[of] += o.Offered; o.Offered > 0 && a.since.IsZero() {
 			a.since = now
-			attempts[r.askers[n]] = a
+		}
+		if known || o.Offered > 0 {
+			attempts[of] = a
 		}
 	}
 	for of, a := range attempts {
 		switch {
-		case ready[of] == 0 || a.since.After(now):
+		case ready[of] == 0 && now.Sub(a.seen) >= advertised || a.since.After(now):
 			a.since = time.Time{}
 		case offered[of] == 0 || now.Before(a.since.Add(advertised)):
-		case r.bound(of, a.since) >= ready[of]:
+		case r.used(of, a.since) >= ready[of]:
 			a.since = now
 		default:
 			a.since, a.failed, some = time.Time{}, a.failed+1, true
@@ -71,8 +77,16 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 	return some
 }
 
-// bound is how many pods of a namespace have been given instances of a profile since a time, and have not finished.
-func (r *review) bound(of asker, since time.Time) (pods int) {
+// used is how many pods of a namespace have been given instances of a profile since a time, with those instances that any pod had since: a pod that
+// has finished is not known any more.
+func (r *review) used(of asker, since time.Time) (pods int) {
+	for _, g := range r.pool.GPUs {
+		for _, i := range g.Instances {
+			if i.Profile == of.profile && i.Holder == "" && i.IdleSince.After(since) {
+				pods++
+			}
+		}
+	}
 	for _, n := range r.nodes {
 		for i := range n.Pods {
 			if p := &n.Pods[i]; p.Namespace == of.namespace && p.Requests[plan.ResourceOf(of.profile)] > 0 && !p.Scheduled.Before(since) {

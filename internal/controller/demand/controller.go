@@ -81,8 +81,9 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 	if err := c.client.List(ctx, policies); err != nil {
 		return reconcile.Result{}, fmt.Errorf("reading policies: %w", err)
 	}
-	onDemand := map[string]bool{}
+	onDemand, known := map[string]bool{}, map[string]bool{"": true}
 	for i := range policies.Items {
+		known[policies.Items[i].Name] = true
 		if Of(&policies.Items[i]) != nil {
 			onDemand[policies.Items[i].Name] = true
 		}
@@ -118,6 +119,11 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 			reported[p.Name] = status
 		}
 		errs = append(errs, c.report(ctx, p, status, is))
+	}
+	for i := range gpuNodes.Items {
+		if n := &gpuNodes.Items[i]; !known[n.Spec.PolicyName] {
+			decided[n.Name] = n.Status.Demand // until the node is released, or has another policy, which may let it have the same
+		}
 	}
 	if !failed {
 		errs = append(errs, c.record(ctx, gpuNodes, decided, waiting))

@@ -58,15 +58,16 @@ func TestDemand(t *testing.T) {
 	NewWithT(t).Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
 		"config/manager/admission.yaml")).To(Succeed())
 	for name, test := range map[string]func(s *site){
-		"a policy says what pods wait for, and what would be changed":     says,
-		"what has not changed is not written":                             writesOnce,
-		"pods of other namespaces do not count":                           selects,
-		"a layout that is static again leaves nothing":                    staticAgain,
-		"the feature gate off: what was reported goes":                    withdraws,
-		"a restarted controller reports the same, and writes nothing":     restarts,
-		"a pod that grows old goes first, whatever else happens":          growsOld,
-		"mode Apply: the GPUNode says what its GPUs are to have":          applies,
-		"a request of which no node can have as many is no demand at all": tooMany,
+		"a policy says what pods wait for, and what would be changed":         says,
+		"what has not changed is not written":                                 writesOnce,
+		"pods of other namespaces do not count":                               selects,
+		"a layout that is static again leaves nothing":                        staticAgain,
+		"the feature gate off: what was reported goes":                        withdraws,
+		"a restarted controller reports the same, and writes nothing":         restarts,
+		"a pod that grows old goes first, whatever else happens":              growsOld,
+		"mode Apply: the GPUNode says what its GPUs are to have":              applies,
+		"a policy that is gone: what GPUs have stays until they are released": outlives,
+		"a request of which no node can have as many is no demand at all":     tooMany,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
 	}
@@ -307,6 +308,31 @@ func applies(s *site) {
 	s.edit(func(of *v1alpha1.MIGOnDemand) { of.Mode = v1alpha1.OnDemandModeAdvise })
 	s.reconcile()
 	s.Expect(s.decided()).To(BeEmpty())
+}
+
+// outlives: what GPUs have on demand outlives their policy until they are released, or another policy says otherwise.
+func outlives(s *site) {
+	of := small()
+	of.Mode = v1alpha1.OnDemandModeApply
+	s.policy(of)
+	s.waits("a", "1")
+	p := &v1alpha1.GPUSharingPolicy{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	p.Status.ObservedGeneration = p.Generation
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
+	s.reconcile()
+	s.Expect(s.cluster.Client.Delete(s.t.Context(), p)).To(Succeed())
+	look := func() []v1alpha1.GPUDemand {
+		_, err := s.controller.Reconcile(s.t.Context(), demand.Request{})
+		s.Expect(err).NotTo(HaveOccurred())
+		return s.decided()
+	}
+	s.Expect(look()).To(HaveLen(1))
+	n := &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	n.Spec.PolicyName = ""
+	s.Expect(s.cluster.Client.Update(s.t.Context(), n)).To(Succeed())
+	s.Expect(look()).To(BeEmpty())
 }
 
 func (s *site) decided() []v1alpha1.GPUDemand {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -163,7 +164,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	if !slices.ContainsFunc(r.most, func(m map[string]int64) bool { return maps.Equal(m, most) }) {
 		r.most = append(r.most, most)
 	}
-	promise(n, devices, r.pool.GPUs[from:])
+	promise(n, devices, r.pool.GPUs[from:], now)
 }
 
 // idleSince is since when instances have been idle, by UUID.
@@ -201,9 +202,9 @@ func holderOf(d *gpu.Device, instance int) string {
 	return ""
 }
 
-// promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, by name: which
-// instance each has does not follow the order in which the cache lists them.
-func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
+// promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, or just now, when what is reported can be of a
+// former pod of that name. It goes by name: which instance each has does not follow the order in which the cache lists them.
+func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
 	pods := make([]*cluster.Pod, 0, len(n.Pods))
 	for i := range n.Pods {
 		pods = append(pods, &n.Pods[i])
@@ -212,7 +213,7 @@ func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU) {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	for _, pod := range pods {
-		holds := slices.ContainsFunc(devices, func(d gpu.Device) bool {
+		holds := now.Sub(pod.Scheduled) >= timing.ReportAfter && slices.ContainsFunc(devices, func(d gpu.Device) bool {
 			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
 		})
 		if !holds {

@@ -12,6 +12,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -455,6 +456,111 @@ func TestPodsThatTheSchedulerLeaves(t *testing.T) {
 	s.Now = s.Now.Add(3 * time.Hour)
 	_, _, _, _ = demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
 	g.Expect(attempts).To(BeEmpty(), "forgotten")
+}
+
+// TestShortPodsDoNotBackOff: a queue of pods that run for a few seconds each. The scheduler binds each, at once; what has finished counts as bound.
+func TestShortPodsDoNotBackOff(t *testing.T) {
+	g, attempts := NewWithT(t), demand.Attempts{}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	for n := range 30 { // every 5 s another pod has finished, and the next of the queue is to be bound
+		var pods []*corev1.Pod
+		for at := range 20 {
+			pods = append(pods, waits(fmt.Sprintf("w%03d", n+at), "3g.20gb", nil))
+		}
+		_, status, is, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, pods)
+		g.Expect(status.Ready).To(BeEquivalentTo(2), "after %s: %s", s.Now.Sub(now), is.Message)
+		s.Now = s.Now.Add(5 * time.Second)
+		for i := range s.Nodes[0].GPU.Status.Devices[0].Instances {
+			s.Nodes[0].GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.NewTime(s.Now)
+		}
+	}
+}
+
+// TestAPulsePastTheBackOff: a tenant deletes the pods that the scheduler never binds before a minute is over, and makes them anew some seconds later.
+func TestAPulsePastTheBackOff(t *testing.T) {
+	g, attempts := NewWithT(t), demand.Attempts{}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	reasons := map[string]int{}
+	for n := range 60 { // an hour, of which no pod of the tenant is ever bound
+		_, status, _, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", nil)})
+		reasons[status.Requests[0].Reason]++
+		s.Now = s.Now.Add(55 * time.Second)
+		_, _, _, _ = demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
+		s.Now = s.Now.Add(5 * time.Second)
+	}
+	g.Expect(reasons["AdvertisedNotScheduled"]).To(BeNumerically(">", 30), "of 60 minutes: %v", reasons)
+}
+
+// applying is onDemand in mode Apply, with profiles 1g and 7g.
+func applying() *v1alpha1.GPUSharingPolicy {
+	return onDemand(func(of *v1alpha1.MIGOnDemand) {
+		of.Mode, of.Profiles = v1alpha1.OnDemandModeApply, []v1alpha1.MIGProfile{"1g", "7g"}
+	})
+}
+
+// rests says of a node that it was asked for what it has, and reached it.
+func rests(n *cluster.Node) {
+	n.GPU.Spec.Devices = nil
+	for _, d := range plan.Devices(n.GPU.Status.Devices) {
+		n.GPU.Spec.Devices = append(n.GPU.Spec.Devices, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: plan.Observed(d)})
+	}
+	n.GPU.Status.Rollout.LastGood = &v1alpha1.NodeSharing{Devices: n.GPU.Spec.Devices}
+}
+
+// TestTheClockWasSetBack after a change was decided: the GPU is held for pure.Hold, and not until the time at which it was.
+func TestTheClockWasSetBack(t *testing.T) {
+	g, n := NewWithT(t), a100s(t, "a", 1)
+	rests(&n)
+	n.GPU.Status.Demand = []v1alpha1.GPUDemand{{
+		UUID: "a-0", Instances: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}, FirstPod: "team/v", SinceTime: metav1.NewTime(now.AddDate(1, 0, 0)),
+	}}
+	s := &cluster.Snapshot{Now: now.Add(time.Hour), Nodes: []cluster.Node{n}}
+	decided, _, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, applying(), s, nil)
+	s.Now, s.Nodes[0].GPU.Status.Demand = s.Now.Add(pure.Hold), decided["a"]
+	_, status, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+	g.Expect(status.Planned).To(BeEquivalentTo(1), is.Message)
+}
+
+// TestAPodOfTheSameNameAsOneThatEnded, of a StatefulSet say, may be given an idle instance while the agent still reports what the one before it had.
+func TestAPodOfTheSameNameAsOneThatEnded(t *testing.T) {
+	g, n := NewWithT(t), a100s(t, "a", 2)
+	of := plan.Devices(n.GPU.Status.Devices)
+	of[1].State.Instances = []gpu.Instance{{Profile: "7g.40gb", ID: 3, UUID: "MIG-3", Placement: gpu.Placement{Size: 8}}}
+	n.GPU.Status.Devices = plan.Reported(of)
+	id := int32(3)
+	n.GPU.Status.Devices[1].Holders = []v1alpha1.HolderStatus{{Namespace: "team", PodName: "web-0", ContainerName: "c", Instance: &id}}
+	for i := range n.GPU.Status.Devices[0].Instances {
+		n.GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.NewTime(now.Add(-time.Hour))
+	}
+	rests(&n)
+	n.Pods = []cluster.Pod{{Namespace: "team", Name: "web-0", UID: "new", GPU: true, Scheduled: now, Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 2}}}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+	decided, status, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+	g.Expect(status.Planned).To(BeZero(), "%s: %v", is.Message, decided)
+}
+
+// TestWhatTheRolloutHoldsBack for hours is not decided, dropped and announced to the pod again and again.
+func TestWhatTheRolloutHoldsBack(t *testing.T) {
+	g, n := NewWithT(t), a100s(t, "a", 1)
+	of := plan.Devices(n.GPU.Status.Devices)
+	of[0].State.Instances = of[0].State.Instances[:1] // there is room for 1g
+	n.GPU.Status.Devices = plan.Reported(of)
+	rests(&n)
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+	writes, told, attempts := 0, 0, demand.Attempts{}
+	for range 12 * 60 { // an hour, in which a window is closed or the rollout has halted
+		before := s.Nodes[0].GPU.Status.Demand
+		decided, _, _, _ := demand.Review(&pure.Memory{}, attempts, applying(), s, []*corev1.Pod{waits("w", "1g.5gb", nil)})
+		if !equality.Semantic.DeepEqual(before, decided["a"]) {
+			writes++
+			if len(decided["a"]) > 0 && decided["a"][0].FirstPod != "" {
+				told++
+			}
+		}
+		s.Nodes[0].GPU.Status.Demand = decided["a"]
+		s.Now = s.Now.Add(5 * time.Second)
+	}
+	g.Expect(writes).To(BeNumerically("<=", 20), "writes of status.demand in an hour in which nothing changes; Events on the pod: %d", told)
 }
 
 // TestAPodThatGrowsOldGoesFirst, though it costs more: what is reported changes with the time alone.
