@@ -152,7 +152,7 @@ func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, s
 	var err error
 	if !h.ignores || hard == gpu.NoMemoryLimit {
 		err = h.Hardware.SetMemoryLimit(ctx, uuid, path, soft, hard)
-	} else {
+	} else if is, e := h.Hardware.MemoryLimit(ctx, uuid, path); e != nil || is.Hard != hard { // else it is there already
 		h.lies = true
 	}
 	if h.after != nil && h.after(uuid, path) {

@@ -34,7 +34,7 @@ type PodCgroup struct {
 
 	UID        string
 	Containers []Cgroup // also the sandbox, of which CRI-O makes none for most pods
-	Inner      []Cgroup // those below a container's in which crun puts its processes
+	Inner      []Cgroup // those below a container's in which crun puts its processes, or a tenant makes
 }
 
 // Inside are the cgroups of containers, and those below.
