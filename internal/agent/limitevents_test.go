@@ -187,7 +187,7 @@ func (w *limitWorld) addContainer(p *limitPod) {
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
 		return // its pod's cgroup vanished
 	}
-	w.must(w.tree.make(path, !p.bare && !p.bareContainers && !(w.tree.crun && w.backend == sim.Dmem)))
+	w.must(w.tree.make(path, !p.bare && !p.bareContainers && (!w.tree.crun || w.backend != sim.Dmem)))
 	if w.tree.crun {
 		w.must(w.tree.make(w.processes(path), w.backend == sim.Misc))
 	}

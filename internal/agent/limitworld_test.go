@@ -333,34 +333,39 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		return
 	}
 	for _, l := range found.Status.Pods {
-		i := slices.IndexFunc(w.pods, func(p *limitPod) bool { return p.name == l.PodName && p.stage >= stageLogs })
-		if i >= 0 && l.Reason == v1alpha1.ReasonForeignLimit && w.foreign[l.DeviceUUID+" "+w.tree.pod(w.pods[i].class, w.pods[i].uid)] == 0 {
-			maps.DeleteFunc(w.pods[i].uncounted, func(pid int, _ bool) bool { return w.pods[i].pids[pid] == l.DeviceUUID })
-		}
-		if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
-			w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
-		}
-		if l.Reason != "" || i < 0 {
-			continue
-		}
-		p := w.pods[i]
-		path := w.tree.pod(p.class, p.uid)
-		lately, inside := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }, w.inside(p)
-		if lately(path) || slices.ContainsFunc(inside, lately) {
-			continue
-		}
-		if w.backend == sim.Misc && slices.ContainsFunc(inside, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
-			w.fails("pod %s is said to be limited on %s, and a container has a limit of its own", p.name, l.DeviceUUID)
-		}
-		is := w.limitOf(l.DeviceUUID, path)
-		if is != uint64(l.LimitBytes) {
-			w.fails("pod %s is said to be limited to %d on %s, and has %d", p.name, l.LimitBytes, l.DeviceUUID, is)
-		}
-		if spec := w.node.Spec.Memory; spec.PerReplica != nil && l.LimitBytes != min(spec.PerReplica.Value()*int64(p.replicas[l.DeviceUUID]), 40<<30) {
-			w.fails("pod %s has %d replicas, and a limit of %d", p.name, p.replicas[l.DeviceUUID], l.LimitBytes)
-		}
-		p.covered[l.DeviceUUID] = true
+		w.coverPod(l)
 	}
+}
+
+func (w *limitWorld) coverPod(l v1alpha1.PodMemoryLimit) {
+	w.t.Helper()
+	i := slices.IndexFunc(w.pods, func(p *limitPod) bool { return p.name == l.PodName && p.stage >= stageLogs })
+	if i >= 0 && l.Reason == v1alpha1.ReasonForeignLimit && w.foreign[l.DeviceUUID+" "+w.tree.pod(w.pods[i].class, w.pods[i].uid)] == 0 {
+		maps.DeleteFunc(w.pods[i].uncounted, func(pid int, _ bool) bool { return w.pods[i].pids[pid] == l.DeviceUUID })
+	}
+	if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
+		w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
+	}
+	if l.Reason != "" || i < 0 {
+		return
+	}
+	p := w.pods[i]
+	path := w.tree.pod(p.class, p.uid)
+	lately, inside := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }, w.inside(p)
+	if lately(path) || slices.ContainsFunc(inside, lately) {
+		return
+	}
+	if w.backend == sim.Misc && slices.ContainsFunc(inside, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
+		w.fails("pod %s is said to be limited on %s, and a container has a limit of its own", p.name, l.DeviceUUID)
+	}
+	is := w.limitOf(l.DeviceUUID, path)
+	if is != uint64(l.LimitBytes) {
+		w.fails("pod %s is said to be limited to %d on %s, and has %d", p.name, l.LimitBytes, l.DeviceUUID, is)
+	}
+	if spec := w.node.Spec.Memory; spec.PerReplica != nil && l.LimitBytes != min(spec.PerReplica.Value()*int64(p.replicas[l.DeviceUUID]), 40<<30) {
+		w.fails("pod %s has %d replicas, and a limit of %d", p.name, p.replicas[l.DeviceUUID], l.LimitBytes)
+	}
+	p.covered[l.DeviceUUID] = true
 }
 
 // disturbance is when another program last set or removed a limit, and what the agent had looked at fully by then.

@@ -148,21 +148,25 @@ func (c Cgroups) Pods() ([]PodCgroup, error) {
 			if pod.Cgroup, err = c.describe(dir); err != nil {
 				continue
 			}
-			for _, container := range folders(root, dir) {
-				if !containerSegment.MatchString(container) || strings.HasPrefix(container, conmonFolder) {
-					continue
-				}
-				if found, err := c.describe(path.Join(dir, container)); err == nil {
-					pod.Containers = append(pod.Containers, found)
-				}
-				if found, err := c.describe(path.Join(dir, container, innerFolder)); err == nil {
-					pod.Inner = append(pod.Inner, found)
-				}
-			}
+			c.addContainers(root, dir, &pod)
 			pods = append(pods, pod)
 		}
 	}
 	return pods, nil
+}
+
+func (c Cgroups) addContainers(root *os.Root, dir string, pod *PodCgroup) {
+	for _, container := range folders(root, dir) {
+		if !containerSegment.MatchString(container) || strings.HasPrefix(container, conmonFolder) {
+			continue
+		}
+		if found, err := c.describe(path.Join(dir, container)); err == nil {
+			pod.Containers = append(pod.Containers, found)
+		}
+		if found, err := c.describe(path.Join(dir, container, innerFolder)); err == nil {
+			pod.Inner = append(pod.Inner, found)
+		}
+	}
 }
 
 // folders are the directories in a directory, links not followed.
