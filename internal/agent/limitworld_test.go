@@ -333,23 +333,21 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		return
 	}
 	for _, l := range found.Status.Pods {
-		w.coverPod(l)
+		i := slices.IndexFunc(w.pods, func(p *limitPod) bool { return p.name == l.PodName && p.stage >= stageLogs })
+		if i >= 0 && l.Reason == v1alpha1.ReasonForeignLimit && w.foreign[l.DeviceUUID+" "+w.tree.pod(w.pods[i].class, w.pods[i].uid)] == 0 {
+			maps.DeleteFunc(w.pods[i].uncounted, func(pid int, _ bool) bool { return w.pods[i].pids[pid] == l.DeviceUUID })
+		}
+		if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
+			w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
+		}
+		if l.Reason == "" && i >= 0 {
+			w.coverPod(l, w.pods[i])
+		}
 	}
 }
 
-func (w *limitWorld) coverPod(l v1alpha1.PodMemoryLimit) {
+func (w *limitWorld) coverPod(l v1alpha1.PodMemoryLimit, p *limitPod) {
 	w.t.Helper()
-	i := slices.IndexFunc(w.pods, func(p *limitPod) bool { return p.name == l.PodName && p.stage >= stageLogs })
-	if i >= 0 && l.Reason == v1alpha1.ReasonForeignLimit && w.foreign[l.DeviceUUID+" "+w.tree.pod(w.pods[i].class, w.pods[i].uid)] == 0 {
-		maps.DeleteFunc(w.pods[i].uncounted, func(pid int, _ bool) bool { return w.pods[i].pids[pid] == l.DeviceUUID })
-	}
-	if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
-		w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
-	}
-	if l.Reason != "" || i < 0 {
-		return
-	}
-	p := w.pods[i]
 	path := w.tree.pod(p.class, p.uid)
 	lately, inside := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }, w.inside(p)
 	if lately(path) || slices.ContainsFunc(inside, lately) {
