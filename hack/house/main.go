@@ -27,12 +27,12 @@ import (
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 2261},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2637},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2640},
 	{"KB of tests and of test", 4646},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},
-	{"arrows between packages of internal", 149},
+	{"arrows between packages of internal", 150},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 39},

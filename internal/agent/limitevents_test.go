@@ -187,7 +187,7 @@ func (w *limitWorld) addContainer(p *limitPod) {
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
 		return // its pod's cgroup vanished
 	}
-	w.must(w.tree.make(path, !p.bare && !p.bareContainers && !(w.tree.crun && w.backend == sim.Dmem)))
+	w.must(w.tree.make(path, !p.bare && !p.bareContainers && (!w.tree.crun || w.backend != sim.Dmem)))
 	if w.tree.crun {
 		w.must(w.tree.make(w.processes(path), w.backend == sim.Misc))
 	}
@@ -637,7 +637,12 @@ func (w *limitWorld) disguised() bool {
 	link := w.tree.pod(p.class, "ffffffff-0000-4000-8000-000000000000")
 	inner := filepath.Join(w.tree.pod(p.class, p.uid), "pod"+p.uid)
 	w.must(os.Symlink(w.tree.pod(p.class, p.uid), link))
+	own := filepath.Join(p.containers[1], "container") // as root with a writable tree may, and crun does
 	w.must(w.tree.make(inner, true))
+	if !w.tree.crun {
+		w.must(w.tree.make(own, true))
+		defer func() { w.must(w.tree.remove(own)) }()
+	}
 	w.settle()
 	w.must(os.Remove(link))
 	w.must(w.tree.remove(inner))

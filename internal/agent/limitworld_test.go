@@ -152,7 +152,7 @@ func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, s
 	var err error
 	if !h.ignores || hard == gpu.NoMemoryLimit {
 		err = h.Hardware.SetMemoryLimit(ctx, uuid, path, soft, hard)
-	} else {
+	} else if is, e := h.Hardware.MemoryLimit(ctx, uuid, path); e != nil || is.Hard != hard { // else it is there already
 		h.lies = true
 	}
 	if h.after != nil && h.after(uuid, path) {
@@ -340,27 +340,30 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		if l.Reason == v1alpha1.ReasonNotEnforced && !w.lately(lied) {
 			w.fails("a limit of pod %s is said not to read back, and the driver keeps all limits", l.PodName)
 		}
-		if l.Reason != "" || i < 0 {
-			continue
+		if l.Reason == "" && i >= 0 {
+			w.coverPod(l, w.pods[i])
 		}
-		p := w.pods[i]
-		path := w.tree.pod(p.class, p.uid)
-		lately, inside := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }, w.inside(p)
-		if lately(path) || slices.ContainsFunc(inside, lately) {
-			continue
-		}
-		if w.backend == sim.Misc && slices.ContainsFunc(inside, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
-			w.fails("pod %s is said to be limited on %s, and a container has a limit of its own", p.name, l.DeviceUUID)
-		}
-		is := w.limitOf(l.DeviceUUID, path)
-		if is != uint64(l.LimitBytes) {
-			w.fails("pod %s is said to be limited to %d on %s, and has %d", p.name, l.LimitBytes, l.DeviceUUID, is)
-		}
-		if spec := w.node.Spec.Memory; spec.PerReplica != nil && l.LimitBytes != min(spec.PerReplica.Value()*int64(p.replicas[l.DeviceUUID]), 40<<30) {
-			w.fails("pod %s has %d replicas, and a limit of %d", p.name, p.replicas[l.DeviceUUID], l.LimitBytes)
-		}
-		p.covered[l.DeviceUUID] = true
 	}
+}
+
+func (w *limitWorld) coverPod(l v1alpha1.PodMemoryLimit, p *limitPod) {
+	w.t.Helper()
+	path := w.tree.pod(p.class, p.uid)
+	lately, inside := func(path string) bool { return w.lately(l.DeviceUUID + " " + path) }, w.inside(p)
+	if lately(path) || slices.ContainsFunc(inside, lately) {
+		return
+	}
+	if w.backend == sim.Misc && slices.ContainsFunc(inside, func(path string) bool { return w.foreign[l.DeviceUUID+" "+path] > 0 }) {
+		w.fails("pod %s is said to be limited on %s, and a container has a limit of its own", p.name, l.DeviceUUID)
+	}
+	is := w.limitOf(l.DeviceUUID, path)
+	if is != uint64(l.LimitBytes) {
+		w.fails("pod %s is said to be limited to %d on %s, and has %d", p.name, l.LimitBytes, l.DeviceUUID, is)
+	}
+	if spec := w.node.Spec.Memory; spec.PerReplica != nil && l.LimitBytes != min(spec.PerReplica.Value()*int64(p.replicas[l.DeviceUUID]), 40<<30) {
+		w.fails("pod %s has %d replicas, and a limit of %d", p.name, p.replicas[l.DeviceUUID], l.LimitBytes)
+	}
+	p.covered[l.DeviceUUID] = true
 }
 
 // disturbance is when another program last set or removed a limit, and what the agent had looked at fully by then.

@@ -214,7 +214,11 @@ func (c *limitCells) limitOne(ctx context.Context, p *limitedPod, pod *host.PodC
 	late := c.backend == v1alpha1.MemoryBackendMisc && pod.Begun()
 	at := cell{pod: p.name(), gpu: p.GPU, cgroup: pod.Cgroup, want: p.Bytes, late: late}
 	reason := c.settle(ctx, at)
-	for _, container := range pod.Inside() {
+	inside := pod.Containers
+	if c.backend == v1alpha1.MemoryBackendMisc {
+		inside = pod.Inside()
+	}
+	for _, container := range inside {
 		own := cell{pod: p.name(), gpu: p.GPU, cgroup: container, inside: true}
 		switch {
 		case reason != "":

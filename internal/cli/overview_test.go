@@ -142,7 +142,7 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		shown, n := &text{}, newNode(t, "a02", sim.A100)
 		r := reportOf(&n, dra.DevicePlugin, found["a02"])
 		shown.statusOf(&r)
-		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          policy research counts 1 node "))
+		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          Policy research counts 1 node "))
 	})
 }
 
@@ -154,7 +154,7 @@ func TestWhatIsPrintedOfANodeThatChanges(t *testing.T) {
 	n.GPU.Status.Rollout.Blockers = []v1alpha1.BlockerStatus{{
 		Kind: v1alpha1.BlockerKindPod, Namespace: "team", Name: "train", DeviceUUID: n.GPU.Status.Devices[0].UUID, Instance: new(int32(2)), Handling: "is waited for",
 	}}
-	r := &report{Name: "a", Reason: "Applying", State: "Applying", Message: "the agent is changing the GPUs", BlockedBy: blockers(&n.GPU), node: &n}
+	r := &report{Name: "a", Reason: "Applying", State: "Applying", Message: "the agent is changing the GPUs", BlockedBy: blockers(&n.GPU), node: &n, Stack: dra.DevicePlugin}
 	shown := text{width: 120}
 	shown.statusOf(r)
 	g.Expect(shown.String()).To(HavePrefix("NODE a   no policy   Applying\n  why          The agent is changing the GPUs\n  advertises   nothing\n" +

@@ -34,7 +34,7 @@ type PodCgroup struct {
 
 	UID        string
 	Containers []Cgroup // also the sandbox, of which CRI-O makes none for most pods
-	Inner      []Cgroup // those below a container's in which crun puts its processes
+	Inner      []Cgroup // those below a container's in which crun puts its processes, or a tenant makes
 }
 
 // Inside are the cgroups of containers, and those below.
@@ -148,21 +148,25 @@ func (c Cgroups) Pods() ([]PodCgroup, error) {
 			if pod.Cgroup, err = c.describe(dir); err != nil {
 				continue
 			}
-			for _, container := range folders(root, dir) {
-				if !containerSegment.MatchString(container) || strings.HasPrefix(container, conmonFolder) {
-					continue
-				}
-				if found, err := c.describe(path.Join(dir, container)); err == nil {
-					pod.Containers = append(pod.Containers, found)
-				}
-				if found, err := c.describe(path.Join(dir, container, innerFolder)); err == nil {
-					pod.Inner = append(pod.Inner, found)
-				}
-			}
+			c.addContainers(root, dir, &pod)
 			pods = append(pods, pod)
 		}
 	}
 	return pods, nil
+}
+
+func (c Cgroups) addContainers(root *os.Root, dir string, pod *PodCgroup) {
+	for _, container := range folders(root, dir) {
+		if !containerSegment.MatchString(container) || strings.HasPrefix(container, conmonFolder) {
+			continue
+		}
+		if found, err := c.describe(path.Join(dir, container)); err == nil {
+			pod.Containers = append(pod.Containers, found)
+		}
+		if found, err := c.describe(path.Join(dir, container, innerFolder)); err == nil {
+			pod.Inner = append(pod.Inner, found)
+		}
+	}
 }
 
 // folders are the directories in a directory, links not followed.

@@ -29,8 +29,11 @@ func TestControlGroupsOfPods(t *testing.T) {
 		"containerd, systemd, early":  {slice + spelled + ".slice", []string{"cri-containerd-" + sandbox + ".scope"}, []string{"cri-containerd-" + sandbox + ".scope"}, nil, uid, false},
 		"CRI-O, cgroupfs, no sandbox": {"kubepods/pod" + uid, []string{"crio-" + main, "crio-conmon-" + main}, []string{"crio-" + main}, nil, uid, true},
 		"CRI-O, systemd, crun": {
-			slice + spelled + ".slice", []string{"crio-" + main + ".scope/container", "crio-" + main + ".scope/mine", "crio-conmon-" + main + ".scope"},
-			[]string{"crio-" + main + ".scope"}, []string{"crio-" + main + ".scope/container"}, uid, true,
+			slice + spelled + ".slice",
+			[]string{"crio-" + main + ".scope/container", "crio-" + main + ".scope/mine", "crio-conmon-" + main + ".scope"},
+			[]string{"crio-" + main + ".scope"},
+			[]string{"crio-" + main + ".scope/container"},
+			uid, true,
 		},
 		"a static pod": {"kubepods/pod" + sandbox[:32], nil, nil, nil, sandbox[:32], false},
 	} {

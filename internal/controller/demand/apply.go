@@ -89,11 +89,11 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
 		return s.UUID == d.UUID && maps.Equal(plan.ByProfile(s.Sharing.Instances), plan.ByProfile(e.Instances))
 	})
-	f := n.GPU.Status.Rollout.Failed
-	failed := f != nil && !f.Time.Before(&e.SinceTime)
+	failed := failedSince(n, e)
 	late := !asked && !n.HasChangingTaint() && !now.Before(e.SinceTime.Add(begins))
+	drops := last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances))
 	switch {
-	case last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances)) && (err != nil || failed || late || blocked):
+	case drops && (err != nil || failed || late || blocked):
 		e.Instances, e.FirstPod = last, ""
 		if failed || late { // what holds it up, such as a window, does so for longer
 			e.Failures, e.SinceTime = e.Failures+1, metav1.NewTime(now.Truncate(time.Second))
@@ -108,6 +108,12 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 		r.look(now.Add(begins))
 	}
 	return e
+}
+
+// failedSince reports whether a change of a node has failed since one of its GPUs was decided to change.
+func failedSince(n *cluster.Node, e v1alpha1.GPUDemand) bool {
+	f := n.GPU.Status.Rollout.Failed
+	return f != nil && !f.Time.Before(&e.SinceTime)
 }
 
 // takesUsed reports whether a GPU that is to have other instances would lose one in use.

@@ -38,20 +38,7 @@ func doubled(failures int) time.Duration { return time.Minute << min(failures, 7
 
 // fail notes which attempts begin, end and fail by what is decided, and reports whether some fail, for whose pods nothing is to be done then.
 func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
-	offered, ready := map[asker]int{}, map[asker]int{}
-	for n, o := range r.decision.Outcomes {
-		of := r.askers[n]
-		a, known := attempts[of]
-		if ready[of] += o.Ready; o.Ready > 0 {
-			a.seen = now
-		}
-		if offered[of] += o.Offered; o.Offered > 0 && a.since.IsZero() {
-			a.since = now
-		}
-		if known || o.Offered > 0 {
-			attempts[of] = a
-		}
-	}
+	offered, ready := r.offers(attempts, now)
 	for of, a := range attempts {
 		switch {
 		case ready[of] == 0 && now.Sub(a.seen) >= advertised || a.since.After(now):
@@ -75,6 +62,25 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 		r.classes[n].BackOff = attempts[r.askers[n]].until
 	}
 	return some
+}
+
+// offers begins attempts, and is how many instances whose pods are offered, and how many of the pods they would do for.
+func (r *review) offers(attempts Attempts, now time.Time) (offered, ready map[asker]int) {
+	offered, ready = map[asker]int{}, map[asker]int{}
+	for n, o := range r.decision.Outcomes {
+		of := r.askers[n]
+		a, known := attempts[of]
+		if ready[of] += o.Ready; o.Ready > 0 {
+			a.seen = now
+		}
+		if offered[of] += o.Offered; o.Offered > 0 && a.since.IsZero() {
+			a.since = now
+		}
+		if known || o.Offered > 0 {
+			attempts[of] = a
+		}
+	}
+	return offered, ready
 }
 
 // used is how many pods of a namespace have been given instances of a profile since a time, with those instances that any pod had since: a pod that

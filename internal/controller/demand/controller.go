@@ -36,6 +36,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
@@ -180,8 +181,9 @@ func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand,
 		pod := slices.IndexFunc(waiting, func(p *corev1.Pod) bool { return p.Namespace+"/"+p.Name == e.FirstPod })
 		gpu := slices.IndexFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.UUID == e.UUID })
 		if pod >= 0 && gpu >= 0 {
-			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "Repartitioning GPU %d of node %s for %s",
-				n.Status.Devices[gpu].Index, n.Name, strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
+			note := fmt.Sprintf("Repartitioning GPU %d of node %s for %s", n.Status.Devices[gpu].Index, n.Name,
+				strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
+			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "%s", format.Message(note))
 		}
 	}
 }

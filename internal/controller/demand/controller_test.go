@@ -298,7 +298,7 @@ func applies(s *site) {
 	s.Expect(entries[0].UUID).To(Equal("GPU-1"))
 	s.Expect(entries[0].Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "2g.10gb", Count: 1}}))
 	s.Expect(entries[0].FirstPod).To(Equal("default/a"))
-	s.Expect(s.events.Events).To(Receive(Equal("Normal Repartitioning Repartitioning GPU 0 of node n1 for nvidia.com/mig-2g.10gb")))
+	s.Expect(s.events.Events).To(Receive(Equal("Normal " + v1alpha1.ReasonRepartitioning + " Repartitioning GPU 0 of node n1 for nvidia.com/mig-2g.10gb")))
 	_, is = s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning), "it is being made")
 	writes := s.writes

@@ -155,8 +155,14 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		return
 	}
 	r.nodes = append(r.nodes, n)
+	r.noteMost(r.pool.GPUs[from:])
+	promise(n, devices, r.pool.GPUs[from:], now)
+}
+
+// noteMost notes how many instances of each resource the GPUs of a node can have at most.
+func (r *review) noteMost(gpus []demand.GPU) {
 	most := map[string]int64{}
-	for _, g := range r.pool.GPUs[from:] {
+	for _, g := range gpus {
 		for _, p := range g.Model.Profiles {
 			most[plan.ResourceOf(p.Name)] += int64(p.Max)
 		}
@@ -164,7 +170,6 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	if !slices.ContainsFunc(r.most, func(m map[string]int64) bool { return maps.Equal(m, most) }) {
 		r.most = append(r.most, most)
 	}
-	promise(n, devices, r.pool.GPUs[from:], now)
 }
 
 // idleSince is since when instances have been idle, by UUID.

@@ -195,22 +195,7 @@ func (c *applied) schedule() {
 	})
 	var still []*corev1.Pod
 	for _, pod := range c.waiting {
-		name, of := "", resourceOf(pod)
-		for _, node := range slices.Sorted(maps.Keys(c.hosts)) {
-			h := c.hosts[node]
-			used := int64(0)
-			for _, p := range h.Pods {
-				used += p.Requests[of]
-			}
-			for _, l := range c.late {
-				if l.node == node && resourceOf(l.pod) == of {
-					used++
-				}
-			}
-			if name == "" && h.Allocatable[of] > used && len(h.Taints) == 0 && pod.Namespace != flooding {
-				name = node
-			}
-		}
+		name := c.room(pod)
 		switch {
 		case name != "" && c.random.IntN(4) == 0:
 			c.late = append(c.late, late{pod, name})
@@ -226,6 +211,27 @@ func (c *applied) schedule() {
 		}
 	}
 	c.waiting = still
+}
+
+// room names the first node that offers a pod what it asks for; empty: none does.
+func (c *applied) room(pod *corev1.Pod) string {
+	of := resourceOf(pod)
+	for _, node := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[node]
+		used := int64(0)
+		for _, p := range h.Pods {
+			used += p.Requests[of]
+		}
+		for _, l := range c.late {
+			if l.node == node && resourceOf(l.pod) == of {
+				used++
+			}
+		}
+		if h.Allocatable[of] > used && len(h.Taints) == 0 && pod.Namespace != flooding {
+			return node
+		}
+	}
+	return ""
 }
 
 // reason is why a pod waits: a queue holds it back, or another scheduler has its own words.
@@ -250,8 +256,11 @@ func (c *applied) preempts(h *host) {
 	}
 }
 
-// edits edits the policy, or deletes it and makes it anew. The users have left, and the rollout may do what it does until all is as it should be.
+// edits is, one time in three, an administrator who edits the policy, or deletes it and makes it anew. The users have left, and the rollout may do what it does until all is as it should be.
 func (c *applied) edits() {
+	if c.random.IntN(3) != 0 {
+		return
+	}
 	c.leave()
 	c.edited = true
 	p := c.Policies[0]
@@ -550,10 +559,7 @@ func (c *applied) happens() {
 	case 5, 6, 7, 8:
 		c.endsOne(h)
 	case 9:
-		if len(c.waiting) > 0 {
-			c.tell("pod %s/%s is deleted", c.waiting[0].Namespace, c.waiting[0].Name)
-			c.waiting = c.waiting[1:]
-		}
+		c.deletes()
 	case 10:
 		p := &c.Policies[0]
 		p.Spec.Rollout.Paused, p.Generation = !p.Spec.Rollout.Paused, p.Generation+1
@@ -571,9 +577,7 @@ func (c *applied) happens() {
 	case 15:
 		c.preempts(h)
 	case 16:
-		if c.random.IntN(3) == 0 {
-			c.edits()
-		}
+		c.edits()
 	case 17, 18, 19:
 		for range 20 * (1 + c.random.IntN(4)) {
 			c.step()
@@ -581,6 +585,14 @@ func (c *applied) happens() {
 	}
 	for range 1 + c.random.IntN(12) {
 		c.step()
+	}
+}
+
+// deletes is a user who deletes the pod that has waited longest.
+func (c *applied) deletes() {
+	if len(c.waiting) > 0 {
+		c.tell("pod %s/%s is deleted", c.waiting[0].Namespace, c.waiting[0].Name)
+		c.waiting = c.waiting[1:]
 	}
 }
 
@@ -641,6 +653,11 @@ func (c *applied) played(events int) {
 	for _, h := range c.hosts {
 		c.breaks(!rested[h.Name] && len(of.Reserve) == 0, "10: GPUs of %s do not rest: %v", h.Name, says(h.GPU.Status.Demand))
 	}
+	c.restores()
+}
+
+// restores deletes the policy, after which all is as it was.
+func (c *applied) restores() {
 	c.edited, c.Policies, c.floods = true, nil, ""
 	for range 150 {
 		c.steps(10 * time.Second)
