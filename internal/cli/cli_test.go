@@ -397,5 +397,5 @@ func TestStatusSaysWhyANodeWithoutAPolicyIsNotBack(t *testing.T) {
 	shown := text{width: 120}
 	shown.status(cluster.Snapshot{Nodes: []cluster.Node{n}}, query{})
 	g.Expect(shown.String()).To(And(
-		ContainSubstring("NODE a   no policy   DrainTimedOut\n"), ContainSubstring("not idle within 10m0s: pod team/train (GPU 0)")))
+		ContainSubstring("NODE a   no policy   DrainTimedOut\n"), ContainSubstring("Not idle within 10m0s: pod team/train (GPU 0)")))
 }

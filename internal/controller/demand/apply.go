@@ -165,7 +165,8 @@ func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
 		}
 		entries := r.decided[change.Node]
 		if was := slices.IndexFunc(entries, func(o v1alpha1.GPUDemand) bool { return o.UUID == e.UUID }); was >= 0 {
-			e.Failures, entries[was] = entries[was].Failures, e
+			e.Failures = entries[was].Failures
+			entries[was] = e
 		} else {
 			entries = append(entries, e)
 		}

@@ -54,7 +54,7 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 			r.look(a.since.Add(advertised))
 		}
 		attempts[of] = a
-		if a.since.IsZero() && now.Sub(a.until).Abs() > doubled(a.failed) { // also if the clock was set back
+		if a.since.IsZero() && (now.Sub(a.until) > doubled(7) || a.until.Sub(now) > doubled(a.failed)) { // the latter if the clock was set back
 			delete(attempts, of)
 		}
 	}

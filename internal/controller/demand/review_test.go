@@ -5,6 +5,7 @@ package demand_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -420,36 +421,36 @@ func TestPodsThatTheSchedulerLeaves(t *testing.T) {
 	g, attempts := NewWithT(t), demand.Attempts{}
 	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
 	n := 0
-	look := func(after time.Duration, namespace string) (*v1alpha1.OnDemandStatus, time.Duration) {
+	look := func(after time.Duration) (*v1alpha1.OnDemandStatus, time.Duration) {
 		n++ // each time it is another pod
 		s.Now = s.Now.Add(after)
-		_, status, _, next := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", func(p *corev1.Pod) { p.Namespace = namespace })})
+		_, status, _, next := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", nil)})
 		return status, next.Sub(s.Now)
 	}
 	for _, backOff := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute, 32 * time.Minute, 64 * time.Minute, 64 * time.Minute} {
-		status, next := look(0, "team")
+		status, next := look(0)
 		g.Expect(status.Ready).To(BeEquivalentTo(1))
 		g.Expect(next).To(Equal(time.Minute))
-		status, next = look(time.Minute, "team")
+		status, next = look(time.Minute)
 		g.Expect(status.Requests[0].Reason).To(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
 		g.Expect(next).To(Equal(backOff))
-		status, _ = look(backOff-time.Second, "team")
+		status, _ = look(backOff - time.Second)
 		g.Expect(status.Unmet).To(BeEquivalentTo(1))
-		status, _ = look(0, "other")
-		g.Expect(status.Ready).To(BeEquivalentTo(1))
+		_, status, _, _ = demand.Review(&pure.Memory{}, maps.Clone(attempts), onDemand(nil), s, []*corev1.Pod{waits("w", "3g.20gb", func(p *corev1.Pod) { p.Namespace = "other" })})
+		g.Expect(status.Ready).To(BeEquivalentTo(1), "another namespace")
 		s.Now = s.Now.Add(time.Second)
 	}
-	status, _ := look(0, "team")
+	status, _ := look(0)
 	g.Expect(status.Ready).To(BeEquivalentTo(1))
 	s.Nodes[0].Pods = []cluster.Pod{{Namespace: "team", Name: "v", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Scheduled: s.Now.Add(time.Second)}}
-	status, _ = look(time.Minute, "team")
+	status, _ = look(time.Minute)
 	g.Expect(status.Ready).To(BeEquivalentTo(1), "the scheduler binds as many")
-	status, _ = look(time.Minute, "team")
+	status, _ = look(time.Minute)
 	g.Expect(status.Unmet).To(BeEquivalentTo(1))
-	status, _ = look(-24*time.Hour, "team")
+	status, _ = look(-24 * time.Hour)
 	g.Expect(status.Ready).To(BeEquivalentTo(1), "the clock was set back")
 	s.Nodes[0].Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
-	status, _ = look(time.Hour, "team")
+	status, _ = look(time.Hour)
 	g.Expect(status.Ready).To(BeEquivalentTo(1), "the node takes no pods")
 	_, none, _, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
 	g.Expect(none.Pods).To(BeZero())
