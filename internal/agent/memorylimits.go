@@ -229,6 +229,9 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 		visible: visible, able: visible && m.facts.Calls && m.facts.Owner == "",
 		sets: mode == v1alpha1.MemoryLimitEnforce && obstacle == nil,
 	}
+	if c.backend == v1alpha1.MemoryBackendDmem { // recorded while the back end was not known: here they go with their cgroups
+		c.record.Stale = nil
+	}
 	limits := c.carryOut(ctx, pods, mode, obstacle)
 	if err := c.save(); err != nil {
 		return Limits{}, err
