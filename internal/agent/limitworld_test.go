@@ -426,7 +426,12 @@ func (w *limitWorld) checkNone(when string) {
 
 // ofParent is the foreign limit that reads on a container without files.
 func (w *limitWorld) ofParent(uuid, path string) uint64 {
-	return w.foreign[uuid+" "+filepath.Dir(path)]
+	for dir := filepath.Dir(path); dir != w.tree.root; dir = filepath.Dir(dir) {
+		if is := w.foreign[uuid+" "+dir]; is > 0 {
+			return is
+		}
+	}
+	return 0
 }
 
 func (w *limitWorld) count(fault string) { w.counts[fault]++ }

@@ -292,6 +292,7 @@ func (r *nodeEntry) consider(s *cluster.Snapshot, selected, governed policy.Gove
 	}
 	if m.View != nil {
 		recordAdminClaims(m)
+		recordMemoryOwner(m)
 	}
 	allowAgent(m)
 	recordOthers(m, governed.By != nil)

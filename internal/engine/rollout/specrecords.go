@@ -25,6 +25,21 @@ func recordRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*
 	})
 }
 
+// recordMemoryOwner records who else limits memory on a node that is to limit it, whatever the node waits for, so that its agent leaves that
+// alone.
+func recordMemoryOwner(m *member) {
+	spec, want := m.Node.GPU.Spec, ""
+	if spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
+		want = m.Node.MemoryOwner
+	}
+	if want == spec.MemoryOwner || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+		return
+	}
+	spec = *spec.DeepCopy()
+	spec.MemoryOwner = want
+	m.Actions = append(m.Actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Policy: m.Ref(), Why: "recording who else limits memory"})
+}
+
 // recordAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent
 // does not take their containers for users.
 func recordAdminClaims(m *member) {
