@@ -50,7 +50,7 @@ func TestWhatIsRefusedIsTriedAgainInPeace(t *testing.T) {
 	}
 }
 
-// TestALimitOfAnotherProgramRightAfterOurs stays, and is no reason to give up the limits of the node.
+// TestALimitOfAnotherProgramRightAfterOurs stays: the agent tries no other limit over it.
 func TestALimitOfAnotherProgramRightAfterOurs(t *testing.T) {
 	for seed := range uint64(2) {
 		w := newLimitWorld(t, 3+seed, map[string]int{})
@@ -59,6 +59,7 @@ func TestALimitOfAnotherProgramRightAfterOurs(t *testing.T) {
 		w.hardware.after = func(_, path string) bool {
 			w.hardware.Update(func(n *sim.Node) { w.must(n.SetMemoryLimit(w.gpus[0], path, 0, 7<<30+1, true)) })
 			w.foreign[w.gpus[0]+" "+path] = 7<<30 + 1
+			w.disturb(lied) // the agent cannot tell that it was not the driver, before it looks again
 			return true
 		}
 		w.settle()
