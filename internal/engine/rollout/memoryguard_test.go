@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
@@ -187,5 +188,38 @@ func TestWhatTheMemoryGuardReportsIsNotTheRollouts(t *testing.T) {
 		g.Expect(found).To(BeFalse())
 		_, found = condition.Find(s.Conditions, v1alpha1.ConditionReady)
 		g.Expect(found).To(BeTrue())
+	}
+}
+
+// TestTheAgentIsToldAtOnceWhoElseLimitsMemory, also while the node waits: it has limits, and must leave those of others alone.
+func TestTheAgentIsToldAtOnceWhoElseLimitsMemory(t *testing.T) {
+	limited := func(share string) v1alpha1.Sharing {
+		s := timeSlicing(4)
+		s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce, PerReplica: new(resource.MustParse(share))}
+		return s
+	}
+	for name, wait := range map[string]func(c *site){
+		"for a slot for another limit": func(c *site) {
+			c.Policies[0].Spec.Rollout.Paused = true
+			c.setSharing(limited("5Gi"))
+		},
+		"until its GPU is idle": func(c *site) {
+			c.hold(c.hosts["n0"], "train", 0, gpu.WholeGPU)
+			c.setSharing(mig(count("1g.5gb", 7)))
+		},
+		"with a policy that cannot be honoured": func(c *site) { c.setSharing(mig(count("1g.77gb", 7))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := fleet(1, limited("4Gi"))
+			c.run(60)
+			g.Expect(c.hosts["n0"].GPU.Spec.Memory.Limited()).To(Equal(v1alpha1.MemoryLimitEnforce))
+			wait(c)
+			c.run(10)
+			g.Expect(c.hosts["n0"].GPU.Spec.Memory.Limited()).To(Equal(v1alpha1.MemoryLimitEnforce))
+			c.hosts["n0"].MemoryOwner = "gpu-fractioning"
+			c.run(30)
+			g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("gpu-fractioning"))
+		})
 	}
 }
