@@ -29,7 +29,7 @@ func Decide(v *View) Result {
 	if v.Node.NoGPUNode {
 		return withoutGPUNode(v)
 	}
-	r := tellMemoryOwner(v, decideNode(v))
+	r := decideNode(v)
 	if m, is := UnderMaintenance(v); is {
 		return underMaintenanceResult(v, m, r)
 	}

@@ -111,18 +111,6 @@ func setMemory(v *View, spec *v1alpha1.GPUNodeSpec, memory *v1alpha1.TimeSlicedM
 	}
 }
 
-// tellMemoryOwner has the agent know who else limits memory, also while the node waits for something else: it may have limits.
-func tellMemoryOwner(v *View, r Result) Result {
-	spec := v.Node.GPU.Spec
-	act, _ := SplitAct(r.Next)
-	if len(act) > 0 || spec.Memory.Limited() == v1alpha1.MemoryLimitNone || spec.MemoryOwner == v.Node.MemoryOwner {
-		return r
-	}
-	spec.MemoryOwner = v.Node.MemoryOwner
-	r.Next = atOnce(action.SetSpec{Node: v.Node.Name, Spec: *spec.DeepCopy(), Policy: v.Ref(), Why: "telling the agent who else limits memory"})
-	return r
-}
-
 // recordBaseline notes the state of the node, and changes nothing.
 func recordBaseline(v *View) action.SetSpec {
 	return action.SetSpec{Node: v.Node.Name, Spec: keptSpec(v), Policy: v.Ref(), Why: "recording the state in which the node was found"}
