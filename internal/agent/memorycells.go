@@ -130,16 +130,26 @@ func (c *limitCells) carryOut(
 			limits = append(limits, p.PodLimit)
 		}
 	}
+	c.disinherit(ctx, pods, wanted)
+	return limits
+}
+
+// disinherit goes over the cgroups that are to have no limit, also those of containers: any may have the address of one of ours.
+func (c *limitCells) disinherit(ctx context.Context, pods []limitedPod, wanted map[string]bool) {
+	if !c.able {
+		return
+	}
 	for i := range pods {
 		for uuid := range c.record.Stale {
-			for _, cgroup := range pods[i].cgroups {
-				if c.able && !wanted[cellKey(uuid, cgroup.ID)] {
-					c.inherited(ctx, cell{pod: pods[i].name(), gpu: uuid, cgroup: cgroup.Cgroup})
+			for _, pod := range pods[i].cgroups {
+				for _, cgroup := range append(pod.Inside(), pod.Cgroup) {
+					if !wanted[cellKey(uuid, cgroup.ID)] {
+						c.inherited(ctx, cell{pod: pods[i].name(), gpu: uuid, cgroup: cgroup})
+					}
 				}
 			}
 		}
 	}
-	return limits
 }
 
 // sample asks about one limit of ours on each GPU. Where it is gone, or that is not known, the driver may have been
@@ -283,7 +293,6 @@ func lateReason(r *recordedLimit) string {
 
 // set sets a limit: recorded before, read back after, on the same cgroup all the time.
 func (c *limitCells) set(ctx context.Context, at cell, now memoryguard.Cell) string {
-	c.busy = true
 	intent := recordedLimit{Pod: at.pod, GPU: at.gpu, Path: at.cgroup.Path, ID: at.cgroup.ID, Bytes: []uint64{at.want}, Late: at.late}
 	if now.Read.Hard != gpu.NoMemoryLimit && now.Read.Hard != at.want {
 		intent.Bytes = []uint64{now.Read.Hard, at.want}
@@ -319,8 +328,9 @@ func (c *limitCells) confirm(ctx context.Context, at cell, now memoryguard.Cell,
 	}
 	ours, reason := now.After(memoryguard.Reading(read))
 	if reason == v1alpha1.ReasonNotEnforced && !at.inside { // a tenant may have the hook set one of its container
-		ours, reason = c.prove(ctx, at, now, intent)
+		ours, reason = c.prove(ctx, at, now, intent, read.Hard)
 	}
+	c.busy = c.busy || reason == ""
 	if intent.Bytes = ours; len(ours) == 0 {
 		c.forget(at)
 	} else {
@@ -334,8 +344,10 @@ func (c *limitCells) confirm(ctx context.Context, at cell, now memoryguard.Cell,
 
 // prove finds out whether a limit that did not read back was below use for a moment, so that dmem kept none: one that no use can be above reads
 // back then, and stays until the pod uses less. Otherwise no further limit is set.
-func (c *limitCells) prove(ctx context.Context, at cell, now memoryguard.Cell, intent recordedLimit) (ours []uint64, reason string) {
-	if c.backend == v1alpha1.MemoryBackendDmem && now.Read.Hard == gpu.NoMemoryLimit {
+func (c *limitCells) prove(
+	ctx context.Context, at cell, now memoryguard.Cell, intent recordedLimit, is uint64,
+) (ours []uint64, reason string) {
+	if none := gpu.NoMemoryLimit; c.backend == v1alpha1.MemoryBackendDmem && now.Read.Hard == none && is == none { // else another's may be there
 		most := c.memory[at.gpu]
 		intent.Bytes = []uint64{at.want, most}
 		c.put(intent)

@@ -133,12 +133,22 @@ func (m *MemoryLimiter) watch(ctx context.Context, changes chan<- event.GenericE
 	case <-m.again:
 	}
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: m.node}}
-	return m.Cgroups.Watch(ctx, []string{m.PodLogs}, m.again, func() { //nolint:wrapcheck // says what it watches
+	changed := func() {
 		select {
 		case changes <- event.GenericEvent{Object: node}:
 		case <-ctx.Done():
 		}
-	})
+	}
+	for ctx.Err() == nil {
+		if err := m.Cgroups.Watch(ctx, []string{m.PodLogs}, m.again, changed); err != nil { // root of a container can take all that there is of inotify
+			log(ctx).Info("Pods that come are seen only each minute", "reason", err.Error())
+			select {
+			case <-ctx.Done():
+			case <-m.again:
+			}
+		}
+	}
+	return nil
 }
 
 // Reconcile looks at the pods and reports. While NVIDIA's mig-manager works the driver stays closed.

@@ -107,7 +107,7 @@ func onDemandSpecs() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(controller.Status().Patch(ctx, is, client.RawPatch(types.JSONPatchType, fmt.Appendf(nil, `[{"op": "replace", "path": "/status/demand/0/sinceTime", "value": %q}]`,
 				time.Now().Add(-5*time.Minute).UTC().Format(time.RFC3339))))).To(Succeed())
-			Eventually(allocatable).WithContext(ctx).WithTimeout(4 * time.Minute).Should(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+			Eventually(allocatable).WithContext(ctx).WithTimeout(4 * time.Minute).Should(HaveKeyWithValue("nvidia.com/mig-1g.5gb", BeEquivalentTo(14)))
 			expectReady(ctx, "shared")
 		})
 

@@ -323,7 +323,15 @@ func (f RecordFile) Lock() (unlock func(), err error) {
 		}
 		return nil, fmt.Errorf("locking %s: %w", dir, err)
 	}
-	return func() { _ = folder.Close() }, nil
+	mine, err := folder.Stat()
+	if now, gone := os.Stat(dir); err != nil || gone != nil || !os.SameFile(mine, now) {
+		_ = folder.Close()
+		return nil, fmt.Errorf("locking %s: %w", dir, ErrLocked) // it was removed meanwhile, by one that was in
+	}
+	return func() {
+		_ = os.Remove(dir) // if nothing is left in it
+		_ = folder.Close()
+	}, nil
 }
 
 // There reports whether there is one.
@@ -344,10 +352,10 @@ func (f RecordFile) Read() ([]byte, error) {
 	return content, nil
 }
 
-// Write replaces the content as a whole; nil removes the file and its folder.
+// Write replaces the content as a whole; nil removes the file. Its folder goes when it is unlocked.
 func (f RecordFile) Write(content []byte) error {
 	if content == nil {
-		for _, name := range []string{f.Path + ".new", f.Path, filepath.Dir(f.Path)} {
+		for _, name := range []string{f.Path + ".new", f.Path} {
 			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("removing %s: %w", name, err)
 			}

@@ -6,7 +6,6 @@ package demand
 import (
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -18,8 +17,12 @@ import (
 //
 // During the back-off nothing is made or kept for such pods; the scheduler may bind them all the same. A controller that starts anew has forgotten it.
 
-// advertised is how long idle instances are offered to the scheduler before pods that it leaves waiting count as ones that it cannot bind.
-const advertised = time.Minute
+const (
+	// advertised is how long idle instances are offered to the scheduler before pods that it leaves waiting count as ones that it cannot bind.
+	advertised = time.Minute
+	// forgotten is how long after a back-off without another attempt the former ones do not count any more. demand.Hold can delay the next.
+	forgotten = time.Hour
+)
 
 // Attempts are those for pods that wait for a policy's GPUs.
 type Attempts map[asker]attempt
@@ -54,12 +57,9 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 			r.look(a.since.Add(advertised))
 		}
 		attempts[of] = a
-		if a.since.IsZero() && (now.Sub(a.until) > doubled(7) || a.until.Sub(now) > doubled(a.failed)) { // the latter if the clock was set back
+		if a.since.IsZero() && (a.failed == 0 || now.Sub(a.until).Abs() > max(forgotten, doubled(a.failed))) { // also if the clock was set back
 			delete(attempts, of)
 		}
-	}
-	for n := range r.classes {
-		r.classes[n].BackOff = attempts[r.askers[n]].until
 	}
 	return some
 }
@@ -104,15 +104,13 @@ func (r *review) used(of asker, since time.Time) (pods int) {
 }
 
 // decide decides, and anew where pods turn out to be ones that the scheduler cannot bind.
-func (r *review) decide(attempts Attempts, now time.Time) demand.Decision {
-	for n := range r.classes {
-		if a := attempts[r.askers[n]]; a.until.Sub(now) <= doubled(a.failed) {
-			r.classes[n].BackOff = a.until
+func (r *review) decide(attempts Attempts, now time.Time) {
+	for again := true; again; again = r.fail(attempts, now) {
+		for n := range r.classes {
+			if a := attempts[r.askers[n]]; a.until.Sub(now) <= doubled(a.failed) {
+				r.classes[n].BackOff = a.until
+			}
 		}
-	}
-	r.decision = r.memory.Decide(now, r.pool, r.classes)
-	if r.fail(attempts, now) {
 		r.decision = r.memory.Decide(now, r.pool, r.classes)
 	}
-	return r.decision
 }

@@ -72,7 +72,7 @@ func (h *host) recordedIn(was cluster.Node) bool {
 		before, is := recorded[d.UUID]
 		slice := h.timeSlice(d.UUID)
 		sliced := slice != gpu.TimeSliceDefault && slice != gpu.TimeSliceNone
-		changed := !bornAs(d).equal(h.born[d.UUID]) || d.State.ComputeMode != gpu.ComputeDefault
+		changed := !bornAs(d).equal(h.born[d.UUID]) || d.PendingMIG != d.State.MIG || d.State.ComputeMode != gpu.ComputeDefault
 		return changed && !is || sliced && before.Sharing.TimeSliceInterval == ""
 	})
 }

@@ -521,11 +521,12 @@ func (c *run) released() {
 			h.AgentReady = !h.off && !h.forsaken
 		}
 	}
-	leftAsIs := map[string]bool{} // by an earlier policy
+	leftAsIs := map[string]bool{} // by an earlier policy, also where the next one cannot be honoured and took nothing over
 	for _, h := range c.all() {
 		n := h.copied() // the GPUNode may have been made anew, and the Node says it
 		spec := n.GPU.Spec
-		leftAsIs[h.Name] = spec.Baseline != nil && spec.PolicyName == "" && node.Retained(spec)
+		is := func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == spec.PolicyName }
+		leftAsIs[h.Name] = spec.Baseline != nil && node.Retained(spec) && !slices.ContainsFunc(c.Policies, is)
 		retains = retains || leftAsIs[h.Name]
 	}
 	c.tell("every policy is deleted, after releasePolicy Retain: %v", retains)

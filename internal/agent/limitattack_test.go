@@ -1,0 +1,114 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// runs adds a pod whose containers run; 0 replicas: it has the whole first GPU.
+func (w *limitWorld) runs(name string, replicas int) *limitPod {
+	w.t.Helper()
+	w.serial++
+	p := &limitPod{
+		name: name, uid: "0000000" + string(rune('0'+w.serial)) + "-0000-4000-8000-000000000000", replicas: map[string]int{w.gpus[0]: replicas},
+		pids: map[int]string{}, uncounted: map[int]bool{}, covered: map[string]bool{},
+	}
+	w.pods = append(w.pods, p)
+	w.allocated()
+	for w.pods = []*limitPod{p}; p.stage != stageRuns; {
+		w.advance()
+	}
+	return p
+}
+
+func (w *limitWorld) enforce() {
+	w.node.Generation++
+	w.node.Spec.Memory = memoryLimit(v1alpha1.MemoryLimitEnforce)
+}
+
+// TestWhatIsRefusedIsTriedAgainInPeace: each look opens the driver, asks the kubelet twice, and writes a line for each pod.
+func TestWhatIsRefusedIsTriedAgainInPeace(t *testing.T) {
+	w := newLimitWorld(t, 3, map[string]int{})
+	w.runs("train", 1)
+	w.enforce()
+	w.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpSetMemoryLimit {
+			return errLimits
+		}
+		return nil
+	}
+	w.settle()
+	if w.last.Condition.Reason != v1alpha1.ReasonLimitFailed || w.last.After < 15*time.Second {
+		t.Errorf("%s: tried again after %s", w.last.Condition.Reason, w.last.After)
+	}
+}
+
+// TestALimitOfAnotherProgramRightAfterOurs stays: the agent tries no other limit over it.
+func TestALimitOfAnotherProgramRightAfterOurs(t *testing.T) {
+	for seed := range uint64(2) {
+		w := newLimitWorld(t, 3+seed, map[string]int{})
+		w.runs("train", 1)
+		w.enforce()
+		w.hardware.after = func(_, path string) bool {
+			w.hardware.Update(func(n *sim.Node) { w.must(n.SetMemoryLimit(w.gpus[0], path, 0, 7<<30+1, true)) })
+			w.foreign[w.gpus[0]+" "+path] = 7<<30 + 1
+			w.disturb(lied) // the agent cannot tell that it was not the driver, before it looks again
+			return true
+		}
+		w.settle()
+		w.checkForeign()
+		w.settle()
+		w.checkForeign()
+		if w.last.Condition.Reason != v1alpha1.ReasonForeignLimit {
+			t.Errorf("%s: %s", w.backend, w.last.Condition.Reason)
+		}
+	}
+}
+
+// TestAContainerKeepsNoInheritedLimit: on misc any new cgroup may have the address of one of ours that is gone, also that of a container
+// whose pod has no share.
+func TestAContainerKeepsNoInheritedLimit(t *testing.T) {
+	w := newLimitWorld(t, 1, map[string]int{})
+	first := w.runs("train", 1)
+	w.enforce()
+	w.settle()
+	w.remove(first)
+	w.settle()
+	whole := w.runs("whole", 0)
+	container := whole.containers[1]
+	w.hardware.Update(func(n *sim.Node) { w.must(n.Inherit(container)) })
+	if w.limitOf(w.gpus[0], container) == sim.NoLimit {
+		t.Fatal("nothing was inherited")
+	}
+	w.settle()
+	if is := w.limitOf(w.gpus[0], container); is != sim.NoLimit {
+		t.Errorf("a container with a whole GPU is kept to %d", is)
+	}
+}
+
+// TestTheRecordIsOneAgents, also where it has been removed meanwhile.
+func TestTheRecordIsOneAgents(t *testing.T) {
+	w := newLimitWorld(t, 3, map[string]int{})
+	unlock, err := w.record.Lock()
+	w.must(err)
+	w.must(w.record.Write([]byte("{}")))
+	w.must(w.record.Write(nil)) // as save does in the middle of a look
+	if second, err := w.record.Lock(); err == nil {
+		second()
+		t.Error("two agents have the record")
+	}
+	unlock()
+	again, err := w.record.Lock()
+	w.must(err)
+	again()
+	if _, err := os.Stat(w.record.Path); err == nil {
+		t.Error("a record is left")
+	}
+}
