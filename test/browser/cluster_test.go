@@ -111,7 +111,6 @@ const drawnBlocks = `[...[...document.querySelectorAll("#nodes > li")].find((c) 
 
 // TestDashboard: a person looks at a cluster.
 func TestDashboard(t *testing.T) {
-	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
 	populate(t, cluster.Client)
 	kubeconfig := env.KubeconfigFile(t, cluster.Config)
