@@ -23,7 +23,7 @@ type GPUDemandApplyConfiguration struct {
 	// firstPod is the pod for which it was decided that had waited longest, as namespace/name. Absent: the GPU returns to its layout, or to what it
 	// had before a change that failed.
 	FirstPod *string `json:"firstPod,omitempty"`
-	// failures is how many changes of the GPU for pods that wait have failed in succession. Until 1 minute after sinceTime, twice as long each time
+	// failures is how many changes of the GPU for pods that wait have failed, or not begun, in succession. Until 1 minute after sinceTime, twice as long each time
 	// up to 64, there is no other.
 	Failures *int32 `json:"failures,omitempty"`
 }
