@@ -103,12 +103,17 @@ func requestLimit(v *View) action.SetSpec {
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "asking for the memory limit of policy " + v.Target.Policy}
 }
 
-// setMemory sets what the spec says of memory, and who else limits it where that matters.
+// setMemory sets what the spec says of memory, and who else limits it.
 func setMemory(v *View, spec *v1alpha1.GPUNodeSpec, memory *v1alpha1.TimeSlicedMemory) {
-	spec.Memory, spec.MemoryOwner = memory, ""
-	if memory.Limited() != v1alpha1.MemoryLimitNone {
-		spec.MemoryOwner = v.Node.MemoryOwner
+	spec.Memory, spec.MemoryOwner = memory, MemoryOwner(v.Node, memory)
+}
+
+// MemoryOwner is who else limits memory on a node, where that matters; empty: nobody, or the driver is not to limit it.
+func MemoryOwner(n *cluster.Node, memory *v1alpha1.TimeSlicedMemory) string {
+	if memory.Limited() == v1alpha1.MemoryLimitNone {
+		return ""
 	}
+	return n.MemoryOwner
 }
 
 // recordBaseline notes the state of the node, and changes nothing.

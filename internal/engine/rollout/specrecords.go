@@ -13,42 +13,37 @@ import (
 
 // recordRelease records on a node how its policy releases it.
 func recordRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Group) {
-	spec := m.Node.GPU.Spec
 	groups[by.Name].Unrecorded++
-	if m.Node.NoGPUNode || spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+	if spec := m.Node.GPU.Spec; m.Node.NoGPUNode || spec.Reboot != nil || spec.MIGConfigName != "" {
 		return // the write that ends that records it
 	}
-	spec = *spec.DeepCopy()
-	spec.Release = node.ReleaseFor(by)
-	m.Actions = append(m.Actions, action.SetSpec{
-		Node: m.Node.Name, Spec: spec, Policy: action.PolicyRef{Name: by.Name, Generation: by.Generation}, Why: "recording how the policy releases the node",
-	})
+	ref := action.PolicyRef{Name: by.Name, Generation: by.Generation}
+	recordInSpec(m, ref, "recording how the policy releases the node", func(spec *v1alpha1.GPUNodeSpec) { spec.Release = node.ReleaseFor(by) })
 }
 
 // recordMemoryOwner records who else limits memory on a node that is to limit it, whatever the node waits for, so that its agent leaves that
 // alone.
 func recordMemoryOwner(m *member) {
-	spec, want := m.Node.GPU.Spec, ""
-	if spec.Memory.Limited() != v1alpha1.MemoryLimitNone {
-		want = m.Node.MemoryOwner
+	if want := node.MemoryOwner(m.Node, m.Node.GPU.Spec.Memory); want != m.Node.GPU.Spec.MemoryOwner {
+		recordInSpec(m, m.Ref(), "recording who else limits memory", func(spec *v1alpha1.GPUNodeSpec) { spec.MemoryOwner = want })
 	}
-	if want == spec.MemoryOwner || slices.ContainsFunc(m.Actions, action.SetsSpec) {
-		return
-	}
-	spec = *spec.DeepCopy()
-	spec.MemoryOwner = want
-	m.Actions = append(m.Actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Policy: m.Ref(), Why: "recording who else limits memory"})
 }
 
 // recordAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent
 // does not take their containers for users.
 func recordAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
-	governed := m.Policy != nil || spec.Baseline != nil
-	if !governed || !m.ByClaims() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+	if governed := m.Policy != nil || spec.Baseline != nil; governed && m.ByClaims() && !slices.Equal(want, spec.AdminClaims) {
+		recordInSpec(m, m.Ref(), "recording the ResourceClaims of monitors", func(spec *v1alpha1.GPUNodeSpec) { spec.AdminClaims = want })
+	}
+}
+
+// recordInSpec writes the spec of a node with something recorded in it. Another write of it records the same.
+func recordInSpec(m *member, of action.PolicyRef, why string, record func(*v1alpha1.GPUNodeSpec)) {
+	if slices.ContainsFunc(m.Actions, action.SetsSpec) {
 		return
 	}
-	spec = *spec.DeepCopy()
-	spec.AdminClaims = want
-	m.Actions = append(m.Actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Policy: m.Ref(), Why: "recording the ResourceClaims of monitors"})
+	spec := *m.Node.GPU.Spec.DeepCopy()
+	record(&spec)
+	m.Actions = append(m.Actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Policy: of, Why: why})
 }
