@@ -17,7 +17,7 @@ func (w *limitWorld) runs(name string, replicas int) *limitPod {
 	w.t.Helper()
 	w.serial++
 	p := &limitPod{
-		name: name, uid: "0000000" + string(rune('0'+w.serial)) + "-0000-4000-8000-000000000000", replicas: map[string]int{w.gpus[0]: replicas},
+		name: name, uid: "0000000" + string(rune('0'+w.serial)) + "-0000-4000-8000-000000000000", replicas: map[string]int{w.gpus[0]: replicas}, listed: map[string]int{w.gpus[0]: replicas},
 		pids: map[int]string{}, uncounted: map[int]bool{}, covered: map[string]bool{},
 	}
 	w.pods = append(w.pods, p)

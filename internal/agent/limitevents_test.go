@@ -4,6 +4,7 @@
 package agent_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -127,9 +129,47 @@ func (w *limitWorld) admit() bool {
 	if len(p.replicas) == 0 {
 		p.replicas[w.gpus[0]] = w.r.IntN(2)
 	}
+	p.listed = map[string]int{}
+	for _, uuid := range w.gpus {
+		p.listed[uuid] = w.r.IntN(p.replicas[uuid] + 1)
+	}
 	w.pods = append(w.pods, p)
 	w.allocated()
+	w.checkpoint()
 	return true
+}
+
+func (w *limitWorld) kubelet() host.Kubelet {
+	return host.Kubelet{Host: w.hostRoot, Folder: "/var/lib/kubelet"}
+}
+
+// checkpoint lets the kubelet record what it has allocated, also to init containers: at an allocation, so that pods which end stay there until
+// the next.
+func (w *limitWorld) checkpoint() {
+	type entry struct {
+		PodUID, ContainerName, ResourceName string
+		DeviceIDs                           map[string][]string
+	}
+	entries := []entry{}
+	for _, p := range w.pods {
+		for _, container := range []string{"init", "main"} {
+			e := entry{p.uid, container, "nvidia.com/gpu", map[string][]string{}}
+			for uuid, n := range p.replicas {
+				if container == "main" {
+					n = min(n, p.listed[uuid])
+				}
+				for i := range n {
+					e.DeviceIDs["-1"] = append(e.DeviceIDs["-1"], fmt.Sprintf("%s::%d", uuid, i))
+				}
+			}
+			entries = append(entries, e)
+		}
+	}
+	content, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries}, "Checksum": 1})
+	w.must(err)
+	folder := filepath.Join(w.hostRoot, "var/lib/kubelet/device-plugins")
+	w.must(os.MkdirAll(folder, 0o755))
+	w.must(os.WriteFile(filepath.Join(folder, "kubelet_internal_checkpoint"), content, 0o600))
 }
 
 // allocated lets the kubelet list what the pods have.
@@ -141,8 +181,8 @@ func (w *limitWorld) allocated() {
 			if has && n == 0 {
 				list = append(list, agent.Allocation{Namespace: "team", Pod: p.name, Container: "main", Device: uuid})
 			}
-			for i := range n { // an init container and the main one have the same replicas
-				for _, container := range []string{"init", "main"} {
+			for i := range p.listed[uuid] { // a sidecar and the main one have the same replicas
+				for _, container := range []string{"sidecar", "main"} {
 					list = append(list, agent.Allocation{Namespace: "team", Pod: p.name, Container: container, Device: fmt.Sprintf("%s::%d", uuid, i)})
 				}
 			}

@@ -56,6 +56,7 @@ type LimitSources struct {
 	Gate        bool // the feature gate MemoryLimits
 	Cgroups     host.Cgroups
 	PodNames    func() (map[host.ContainerName][]string, error) // UIDs of the pods of a name
+	Devices     func() (map[string][]string, error)             // that the kubelet has allocated, by the UID of the pod
 	MemacctMode func() string
 	Record      host.RecordFile
 	PodLogs     string // folder with one for the logs of each pod
@@ -157,7 +158,7 @@ func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (
 		return reconcile.Result{}, nil
 	}
 	if idle, err := m.idle(node); idle || err != nil {
-		return reconcile.Result{}, errors.Join(err, m.report(ctx, node, Limits{}))
+		return m.report(ctx, node, Limits{}, err)
 	}
 	done, err := m.lock.take(ctx)
 	if err != nil {
@@ -172,10 +173,7 @@ func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (
 		return reconcile.Result{RequeueAfter: limitsRetry}, nil
 	}
 	found, err := m.Settle(ctx, now)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	return reconcile.Result{RequeueAfter: found.After}, m.report(ctx, now, found)
+	return m.report(ctx, now, found, err)
 }
 
 // idle reports whether nothing asks for limits, and none is on record.
@@ -324,6 +322,10 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 			return nil, err //nolint:wrapcheck // says what it lists
 		}
 	}
+	names, err := m.PodNames()
+	if err != nil {
+		return nil, err
+	}
 	m.running = map[string]bool{}
 	of := map[string][]host.PodCgroup{} // by UID
 	for _, pod := range found {
@@ -333,19 +335,21 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 			m.running[container.ID] = true
 		}
 	}
-	names, err := m.PodNames()
-	if err != nil {
-		return nil, err
-	}
 	held, order := map[holding][]string{}, []holding{}
-	for _, a := range withoutAdmin(allocations, node.Spec.AdminClaims) {
-		uuid, _, _ := strings.Cut(a.Device, "::")
-		h := holding{a.Namespace, a.Pod, uuid}
-		if held[h] == nil {
-			order = append(order, h)
-		}
-		if !slices.Contains(held[h], a.Device) { // an init container's replica may be another container's later
-			held[h] = append(held[h], a.Device)
+	for _, of := range append(m.allocated(ctx, names, found), withoutAdmin(allocations, node.Spec.AdminClaims)) {
+		one := map[holding][]string{}
+		for _, a := range of {
+			uuid, _, _ := strings.Cut(a.Device, "::")
+			h := holding{a.Namespace, a.Pod, uuid}
+			if !slices.Contains(one[h], a.Device) { // an init container's replica may be another container's later
+				one[h] = append(one[h], a.Device)
+			}
+			if held[h] == nil {
+				order = append(order, h)
+			}
+			if len(one[h]) > len(held[h]) {
+				held[h] = one[h]
+			}
 		}
 	}
 	pods := make([]limitedPod, 0, len(order))
@@ -358,6 +362,31 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		pods = append(pods, p)
 	}
 	return pods, nil
+}
+
+// allocated are the devices of each pod that has a cgroup, by the kubelet's own record. It has those of init containers too, which the kubelet
+// lists for nobody; where it cannot be read, pods of which an init container alone has a share get no limit.
+func (m *MemoryLimiter) allocated(ctx context.Context, names map[host.ContainerName][]string, pods []host.PodCgroup) (of [][]Allocation) {
+	devices, err := m.Devices()
+	if err != nil {
+		log(ctx).Info("Replicas that init containers alone have are not limited", "reason", err.Error())
+	}
+	name := map[string]host.ContainerName{}
+	for pod, uids := range names {
+		for _, uid := range uids {
+			name[uid] = pod
+		}
+	}
+	for _, pod := range pods {
+		var one []Allocation
+		if n, known := name[pod.UID]; known {
+			for _, id := range devices[pod.UID] {
+				one = append(one, Allocation{Namespace: n.Namespace, Pod: n.Pod, Device: id})
+			}
+		}
+		of = append(of, one)
+	}
+	return of
 }
 
 // share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.
@@ -407,11 +436,21 @@ func (m *MemoryLimiter) advertised(ctx context.Context, node *v1alpha1.GPUNode) 
 	}
 }
 
-// report writes what was found, if it changed. A node that is gone needs none.
-func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, found Limits) error {
+// report writes what a look came to, if it changed. After one that failed nobody knows whether what was found before still holds, unless another
+// agent is at work, which reports itself. A node that is gone needs no report.
+func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, found Limits, failed error) (reconcile.Result, error) {
+	switch {
+	case errors.Is(failed, host.ErrLocked):
+		return reconcile.Result{}, failed
+	case failed != nil:
+		found = Limits{Status: node.Status.MemoryLimits, Condition: &metav1.Condition{
+			Type: v1alpha1.ConditionMemoryLimited, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLimitFailed,
+			Message: "the agent could not look: " + failed.Error(), ObservedGeneration: node.Generation,
+		}}
+	}
 	_, reported := condition.Find(node.Status.Conditions, v1alpha1.ConditionMemoryLimited)
 	if found.Condition == nil && !reported {
-		return nil // an apply without any field would be one more write
+		return reconcile.Result{}, nil // an apply without any field would be one more write
 	}
 	want := ac.GPUNode(node.Name)
 	if found.Condition != nil {
@@ -421,13 +460,13 @@ func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, foun
 			MemoryLimits: found.Status, Conditions: []metav1.Condition{is},
 		})
 		if err != nil {
-			return err
+			return reconcile.Result{}, err
 		}
 		want.WithStatus(status)
 	}
 	_, err := ssa.ApplyStatus(ctx, m.owner, node, want, ac.ExtractGPUNodeStatus)
 	if err := client.IgnoreNotFound(err); err != nil {
-		return fmt.Errorf("reporting the memory limits: %w", err)
+		failed = errors.Join(failed, fmt.Errorf("reporting the memory limits: %w", err))
 	}
-	return nil
+	return reconcile.Result{RequeueAfter: found.After}, failed
 }
