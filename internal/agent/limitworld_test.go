@@ -207,7 +207,7 @@ type limitWorld struct {
 	memacct   string
 	boot      int
 	known     map[string]bool // paths of cgroups of pods
-	names     func() (map[host.ContainerName][]string, error)
+	names     func() (map[string]host.ContainerName, error)
 	counts    map[string]int
 	last      agent.Limits
 	log       []string

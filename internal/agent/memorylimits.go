@@ -55,8 +55,8 @@ const (
 type LimitSources struct {
 	Gate        bool // the feature gate MemoryLimits
 	Cgroups     host.Cgroups
-	PodNames    func() (map[host.ContainerName][]string, error) // UIDs of the pods of a name
-	Devices     func() (map[string][]string, error)             // that the kubelet has allocated, by the UID of the pod
+	PodNames    func() (map[string]host.ContainerName, error) // by UID
+	Devices     func() (map[string][]string, error)           // that the kubelet has on record for pods, by UID
 	MemacctMode func() string
 	Record      host.RecordFile
 	PodLogs     string // folder with one for the logs of each pod
@@ -326,22 +326,48 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 	if err != nil {
 		return nil, err
 	}
+	devices, err := m.Devices()
+	if err != nil {
+		log(ctx).Info("Replicas that init containers alone have are not limited", "reason", err.Error())
+	}
 	m.running = map[string]bool{}
-	of := map[string][]host.PodCgroup{} // by UID
+	of := map[host.ContainerName][]host.PodCgroup{}
+	allocated := [][]Allocation{withoutAdmin(allocations, node.Spec.AdminClaims)} // and by pod what the kubelet has on record
 	for _, pod := range found {
-		of[pod.UID] = append(of[pod.UID], pod)
 		m.running[pod.ID] = len(pod.Containers) > 0
 		for _, container := range pod.Containers {
 			m.running[container.ID] = true
 		}
+		if name, known := names[pod.UID]; known {
+			of[name] = append(of[name], pod)
+			var one []Allocation
+			for _, id := range devices[pod.UID] {
+				one = append(one, Allocation{Namespace: name.Namespace, Pod: name.Pod, Device: id})
+			}
+			allocated = append(allocated, one)
+		}
 	}
-	held, order := map[holding][]string{}, []holding{}
-	for _, of := range append(m.allocated(ctx, names, found), withoutAdmin(allocations, node.Spec.AdminClaims)) {
+	held, order := replicas(allocated)
+	pods := make([]limitedPod, 0, len(order))
+	for _, h := range order {
+		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
+		p.sliced = m.share(node, &p.PodLimit, held[h])
+		p.cgroups = of[host.ContainerName{Namespace: h.namespace, Pod: h.pod}]
+		pods = append(pods, p)
+	}
+	return pods, nil
+}
+
+// replicas are what each pod holds of each GPU, and these in order: of several lists the longest, since the kubelet lists nobody what an init
+// container alone has, and its record may have an earlier pod of that name.
+func replicas(lists [][]Allocation) (held map[holding][]string, order []holding) {
+	held = map[holding][]string{}
+	for _, list := range lists {
 		one := map[holding][]string{}
-		for _, a := range of {
+		for _, a := range list {
 			uuid, _, _ := strings.Cut(a.Device, "::")
 			h := holding{a.Namespace, a.Pod, uuid}
-			if !slices.Contains(one[h], a.Device) { // an init container's replica may be another container's later
+			if !slices.Contains(one[h], a.Device) { // an init container's may be another container's later
 				one[h] = append(one[h], a.Device)
 			}
 			if held[h] == nil {
@@ -352,41 +378,7 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 			}
 		}
 	}
-	pods := make([]limitedPod, 0, len(order))
-	for _, h := range order {
-		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
-		p.sliced = m.share(node, &p.PodLimit, held[h])
-		for _, uid := range names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}] {
-			p.cgroups = append(p.cgroups, of[uid]...)
-		}
-		pods = append(pods, p)
-	}
-	return pods, nil
-}
-
-// allocated are the devices of each pod that has a cgroup, by the kubelet's own record. It has those of init containers too, which the kubelet
-// lists for nobody; where it cannot be read, pods of which an init container alone has a share get no limit.
-func (m *MemoryLimiter) allocated(ctx context.Context, names map[host.ContainerName][]string, pods []host.PodCgroup) (of [][]Allocation) {
-	devices, err := m.Devices()
-	if err != nil {
-		log(ctx).Info("Replicas that init containers alone have are not limited", "reason", err.Error())
-	}
-	name := map[string]host.ContainerName{}
-	for pod, uids := range names {
-		for _, uid := range uids {
-			name[uid] = pod
-		}
-	}
-	for _, pod := range pods {
-		var one []Allocation
-		if n, known := name[pod.UID]; known {
-			for _, id := range devices[pod.UID] {
-				one = append(one, Allocation{Namespace: n.Namespace, Pod: n.Pod, Device: id})
-			}
-		}
-		of = append(of, one)
-	}
-	return of
+	return held, order
 }
 
 // share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.
@@ -443,6 +435,7 @@ func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, foun
 	case errors.Is(failed, host.ErrLocked):
 		return reconcile.Result{}, failed
 	case failed != nil:
+		m.metrics.limitErrors.WithLabelValues(v1alpha1.ReasonLimitFailed).Inc()
 		found = Limits{Status: node.Status.MemoryLimits, Condition: &metav1.Condition{
 			Type: v1alpha1.ConditionMemoryLimited, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLimitFailed,
 			Message: "the agent could not look: " + failed.Error(), ObservedGeneration: node.Generation,
@@ -466,7 +459,7 @@ func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, foun
 	}
 	_, err := ssa.ApplyStatus(ctx, m.owner, node, want, ac.ExtractGPUNodeStatus)
 	if err := client.IgnoreNotFound(err); err != nil {
-		failed = errors.Join(failed, fmt.Errorf("reporting the memory limits: %w", err))
+		return reconcile.Result{}, errors.Join(failed, fmt.Errorf("reporting the memory limits: %w", err))
 	}
 	return reconcile.Result{RequeueAfter: found.After}, failed
 }
