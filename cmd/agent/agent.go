@@ -179,7 +179,8 @@ func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agen
 		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
 	}
 	return agent.NewMemoryLimiter(c, agent.LimitSources{
-		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods, MemacctMode: proc.MemacctMode,
+		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods,
+		Devices: host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}.Devices, MemacctMode: proc.MemacctMode,
 		Record: host.RecordFile{Path: filepath.Join(f.mpsRoot, ".memory-limits", "record.json")}, PodLogs: host.PodLogFolder(f.hostRoot),
 	}), nil
 }

@@ -72,7 +72,7 @@ func (s scenario) limited(gate bool) *limited {
 	c := agent.New(agent.Config{Node: n.name, BootID: "boot-1", Client: n.client(), Hardware: l.hardware, Allocations: n.allocations, Clock: n.clock})
 	l.limiter = agent.NewMemoryLimiter(c, agent.LimitSources{
 		Gate: gate, Cgroups: host.Cgroups{Folder: tree.root, Unified: func(string) bool { return tree.unified }},
-		PodNames: host.NewContainerLogs(root).Pods, MemacctMode: func() string { return "" },
+		PodNames: host.NewContainerLogs(root).Pods, Devices: host.Kubelet{Host: hostRoot, Folder: "/var/lib/kubelet"}.Devices, MemacctMode: func() string { return "" },
 		Record: host.RecordFile{Path: filepath.Join(hostRoot, "mps/.memory-limits/record.json")},
 	})
 	return l
@@ -185,6 +185,14 @@ func limitsBesideTheGuard(s scenario) {
 func limitsOutlastTheKubelet(s scenario) {
 	l := s.limited(true)
 	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
+	l.allocations.err = errLimits
+	_, err := l.limiter.Reconcile(l.Context(), l.get())
+	l.Expect(err).To(gomega.MatchError(errLimits))
+	l.Expect(l.reason()).To(gomega.Equal("False LimitFailed"), "nobody knows whether what was reported still holds")
+	l.Expect(l.get().Status.MemoryLimits.Pods).To(gomega.HaveLen(1))
+	l.allocations.err = nil
+	l.look()
+	l.Expect(l.reason()).To(gomega.Equal("True Enforced"))
 	l.allocations.free()
 	sets := len(l.hardware.sets)
 	for range 4 {

@@ -4,6 +4,10 @@
 package host
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,4 +55,41 @@ func (k Kubelet) Projected(podUID, key string) bool {
 // isName reports whether a name is that of an entry of a folder.
 func isName(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsRune(name, filepath.Separator)
+}
+
+// deviceCheckpoint is where the kubelet records what it has allocated (kubernetes/kubernetes pkg/kubelet/cm/devicemanager/checkpoint).
+const deviceCheckpoint = "device-plugins/kubelet_internal_checkpoint"
+
+// Devices are what the kubelet has allocated to each pod of device plugins, by UID: also to init containers, which its pod resources service leaves
+// out, and to pods that have ended since its last allocation.
+func (k Kubelet) Devices() (map[string][]string, error) {
+	path, err := securejoin.SecureJoin(k.Host, filepath.Join(k.Folder, deviceCheckpoint))
+	if err != nil {
+		return nil, fmt.Errorf("finding the kubelet's checkpoint of devices: %w", err)
+	}
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var checkpoint struct {
+		Data struct {
+			PodDeviceEntries []struct {
+				PodUID    string
+				DeviceIDs map[int64][]string // by NUMA node
+			}
+		}
+	}
+	if err == nil {
+		err = json.Unmarshal(content, &checkpoint)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubelet's checkpoint of devices: %w", err)
+	}
+	devices := map[string][]string{}
+	for _, entry := range checkpoint.Data.PodDeviceEntries {
+		for _, ids := range entry.DeviceIDs {
+			devices[entry.PodUID] = append(devices[entry.PodUID], ids...)
+		}
+	}
+	return devices, nil
 }
