@@ -4,14 +4,21 @@
 package demand
 
 import (
+	"encoding/json"
+	"hash/fnv"
+	"maps"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // A pod that waits keeps an instance for itself, and the scheduler may never bind it: for want of a volume, by affinity, or because a tenant
 // wants it so. So an attempt is counted for those who ask, whatever pods they make and delete: for a namespace and the largest profile asked for.
-// Of each:
+// What fails is counted for pods that are alike to the scheduler, so that one such pod does not hold up the others of its namespace; beyond
+// mostAlike kinds of them for all, since a tenant can make any number of kinds. Of each:
 //
 //	instances are offered ─ advertised later as many are still offered, and fewer were bound since: AdvertisedNotScheduled ─ after a back-off anew
 //
@@ -22,12 +29,64 @@ const (
 	advertised = time.Minute
 	// forgotten is how long after a back-off without another attempt the former ones do not count any more. demand.Hold can delay the next.
 	forgotten = time.Hour
+	// mostAlike is how many kinds of pods of a namespace and profile back off each by themselves.
+	mostAlike = 3
 )
 
 // Attempts are those for pods that wait for a policy's GPUs.
 type Attempts map[asker]attempt
 
-type asker struct{ namespace, profile string }
+type asker struct {
+	namespace, profile string
+	alike              uint64 // 0: all but those of which attempts failed
+}
+
+// all are those whose pods back off together.
+func (a asker) all() asker { return asker{namespace: a.namespace, profile: a.profile} }
+
+// alike is a hash of what the scheduler looks at of a pod, but for its priority.
+func alike(pod *corev1.Pod) uint64 {
+	is := corev1.PodSpec{
+		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations, SchedulerName: pod.Spec.SchedulerName,
+		TopologySpreadConstraints: pod.Spec.TopologySpreadConstraints,
+	}
+	for _, c := range pod.Spec.Containers {
+		is.Containers = append(is.Containers, corev1.Container{Resources: c.Resources, Ports: c.Ports})
+	}
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
+			is.Volumes = append(is.Volumes, v)
+		}
+	}
+	said, _ := json.Marshal(is) //nolint:errchkjson // of strings and numbers
+	h := fnv.New64a()
+	_, _ = h.Write(said)
+	return max(h.Sum64(), 1)
+}
+
+// apart counts the kinds of pods that back off by themselves.
+func (a Attempts) apart() map[asker]int {
+	kinds := map[asker]int{}
+	for of := range a {
+		if of.alike != 0 {
+			kinds[of.all()]++
+		}
+	}
+	return kinds
+}
+
+// of is who asks by a pod.
+func (a Attempts) of(pod *corev1.Pod, profile string, apart map[asker]int) asker {
+	of := asker{namespace: pod.Namespace, profile: profile}
+	if apart[of] > 0 {
+		own := of
+		own.alike = alike(pod)
+		if _, known := a[own]; known {
+			return own
+		}
+	}
+	return of
+}
 
 type attempt struct {
 	since  time.Time // instances are offered; zero: none are
@@ -42,7 +101,8 @@ func doubled(failures int) time.Duration { return time.Minute << min(failures, 7
 // fail notes which attempts begin, end and fail by what is decided, and reports whether some fail, for whose pods nothing is to be done then.
 func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 	offered, ready := r.offers(attempts, now)
-	for of, a := range attempts {
+	apart := attempts.apart()
+	for of, a := range maps.Clone(attempts) {
 		switch {
 		case ready[of] == 0 && now.Sub(a.seen) >= advertised || a.since.After(now):
 			a.since = time.Time{}
@@ -50,8 +110,15 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 		case r.used(of, a.since) >= ready[of]:
 			a.since = now
 		default:
-			a.since, a.failed, some = time.Time{}, a.failed+1, true
-			a.until = now.Add(doubled(a.failed))
+			some = true
+			if kinds := r.kinds(of, a.since); of.alike == 0 && len(kinds) > 0 && apart[of]+len(kinds) <= mostAlike {
+				for own := range kinds {
+					attempts[own] = attempt{}.fails(now)
+				}
+				a.since = time.Time{}
+			} else {
+				a = a.fails(now)
+			}
 		}
 		if !a.since.IsZero() {
 			r.look(a.since.Add(advertised))
@@ -62,6 +129,25 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 		}
 	}
 	return some
+}
+
+func (a attempt) fails(now time.Time) attempt {
+	a.since, a.failed = time.Time{}, a.failed+1
+	a.until = now.Add(doubled(a.failed))
+	return a
+}
+
+// kinds are those of the pods by which is asked and that have waited since a time.
+func (r *review) kinds(of asker, since time.Time) map[asker]bool {
+	kinds := map[asker]bool{}
+	for n, pods := range r.pods {
+		for _, pod := range pods {
+			if r.askers[n] == of && !waitsSince(pod).After(since) {
+				kinds[asker{of.namespace, of.profile, alike(pod)}] = true
+			}
+		}
+	}
+	return kinds
 }
 
 // offers begins attempts, and is how many instances whose pods are offered, and how many of the pods they would do for.
@@ -104,11 +190,14 @@ func (r *review) used(of asker, since time.Time) (pods int) {
 }
 
 // decide decides, and anew where pods turn out to be ones that the scheduler cannot bind.
-func (r *review) decide(attempts Attempts, now time.Time) {
+func (r *review) decide(pods []*corev1.Pod, attempts Attempts, now time.Time) {
 	for again := true; again; again = r.fail(attempts, now) {
+		r.classify(pods, attempts, now)
 		for n := range r.classes {
-			if a := attempts[r.askers[n]]; a.until.Sub(now) <= doubled(a.failed) {
-				r.classes[n].BackOff = a.until
+			for _, of := range []asker{r.askers[n], r.askers[n].all()} {
+				if a := attempts[of]; a.until.Sub(now) <= doubled(a.failed) {
+					r.classes[n].BackOff = timing.Latest(r.classes[n].BackOff, a.until)
+				}
 			}
 		}
 		r.decision = r.memory.Decide(now, r.pool, r.classes)

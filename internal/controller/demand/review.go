@@ -90,8 +90,7 @@ type Reviewed struct {
 // and whose namespaces the policy selects. It changes nothing but the memory, which changes no decision, and the attempts.
 func Review(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) Reviewed {
 	r := reviewOf(m, p, s)
-	r.classify(pods, s.Now)
-	r.decide(attempts, s.Now)
+	r.decide(pods, attempts, s.Now)
 	r.look(r.decision.Next)
 	begins := r.record(p, s.Now)
 	for _, entries := range r.decided {
@@ -107,8 +106,7 @@ func Has(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *c
 	for g := range r.pool.GPUs {
 		r.pool.GPUs[g].Frozen = true
 	}
-	r.classify(pods, s.Now)
-	r.decide(maps.Clone(attempts), s.Now)
+	r.decide(pods, maps.Clone(attempts), s.Now)
 	return r.serves(false)
 }
 
@@ -276,7 +274,9 @@ type bounds struct{ kinds, placements int }
 
 // classify joins the pods of a namespace that ask for the same, that the same nodes would take, and that are as old. Left out are pods that ask for what
 // no GPU of the pool can have, or that no node of it would take, and those of kinds beyond the bounds.
-func (r *review) classify(pods []*corev1.Pod, now time.Time) {
+func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) {
+	r.classes, r.pods, r.askers, r.beyond = nil, nil, nil, 0
+	apart := attempts.apart()
 	where, at, of := map[string]placement{}, map[string]int{}, map[string]*bounds{}
 	for _, pod := range slices.SortedFunc(slices.Values(pods), byTurn) {
 		asks := r.asks(pod)
@@ -295,7 +295,8 @@ func (r *review) classify(pods []*corev1.Pod, now time.Time) {
 			continue
 		}
 		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
-		key := fmt.Sprint(pod.Namespace, class.Priority, asks, on.key, now.Sub(class.Oldest) >= demand.Aged)
+		asker := attempts.of(pod, r.largest(asks), apart)
+		key := fmt.Sprint(asker, class.Priority, asks, on.key, now.Sub(class.Oldest) >= demand.Aged)
 		n, known := at[key]
 		if !known && (len(r.classes) == most.kinds || of[pod.Namespace].kinds == 0) {
 			r.beyond++
@@ -305,7 +306,7 @@ func (r *review) classify(pods []*corev1.Pod, now time.Time) {
 			n = len(r.classes)
 			of[pod.Namespace].kinds--
 			at[key], r.classes, r.pods = n, append(r.classes, class), append(r.pods, nil)
-			r.askers = append(r.askers, asker{pod.Namespace, r.largest(asks)})
+			r.askers = append(r.askers, asker)
 		}
 		r.classes[n].Pods++
 		r.pods[n] = append(r.pods[n], pod)

@@ -467,6 +467,33 @@ func TestPodsThatTheSchedulerLeaves(t *testing.T) {
 	g.Expect(attempts).To(BeEmpty(), "forgotten")
 }
 
+// TestABrokenPodOfANamespace backs off, and not one of another kind that asks for the same. Beyond some kinds all of the namespace do, since a tenant
+// can make any number of them.
+func TestABrokenPodOfANamespace(t *testing.T) {
+	g, attempts := NewWithT(t), demand.Attempts{}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	broken := func(kind string) *corev1.Pod {
+		return waits("w"+kind, "3g.20gb", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: kind}}}}
+		})
+	}
+	look := func(pods ...*corev1.Pod) *v1alpha1.OnDemandStatus {
+		_, status, _, _ := review(&pure.Memory{}, attempts, onDemand(nil), s, pods)
+		return status
+	}
+	for n := range 4 {
+		pod := broken(fmt.Sprint(n))
+		g.Expect(look(pod).Ready).To(BeEquivalentTo(1))
+		s.Now = s.Now.Add(time.Minute)
+		g.Expect(look(pod).Requests[0].Reason).To(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
+		want := int32(1)
+		if n == 3 {
+			want = 0
+		}
+		g.Expect(look(pod, waits("good", "3g.20gb", nil)).Ready).To(Equal(want), "beside %d kinds of broken pods", n+1)
+	}
+}
+
 // TestShortPodsDoNotBackOff: a queue of pods that run for a few seconds each. The scheduler binds each, at once; what has finished counts as bound.
 func TestShortPodsDoNotBackOff(t *testing.T) {
 	g, attempts := NewWithT(t), demand.Attempts{}
