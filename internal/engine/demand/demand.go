@@ -67,8 +67,7 @@ type Reason string
 
 // The reasons.
 const (
-	NotAllowed Reason = "NotAllowed" // the policy does not let that profile be made, or no GPU of the pool can hold it
-	NoNode     Reason = "NoNode"     // no node of the pool would take the pod
+	NotAllowed Reason = "NotAllowed" // the policy does not let that profile be made, or no GPU of the nodes that would take the pod can hold it
 	BackOff    Reason = "BackOff"    // what was made for such pods before was not used
 	Budget     Reason = "Budget"     // too many nodes are unavailable
 	Held       Reason = "Held"       // the instances that would have to go were used a short time ago
