@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	policies "github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -74,7 +74,7 @@ func madeLine(p *v1alpha1.GPUSharingPolicy, n *v1alpha1.GPUNode, d gpu.Device, e
 		line += "has "
 	}
 	line += instancesText(e.Instances)
-	if rest := policy.Resting(p, d); rest != nil {
+	if rest := policies.Resting(p, d); rest != nil {
 		line += fmt.Sprintf(", at rest %s (unused for %s)", instancesText(rest), duration.HumanDuration(p.OnDemand().Rest()))
 	}
 	if e.FirstPod != "" {

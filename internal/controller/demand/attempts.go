@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"hash/fnv"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,48 +45,33 @@ type asker struct {
 // all are those whose pods back off together.
 func (a asker) all() asker { return asker{namespace: a.namespace, profile: a.profile} }
 
+// of is who asks by a pod.
+func (a Attempts) of(pod *corev1.Pod, profile string) asker {
+	of := asker{pod.Namespace, profile, alike(pod)}
+	if _, failed := a[of]; failed {
+		return of
+	}
+	return of.all()
+}
+
 // alike is a hash of what the scheduler looks at of a pod, but for its priority.
 func alike(pod *corev1.Pod) uint64 {
+	of := pod.Spec
 	is := corev1.PodSpec{
-		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations, SchedulerName: pod.Spec.SchedulerName,
-		TopologySpreadConstraints: pod.Spec.TopologySpreadConstraints,
+		NodeSelector: of.NodeSelector, Affinity: of.Affinity, Tolerations: of.Tolerations, SchedulerName: of.SchedulerName,
+		TopologySpreadConstraints: of.TopologySpreadConstraints,
 	}
-	for _, c := range pod.Spec.Containers {
+	for _, c := range of.Containers {
 		is.Containers = append(is.Containers, corev1.Container{Resources: c.Resources, Ports: c.Ports})
 	}
-	for _, v := range pod.Spec.Volumes {
+	for _, v := range of.Volumes {
 		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
 			is.Volumes = append(is.Volumes, v)
 		}
 	}
-	said, _ := json.Marshal(is) //nolint:errchkjson // of strings and numbers
 	h := fnv.New64a()
-	_, _ = h.Write(said)
+	_ = json.NewEncoder(h).Encode(is) //nolint:errchkjson // of strings and numbers
 	return max(h.Sum64(), 1)
-}
-
-// apart counts the kinds of pods that back off by themselves.
-func (a Attempts) apart() map[asker]int {
-	kinds := map[asker]int{}
-	for of := range a {
-		if of.alike != 0 {
-			kinds[of.all()]++
-		}
-	}
-	return kinds
-}
-
-// of is who asks by a pod.
-func (a Attempts) of(pod *corev1.Pod, profile string, apart map[asker]int) asker {
-	of := asker{namespace: pod.Namespace, profile: profile}
-	if apart[of] > 0 {
-		own := of
-		own.alike = alike(pod)
-		if _, known := a[own]; known {
-			return own
-		}
-	}
-	return of
 }
 
 type attempt struct {
@@ -101,8 +87,8 @@ func doubled(failures int) time.Duration { return time.Minute << min(failures, 7
 // fail notes which attempts begin, end and fail by what is decided, and reports whether some fail, for whose pods nothing is to be done then.
 func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 	offered, ready := r.offers(attempts, now)
-	apart := attempts.apart()
-	for of, a := range maps.Clone(attempts) {
+	was := maps.Clone(attempts)
+	for of, a := range was {
 		switch {
 		case ready[of] == 0 && now.Sub(a.seen) >= advertised || a.since.After(now):
 			a.since = time.Time{}
@@ -110,14 +96,12 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 		case r.used(of, a.since) >= ready[of]:
 			a.since = now
 		default:
-			some = true
-			if kinds := r.kinds(of, a.since); of.alike == 0 && len(kinds) > 0 && apart[of]+len(kinds) <= mostAlike {
-				for own := range kinds {
-					attempts[own] = attempt{}.fails(now)
-				}
+			for _, kind := range r.failing(was, of) {
+				failed := attempts[kind].failed + 1
+				attempts[kind] = attempt{failed: failed, until: now.Add(doubled(failed))}
+			}
+			if a, some = attempts[of], true; !a.until.After(now) {
 				a.since = time.Time{}
-			} else {
-				a = a.fails(now)
 			}
 		}
 		if !a.since.IsZero() {
@@ -131,21 +115,24 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 	return some
 }
 
-func (a attempt) fails(now time.Time) attempt {
-	a.since, a.failed = time.Time{}, a.failed+1
-	a.until = now.Add(doubled(a.failed))
-	return a
-}
-
-// kinds are those of the pods by which is asked and that have waited since a time.
-func (r *review) kinds(of asker, since time.Time) map[asker]bool {
-	kinds := map[asker]bool{}
+// failing is whose attempts have failed where one of a namespace and profile has: those of each kind of pods that have waited since it began.
+func (r *review) failing(attempts Attempts, of asker) (kinds []asker) {
+	before := 0
+	for o := range attempts {
+		if o.alike != 0 && o.all() == of {
+			before++
+		}
+	}
 	for n, pods := range r.pods {
 		for _, pod := range pods {
-			if r.askers[n] == of && !waitsSince(pod).After(since) {
-				kinds[asker{of.namespace, of.profile, alike(pod)}] = true
+			kind := asker{of.namespace, of.profile, alike(pod)}
+			if r.askers[n] == of && !waitsSince(pod).After(attempts[of].since) && !slices.Contains(kinds, kind) {
+				kinds = append(kinds, kind)
 			}
 		}
+	}
+	if of.alike != 0 || len(kinds) == 0 || before+len(kinds) > mostAlike {
+		return []asker{of}
 	}
 	return kinds
 }

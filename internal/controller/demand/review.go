@@ -276,7 +276,6 @@ type bounds struct{ kinds, placements int }
 // no GPU of the pool can have, or that no node of it would take, and those of kinds beyond the bounds.
 func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) {
 	r.classes, r.pods, r.askers, r.beyond = nil, nil, nil, 0
-	apart := attempts.apart()
 	where, at, of := map[string]placement{}, map[string]int{}, map[string]*bounds{}
 	for _, pod := range slices.SortedFunc(slices.Values(pods), byTurn) {
 		asks := r.asks(pod)
@@ -295,7 +294,7 @@ func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) 
 			continue
 		}
 		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
-		asker := attempts.of(pod, r.largest(asks), apart)
+		asker := attempts.of(pod, r.largest(asks))
 		key := fmt.Sprint(asker, class.Priority, asks, on.key, now.Sub(class.Oldest) >= demand.Aged)
 		n, known := at[key]
 		if !known && (len(r.classes) == most.kinds || of[pod.Namespace].kinds == 0) {

@@ -81,8 +81,6 @@ type Decision struct {
 	Changes  []Change // by node and UUID
 	Outcomes []Outcome
 	Next     time.Time // when to decide again at the latest; zero: when something changes
-	// Fragmentation is memory slices that profiles of the pool cannot make use of, once all is changed.
-	Fragmentation int
 }
 
 // Change is what one GPU should have instead of what it has.
@@ -224,7 +222,6 @@ func (c *chooser) assign(chosen []placed, d *Decision) {
 		}
 	}
 	for g, p := range c.places {
-		d.Fragmentation += p.table.fragmentation + p.option.cost.growth
 		if !p.option.changes() {
 			continue
 		}
