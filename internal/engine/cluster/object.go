@@ -404,3 +404,10 @@ const (
 func (n *Node) HasChangingTaint() bool {
 	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 }
+
+// IsLost reports whether Kubernetes keeps pods off the Node since its kubelet says nothing, or that it is not ready.
+func (n *Node) IsLost() bool {
+	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool {
+		return t.Key == corev1.TaintNodeUnreachable || t.Key == corev1.TaintNodeNotReady
+	})
+}
