@@ -421,7 +421,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 		n.plugins = append(n.plugins, part)
 	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.snapshot.Plugin.NodeFeatures):
 		n.discovery = append(n.discovery, part)
-	case n.stack != dra.DevicePlugin && cluster.OffersGPUs(pod):
+	case n.stack != dra.DevicePlugin && of.DRA:
 		n.drivers = append(n.drivers, part)
 	}
 }
