@@ -59,7 +59,7 @@ func (o *Programs) inOwn(pod *corev1.Pod) bool {
 
 // IsReadyAgent reports whether a pod is one of the agents and answers.
 func (o *Programs) IsReadyAgent(pod *corev1.Pod) bool {
-	return IsAgent(pod) && o.inOwn(pod) && pod.DeletionTimestamp == nil && isReady(pod)
+	return IsAgent(pod) && o.inOwn(pod) && pod.DeletionTimestamp == nil && IsReady(pod)
 }
 
 // verified reports whether a pod in a namespace that counts, or not, has a controller that runs such programs: a
