@@ -76,6 +76,9 @@ func NewDRADriver(namespace string, nodes map[string]string) (*appsv1.DaemonSet,
 				Spec: corev1.PodSpec{
 					NodeSelector: nodes, ServiceAccountName: draAccount, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/simulated"}},
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+					Volumes: []corev1.Volume{{Name: "plugins", VolumeSource: corev1.VolumeSource{
+						HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins"},
+					}}},
 				},
 			},
 		},

@@ -235,7 +235,7 @@ func addDRA(p *Pod, pod *corev1.Pod) {
 	if !HasClaims(pod) {
 		return
 	}
-	p.Starting = pod.Spec.NodeName != "" && !isReady(pod)
+	p.Starting = pod.Spec.NodeName != "" && !IsReady(pod)
 	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
 		p.PodGroup = *group.PodGroupName
 	}
@@ -246,7 +246,8 @@ func HasClaims(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 
-func isReady(pod *corev1.Pod) bool {
+// IsReady reports whether a pod is ready.
+func IsReady(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
