@@ -69,18 +69,11 @@ func withKey[V any](m map[string]V, key string, value V) map[string]V {
 
 // addDRA adds a node that NVIDIA's DRA driver alone serves, and what its chart and Kubernetes 1.37 bring.
 func (c *site) addDRA(name string, models ...sim.Model) *host {
-	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
-	if len(c.DRA.Classes) == 0 {
-		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
-	}
 	h := c.add(name, models...)
-	h.Labels[pluginLabel] = "false"
 	if !c.Plugin.ClusterPolicy {
 		h.Labels[gfdLabel] = "false" // it comes with the device plugin
 	}
-	h.driver = driver{serves: true, shares: 1}
-	h.DRA = "DaemonSet nvidia-dra/kubelet-plugin"
-	c.settle(h)
+	c.serveByDRA(h)
 	c.tick(2 * time.Second)
 	return h
 }
@@ -258,13 +251,7 @@ func (h *host) destroyUnprepared() {
 				panic(err)
 			}
 		}
-		h.hardware.Update(func(n *sim.Node) {
-			g, err := n.GPU(d.UUID)
-			if err != nil {
-				panic(err)
-			}
-			g.MIG, g.PendingMIG = false, false
-		})
+		h.change(d.UUID, func(g *sim.GPU) { g.MIG, g.PendingMIG = false, false })
 	}
 	h.report()
 }
@@ -318,12 +305,28 @@ func (c *site) claim(h *host, name, device, class, resource string) {
 
 // holds lets a container hold a GPU or an instance.
 func (h *host) holds(uuid string, instance int, pod string) {
+	h.change(uuid, func(g *sim.GPU) {
+		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: pod, Container: "main", Instance: instance})
+	})
+}
+
+// frees lets no container of a pod hold anything any more.
+func (h *host) frees(pod string) {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == pod })
+		}
+	})
+}
+
+// change changes a GPU, which the agent does not see before it looks.
+func (h *host) change(uuid string, change func(*sim.GPU)) {
 	h.hardware.Update(func(n *sim.Node) {
 		g, err := n.GPU(uuid)
 		if err != nil {
 			panic(err)
 		}
-		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: pod, Container: "main", Instance: instance})
+		change(g)
 	})
 }
 
@@ -479,8 +482,8 @@ func (h *host) untouched() (changed []string) {
 	return changed
 }
 
-// serveByDRA lets NVIDIA's DRA driver alone serve a node of a history.
-func (c *run) serveByDRA(h *host) {
+// serveByDRA lets NVIDIA's DRA driver alone serve a node.
+func (c *site) serveByDRA(h *host) {
 	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 	if len(c.DRA.Classes) == 0 {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
@@ -542,11 +545,7 @@ func (h *host) waitsToStart(name string) {
 	h.pod(name).Starting = true
 	h.driver.waits = map[string]bool{name: true}
 	delete(h.driver.prepared, name)
-	h.hardware.Update(func(n *sim.Node) {
-		for i := range n.GPUs {
-			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
-		}
-	})
+	h.frees(name)
 	h.report()
 }
 

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	spec "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -88,8 +88,7 @@ func (c *site) discoverFeatures(h *host) {
 }
 
 func sharesByMPS(data string) bool {
-	config := parse(data)
-	return config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
+	return parse(data).Sharing.SharingStrategy() == spec.SharingStrategyMPS
 }
 
 // mpsDaemonSet runs NVIDIA's MPS DaemonSet, which is always rendered, where its node selector matches. Its init
