@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // NVIDIA's DRA driver, as it was measured with v0.5.0 on Kubernetes 1.37: it enumerates the GPUs once, when its pod
@@ -683,36 +684,6 @@ type GPUCluster struct {
 // draApp is the label app of the driver's kubelet plugin there.
 const draApp = "nvidia-dra-driver-kubelet-plugin"
 
-// clusterDeployed are the programs that run on a node of a GPUCluster.
-var clusterDeployed = []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"}
-
-// policyOnly are the programs that only a ClusterPolicy has.
-var policyOnly = []string{
-	"device-plugin", "gpu-feature-discovery", "container-toolkit", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client", "mig-manager",
-	"sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
-}
-
-// LabelForGPUCluster changes the labels of a node as the GPU Operator does for a GPUCluster, and returns those of a
-// ClusterPolicy's programs, which it removes whatever their value. Where a label of its own programs has a value, it
-// stays: k8s-driver-manager stops programs by it.
-func LabelForGPUCluster(labels map[string]string) (swept []string) {
-	for _, program := range policyOnly {
-		if _, has := labels[deployPrefix+program]; has {
-			swept = append(swept, deployPrefix+program)
-			delete(labels, deployPrefix+program)
-		}
-	}
-	for _, program := range clusterDeployed {
-		switch {
-		case labels[labelPresent] != "true":
-			delete(labels, deployPrefix+program)
-		case labels[deployPrefix+program] == "":
-			labels[deployPrefix+program] = "true"
-		}
-	}
-	return swept
-}
-
 // Run reconciles until the context ends.
 func (o *GPUCluster) Run(ctx context.Context, interval time.Duration) {
 	for ctx.Err() == nil {
@@ -785,18 +756,10 @@ func (o *GPUCluster) report(ctx context.Context, status map[string]any) error {
 }
 
 func (o *GPUCluster) label(ctx context.Context, n *corev1.Node) error {
-	base := n.DeepCopy()
-	if n.Labels[labelPresent] != "true" {
+	if n.Labels[nvidia.LabelPresent] != "true" {
 		return nil
 	}
-	o.count(LabelForGPUCluster(n.Labels))
-	if maps.Equal(n.Labels, base.Labels) {
-		return nil
-	}
-	if err := o.Client.Patch(ctx, n, client.MergeFrom(base)); err != nil {
-		return fmt.Errorf("labelling node %s: %w", n.Name, err)
-	}
-	return nil
+	return relabel(ctx, o.Client, n, func(labels map[string]string) { o.count(nvidia.LabelForGPUCluster(labels)) })
 }
 
 func (o *GPUCluster) count(swept []string) {
@@ -826,7 +789,7 @@ func (o *GPUCluster) daemonSet(app, deploy, container string) *appsv1.DaemonSet 
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{deployPrefix + deploy: "true"},
+					NodeSelector: map[string]string{nvidia.LabelDeploy + deploy: "true"},
 					Containers:   []corev1.Container{{Name: container, Image: "example.invalid/simulated"}},
 					Tolerations:  []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
 				},

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // GPUOperator plays NVIDIA's GPU Operator: it renders its DaemonSets from the ClusterPolicy that counts and says so in
@@ -127,23 +128,23 @@ func listed(ctx context.Context, c client.Client, version, kind string) ([]unstr
 	return list.Items, nil
 }
 
-// labelNodes sets the labels of all nodes anew for each generation of the ClusterPolicy, which is an event as labelEvent
-// is one of a node.
+// labelNodes sets the labels of all nodes anew for each generation of the ClusterPolicy, which is an event as
+// nvidia.Event is one of a node.
 func (o *GPUOperator) labelNodes(ctx context.Context, policy *unstructured.Unstructured) error {
 	event := fmt.Sprint(policy.GetUID(), policy.GetGeneration())
 	if event == o.labelled {
 		return nil
 	}
 	nodes := &corev1.NodeList{}
-	if err := o.Client.List(ctx, nodes, client.MatchingLabels{labelPresent: "true"}); err != nil {
+	if err := o.Client.List(ctx, nodes, client.MatchingLabels{nvidia.LabelPresent: "true"}); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
 	}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		if n.Labels[deployPrefix+"dra-driver"] != "" {
+		if n.Labels[nvidia.LabelDeploy+"dra-driver"] != "" {
 			continue
 		}
-		if err := setDeployLabels(ctx, o.Client, n, n.Labels["nvidia.com/mig.capable"] == "true"); client.IgnoreNotFound(err) != nil {
+		if err := setDeployLabels(ctx, o.Client, n, nvidia.MIGCapable(n.Labels)); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 	}
@@ -251,7 +252,7 @@ func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand opera
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{deployPrefix + operand.deploy: "true"},
+					NodeSelector: map[string]string{nvidia.LabelDeploy + operand.deploy: "true"},
 					Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
 					Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
 				},

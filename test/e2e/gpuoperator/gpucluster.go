@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const (
@@ -81,12 +80,8 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 
 // clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster.
 func clusterLabelled(now map[string]string) map[string]string {
-	labels := maps.Clone(now)
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	labelPresent(labels)
-	nodesim.LabelForGPUCluster(labels)
+	labels := discovered(now)
+	nvidia.LabelForGPUCluster(labels)
 	return labels
 }
 

@@ -31,6 +31,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const (
@@ -57,7 +59,7 @@ type Operator struct {
 	client client.Client
 	log    io.Writer
 	said   string
-	events map[string]labelEvent // by node: that for which it has its labels
+	events map[string]nvidia.Event // by node: that for which it has its labels
 }
 
 // New makes an operator of the cluster that tells on log what it could not do.
@@ -70,7 +72,7 @@ func New(of *rest.Config, scheme *runtime.Scheme, log io.Writer) (*Operator, err
 	if err != nil {
 		return nil, fmt.Errorf("making the client of the GPU Operator's stand-in: %w", err)
 	}
-	return &Operator{cache: watched, client: c, log: log, events: map[string]labelEvent{}}, nil
+	return &Operator{cache: watched, client: c, log: log, events: map[string]nvidia.Event{}}, nil
 }
 
 // Install creates what NVIDIA's Helm chart does: namespace, accounts, the runtime class.
