@@ -710,17 +710,14 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 		return err
 	}
 	if len(policies) > 0 {
-		return o.report(ctx, map[string]any{"state": "notReady", "namespace": o.Namespace, "conditions": []any{map[string]any{
-			"type": "Error", "status": "True", "reason": "PrerequisiteNotMet", "lastTransitionTime": policies[0].GetCreationTimestamp().UTC().Format(time.RFC3339),
-			"message": "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time",
-		}}})
+		return o.report(ctx, nvidia.Refuses)
 	}
 	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet(exporter, "dcgm-exporter-dra", exporter)} {
 		if err := o.Client.Create(ctx, object); client.IgnoreAlreadyExists(err) != nil {
 			return fmt.Errorf("creating %s: %w", object.GetName(), err)
 		}
 	}
-	if err := o.report(ctx, map[string]any{"state": "ready", "namespace": o.Namespace}); err != nil {
+	if err := o.report(ctx, nvidia.Reports); err != nil {
 		return err
 	}
 	nodes := &corev1.NodeList{}
@@ -736,20 +733,14 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 }
 
 // report tells in the status of the GPUCluster where the GPU Operator runs, and whether it follows it.
-func (o *GPUCluster) report(ctx context.Context, status map[string]any) error {
+func (o *GPUCluster) report(ctx context.Context, writes func(*unstructured.Unstructured, string, time.Time) []map[string]any) error {
 	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}
 	for i := range clusters {
-		c := &clusters[i]
-		if state, _, _ := unstructured.NestedString(c.Object, "status", "state"); state == status["state"] {
-			continue
-		}
-		base := c.DeepCopy()
-		c.Object["status"] = status
-		if err := o.Client.Status().Patch(ctx, c, client.MergeFrom(base)); err != nil {
-			return fmt.Errorf("reporting GPUCluster %s: %w", c.GetName(), err)
+		if err := WriteStatus(ctx, o.Client, &clusters[i], writes(&clusters[i], o.Namespace, time.Now())); err != nil {
+			return err
 		}
 	}
 	return nil

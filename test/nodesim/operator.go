@@ -95,7 +95,7 @@ func (o *GPUOperator) Reconcile(ctx context.Context) error {
 	})
 	for i := range policies {
 		if i > 0 {
-			if err := o.setState(ctx, &policies[i], "ignored", ""); err != nil {
+			if err := WriteStatus(ctx, o.Client, &policies[i], nvidia.Ignores(&policies[i], o.Namespace)); err != nil {
 				return err
 			}
 			continue
@@ -162,42 +162,21 @@ func (o *GPUOperator) render(ctx context.Context, policy *unstructured.Unstructu
 			return err
 		}
 	}
-	// Of a new ClusterPolicy it says at first where it runs, and that the pods are not there yet.
-	switch state, _, _ := unstructured.NestedString(policy.Object, "status", "state"); state {
-	case "notReady", "ready":
-		return o.setState(ctx, policy, "ready", "True")
-	}
-	return o.setState(ctx, policy, "notReady", "False")
+	return WriteStatus(ctx, o.Client, policy, nvidia.Reports(policy, o.Namespace, o.Clock.Now()))
 }
 
-// setState writes state and, in another write, the condition Ready, as the real one does (clusterpolicy_controller.go:
-// updateCRState; internal/conditions). Each makes a patch fail that names the resource version before it.
-func (o *GPUOperator) setState(ctx context.Context, policy *unstructured.Unstructured, state, ready string) error {
-	if have, _, _ := unstructured.NestedString(policy.Object, "status", "state"); have == state {
-		return nil
-	}
-	if err := o.setStatus(ctx, policy, state, map[string]any{"state": state, "namespace": o.Namespace}); err != nil {
-		return err
-	}
-	if ready == "" {
-		return nil
-	}
-	condition := map[string]any{
-		"type": "Ready", "status": ready, "reason": "Reconciled", "message": state,
-		"lastTransitionTime": o.Clock.Now().UTC().Format(time.RFC3339),
-	}
-	return o.setStatus(ctx, policy, state, map[string]any{"conditions": []any{condition}})
-}
-
-func (o *GPUOperator) setStatus(ctx context.Context, policy *unstructured.Unstructured, state string, fields map[string]any) error {
-	base := policy.DeepCopy()
-	for name, value := range fields {
-		if err := unstructured.SetNestedField(policy.Object, value, "status", name); err != nil {
-			return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
+// WriteStatus makes one write after the other to the status of an object of NVIDIA's.
+func WriteStatus(ctx context.Context, c client.Client, object *unstructured.Unstructured, writes []map[string]any) error {
+	for _, fields := range writes {
+		base := object.DeepCopy()
+		for name, value := range fields {
+			if err := unstructured.SetNestedField(object.Object, value, "status", name); err != nil {
+				return fmt.Errorf("reporting %s %s: %w", object.GetKind(), object.GetName(), err)
+			}
 		}
-	}
-	if err := o.Client.Status().Patch(ctx, policy, client.MergeFrom(base)); err != nil {
-		return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
+		if err := c.Status().Patch(ctx, object, client.MergeFrom(base)); err != nil {
+			return fmt.Errorf("reporting %s %s: %w", object.GetKind(), object.GetName(), err)
+		}
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
@@ -51,18 +52,6 @@ func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, e
 	return c, err == nil, nil
 }
 
-// refuse is what the GPU Operator does where there are both: it refuses the GPUCluster, and follows no ClusterPolicy any
-// more. What it has rendered for that stays (controllers/gpucluster_controller.go: validatePrerequisites).
-func (o *Operator) refuse(ctx context.Context, c *unstructured.Unstructured) error {
-	if state, _, _ := unstructured.NestedString(c.Object, "status", "state"); state == "notReady" {
-		return nil
-	}
-	return o.setStatus(ctx, c, map[string]any{"namespace": Namespace, "state": "notReady", "conditions": []any{map[string]any{
-		"type": "Error", "status": "True", "reason": "PrerequisiteNotMet", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339),
-		"message": "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time",
-	}}})
-}
-
 // runCluster does what the GPU Operator does for a GPUCluster, in every reconcile: it applies the objects of NVIDIA's
 // DRA driver, also if another controller changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
@@ -74,7 +63,7 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), o.report(ctx, c))
+	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), nodesim.WriteStatus(ctx, o.client, c, nvidia.Reports(c, Namespace, time.Now())))
 	return errors.Join(errs...)
 }
 
