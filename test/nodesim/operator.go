@@ -220,24 +220,12 @@ func (o *GPUOperator) remove(ctx context.Context) error {
 const annotationHash = "nvidia.com/last-applied-hash"
 
 func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand operand) *appsv1.DaemonSet {
-	labels := map[string]string{"app": operand.app}
-	set := &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: o.Namespace, Name: operand.app, Labels: labels,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(policy, policy.GroupVersionKind())},
-		},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{nvidia.LabelDeploy + operand.deploy: "true"},
-					Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
-					Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
-				},
-			},
-		},
-	}
+	set := newDaemonSet(o.Namespace, operand.app, map[string]string{"app": operand.app}, corev1.PodSpec{
+		NodeSelector: map[string]string{nvidia.LabelDeploy + operand.deploy: "true"},
+		Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
+		Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
+	})
+	set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(policy, policy.GroupVersionKind())}
 	if operand.mps { // assets/state-mps-control-daemon/0400_daemonset.yaml
 		set.Spec.Template.Spec.NodeSelector["nvidia.com/mps.capable"] = "true"
 	}

@@ -18,10 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
-
-// slicesOutlive is how long the kubelet keeps the ResourceSlices of a driver that is gone.
-const slicesOutlive = 30 * time.Second
 
 // driver is NVIDIA's DRA driver on a host, as it was measured: it enumerates the GPUs once, when its pod starts.
 type driver struct {
@@ -134,7 +132,7 @@ func (c *site) driverIsAway(h *host, without bool) {
 	if h.driver.gone.IsZero() {
 		h.driver.gone = c.Now
 	}
-	if c.Now.Sub(h.driver.gone) >= slicesOutlive {
+	if c.Now.Sub(h.driver.gone) >= nvidia.SlicesOutlive {
 		h.Published = nil
 	}
 	if without && h.driver.serves {
@@ -193,11 +191,11 @@ func (c *site) prepareClaim(h *host, p *cluster.Pod, claim dra.Claim) {
 // GPU.
 func (h *host) located(device string) (uuid string, instance gpu.Instance, exists bool) {
 	for _, d := range h.devices() {
-		if !d.State.MIG && device == fmt.Sprintf("gpu-%d", d.Index) {
-			return d.UUID, gpu.Instance{ID: gpu.WholeGPU}, true
+		if whole := (gpu.Instance{ID: gpu.WholeGPU}); !d.State.MIG && device == nvidia.DeviceName(d, whole) {
+			return d.UUID, whole, true
 		}
 		for _, i := range d.State.Instances {
-			if device == deviceName(d, i) && !i.Partial {
+			if device == nvidia.DeviceName(d, i) && !i.Partial {
 				return d.UUID, i, true
 			}
 		}
@@ -207,20 +205,11 @@ func (h *host) located(device string) (uuid string, instance gpu.Instance, exist
 
 // shown is what the driver publishes of the GPUs as they are now.
 func (h *host) shown() *dra.Pool {
-	var devices []dra.Device
+	devices := nvidia.Devices(h.devices(), h.driver.shares)
 	for _, d := range h.devices() {
 		if h.runsDynamic() && len(d.Profiles) > 0 {
 			could := d.Profiles[0]
 			devices = append(devices, dra.Device{Name: fmt.Sprintf("gpu-%d-mig-any-%d", d.Index, could.ID), Type: "mig", Profile: could.Name, Parent: d.UUID})
-		}
-		if !d.State.MIG {
-			devices = append(devices, dra.Device{Name: fmt.Sprintf("gpu-%d", d.Index), Type: "gpu", UUID: d.UUID, Shares: h.driver.shares})
-			continue
-		}
-		for _, i := range d.State.Instances {
-			if !i.Partial {
-				devices = append(devices, dra.Device{Name: deviceName(d, i), Type: "mig", UUID: i.UUID, Profile: i.Profile, Parent: d.UUID, Shares: h.driver.shares})
-			}
 		}
 	}
 	for i := range devices {
@@ -254,10 +243,6 @@ func (h *host) destroyUnprepared() {
 		h.change(d.UUID, func(g *sim.GPU) { g.MIG, g.PendingMIG = false, false })
 	}
 	h.report()
-}
-
-func deviceName(d gpu.Device, i gpu.Instance) string {
-	return fmt.Sprintf("gpu-%d-mig-%s-19-%d", d.Index, strings.ReplaceAll(i.Profile, ".", ""), i.Placement.Start)
 }
 
 // allocate is the scheduler: it gives a pod that requests a resource the first device of the node that is free, not

@@ -13,7 +13,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -149,11 +148,9 @@ func draObjects() []client.Object {
 		},
 	}
 	for _, device := range []string{"gpu", "mig"} {
-		expression := fmt.Sprintf("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '%s'", device)
-		objects = append(objects, &resourcev1.DeviceClass{
-			TypeMeta: kind("resource.k8s.io/v1", "DeviceClass"), ObjectMeta: metav1.ObjectMeta{Name: device + ".nvidia.com"},
-			Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}}},
-		})
+		class := nvidia.DeviceClass(device)
+		class.TypeMeta = kind("resource.k8s.io/v1", "DeviceClass")
+		objects = append(objects, class)
 	}
 	return objects
 }
