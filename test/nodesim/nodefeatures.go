@@ -61,11 +61,15 @@ func (d *discovery) discoverFeatures(ctx context.Context) error {
 		return nil
 	}
 	inventory, err := d.Inventory(ctx)
+	var found map[string]*string
+	if err == nil {
+		found, err = d.featureLabels(inventory.Devices)
+	}
 	if err != nil {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
 	labels := map[string]any{}
-	for key, value := range d.featureLabels(inventory.Devices) {
+	for key, value := range found {
 		if value != nil {
 			labels[key] = *value
 		}

@@ -117,13 +117,16 @@ func migCapable(gpus []gpu.Device) bool {
 }
 
 // featureLabels are the labels of GPU Feature Discovery that say how the GPUs are shared (internal/lm).
-func (d *discovery) featureLabels(gpus []gpu.Device) map[string]*string {
+func (d *discovery) featureLabels(gpus []gpu.Device) (map[string]*string, error) {
 	labels := map[string]*string{"nvidia.com/mig.capable": new(strconv.FormatBool(migCapable(gpus)))}
 	if len(gpus) == 0 {
-		return labels
+		return labels, nil
 	}
 	config, strategy := d.loaded()
-	sharing := config.Sharing.SharingStrategy()
+	capable, err := nvidia.MPSCapable(config, func() []gpu.Device { return gpus })
+	if err != nil {
+		return nil, err
+	}
 	product := strings.ReplaceAll(gpus[0].Product, " ", "-")
 	replicas := 1
 	if resources := config.Sharing.ReplicatedResources(); resources != nil && len(resources.Resources) > 0 {
@@ -136,11 +139,11 @@ func (d *discovery) featureLabels(gpus []gpu.Device) map[string]*string {
 	labels["nvidia.com/gpu.count"] = new(strconv.Itoa(len(gpus)))
 	labels["nvidia.com/gpu.memory"] = new(strconv.FormatInt(gpus[0].MemoryMiB, 10))
 	labels["nvidia.com/gpu.replicas"] = new(strconv.Itoa(replicas))
-	labels["nvidia.com/gpu.sharing-strategy"] = new(string(sharing))
-	labels["nvidia.com/mps.capable"] = new(strconv.FormatBool(sharing == spec.SharingStrategyMPS))
+	labels["nvidia.com/gpu.sharing-strategy"] = new(string(config.Sharing.SharingStrategy()))
+	labels["nvidia.com/mps.capable"] = new(strconv.FormatBool(capable))
 	labels["nvidia.com/mig.strategy"] = nil
 	if strategy != spec.MigStrategyNone {
 		labels["nvidia.com/mig.strategy"] = &strategy
 	}
-	return labels
+	return labels, nil
 }

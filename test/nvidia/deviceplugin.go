@@ -159,6 +159,20 @@ func mixed(gpus []gpu.Device) (map[string][]string, bool, error) {
 	return devices, mig, nil
 }
 
+// MPSCapable is what GPU Feature Discovery says as nvidia.com/mps.capable, or its error: then its labels stay
+// (internal/lm/nvml.go, isMPSCapable).
+func MPSCapable(config *spec.Config, gpus func() []gpu.Device) (bool, error) {
+	if config.Sharing.SharingStrategy() != spec.SharingStrategyMPS {
+		return false, nil
+	}
+	for _, d := range gpus() {
+		if d.State.MIG {
+			return false, errors.New("MPS sharing is not supported for mig devices")
+		}
+	}
+	return true, nil
+}
+
 // migDevices are the instances that NVML makes devices of: those with a compute instance.
 func migDevices(d gpu.Device) []gpu.Instance {
 	var devices []gpu.Instance

@@ -319,14 +319,15 @@ func (u *Upgrade) awaitValidator(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(pods) != 1 || !podReady(&pods[0]) {
+		if len(pods) != 1 || !PodReady(&pods[0]) {
 			return errors.New("the validator is not Ready")
 		}
 		return nil
 	})
 }
 
-func podReady(p *corev1.Pod) bool {
+// PodReady reports whether a pod is Ready.
+func PodReady(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			return c.Status == corev1.ConditionTrue

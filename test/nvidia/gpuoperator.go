@@ -6,8 +6,10 @@ package nvidia
 import (
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -134,4 +136,88 @@ func MIGCapable(labels map[string]string) bool {
 	}
 	product := strings.ToLower(labels["nvidia.com/gpu.product"])
 	return slices.ContainsFunc([]string{"h100", "a100", "a30"}, func(name string) bool { return strings.Contains(product, name) })
+}
+
+// Reports are the writes by which the GPU Operator tells in the status of a ClusterPolicy or GPUCluster that it follows
+// where it runs and, of a new one, that its pods are not there yet. The condition has a write of its own
+// (clusterpolicy_controller.go: updateCRState; internal/conditions). Each makes a patch fail that names the resource
+// version before it.
+func Reports(object *unstructured.Unstructured, namespace string, now time.Time) []map[string]any {
+	state, ready := "notReady", "False"
+	switch stateOf(object) {
+	case "ready":
+		return nil
+	case "notReady":
+		state, ready = "ready", "True"
+	}
+	return []map[string]any{{"state": state, "namespace": namespace}, {"conditions": conditions("Ready", ready, "Reconciled", state, now)}}
+}
+
+// Ignores are those for a ClusterPolicy beside the one that counts.
+func Ignores(object *unstructured.Unstructured, namespace string) []map[string]any {
+	if stateOf(object) == "ignored" {
+		return nil
+	}
+	return []map[string]any{{"state": "ignored", "namespace": namespace}}
+}
+
+// Refuses are those for a GPUCluster beside a ClusterPolicy (controllers/gpucluster_controller.go: validatePrerequisites).
+func Refuses(object *unstructured.Unstructured, namespace string, now time.Time) []map[string]any {
+	if stateOf(object) == "notReady" {
+		return nil
+	}
+	return []map[string]any{{
+		"state": "notReady", "namespace": namespace,
+		"conditions": conditions("Error", "True", "PrerequisiteNotMet", "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time", now),
+	}}
+}
+
+func stateOf(object *unstructured.Unstructured) string {
+	state, _, _ := unstructured.NestedString(object.Object, "status", "state")
+	return state
+}
+
+func conditions(of, status, reason, message string, now time.Time) []any {
+	return []any{map[string]any{
+		"type": of, "status": status, "reason": reason, "message": message, "lastTransitionTime": now.UTC().Format(time.RFC3339),
+	}}
+}
+
+const paused = "paused-for-driver-upgrade"
+
+// PauseForUpgrade returns the deploy labels that k8s-driver-manager writes to a node with these labels: before it
+// unloads the driver, and to restore them. Most it writes on every node, with no value where the label was absent
+// (NVIDIA/k8s-driver-manager v0.12.0, cmd/driver-manager/main.go).
+func PauseForUpgrade(labels map[string]string) (before, after map[string]string) {
+	before, after = map[string]string{}, map[string]string{}
+	for _, operand := range []string{
+		"operator-validator", "container-toolkit", "device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm",
+		"sandbox-validator", "sandbox-device-plugin", "vgpu-device-manager", "dra-validator", "dcgm-dra", "dcgm-exporter-dra",
+		"mig-manager", "client", "dra-driver",
+	} {
+		name := LabelDeploy + operand
+		value := labels[name]
+		if ifSet := operand == "mig-manager" || operand == "client" || operand == "dra-driver"; !ifSet || value != "" {
+			before[name], after[name] = pausedForUpgrade(value), restored(value)
+		}
+	}
+	return before, after
+}
+
+// pausedForUpgrade keeps a value that is another's.
+func pausedForUpgrade(value string) string {
+	switch {
+	case value == "" || value == "false" || strings.Contains(value, paused):
+		return value
+	case value == "true":
+		return paused
+	}
+	return value + "_" + paused
+}
+
+func restored(value string) string {
+	if value == paused {
+		return "true"
+	}
+	return strings.Trim(strings.ReplaceAll(strings.ReplaceAll(value, paused+"_", ""), paused, ""), "_")
 }
