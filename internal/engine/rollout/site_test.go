@@ -228,7 +228,10 @@ func (c *site) do(a action.Action) {
 		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
 		patch(h.Annotations, a.Annotations)
-		c.held(h)
+		others := h.OthersAtWorkSince
+		if c.held(h); h.upgrade.goesOn() {
+			h.OthersAtWorkSince = others
+		}
 	case action.Taint:
 		c.version[h.Name]++
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
@@ -345,11 +348,11 @@ func (c *site) sync(h *host, a action.TriggerSync) {
 
 // held notes, as the managed fields of a Node do, when another controller said last that it works there.
 func (c *site) held(h *host) {
-	h.MarkedAtWorkSince = time.Time{}
+	h.MarkedAtWorkSince, h.OthersAtWorkSince = time.Time{}, time.Time{}
 	for name, value := range h.Labels {
 		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
 			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
-			h.MarkedAtWorkSince = c.Now.Add(-c.behind)
+			h.MarkedAtWorkSince, h.OthersAtWorkSince = c.Now.Add(-c.behind), c.Now.Add(-c.behind)
 		}
 	}
 }
