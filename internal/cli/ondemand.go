@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	policies "github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -73,8 +74,8 @@ func madeLine(p *v1alpha1.GPUSharingPolicy, n *v1alpha1.GPUNode, d gpu.Device, e
 		line += "has "
 	}
 	line += instancesText(e.Instances)
-	if rest, err := plan.Resolve(p.Spec.Sharing, []gpu.Device{d}); err == nil && len(rest) > 0 {
-		line += fmt.Sprintf(", at rest %s (unused for %s)", instancesText(rest[0].Sharing.Instances), duration.HumanDuration(p.OnDemand().Rest()))
+	if rest := policies.Resting(p, d); rest != nil {
+		line += fmt.Sprintf(", at rest %s (unused for %s)", instancesText(rest), duration.HumanDuration(p.OnDemand().Rest()))
 	}
 	if e.FirstPod != "" {
 		line += "; since " + format.Clock(e.SinceTime.Time) + " for " + e.FirstPod

@@ -5,11 +5,14 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -96,7 +99,30 @@ func onDemandSpecs() {
 				p.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "none"}}}}
 			})
 			Eventually(demandReason).WithContext(ctx).WithTimeout(3 * time.Minute).Should(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
+		})
+
+		It("returns a GPU to rest that no pod has used for a while, also under a controller that starts anew", func(ctx SpecContext) {
 			stopPods(ctx)
+			Eventually(demandReason).WithContext(ctx).Should(Equal(v1alpha1.ReasonNoDemand))
+			left, err := allocatable(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(left["nvidia.com/mig-1g.5gb"]).To(BeNumerically("<", 14))
+			// A change is held for five minutes, which nobody waits for here. While no controller runs, it was made five minutes ago.
+			scaleController(ctx, 0)
+			is, err := gpuNode(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(is.Status.Demand).To(HaveLen(1))
+			as := rest.CopyConfig(machine.Config)
+			as.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + operatorNamespace + ":gpu-sharing-controller"} // which alone may write it
+			controller, err := client.New(as, client.Options{Scheme: kube.Scheme()})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(controller.Status().Patch(ctx, is, client.RawPatch(types.JSONPatchType, fmt.Appendf(nil, `[{"op": "replace", "path": "/status/demand/0/sinceTime", "value": %q}]`,
+				is.Status.Demand[0].SinceTime.Add(-5*time.Minute).UTC().Format(time.RFC3339))))).To(Succeed())
+			scaleController(ctx, 1)
+			began := time.Now()
+			Eventually(allocatable).WithContext(ctx).WithTimeout(4 * time.Minute).Should(HaveKeyWithValue("nvidia.com/mig-1g.5gb", BeEquivalentTo(14)))
+			AddReportEntry("the GPU rests again after", time.Since(began).Round(time.Second).String())
+			expectReady(ctx, "shared")
 		})
 
 		It("forgets pods that are gone, and leaves nothing behind", func(ctx SpecContext) {
@@ -126,4 +152,15 @@ func demandReason(ctx context.Context) (string, error) {
 	}
 	is, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionDemandMet)
 	return is.Reason, nil
+}
+
+// scaleController has the controller run in so many pods, and waits until it does.
+func scaleController(ctx context.Context, replicas int) {
+	GinkgoHelper()
+	kubectl(ctx, "", "scale", "-n", operatorNamespace, "deployment/gpu-sharing-controller", fmt.Sprintf("--replicas=%d", replicas))
+	Eventually(func(g Gomega) {
+		pods := &corev1.PodList{}
+		g.Expect(kube.List(ctx, pods, client.InNamespace(operatorNamespace), client.MatchingLabels{"app.kubernetes.io/name": "gpu-sharing-controller"})).To(Succeed())
+		g.Expect(pods.Items).To(HaveLen(replicas))
+	}).WithContext(ctx).Should(Succeed())
 }

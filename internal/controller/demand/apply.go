@@ -21,17 +21,17 @@ import (
 // In mode Apply, what is decided of a GPU is written into status.demand of its GPUNode, which the rollout's desired state follows. Of each entry:
 //
 //	decided ─ begun (in spec.devices, or the node is tainted) ─ reached ─ rests again: removed after demand.Hold
-//	   └ not begun within begins, or blocked, or failed: what the node had last is decided anew; after a failure a back-off follows
+//	   └ not begun within beginsIn, or blocked, or failed: what the node had last is decided anew; after a failure a back-off follows
 
 const (
-	// begins is how long a change that was decided may take to begin: the rollout of the policy, or its budget, may come before it.
-	begins = 20 * time.Second
+	// beginsIn is how long a change that was decided may take to begin: the rollout of the policy, or its budget, may come before it.
+	beginsIn = 20 * time.Second
 )
 
 // follow gives a GPU what was decided of it before, and notes what of that still holds. A GPU of which a change is under way counts as what it will
 // have, so that nothing is made twice for the pods that wait for it.
 func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
-	if n.HasChangingTaint() {
+	if n.HasChangingTaint() && !n.IsLost() {
 		r.pool.Budget = 0
 	}
 	resting := plan.ByProfile(policy.Resting(p, *d))
@@ -41,7 +41,9 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	if !found {
 		return
 	}
-	g.Changed = e.SinceTime.Time
+	if g.Changed = e.SinceTime.Time; n.GPU.Spec.ChangeTime.Before(&e.SinceTime) { // it was decided, and never begun
+		g.Changed = n.GPU.Spec.ChangeTime.Time
+	}
 	is := plan.ByProfile(plan.Observed(*d).Instances)
 	switch reached := maps.Equal(is, plan.ByProfile(e.Instances)) && !g.Frozen; {
 	case reached && e.FirstPod != "" && e.Failures > 0:
@@ -90,7 +92,7 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 		return s.UUID == d.UUID && maps.Equal(plan.ByProfile(s.Sharing.Instances), plan.ByProfile(e.Instances))
 	})
 	failed := failedSince(n, e)
-	late := !asked && !n.HasChangingTaint() && !now.Before(e.SinceTime.Add(begins))
+	late := !asked && !n.HasChangingTaint() && !now.Before(e.SinceTime.Add(beginsIn))
 	drops := last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances))
 	switch {
 	case drops && (err != nil || failed || late || blocked):
@@ -105,7 +107,7 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 		}
 	}
 	if !asked {
-		r.look(now.Add(begins))
+		r.look(now.Add(beginsIn))
 	}
 	return e
 }
@@ -146,9 +148,9 @@ func lastOf(n *cluster.Node, uuid string) []v1alpha1.InstanceCount {
 }
 
 // record notes what is decided now. While the rollout is paused, or has not seen the policy as it is, nothing is begun.
-func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
+func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) (begins bool) {
 	if !r.applies || p.Spec.Rollout.Paused || p.Status.ObservedGeneration != p.Generation {
-		return
+		return false
 	}
 	for _, change := range r.decision.Changes {
 		at := slices.IndexFunc(r.pool.GPUs, func(g demand.GPU) bool { return g.Node == change.Node && g.UUID == change.UUID })
@@ -160,7 +162,7 @@ func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
 		}
 		e := v1alpha1.GPUDemand{UUID: change.UUID, Instances: counted(append(instances, change.Create...)), SinceTime: metav1.NewTime(now.Truncate(time.Second))}
 		if len(change.Classes) > 0 {
-			pod := r.first[change.Classes[0]]
+			pod := r.pods[change.Classes[0]][0]
 			e.FirstPod = pod.Namespace + "/" + pod.Name
 		}
 		entries := r.decided[change.Node]
@@ -171,6 +173,7 @@ func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) {
 			entries = append(entries, e)
 		}
 		r.decided[change.Node] = entries
-		r.look(now.Add(begins))
+		r.look(now.Add(beginsIn))
 	}
+	return true
 }

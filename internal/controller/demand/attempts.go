@@ -4,14 +4,22 @@
 package demand
 
 import (
+	"encoding/json"
+	"hash/fnv"
+	"maps"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // A pod that waits keeps an instance for itself, and the scheduler may never bind it: for want of a volume, by affinity, or because a tenant
 // wants it so. So an attempt is counted for those who ask, whatever pods they make and delete: for a namespace and the largest profile asked for.
-// Of each:
+// What fails is counted for pods that are alike to the scheduler, so that one such pod does not hold up the others of its namespace; beyond
+// mostAlike kinds of them for all, since a tenant can make any number of kinds. Of each:
 //
 //	instances are offered ─ advertised later as many are still offered, and fewer were bound since: AdvertisedNotScheduled ─ after a back-off anew
 //
@@ -22,12 +30,49 @@ const (
 	advertised = time.Minute
 	// forgotten is how long after a back-off without another attempt the former ones do not count any more. demand.Hold can delay the next.
 	forgotten = time.Hour
+	// mostAlike is how many kinds of pods of a namespace and profile back off each by themselves.
+	mostAlike = 3
 )
 
 // Attempts are those for pods that wait for a policy's GPUs.
 type Attempts map[asker]attempt
 
-type asker struct{ namespace, profile string }
+type asker struct {
+	namespace, profile string
+	alike              uint64 // 0: all but those of which attempts failed
+}
+
+// all are those whose pods back off together.
+func (a asker) all() asker { return asker{namespace: a.namespace, profile: a.profile} }
+
+// of is who asks by a pod.
+func (a Attempts) of(pod *corev1.Pod, profile string) asker {
+	of := asker{pod.Namespace, profile, alike(pod)}
+	if _, failed := a[of]; failed {
+		return of
+	}
+	return of.all()
+}
+
+// alike is a hash of what the scheduler looks at of a pod, but for its priority.
+func alike(pod *corev1.Pod) uint64 {
+	of := pod.Spec
+	is := corev1.PodSpec{
+		NodeSelector: of.NodeSelector, Affinity: of.Affinity, Tolerations: of.Tolerations, SchedulerName: of.SchedulerName,
+		TopologySpreadConstraints: of.TopologySpreadConstraints,
+	}
+	for _, c := range of.Containers {
+		is.Containers = append(is.Containers, corev1.Container{Resources: c.Resources, Ports: c.Ports})
+	}
+	for _, v := range of.Volumes {
+		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
+			is.Volumes = append(is.Volumes, v)
+		}
+	}
+	h := fnv.New64a()
+	_ = json.NewEncoder(h).Encode(is) //nolint:errchkjson // of strings and numbers
+	return max(h.Sum64(), 1)
+}
 
 type attempt struct {
 	since  time.Time // instances are offered; zero: none are
@@ -42,7 +87,8 @@ func doubled(failures int) time.Duration { return time.Minute << min(failures, 7
 // fail notes which attempts begin, end and fail by what is decided, and reports whether some fail, for whose pods nothing is to be done then.
 func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 	offered, ready := r.offers(attempts, now)
-	for of, a := range attempts {
+	was := maps.Clone(attempts)
+	for of, a := range was {
 		switch {
 		case ready[of] == 0 && now.Sub(a.seen) >= advertised || a.since.After(now):
 			a.since = time.Time{}
@@ -50,8 +96,13 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 		case r.used(of, a.since) >= ready[of]:
 			a.since = now
 		default:
-			a.since, a.failed, some = time.Time{}, a.failed+1, true
-			a.until = now.Add(doubled(a.failed))
+			for _, kind := range r.failing(was, of) {
+				failed := attempts[kind].failed + 1
+				attempts[kind] = attempt{failed: failed, until: now.Add(doubled(failed))}
+			}
+			if a, some = attempts[of], true; !a.until.After(now) {
+				a.since = time.Time{}
+			}
 		}
 		if !a.since.IsZero() {
 			r.look(a.since.Add(advertised))
@@ -62,6 +113,28 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 		}
 	}
 	return some
+}
+
+// failing is whose attempts have failed where one of a namespace and profile has: those of each kind of pods that have waited since it began.
+func (r *review) failing(attempts Attempts, of asker) (kinds []asker) {
+	before := 0
+	for o := range attempts {
+		if o.alike != 0 && o.all() == of {
+			before++
+		}
+	}
+	for n, pods := range r.pods {
+		for _, pod := range pods {
+			kind := asker{of.namespace, of.profile, alike(pod)}
+			if r.askers[n] == of && !waitsSince(pod).After(attempts[of].since) && !slices.Contains(kinds, kind) {
+				kinds = append(kinds, kind)
+			}
+		}
+	}
+	if of.alike != 0 || len(kinds) == 0 || before+len(kinds) > mostAlike {
+		return []asker{of}
+	}
+	return kinds
 }
 
 // offers begins attempts, and is how many instances whose pods are offered, and how many of the pods they would do for.
@@ -104,11 +177,14 @@ func (r *review) used(of asker, since time.Time) (pods int) {
 }
 
 // decide decides, and anew where pods turn out to be ones that the scheduler cannot bind.
-func (r *review) decide(attempts Attempts, now time.Time) {
+func (r *review) decide(pods []*corev1.Pod, attempts Attempts, now time.Time) {
 	for again := true; again; again = r.fail(attempts, now) {
+		r.classify(pods, attempts, now)
 		for n := range r.classes {
-			if a := attempts[r.askers[n]]; a.until.Sub(now) <= doubled(a.failed) {
-				r.classes[n].BackOff = a.until
+			for _, of := range []asker{r.askers[n], r.askers[n].all()} {
+				if a := attempts[of]; a.until.Sub(now) <= doubled(a.failed) {
+					r.classes[n].BackOff = timing.Latest(r.classes[n].BackOff, a.until)
+				}
 			}
 		}
 		r.decision = r.memory.Decide(now, r.pool, r.classes)

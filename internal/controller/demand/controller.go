@@ -12,11 +12,13 @@
 package demand
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -98,28 +99,22 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	var errs []error
 	reported, decided := map[string]*v1alpha1.OnDemandStatus{}, map[string][]v1alpha1.GPUDemand{}
-	failed := false
+	reviewed, errs := c.review(ctx, inTurn(policies.Items, onDemand), s, waiting)
+	failed := len(errs) > 0
 	after := nextOld(s.Now, waiting)
 	for i := range policies.Items {
 		p := &policies.Items[i]
-		var status *v1alpha1.OnDemandStatus
-		var is metav1.Condition
-		if onDemand[p.Name] {
-			var next time.Time
-			var of map[string][]v1alpha1.GPUDemand
-			if of, status, is, next, err = c.review(ctx, p, s, waiting); err != nil {
-				errs, failed = append(errs, err), true
-				continue
-			}
-			maps.Copy(decided, of)
-			if in := next.Sub(s.Now); in > 0 && (after == 0 || in < after) {
-				after = in
-			}
-			reported[p.Name] = status
+		of, is := reviewed[p.Name]
+		if onDemand[p.Name] && !is {
+			continue
 		}
-		errs = append(errs, c.report(ctx, p, status, is))
+		maps.Copy(decided, of.Decided)
+		if in := of.Next.Sub(s.Now); in > 0 && (after == 0 || in < after) {
+			after = in
+		}
+		reported[p.Name] = of.Status
+		errs = append(errs, c.report(ctx, p, of.Status, of.Condition))
 	}
 	for i := range gpuNodes.Items {
 		if n := &gpuNodes.Items[i]; !known[n.Spec.PolicyName] {
@@ -254,43 +249,68 @@ func (c *Controller) podsOn(ctx context.Context, node string) ([]corev1.Pod, err
 	return pods.Items, nil
 }
 
-// review decides for a policy about the pods of the namespaces that it selects.
-func (c *Controller) review(
-	ctx context.Context, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
-) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time, error) {
-	if of := Of(p).NamespaceSelector; of != nil {
-		var err error
-		if waiting, err = c.in(ctx, policy.SelectorOf((*v1alpha1.NodeSelector)(of)), waiting); err != nil {
-			return nil, nil, metav1.Condition{}, time.Time{}, err
+// inTurn are the policies with GPUs on demand as pods are given to them: those that make instances before those that advise, by name.
+func inTurn(policies []v1alpha1.GPUSharingPolicy, onDemand map[string]bool) (list []*v1alpha1.GPUSharingPolicy) {
+	for i := range policies {
+		if onDemand[policies[i].Name] {
+			list = append(list, &policies[i])
 		}
 	}
-	if c.attempts[p.Name] == nil {
-		c.attempts[p.Name] = Attempts{}
-	}
-	of, status, is, next := Review(&c.memory, c.attempts[p.Name], p, s, waiting)
-	return of, status, is, next, nil
+	advises := func(p *v1alpha1.GPUSharingPolicy) string { return strconv.FormatBool(!policy.Applies(p)) + p.Name }
+	slices.SortFunc(list, func(a, b *v1alpha1.GPUSharingPolicy) int { return strings.Compare(advises(a), advises(b)) })
+	return list
 }
 
-// in are the pods of namespaces with labels.
-func (c *Controller) in(ctx context.Context, selector labels.Selector, pods []*corev1.Pod) ([]*corev1.Pod, error) {
-	if len(pods) == 0 {
-		return nil, nil
+// review decides for policies, for each about the pods of the namespaces that it selects. A pod is served once: where instances are there for it,
+// else by the first policy that can make some.
+func (c *Controller) review(
+	ctx context.Context, policies []*v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
+) (reviewed map[string]Reviewed, errs []error) {
+	reviewed = map[string]Reviewed{}
+	pods, served := map[string][]*corev1.Pod{}, map[*corev1.Pod]string{}
+	note := func(p *v1alpha1.GPUSharingPolicy, serves []*corev1.Pod) {
+		for _, pod := range serves {
+			served[pod] = cmp.Or(served[pod], p.Name)
+		}
+	}
+	for n, p := range policies {
+		of, err := c.in(ctx, Of(p).NamespaceSelector, waiting)
+		if err != nil {
+			policies[n], errs = nil, append(errs, err)
+			continue
+		}
+		if pods[p.Name] = of; c.attempts[p.Name] == nil {
+			c.attempts[p.Name] = Attempts{}
+		}
+		if len(policies) > 1 {
+			note(p, Has(&c.memory, c.attempts[p.Name], p, s, of))
+		}
+	}
+	for _, p := range policies {
+		if p == nil {
+			continue
+		}
+		of := slices.DeleteFunc(slices.Clone(pods[p.Name]), func(pod *corev1.Pod) bool { return cmp.Or(served[pod], p.Name) != p.Name })
+		reviewed[p.Name] = Review(&c.memory, c.attempts[p.Name], p, s, of)
+		note(p, reviewed[p.Name].Serves)
+	}
+	return reviewed, errs
+}
+
+// in are the pods of the namespaces that a policy selects; nil: of all.
+func (c *Controller) in(ctx context.Context, of *v1alpha1.NamespaceSelector, pods []*corev1.Pod) ([]*corev1.Pod, error) {
+	if of == nil || len(pods) == 0 {
+		return pods, nil
 	}
 	namespaces := namespaceList()
-	if err := c.client.List(ctx, namespaces, client.MatchingLabelsSelector{Selector: selector}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.client.List(ctx, namespaces, client.MatchingLabelsSelector{Selector: policy.SelectorOf((*v1alpha1.NodeSelector)(of))}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("reading namespaces: %w", err)
 	}
 	selected := map[string]bool{}
 	for i := range namespaces.Items {
 		selected[namespaces.Items[i].Name] = true
 	}
-	var of []*corev1.Pod
-	for _, pod := range pods {
-		if selected[pod.Namespace] {
-			of = append(of, pod)
-		}
-	}
-	return of, nil
+	return slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return !selected[pod.Namespace] }), nil
 }
 
 // report applies status.onDemand and the condition DemandMet of a policy, and nothing else of its status; no status and

@@ -68,6 +68,7 @@ func TestDemand(t *testing.T) {
 		"mode Apply: the GPUNode says what its GPUs are to have":              applies,
 		"a policy that is gone: what GPUs have stays until they are released": outlives,
 		"a request of which no node can have as many is no demand at all":     tooMany,
+		"a pod that GPUs of two policies could serve is served once":          twoPolicies,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
 	}
@@ -91,22 +92,13 @@ func newSite(t *testing.T, cluster *env.Cluster) *site {
 	s.as, err = client.NewWithWatch(as, client.Options{Scheme: cluster.Scheme})
 	s.Expect(err).NotTo(HaveOccurred())
 	s.restart()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
-	s.Expect(cluster.Client.Create(t.Context(), node)).To(Succeed())
-	node.Spec.Taints = nil // the API server gives a new node that it is not ready
-	s.Expect(cluster.Client.Update(t.Context(), node)).To(Succeed())
-	s.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{
-		ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: v1alpha1.GPUNodeSpec{PolicyName: "research"},
-	})).To(Succeed())
 	d, _ := catalogue.Find("NVIDIA-A100-SXM4-40GB")
 	d.UUID, d.MIGCapable, d.PendingMIG = "GPU-1", true, true
 	d.State = gpu.State{MIG: true, Instances: []gpu.Instance{{Profile: "7g.40gb", UUID: "MIG-1", Placement: gpu.Placement{Size: 8}}}}
-	status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{
+	s.node("n1", "research", v1alpha1.GPUNodeStatus{
 		Devices:    longIdle(plan.Reported([]gpu.Device{d})),
 		Conditions: condition.Set(nil, metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"}, time.Now()),
 	})
-	s.Expect(err).NotTo(HaveOccurred())
-	s.Expect(cluster.Client.Status().Apply(t.Context(), ac.GPUNode("n1").WithStatus(status), client.FieldOwner("test"), client.ForceOwnership)).To(Succeed())
 	t.Cleanup(func() {
 		ctx := context.Background()
 		for _, of := range []client.Object{&v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}, &corev1.Node{}} {
@@ -115,6 +107,19 @@ func newSite(t *testing.T, cluster *env.Cluster) *site {
 		s.Expect(cluster.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
 	})
 	return s
+}
+
+// node is a node of a policy, with what its GPUNode reports.
+func (s *site) node(name, policy string, reports v1alpha1.GPUNodeStatus) {
+	s.t.Helper()
+	node, c := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, s.cluster.Client
+	s.Expect(c.Create(s.t.Context(), node)).To(Succeed())
+	node.Spec.Taints = nil // the API server gives a new node that it is not ready
+	s.Expect(c.Update(s.t.Context(), node)).To(Succeed())
+	s.Expect(c.Create(s.t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.GPUNodeSpec{PolicyName: policy}})).To(Succeed())
+	status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](reports)
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(c.Status().Apply(s.t.Context(), ac.GPUNode(name).WithStatus(status), client.FieldOwner("test"), client.ForceOwnership)).To(Succeed())
 }
 
 // restart starts the controller anew: all that it knew is gone. Its client counts what it writes, and lets it apply
@@ -288,10 +293,7 @@ func applies(s *site) {
 	_, is := s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning))
 	s.Expect(s.decided()).To(BeEmpty(), "the rollout has not seen the policy")
-	p := &v1alpha1.GPUSharingPolicy{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
-	p.Status.ObservedGeneration = p.Generation
-	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
+	s.observed("research")
 	s.reconcile()
 	entries := s.decided()
 	s.Expect(entries).To(HaveLen(1))
@@ -310,16 +312,23 @@ func applies(s *site) {
 	s.Expect(s.decided()).To(BeEmpty())
 }
 
+// observed says that the rollout has seen a policy as it is.
+func (s *site) observed(policy string) *v1alpha1.GPUSharingPolicy {
+	s.t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: policy}, p)).To(Succeed())
+	p.Status.ObservedGeneration = p.Generation
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
+	return p
+}
+
 // outlives: what GPUs have on demand outlives their policy until they are released, or another policy says otherwise.
 func outlives(s *site) {
 	of := small()
 	of.Mode = v1alpha1.OnDemandModeApply
 	s.policy(of)
 	s.waits("a", "1")
-	p := &v1alpha1.GPUSharingPolicy{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
-	p.Status.ObservedGeneration = p.Generation
-	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
+	p := s.observed("research")
 	s.reconcile()
 	s.Expect(s.cluster.Client.Delete(s.t.Context(), p)).To(Succeed())
 	look := func() []v1alpha1.GPUDemand {
@@ -361,4 +370,40 @@ func growsOld(s *site) {
 	result, err = s.controller.Reconcile(s.t.Context(), demand.Request{})
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(BeZero())
+}
+
+// twoPolicies have GPUs on demand, and a pod waits that either could serve: one of them changes a GPU for it, first the one that can begin. Whose
+// change is under way, or who has an idle instance, keeps the pod.
+func twoPolicies(s *site) {
+	of := small()
+	of.Mode = v1alpha1.OnDemandModeApply
+	s.policy(of)
+	one, n := &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, one)).To(Succeed())
+	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "teaching"}, Spec: one.Spec})).To(Succeed())
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	n.Status.Devices[0].UUID = "GPU-2"
+	s.node("n2", "teaching", v1alpha1.GPUNodeStatus{Devices: n.Status.Devices, Conditions: n.Status.Conditions})
+	s.waits("a", "1")
+	for _, turn := range []struct {
+		observes string
+		decided  map[string]int
+	}{
+		{"", map[string]int{"n1": 0, "n2": 0}},
+		{"teaching", map[string]int{"n1": 0, "n2": 1}},
+		{"research", map[string]int{"n1": 0, "n2": 1}}, // it could begin now, and comes first
+	} {
+		if turn.observes != "" {
+			s.observed(turn.observes)
+		}
+		for range 2 {
+			s.reconcile()
+		}
+		for name, entries := range turn.decided {
+			s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, n)).To(Succeed())
+			s.Expect(n.Status.Demand).To(HaveLen(entries), "%s of %v", name, turn)
+		}
+	}
+	status, _ := s.reported()
+	s.Expect(status.Pods).To(BeZero())
 }

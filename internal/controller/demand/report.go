@@ -32,7 +32,7 @@ func (r *review) status() *v1alpha1.OnDemandStatus {
 	for _, n := range r.order() {
 		class, outcome := r.classes[n], r.decision.Outcomes[n]
 		one := v1alpha1.DemandStatus{
-			Instances: requested(class.Asks), Pods: number(class.Pods), FirstPod: r.first[n].Namespace + "/" + r.first[n].Name,
+			Instances: requested(class.Asks), Pods: number(class.Pods), FirstPod: r.pods[n][0].Namespace + "/" + r.pods[n][0].Name,
 			SinceTime: metav1.NewTime(class.Oldest), Ready: number(outcome.Ready), Planned: number(outcome.Planned), Unmet: number(outcome.Unmet),
 			Holders: outcome.Blockers,
 		}
@@ -69,7 +69,7 @@ func (r *review) order() []int {
 	slices.SortFunc(order, func(a, b int) int {
 		x, y := &r.classes[a], &r.classes[b]
 		return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.Oldest.Compare(y.Oldest), cmp.Compare(fmt.Sprint(x.Asks), fmt.Sprint(y.Asks)),
-			strings.Compare(r.first[a].Namespace, r.first[b].Namespace), strings.Compare(r.first[a].Name, r.first[b].Name))
+			strings.Compare(r.pods[a][0].Namespace, r.pods[b][0].Namespace), strings.Compare(r.pods[a][0].Name, r.pods[b][0].Name))
 	})
 	return order
 }

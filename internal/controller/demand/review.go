@@ -66,8 +66,8 @@ type review struct {
 	most     []map[string]int64 // instances that nodes can have, by resource; each once
 	index    map[[2]string]int
 	classes  []demand.Class
-	first    []*corev1.Pod // of each class, the one that has waited longest
-	askers   []asker       // of each class
+	pods     [][]*corev1.Pod // of each class, the one that has waited longest first
+	askers   []asker         // of each class
 	decision demand.Decision
 	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
 	beyond   int                    // pods of kinds that were not looked at
@@ -77,23 +77,52 @@ type review struct {
 	next     time.Time                       // when to look again at changes that are under way
 }
 
-// Review decides for a policy that has GPUs on demand, and returns what the policy reports; in mode Apply also
-// status.demand of the nodes that it governs. The pods are those that wait
-// and whose namespaces the policy selects. It is to be asked again at a time, unless that is zero. It changes nothing but the memory, which
-// changes no decision, and the attempts.
-func Review(
-	m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod,
-) (map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time) {
-	r := reviewOf(m, attempts, p, s, pods)
-	r.record(p, s.Now)
+// Reviewed is what is decided for a policy that has GPUs on demand.
+type Reviewed struct {
+	Decided   map[string][]v1alpha1.GPUDemand // in mode Apply: status.demand of the nodes that it governs
+	Status    *v1alpha1.OnDemandStatus
+	Condition metav1.Condition
+	Next      time.Time     // when to review it again; zero: when something changes
+	Serves    []*corev1.Pod // for which it has or makes instances
+}
+
+// Review decides for a policy that has GPUs on demand. The pods are those that wait, that no other policy serves,
+// and whose namespaces the policy selects. It changes nothing but the memory, which changes no decision, and the attempts.
+func Review(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) Reviewed {
+	r := reviewOf(m, p, s)
+	r.decide(pods, attempts, s.Now)
+	r.look(r.decision.Next)
+	begins := r.record(p, s.Now)
 	for _, entries := range r.decided {
 		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
 	}
 	status := r.status()
-	return r.decided, status, r.condition(status), r.next
+	return Reviewed{Decided: r.decided, Status: status, Condition: r.condition(status), Next: r.next, Serves: r.serves(begins)}
 }
 
-func reviewOf(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) *review {
+// Has returns the pods for which the GPUs of a policy have instances that are idle or being made.
+func Has(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) []*corev1.Pod {
+	r := reviewOf(m, p, s)
+	for g := range r.pool.GPUs {
+		r.pool.GPUs[g].Frozen = true
+	}
+	r.decide(pods, maps.Clone(attempts), s.Now)
+	return r.serves(false)
+}
+
+// serves are the pods for which instances are there, and those for which some are planned.
+func (r *review) serves(planned bool) (pods []*corev1.Pod) {
+	for n, o := range r.decision.Outcomes {
+		served := o.Ready
+		if planned {
+			served += o.Planned
+		}
+		pods = append(pods, r.pods[n][:served]...)
+	}
+	return pods
+}
+
+func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot) *review {
 	r := &review{
 		memory: m, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
 		decided: map[string][]v1alpha1.GPUDemand{},
@@ -114,9 +143,6 @@ func reviewOf(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy,
 			r.addNode(p, &s.Nodes[i], s.Now)
 		}
 	}
-	r.classify(pods)
-	r.decide(attempts, s.Now)
-	r.look(r.decision.Next)
 	return r
 }
 
@@ -246,9 +272,10 @@ var most, mostOfOne = bounds{kinds: 128, placements: 512}, bounds{kinds: 16, pla
 
 type bounds struct{ kinds, placements int }
 
-// classify joins the pods of a namespace that ask for the same and that the same nodes would take. Left out are pods that ask for what
+// classify joins the pods of a namespace that ask for the same, that the same nodes would take, and that are as old. Left out are pods that ask for what
 // no GPU of the pool can have, or that no node of it would take, and those of kinds beyond the bounds.
-func (r *review) classify(pods []*corev1.Pod) {
+func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) {
+	r.classes, r.pods, r.askers, r.beyond = nil, nil, nil, 0
 	where, at, of := map[string]placement{}, map[string]int{}, map[string]*bounds{}
 	for _, pod := range slices.SortedFunc(slices.Values(pods), byTurn) {
 		asks := r.asks(pod)
@@ -267,7 +294,8 @@ func (r *review) classify(pods []*corev1.Pod) {
 			continue
 		}
 		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
-		key := fmt.Sprint(pod.Namespace, class.Priority, asks, on.key)
+		asker := attempts.of(pod, r.largest(asks))
+		key := fmt.Sprint(asker, class.Priority, asks, on.key, now.Sub(class.Oldest) >= demand.Aged)
 		n, known := at[key]
 		if !known && (len(r.classes) == most.kinds || of[pod.Namespace].kinds == 0) {
 			r.beyond++
@@ -276,10 +304,11 @@ func (r *review) classify(pods []*corev1.Pod) {
 		if !known {
 			n = len(r.classes)
 			of[pod.Namespace].kinds--
-			at[key], r.classes, r.first = n, append(r.classes, class), append(r.first, pod)
-			r.askers = append(r.askers, asker{pod.Namespace, r.largest(asks)})
+			at[key], r.classes, r.pods = n, append(r.classes, class), append(r.pods, nil)
+			r.askers = append(r.askers, asker)
 		}
 		r.classes[n].Pods++
+		r.pods[n] = append(r.pods[n], pod)
 	}
 }
 

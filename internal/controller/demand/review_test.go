@@ -65,6 +65,14 @@ func a100s(t *testing.T, name string, gpus int) cluster.Node {
 	return n
 }
 
+// review is what demand.Review decides and reports.
+func review(m *pure.Memory, a demand.Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) (
+	map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time,
+) {
+	r := demand.Review(m, a, p, s, pods)
+	return r.Decided, r.Status, r.Condition, r.Next
+}
+
 // waits is a pod that waits for an instance of a profile since a minute ago.
 func waits(name, profile string, change func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
@@ -221,7 +229,7 @@ func TestReview(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			_, s, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(c.change), c.snapshot, c.pods)
+			_, s, is, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(c.change), c.snapshot, c.pods)
 			g.Expect([]any{is.Status, is.Reason}).To(Equal([]any{c.status, c.reason}), is.Message)
 			g.Expect([4]int32{s.Pods, s.Ready, s.Planned, s.Unmet}).To(Equal(c.counts))
 			g.Expect(s.GPUs).To(Equal(c.gpus))
@@ -238,11 +246,11 @@ func TestAReviewComesBackWhenAnInstanceIsIdleForLongEnough(t *testing.T) {
 		s.Nodes[0].GPU.Status.Devices[0].Instances[i].LastHeldTime = metav1.NewTime(now.Add(-4 * time.Minute))
 	}
 	pods := []*corev1.Pod{waits("w", "1g.5gb", nil)}
-	_, status, _, next := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
+	_, status, _, next := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 	g.Expect(next).To(BeTemporally("==", now.Add(time.Minute)))
 	g.Expect(status.Requests[0].UntilTime.Time).To(BeTemporally("==", next))
 	s.Now = next
-	_, status, _, next = demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
+	_, status, _, next = review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 	g.Expect(status.Planned).To(BeEquivalentTo(1))
 	g.Expect(next.IsZero()).To(BeTrue())
 }
@@ -263,7 +271,7 @@ func TestAReviewIsBounded(t *testing.T) {
 		}))
 	}
 	memory := &pure.Memory{}
-	_, first, is, _ := demand.Review(memory, demand.Attempts{}, onDemand(nil), s, pods)
+	_, first, is, _ := review(memory, demand.Attempts{}, onDemand(nil), s, pods)
 	g.Expect(first.Pods).To(Equal(int32(60)))
 	g.Expect(first.Ready + first.Planned + first.Unmet).To(Equal(first.Pods))
 	g.Expect(first.Requests).To(HaveLen(v1alpha1.MostDemands))
@@ -273,7 +281,7 @@ func TestAReviewIsBounded(t *testing.T) {
 	for range 5 {
 		pods = slices.Clone(pods)
 		r.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-		_, again, same, _ := demand.Review(memory, demand.Attempts{}, onDemand(nil), s, pods)
+		_, again, same, _ := review(memory, demand.Attempts{}, onDemand(nil), s, pods)
 		g.Expect(again).To(Equal(first))
 		g.Expect(same).To(Equal(is))
 	}
@@ -308,7 +316,7 @@ func TestAPodThatAsksForMoreProfilesThanAreListed(t *testing.T) {
 		}
 	})
 	NewWithT(t).Expect(len(all.Spec.Containers[0].Resources.Limits)).To(BeNumerically(">", 16))
-	_, got, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
+	_, got, _, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, []*corev1.Pod{all, waits("x", "1g.5gb", nil)})
 	NewWithT(t).Expect([]int32{got.Pods, got.Planned}).To(Equal([]int32{1, 1}))
 }
 
@@ -320,9 +328,9 @@ func TestPodsThatTheSameNodesWouldTakeAreOne(t *testing.T) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: "other", Operator: corev1.TolerationOpExists}}
 	})
 	policy := onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} })
-	_, got, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, policy, s, []*corev1.Pod{one, other})
+	_, got, _, _ := review(&pure.Memory{}, demand.Attempts{}, policy, s, []*corev1.Pod{one, other})
 	NewWithT(t).Expect(got.Requests).To(HaveLen(1))
-	_, again, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, policy, s, []*corev1.Pod{other, one})
+	_, again, _, _ := review(&pure.Memory{}, demand.Attempts{}, policy, s, []*corev1.Pod{other, one})
 	NewWithT(t).Expect(again).To(Equal(got))
 }
 
@@ -337,7 +345,7 @@ func TestWhichPodHasAnInstance(t *testing.T) {
 		n := a100s(t, "a", 1)
 		n.Pods = slices.Clone(bound)
 		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
-		_, status, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
+		_, status, _, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, []*corev1.Pod{waits("x", "1g.5gb", nil)})
 		got = append(got, status)
 		slices.Reverse(bound)
 	}
@@ -352,7 +360,7 @@ func TestTheReasonIsOfPodsThatWaitOn(t *testing.T) {
 	for n := range v1alpha1.MostDemands {
 		pods = append(pods, waits(fmt.Sprint("w", n), "1g.5gb", func(p *corev1.Pod) { p.Spec.Priority = new(int32(100 - n)) }))
 	}
-	_, got, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
+	_, got, is, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, append(pods, waits("x", "7g.40gb", nil)))
 	NewWithT(t).Expect([]int32{got.Planned, got.Unmet}).To(Equal([]int32{10, 1}))
 	NewWithT(t).Expect(is.Reason).To(Equal(v1alpha1.ReasonProfileNotAllowed))
 	NewWithT(t).Expect(is.Message).To(HaveSuffix("1 would not, such as team/x"))
@@ -399,15 +407,15 @@ func TestKindsOfPodsAreBounded(t *testing.T) {
 			for n := range 1000 {
 				pods = append(pods, waits(fmt.Sprintf("w%03d", n), "1g.5gb", func(p *corev1.Pod) { c.change(n, p) }))
 			}
-			_, got, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
+			_, got, is, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 			slices.Reverse(pods)
-			_, again, same, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
+			_, again, same, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, pods)
 			NewWithT(t).Expect(got.Pods).To(Equal(c.count))
 			NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/w000"))
 			NewWithT(t).Expect(is.Message).To(ContainSubstring(c.message))
 			NewWithT(t).Expect(again).To(Equal(got))
 			NewWithT(t).Expect(same).To(Equal(is))
-			_, beside, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, append(pods, waits("w", "1g.5gb", func(p *corev1.Pod) {
+			_, beside, _, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(nil), s, append(pods, waits("w", "1g.5gb", func(p *corev1.Pod) {
 				p.Namespace = "other"
 				p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now)
 			})))
@@ -424,7 +432,7 @@ func TestPodsThatTheSchedulerLeaves(t *testing.T) {
 	look := func(after time.Duration) (*v1alpha1.OnDemandStatus, time.Duration) {
 		n++ // each time it is another pod
 		s.Now = s.Now.Add(after)
-		_, status, _, next := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", nil)})
+		_, status, _, next := review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", nil)})
 		return status, next.Sub(s.Now)
 	}
 	for _, backOff := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute, 32 * time.Minute, 64 * time.Minute, 64 * time.Minute} {
@@ -436,7 +444,7 @@ func TestPodsThatTheSchedulerLeaves(t *testing.T) {
 		g.Expect(next).To(Equal(backOff))
 		status, _ = look(backOff - time.Second)
 		g.Expect(status.Unmet).To(BeEquivalentTo(1))
-		_, status, _, _ = demand.Review(&pure.Memory{}, maps.Clone(attempts), onDemand(nil), s, []*corev1.Pod{waits("w", "3g.20gb", func(p *corev1.Pod) { p.Namespace = "other" })})
+		_, status, _, _ = review(&pure.Memory{}, maps.Clone(attempts), onDemand(nil), s, []*corev1.Pod{waits("w", "3g.20gb", func(p *corev1.Pod) { p.Namespace = "other" })})
 		g.Expect(status.Ready).To(BeEquivalentTo(1), "another namespace")
 		s.Now = s.Now.Add(time.Second)
 	}
@@ -452,11 +460,38 @@ func TestPodsThatTheSchedulerLeaves(t *testing.T) {
 	s.Nodes[0].Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
 	status, _ = look(time.Hour)
 	g.Expect(status.Ready).To(BeEquivalentTo(1), "the node takes no pods")
-	_, none, _, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
+	_, none, _, _ := review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
 	g.Expect(none.Pods).To(BeZero())
 	s.Now = s.Now.Add(3 * time.Hour)
-	_, _, _, _ = demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
+	_, _, _, _ = review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
 	g.Expect(attempts).To(BeEmpty(), "forgotten")
+}
+
+// TestABrokenPodOfANamespace backs off, and not one of another kind that asks for the same. Beyond some kinds all of the namespace do, since a tenant
+// can make any number of them.
+func TestABrokenPodOfANamespace(t *testing.T) {
+	g, attempts := NewWithT(t), demand.Attempts{}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
+	broken := func(kind string) *corev1.Pod {
+		return waits("w"+kind, "3g.20gb", func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: kind}}}}
+		})
+	}
+	look := func(pods ...*corev1.Pod) *v1alpha1.OnDemandStatus {
+		_, status, _, _ := review(&pure.Memory{}, attempts, onDemand(nil), s, pods)
+		return status
+	}
+	for n := range 4 {
+		pod := broken(fmt.Sprint(n))
+		g.Expect(look(pod).Ready).To(BeEquivalentTo(1))
+		s.Now = s.Now.Add(time.Minute)
+		g.Expect(look(pod).Requests[0].Reason).To(Equal(v1alpha1.ReasonAdvertisedNotScheduled))
+		want := int32(1)
+		if n == 3 {
+			want = 0
+		}
+		g.Expect(look(pod, waits("good", "3g.20gb", nil)).Ready).To(Equal(want), "beside %d kinds of broken pods", n+1)
+	}
 }
 
 // TestShortPodsDoNotBackOff: a queue of pods that run for a few seconds each. The scheduler binds each, at once; what has finished counts as bound.
@@ -468,7 +503,7 @@ func TestShortPodsDoNotBackOff(t *testing.T) {
 		for at := range 20 {
 			pods = append(pods, waits(fmt.Sprintf("w%03d", n+at), "3g.20gb", nil))
 		}
-		_, status, is, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, pods)
+		_, status, is, _ := review(&pure.Memory{}, attempts, onDemand(nil), s, pods)
 		g.Expect(status.Ready).To(BeEquivalentTo(2), "after %s: %s", s.Now.Sub(now), is.Message)
 		s.Now = s.Now.Add(5 * time.Second)
 		for i := range s.Nodes[0].GPU.Status.Devices[0].Instances {
@@ -483,10 +518,10 @@ func TestAPulsePastTheBackOff(t *testing.T) {
 	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 1)}}
 	reasons := map[string]int{}
 	for n := range 60 { // an hour, of which no pod of the tenant is ever bound
-		_, status, _, _ := demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", nil)})
+		_, status, _, _ := review(&pure.Memory{}, attempts, onDemand(nil), s, []*corev1.Pod{waits(fmt.Sprint("w", n), "3g.20gb", nil)})
 		reasons[status.Requests[0].Reason]++
 		s.Now = s.Now.Add(55 * time.Second)
-		_, _, _, _ = demand.Review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
+		_, _, _, _ = review(&pure.Memory{}, attempts, onDemand(nil), s, nil)
 		s.Now = s.Now.Add(5 * time.Second)
 	}
 	g.Expect(reasons["AdvertisedNotScheduled"]).To(BeNumerically(">", 30), "of 60 minutes: %v", reasons)
@@ -516,9 +551,9 @@ func TestTheClockWasSetBack(t *testing.T) {
 		UUID: "a-0", Instances: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}, FirstPod: "team/v", SinceTime: metav1.NewTime(now.AddDate(1, 0, 0)),
 	}}
 	s := &cluster.Snapshot{Now: now.Add(time.Hour), Nodes: []cluster.Node{n}}
-	decided, _, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, applying(), s, nil)
+	decided, _, _, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), s, nil)
 	s.Now, s.Nodes[0].GPU.Status.Demand = s.Now.Add(pure.Hold), decided["a"]
-	_, status, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+	_, status, is, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
 	g.Expect(status.Planned).To(BeEquivalentTo(1), is.Message)
 }
 
@@ -536,7 +571,7 @@ func TestAPodOfTheSameNameAsOneThatEnded(t *testing.T) {
 	rests(&n)
 	n.Pods = []cluster.Pod{{Namespace: "team", Name: "web-0", UID: "new", GPU: true, Scheduled: now, Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 2}}}
 	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
-	decided, status, is, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+	decided, status, is, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
 	g.Expect(status.Planned).To(BeZero(), "%s: %v", is.Message, decided)
 }
 
@@ -551,7 +586,7 @@ func TestWhatTheRolloutHoldsBack(t *testing.T) {
 	writes, told, attempts := 0, 0, demand.Attempts{}
 	for range 12 * 60 { // an hour, in which a window is closed or the rollout has halted
 		before := s.Nodes[0].GPU.Status.Demand
-		decided, _, _, _ := demand.Review(&pure.Memory{}, attempts, applying(), s, []*corev1.Pod{waits("w", "1g.5gb", nil)})
+		decided, _, _, _ := review(&pure.Memory{}, attempts, applying(), s, []*corev1.Pod{waits("w", "1g.5gb", nil)})
 		if !equality.Semantic.DeepEqual(before, decided["a"]) {
 			writes++
 			if len(decided["a"]) > 0 && decided["a"][0].FirstPod != "" {
@@ -571,8 +606,41 @@ func TestAPodThatGrowsOldGoesFirst(t *testing.T) {
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-9 * time.Minute))
 	})}
 	for after, want := range map[time.Duration][]int32{0: {0, 1}, time.Minute: {1, 0}} {
-		_, got, _, _ := demand.Review(&pure.Memory{}, demand.Attempts{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
+		_, got, _, _ := review(&pure.Memory{}, demand.Attempts{}, policy, &cluster.Snapshot{Now: now.Add(after), Nodes: []cluster.Node{a100s(t, "a", 1)}}, pods)
 		NewWithT(t).Expect([]int32{got.Requests[0].Planned, got.Requests[1].Planned}).To(Equal(want), after.String())
 		NewWithT(t).Expect(got.Requests[0].FirstPod).To(Equal("team/old"))
+	}
+}
+
+// TestAChangeThatNeverBegan holds its GPU for its back-off, and not for pure.Hold as if it had been changed.
+func TestAChangeThatNeverBegan(t *testing.T) {
+	g, n := NewWithT(t), a100s(t, "a", 1)
+	rests(&n)
+	n.GPU.Spec.ChangeTime = metav1.NewTime(now.Add(-time.Hour))
+	n.GPU.Status.Demand = []v1alpha1.GPUDemand{{
+		UUID: "a-0", Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, FirstPod: "team/v", SinceTime: metav1.NewTime(now.Add(-25 * time.Second)),
+	}}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+	for _, want := range []int32{1, 0} {
+		decided, status, is, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+		g.Expect(status.Unmet).To(Equal(want), is.Message)
+		s.Nodes[0].GPU.Status.Demand, s.Now = decided["a"], s.Now.Add(time.Minute)
+	}
+}
+
+// TestAYoungPodBesideAnOldOne of its namespace is young all the same: another namespace's pod that has waited longer than it goes first.
+func TestAYoungPodBesideAnOldOne(t *testing.T) {
+	g, since := NewWithT(t), func(d time.Duration, namespace string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Namespace, p.Status.Conditions[0].LastTransitionTime = namespace, metav1.NewTime(now.Add(-d))
+		}
+	}
+	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a100s(t, "a", 2)}}
+	pods := []*corev1.Pod{
+		waits("old", "7g.40gb", since(11*time.Minute, "team")), waits("young", "7g.40gb", since(time.Second, "team")), waits("w", "7g.40gb", since(9*time.Minute, "other")),
+	}
+	_, status, _, _ := review(&pure.Memory{}, demand.Attempts{}, onDemand(func(of *v1alpha1.MIGOnDemand) { of.Profiles = []v1alpha1.MIGProfile{"7g"} }), s, pods)
+	for _, r := range status.Requests {
+		g.Expect(r.Planned == 1).To(Equal(r.FirstPod != "team/young"), r.FirstPod)
 	}
 }

@@ -67,8 +67,7 @@ type Reason string
 
 // The reasons.
 const (
-	NotAllowed Reason = "NotAllowed" // the policy does not let that profile be made, or no GPU of the pool can hold it
-	NoNode     Reason = "NoNode"     // no node of the pool would take the pod
+	NotAllowed Reason = "NotAllowed" // the policy does not let that profile be made, or no GPU of the nodes that would take the pod can hold it
 	BackOff    Reason = "BackOff"    // what was made for such pods before was not used
 	Budget     Reason = "Budget"     // too many nodes are unavailable
 	Held       Reason = "Held"       // the instances that would have to go were used a short time ago
@@ -82,8 +81,6 @@ type Decision struct {
 	Changes  []Change // by node and UUID
 	Outcomes []Outcome
 	Next     time.Time // when to decide again at the latest; zero: when something changes
-	// Fragmentation is memory slices that profiles of the pool cannot make use of, once all is changed.
-	Fragmentation int
 }
 
 // Change is what one GPU should have instead of what it has.
@@ -225,7 +222,6 @@ func (c *chooser) assign(chosen []placed, d *Decision) {
 		}
 	}
 	for g, p := range c.places {
-		d.Fragmentation += p.table.fragmentation + p.option.cost.growth
 		if !p.option.changes() {
 			continue
 		}

@@ -102,7 +102,7 @@ func TestWhyPodsWait(t *testing.T) {
 		next    time.Time
 	}{
 		"another profile":       {pool(full("", time.Hour)), []demand.Class{asks("1g.5gb+me", 1)}, demand.Outcome{Unmet: 1, Reason: demand.NotAllowed}, time.Time{}},
-		"another node":          {pool(full("", time.Hour)), one(func(c *demand.Class) { c.Nodes = map[string]bool{"z": true} }), demand.Outcome{Unmet: 1, Reason: demand.NoNode}, time.Time{}},
+		"another node":          {pool(full("", time.Hour)), one(func(c *demand.Class) { c.Nodes = map[string]bool{"z": true} }), demand.Outcome{Unmet: 1, Reason: demand.NotAllowed}, time.Time{}},
 		"in vain before":        {pool(full("", time.Hour)), one(func(c *demand.Class) { c.BackOff = now.Add(time.Minute) }), demand.Outcome{Unmet: 1, Reason: demand.BackOff, Until: now.Add(time.Minute)}, now.Add(time.Minute)},
 		"no slot":               {noBudget, one(nil), demand.Outcome{Unmet: 1, Reason: demand.Budget}, time.Time{}},
 		"idle for a short time": {pool(full("", time.Minute)), one(nil), demand.Outcome{Unmet: 1, Reason: demand.Held, Until: now.Add(4 * time.Minute)}, now.Add(4 * time.Minute)},

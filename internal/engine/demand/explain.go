@@ -90,13 +90,6 @@ func (d *Decision) look(at time.Time) {
 
 // never says why no change can ever serve a class; empty if one could.
 func (c *chooser) never(class Class) Reason {
-	admitted := false
-	for _, node := range c.nodes {
-		admitted = admitted || admits(class.Nodes, node.name)
-	}
-	if !admitted {
-		return NoNode
-	}
 	for _, p := range c.places {
 		can := admits(class.Nodes, p.gpu.Node)
 		for name := range class.Asks {

@@ -73,12 +73,11 @@ func (o *option) kept(profile int) int { return int(o.offers[profile] - o.made[p
 
 // table is all layouts of GPUs that have the same instances in the same state.
 type table struct {
-	names         []string // profiles, exact: first those that may be made, then those of which it has idle instances alone
-	made          int      // how many of names may be made
-	options       []*option
-	best          map[wanted]*option
-	reserved      tally // instances of reserved profiles that may be destroyed
-	fragmentation int   // of what the GPU has
+	names    []string // profiles, exact: first those that may be made, then those of which it has idle instances alone
+	made     int      // how many of names may be made
+	options  []*option
+	best     map[wanted]*option
+	reserved tally // instances of reserved profiles that may be destroyed
 }
 
 // wanted is how many instances an option must offer, and how many of reserved profiles it may destroy.
@@ -185,7 +184,6 @@ func newTable(of kind, instances []Instance, states []state, frozen bool) *table
 			offers[at]++
 		}
 	}
-	t.fragmentation = mig.Fragmentation(*d, all, names)
 	if frozen {
 		t.options = []*option{t.asItIs(instances, states)}
 		return t
@@ -195,6 +193,7 @@ func newTable(of kind, instances []Instance, states []state, frozen bool) *table
 			t.reserved[at]++
 		}
 	}
+	fragmentation := mig.Fragmentation(*d, all, names)
 	err := mig.Beside(*d, fixed, free, names, func(further []gpu.Instance) {
 		o := t.option(offers, free, further)
 		if slices.ContainsFunc(t.options, func(p *option) bool {
@@ -202,7 +201,7 @@ func newTable(of kind, instances []Instance, states []state, frozen bool) *table
 		}) {
 			return // whatever its fragmentation
 		}
-		o.cost.growth = mig.Fragmentation(*d, append(fixed, further...), names) - t.fragmentation
+		o.cost.growth = mig.Fragmentation(*d, append(fixed, further...), names) - fragmentation
 		t.options = append(t.options, o)
 	})
 	if err != nil { // instances that the driver does not describe

@@ -108,8 +108,11 @@ func newBudget(g *Group) *budget {
 	return b
 }
 
-// spend counts a node that holds a slot.
+// spend counts a node that holds a slot. One that was lost in a change for pods that wait keeps its taint, and others wait for it no longer.
 func (b *budget) spend(m *member) {
+	if m.ForDemand && m.Node.IsLost() {
+		return
+	}
 	if countsAsUnavailable(m) {
 		b.unavailable++
 	}

@@ -51,7 +51,8 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		_, status, is, _ := demand.Review(&a.memory, a.attempts, p, longIdle(s), manyWait(s))
+		of := demand.Review(&a.memory, a.attempts, p, longIdle(s), manyWait(s))
+		status, is := of.Status, of.Condition
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
 		}
