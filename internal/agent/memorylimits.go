@@ -46,9 +46,6 @@ const (
 	// limitsSoon is when to look again at a pod whose cgroup, or whose containers', may be about to come, and limitsRetry
 	// at what the driver refused or use is above.
 	limitsSoon, limitsRetry = time.Second, 15 * time.Second
-	// limitsGrace is how long a pod keeps its limit that the kubelet does not list any more: one that starts anew lists none
-	// until it has heard of its pods, and on misc a limit that was gone for a moment does not count what was allocated before.
-	limitsGrace = time.Minute
 )
 
 // LimitSources are what a MemoryLimiter works with beside what the Controller has.
@@ -85,7 +82,6 @@ type MemoryLimiter struct {
 	halted   bool                 // a limit did not read back: no further one is set
 	replicas map[string]int       // how often a GPU is advertised, as last seen
 	missing  map[string]time.Time // since when pods have no cgroup
-	unlisted map[string]time.Time // since when the kubelet does not list the pod of a recorded limit
 	running  map[string]bool      // IDs of the cgroups of containers, and of pods that have some
 	again    chan struct{}        // the watch looks for new directories
 }

@@ -27,7 +27,7 @@ func TestMemoryLimits(t *testing.T) {
 		"reports, limits and undoes, and writes nothing that is no news": limitsReports,
 		"says what a node lacks":                        limitsLacks,
 		"asks the driver about no pod again":            limitsRests,
-		"keeps limits while the kubelet lists no pods":  limitsOutlastTheKubelet,
+		"says that it could not look":                   limitsCannotLook,
 		"goes on where the memory guard watches beside": limitsBesideTheGuard,
 		"limits both of two pods of one name":           limitsOfOneName,
 		"keeps the limit of a pod that runs on unseen":  limitsOutliveTheirPod,
@@ -180,9 +180,7 @@ func limitsBesideTheGuard(s scenario) {
 	l.Expect(condition.IsTrue(l.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)).To(gomega.BeFalse(), "nothing watches")
 }
 
-// limitsOutlastTheKubelet: one that starts anew lists no pods for a while. On misc a limit that was gone for a moment does
-// not count what was allocated before.
-func limitsOutlastTheKubelet(s scenario) {
+func limitsCannotLook(s scenario) {
 	l := s.limited(true)
 	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
 	l.allocations.err = errLimits
@@ -193,16 +191,6 @@ func limitsOutlastTheKubelet(s scenario) {
 	l.allocations.err = nil
 	l.look()
 	l.Expect(l.reason()).To(gomega.Equal("True Enforced"))
-	l.allocations.free()
-	sets := len(l.hardware.sets)
-	for range 4 {
-		<-l.clock.After(10 * time.Second)
-		l.look()
-	}
-	l.Expect(l.hardware.sets).To(gomega.HaveLen(sets))
-	<-l.clock.After(time.Minute)
-	l.look()
-	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit), "the pod has no share any more")
 }
 
 // A user deletes a pod by force (--grace-period=0) that takes a day to end, and starts another one of its name: both run, and the kubelet
