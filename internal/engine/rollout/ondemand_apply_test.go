@@ -762,22 +762,76 @@ func TestHistoriesOfDemand(t *testing.T) {
 	g.Expect(count < 20 || 10*repartitioned >= 3*count).To(BeTrue(), "histories with a repartition: %d of %d", repartitioned, count)
 }
 
+// largeOn is a miniature with nodes of one A100, at rest with two instances of 3g, of which 7g may be made.
+func largeOn(t *testing.T, nodes ...string) *applied {
+	t.Helper()
+	c := newApplied(t, 0)
+	for _, name := range nodes {
+		c.add(name, sim.A100)
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{
+			Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"3g", "7g"}, IdleSeconds: 30,
+		}}},
+	}}, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeEvict })}
+	for range 200 {
+		c.step()
+	}
+	c.edited = false
+	return c
+}
+
+// TestWhatAChangeForDemandWaitsFor, once it is decided: whose instance it could destroy.
+func TestWhatAChangeForDemandWaitsFor(t *testing.T) {
+	pod := func(c *applied, bound time.Duration) cluster.Pod {
+		return cluster.Pod{
+			Namespace: "user", Name: "p", UID: "p", Controller: "ReplicaSet", GPU: true, Scheduled: c.Now.Add(-bound), Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
+		}
+	}
+	for name, is := range map[string]struct {
+		before func(c *applied, h *host)
+		during int // seconds
+		taints bool
+	}{
+		"a pod that holds one":                               {func(c *applied, h *host) { c.hold(h, "p", 0, h.devices()[0].State.Instances[0].ID) }, 60, false},
+		"a pod bound to the node just now":                   {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, 0)) }, 10, false},
+		"a pod that the kubelet has not admitted for long":   {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, time.Minute)) }, 60, false},
+		"pods that a scheduler binds who saw no taint yet":   {func(*applied, *host) {}, 2, true},
+		"a pod that was bound meanwhile, and is not evicted": {func(*applied, *host) {}, 5, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, c := NewWithT(t), largeOn(t, "n0")
+			h := c.hosts["n0"]
+			is.before(c, h)
+			h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+			c.version["n0"]++
+			for range 100 {
+				if c.acts(); !is.taints || h.HasChangingTaint() {
+					break
+				}
+			}
+			if name == "a pod that was bound meanwhile, and is not evicted" {
+				c.hold(h, "p", 0, h.devices()[0].State.Instances[0].ID)
+				c.version["n0"]++
+			}
+			for range is.during {
+				c.passes(time.Second)
+				c.acts()
+			}
+			g.Expect(c.broken).To(BeEmpty())
+			g.Expect(h.GPU.Spec.Devices[0].Sharing.Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}))
+			if !is.taints {
+				g.Expect(h.Taints).To(BeEmpty())
+			}
+		})
+	}
+}
+
 // TestANodeThatDiesInTheMiddle of a change for a pod: another serves the pod once Kubernetes has found that out, and not when the time of the change is over.
 func TestANodeThatDiesInTheMiddle(t *testing.T) {
 	for _, after := range []int{0, 2, 4} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			g, c := NewWithT(t), newApplied(t, 0)
-			for _, name := range []string{"n0", "n1"} {
-				c.add(name, sim.A100)
-			}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
-				ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{
-					Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"3g", "7g"}, IdleSeconds: 30,
-				}}},
-			}})}
-			for range 200 {
-				c.step()
-			}
+			g, c := NewWithT(t), largeOn(t, "n0", "n1")
 			c.waits("7g.40gb", 0)
 			for !c.hosts["n0"].HasChangingTaint() {
 				c.step()
