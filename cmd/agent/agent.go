@@ -164,11 +164,15 @@ func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter
 	if err != nil {
 		return nil, err
 	}
+	containers := host.NewContainerLogs(root)
 	return agent.New(agent.Config{
 		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: hardware,
 		Nodes: driver.NewDeviceNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
-		Containers: host.NewContainerLogs(root), Rebooter: newRebooter(f, proc), Allocations: allocations,
+		Containers: containers, Rebooter: newRebooter(f, proc), Allocations: allocations,
 		Driver: f.drivers().Find, Status: status, Clock: clock.RealClock{}, Resync: f.resync,
+		InitContainers: func() ([]host.HeldDevice, error) {
+			return host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}.Held(processes, containers)
+		},
 	}), nil
 }
 
@@ -179,7 +183,8 @@ func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agen
 		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
 	}
 	return agent.NewMemoryLimiter(c, agent.LimitSources{
-		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods, MemacctMode: proc.MemacctMode,
+		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods,
+		Devices: host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}.Devices, MemacctMode: proc.MemacctMode,
 		Record: host.RecordFile{Path: filepath.Join(f.mpsRoot, ".memory-limits", "record.json")}, PodLogs: host.PodLogFolder(f.hostRoot),
 	}), nil
 }

@@ -50,6 +50,7 @@ type node struct {
 	nodes       deviceNodes
 	processes   *hostfake.Processes
 	containers  containers
+	inits       []host.HeldDevice // of init containers
 	allocations *allocations
 	runner      *hostfake.Runner
 	rebooter    *hostfake.Rebooter
@@ -121,7 +122,7 @@ func (n *node) restartAgent() {
 	n.controller = agent.New(agent.Config{
 		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, Nodes: &n.nodes, MPS: n.view,
 		Processes: n.processes, Containers: n.containers, Rebooter: n.rebooter, Allocations: n.allocations, Clock: n.clock, Resync: resync,
-		Status: n.status,
+		Status: n.status, InitContainers: func() ([]host.HeldDevice, error) { return n.inits, nil },
 	})
 }
 

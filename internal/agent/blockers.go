@@ -6,6 +6,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -57,5 +58,20 @@ func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error)
 	if err != nil {
 		return nil, err
 	}
-	return plan.Blockers(s, now.devices), nil
+	if found := plan.Blockers(s, now.devices); len(found) > 0 || l.initContainers == nil {
+		return found, nil
+	}
+	held, err := l.initContainers()
+	if err != nil { // of another kubelet than those that are known: what it lists has to do
+		log(ctx).Info("What init containers hold is not known", "reason", err.Error())
+	}
+	var allocations []Allocation
+	for _, h := range held {
+		allocations = append(allocations, Allocation{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Device: h.Device})
+	}
+	devices := slices.Clone(now.devices)
+	for i := range devices {
+		devices[i].Holders = holdersOf(devices[i], allocations)
+	}
+	return plan.Blockers(s, devices), nil
 }

@@ -71,10 +71,13 @@ type Config struct {
 	Containers  host.Containers // nil: the containers of processes are not known
 	Rebooter    host.Rebooter   // nil: the agent must not reboot the node
 	Allocations Allocations
-	Status      *StatusWriter                 // also of the ConfigReporter; nil: one of its own
-	Driver      func() (driver.Driver, error) // finds the driver that the node has; nil: it does not change
-	Clock       clock.Clock
-	Resync      time.Duration // how often the GPUs are looked at without an event
+	// InitContainers tells what those that run hold, which the kubelet lists for nobody; nil: nobody knows. It may tell what
+	// other containers hold too.
+	InitContainers func() ([]host.HeldDevice, error)
+	Status         *StatusWriter                 // also of the ConfigReporter; nil: one of its own
+	Driver         func() (driver.Driver, error) // finds the driver that the node has; nil: it does not change
+	Clock          clock.Clock
+	Resync         time.Duration // how often the GPUs are looked at without an event
 }
 
 // Controller reconciles the GPUNode of one node.
@@ -112,6 +115,8 @@ type tools struct {
 	clock       clock.Clock
 	lock        hardwareLock
 	metrics     *metrics
+
+	initContainers func() ([]host.HeldDevice, error)
 }
 
 // New makes a controller.
@@ -127,7 +132,7 @@ func New(c Config) *Controller {
 	}
 	t := tools{
 		node: c.Node, client: c.Client, hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
-		clock: c.Clock, lock: make(hardwareLock, 1), metrics: newMetrics(),
+		clock: c.Clock, lock: make(hardwareLock, 1), metrics: newMetrics(), initContainers: c.InitContainers,
 	}
 	return &Controller{
 		tools: t, applier: applier{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},

@@ -5,10 +5,12 @@ package agent_test
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -17,7 +19,7 @@ func (w *limitWorld) runs(name string, replicas int) *limitPod {
 	w.t.Helper()
 	w.serial++
 	p := &limitPod{
-		name: name, uid: "0000000" + string(rune('0'+w.serial)) + "-0000-4000-8000-000000000000", replicas: map[string]int{w.gpus[0]: replicas},
+		name: name, uid: "0000000" + string(rune('0'+w.serial)) + "-0000-4000-8000-000000000000", replicas: map[string]int{w.gpus[0]: replicas}, listed: map[string]int{w.gpus[0]: replicas},
 		pids: map[int]string{}, uncounted: map[int]bool{}, covered: map[string]bool{},
 	}
 	w.pods = append(w.pods, p)
@@ -110,5 +112,40 @@ func TestTheRecordIsOneAgents(t *testing.T) {
 	again()
 	if _, err := os.Stat(w.record.Path); err == nil {
 		t.Error("a record is left")
+	}
+}
+
+// TestAPodAboveItsShareGetsItsLimitOnceItUsesLess, and is said to have none until then.
+func TestAPodAboveItsShareGetsItsLimitOnceItUsesLess(t *testing.T) {
+	w := newLimitWorld(t, 3, map[string]int{})
+	p := w.runs("train", 1)
+	path := w.tree.pod(p.class, p.uid)
+	w.hardware.Update(func(n *sim.Node) {
+		w.must(n.StartProgram(w.gpus[0], gpu.Process{PID: 7, Name: "python3", Instance: gpu.WholeGPU}, p.containers[1]))
+		w.must(n.Allocate(w.gpus[0], 7, sim.DeviceMemory, 20<<30))
+	})
+	w.enforce()
+	w.settle()
+	if c := w.last.Condition; c.Reason != v1alpha1.ReasonAboveLimit || c.Status != "False" || w.last.After > 15*time.Second || w.limitOf(w.gpus[0], path) != sim.NoLimit {
+		t.Errorf("%s %s, looked at again after %s: %+v", c.Status, c.Reason, w.last.After, w.last.Status)
+	}
+	w.hardware.Update(func(n *sim.Node) { n.FreeMemory(7) })
+	w.clock.Step(w.last.After)
+	w.settle()
+	if is := w.limitOf(w.gpus[0], path); w.last.Condition.Status != "True" || is != 4<<30 {
+		t.Errorf("%s: %d", w.last.Condition.Reason, is)
+	}
+}
+
+// TestPodsAreLimitedWhereTheKubeletsRecordCannotBeRead: those that it lists.
+func TestPodsAreLimitedWhereTheKubeletsRecordCannotBeRead(t *testing.T) {
+	w := newLimitWorld(t, 3, map[string]int{})
+	w.runs("train", 1)
+	w.checkpoint()
+	w.must(os.WriteFile(filepath.Join(w.hostRoot, "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"), []byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["x"]}]}}`), 0o600))
+	w.enforce()
+	w.settle()
+	if w.last.Status.Limited != 1 {
+		t.Errorf("%+v", w.last)
 	}
 }

@@ -4,6 +4,7 @@
 package agent_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -23,11 +25,12 @@ import (
 // step lets one thing happen, the agent look at it more often than not, and time pass.
 func (w *limitWorld) step() {
 	w.t.Helper()
-	all := w.happenings()
-	h := all[w.r.IntN(len(all))]
-	w.note("%s", h.name)
-	if h.do() {
-		w.count(h.name)
+	for happened := false; !happened; {
+		h := pick(w.r, w.happenings())
+		w.note("%s", h.name)
+		if happened = h.do(); happened {
+			w.count(h.name)
+		}
 	}
 	w.clock.Step(time.Duration(w.r.IntN(20)) * time.Second)
 	if w.r.IntN(4) > 0 {
@@ -56,26 +59,26 @@ func (w *limitWorld) happenings() (all []limitHappening) {
 		{8, limitHappening{"another program limits a pod", w.limitByOthers}},
 		{17, limitHappening{"another program removes its limit", w.unlimitByOthers}},
 		{13, limitHappening{"a container lifts its limit by the hook", w.hook}},
-		{6, limitHappening{"the policy changes", w.policy}},
-		{5, limitHappening{"another owner comes", w.owner}},
-		{5, limitHappening{"the driver is initialized anew", w.reload}},
+		{4, limitHappening{"the policy changes", w.policy}},
+		{3, limitHappening{"another owner comes", w.owner}},
+		{3, limitHappening{"the driver is initialized anew", w.reload}},
 		{9, limitHappening{"the agent's process ends before a call", func() bool { return w.crash(&w.hardware.crashBefore) }}},
 		{9, limitHappening{"the agent's process ends after a call", func() bool { return w.crash(&w.hardware.crashAfter) }}},
-		{5, limitHappening{"the agent's process ends at rest", func() bool { w.startAgent(); return true }}},
+		{3, limitHappening{"the agent's process ends at rest", func() bool { w.startAgent(); return true }}},
 		{5, limitHappening{"two agents look at once", w.twoAgents}},
 		{5, limitHappening{"a call fails", w.callFails}},
-		{5, limitHappening{"the record cannot be written", w.recordFails}},
+		{3, limitHappening{"the record cannot be written", w.recordFails}},
 		{5, limitHappening{"the kubelet lists no pods", w.kubeletRestarts}},
-		{5, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
+		{3, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
 		{50, limitHappening{"a new cgroup inherits a stale limit", w.inherit}},
 		{8, limitHappening{"a cgroup goes between look and set", w.vanishes}},
 		{8, limitHappening{"a set has no effect", w.ignored}},
-		{30, limitHappening{"a container's limit changes between set and look", w.hookRaces}},
-		{30, limitHappening{"a program frees between set and look", w.freesInTime}},
+		{45, limitHappening{"a container's limit changes between set and look", w.hookRaces}},
+		{45, limitHappening{"a program frees between set and look", w.freesInTime}},
 		{10, limitHappening{"a pod of the same name is still there", w.sameName}},
 		{9, limitHappening{"a link and a folder that look like pods", w.disguised}},
-		{5, limitHappening{"what a limit needs is lacking", w.lacking}},
-		{5, limitHappening{"the node boots", w.reboot}},
+		{3, limitHappening{"what a limit needs is lacking", w.lacking}},
+		{3, limitHappening{"the node boots", w.reboot}},
 	} {
 		for range h.often {
 			all = append(all, h.limitHappening)
@@ -127,9 +130,47 @@ func (w *limitWorld) admit() bool {
 	if len(p.replicas) == 0 {
 		p.replicas[w.gpus[0]] = w.r.IntN(2)
 	}
+	p.listed = map[string]int{}
+	for _, uuid := range w.gpus {
+		p.listed[uuid] = w.r.IntN(p.replicas[uuid] + 1)
+	}
 	w.pods = append(w.pods, p)
 	w.allocated()
+	w.checkpoint()
 	return true
+}
+
+func (w *limitWorld) kubelet() host.Kubelet {
+	return host.Kubelet{Host: w.hostRoot, Folder: "/var/lib/kubelet"}
+}
+
+// checkpoint lets the kubelet record what it has allocated, also to init containers: at an allocation, so that pods which end stay there until
+// the next.
+func (w *limitWorld) checkpoint() {
+	type entry struct {
+		PodUID, ContainerName, ResourceName string
+		DeviceIDs                           map[string][]string
+	}
+	entries := []entry{}
+	for _, p := range w.pods {
+		for _, container := range []string{"init", "main"} {
+			e := entry{p.uid, container, "nvidia.com/gpu", map[string][]string{}}
+			for uuid, n := range p.replicas {
+				if container == "main" {
+					n = min(n, p.listed[uuid])
+				}
+				for i := range n {
+					e.DeviceIDs["-1"] = append(e.DeviceIDs["-1"], fmt.Sprintf("%s::%d", uuid, i))
+				}
+			}
+			entries = append(entries, e)
+		}
+	}
+	content, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries}, "Checksum": 1})
+	w.must(err)
+	folder := filepath.Join(w.hostRoot, "var/lib/kubelet/device-plugins")
+	w.must(os.MkdirAll(folder, 0o755))
+	w.must(os.WriteFile(filepath.Join(folder, "kubelet_internal_checkpoint"), content, 0o600))
 }
 
 // allocated lets the kubelet list what the pods have.
@@ -141,8 +182,8 @@ func (w *limitWorld) allocated() {
 			if has && n == 0 {
 				list = append(list, agent.Allocation{Namespace: "team", Pod: p.name, Container: "main", Device: uuid})
 			}
-			for i := range n { // an init container and the main one have the same replicas
-				for _, container := range []string{"init", "main"} {
+			for i := range p.listed[uuid] { // a sidecar and the main one have the same replicas
+				for _, container := range []string{"sidecar", "main"} {
 					list = append(list, agent.Allocation{Namespace: "team", Pod: p.name, Container: container, Device: fmt.Sprintf("%s::%d", uuid, i)})
 				}
 			}

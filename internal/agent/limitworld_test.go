@@ -166,6 +166,7 @@ func (h *limitHardware) SetMemoryLimit(ctx context.Context, uuid, path string, s
 type limitPod struct {
 	name, uid, class string
 	replicas         map[string]int // by GPU; 0: it has the whole GPU
+	listed           map[string]int // of these by the kubelet: those of an init container alone it leaves out
 	stage            int            // admitted, cgroup, log folder, sandbox, containers
 	bare             bool           // its cgroup has no files of the controller
 	bareContainers   bool
@@ -206,7 +207,7 @@ type limitWorld struct {
 	memacct   string
 	boot      int
 	known     map[string]bool // paths of cgroups of pods
-	names     func() (map[host.ContainerName][]string, error)
+	names     func() (map[string]host.ContainerName, error)
 	counts    map[string]int
 	last      agent.Limits
 	log       []string
@@ -276,7 +277,7 @@ func (w *limitWorld) startAgent() {
 	c := agent.New(agent.Config{Node: "n1", BootID: fmt.Sprintf("boot-%d", w.boot), Hardware: w.hardware, Allocations: w.held, Clock: w.clock})
 	w.limiter = agent.NewMemoryLimiter(c, agent.LimitSources{
 		Gate: w.gate, Cgroups: host.Cgroups{Folder: w.tree.root, Unified: func(string) bool { return w.tree.unified }},
-		PodNames: w.names, MemacctMode: func() string { return w.memacct }, Record: w.record,
+		PodNames: w.names, Devices: w.kubelet().Devices, MemacctMode: func() string { return w.memacct }, Record: w.record,
 	})
 }
 
@@ -329,6 +330,7 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 	for _, p := range w.pods {
 		p.covered = map[string]bool{}
 	}
+	w.checkNamed(mode, found)
 	if mode != v1alpha1.MemoryLimitEnforce {
 		return
 	}
@@ -342,6 +344,20 @@ func (w *limitWorld) cover(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
 		}
 		if l.Reason == "" && i >= 0 {
 			w.coverPod(l, w.pods[i])
+		}
+	}
+}
+
+// checkNamed: each pod with a share is in the report, with its limit or a reason, also one whose init container alone has it.
+func (w *limitWorld) checkNamed(mode v1alpha1.MemoryLimitMode, found agent.Limits) {
+	w.t.Helper()
+	for _, p := range w.pods {
+		_, err := os.Stat(w.tree.pod(p.class, p.uid))
+		for uuid, n := range p.replicas {
+			is := func(l v1alpha1.PodMemoryLimit) bool { return l.PodName == p.name && l.DeviceUUID == uuid }
+			if mode != v1alpha1.MemoryLimitNone && err == nil && n > 0 && p.stage >= stageLogs && w.tree.unified && !slices.ContainsFunc(found.Status.Pods, is) {
+				w.fails("pod %s has %d replicas of %s, and is not reported", p.name, n, uuid)
+			}
 		}
 	}
 }

@@ -170,11 +170,10 @@ func (c *limitCells) sample(ctx context.Context) {
 }
 
 // keeps are the cgroups on GPUs, by cellKey, that keep the limits of ours that they have, or get one. A pod that the
-// kubelet does not list keeps its own while it runs and a while longer, and so does one of which too little is known.
+// kubelet neither lists nor has on record keeps its own while it runs, and so does one of which too little is known.
 func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map[string]bool {
-	wanted, unlisted := map[string]bool{}, map[string]time.Time{}
+	wanted := map[string]bool{}
 	if mode != v1alpha1.MemoryLimitEnforce {
-		c.unlisted = nil
 		return wanted
 	}
 	listed, kept := map[string]bool{}, map[string]bool{}
@@ -190,17 +189,9 @@ func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map
 		}
 	}
 	for _, r := range c.record.Limits {
-		key, since := cellKey(r.GPU, r.ID), c.clock.Now()
-		if !listed[r.Pod+" "+r.GPU] {
-			if known, is := c.unlisted[key]; is {
-				since = known
-			}
-			unlisted[key] = since
-			wanted[key] = c.running[r.ID] || c.clock.Since(since) < limitsGrace
-		}
-		wanted[key] = wanted[key] || kept[r.Pod+" "+r.GPU]
+		key, pod := cellKey(r.GPU, r.ID), r.Pod+" "+r.GPU
+		wanted[key] = wanted[key] || kept[pod] || !listed[pod] && c.running[r.ID]
 	}
-	c.unlisted = unlisted
 	return wanted
 }
 

@@ -46,16 +46,14 @@ const (
 	// limitsSoon is when to look again at a pod whose cgroup, or whose containers', may be about to come, and limitsRetry
 	// at what the driver refused or use is above.
 	limitsSoon, limitsRetry = time.Second, 15 * time.Second
-	// limitsGrace is how long a pod keeps its limit that the kubelet does not list any more: one that starts anew lists none
-	// until it has heard of its pods, and on misc a limit that was gone for a moment does not count what was allocated before.
-	limitsGrace = time.Minute
 )
 
 // LimitSources are what a MemoryLimiter works with beside what the Controller has.
 type LimitSources struct {
 	Gate        bool // the feature gate MemoryLimits
 	Cgroups     host.Cgroups
-	PodNames    func() (map[host.ContainerName][]string, error) // UIDs of the pods of a name
+	PodNames    func() (map[string]host.ContainerName, error) // by UID
+	Devices     func() (map[string][]string, error)           // that the kubelet has on record for pods, by UID
 	MemacctMode func() string
 	Record      host.RecordFile
 	PodLogs     string // folder with one for the logs of each pod
@@ -84,7 +82,6 @@ type MemoryLimiter struct {
 	halted   bool                 // a limit did not read back: no further one is set
 	replicas map[string]int       // how often a GPU is advertised, as last seen
 	missing  map[string]time.Time // since when pods have no cgroup
-	unlisted map[string]time.Time // since when the kubelet does not list the pod of a recorded limit
 	running  map[string]bool      // IDs of the cgroups of containers, and of pods that have some
 	again    chan struct{}        // the watch looks for new directories
 }
@@ -157,7 +154,7 @@ func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (
 		return reconcile.Result{}, nil
 	}
 	if idle, err := m.idle(node); idle || err != nil {
-		return reconcile.Result{}, errors.Join(err, m.report(ctx, node, Limits{}))
+		return m.report(ctx, node, Limits{}, err)
 	}
 	done, err := m.lock.take(ctx)
 	if err != nil {
@@ -172,10 +169,7 @@ func (m *MemoryLimiter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (
 		return reconcile.Result{RequeueAfter: limitsRetry}, nil
 	}
 	found, err := m.Settle(ctx, now)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	return reconcile.Result{RequeueAfter: found.After}, m.report(ctx, now, found)
+	return m.report(ctx, now, found, err)
 }
 
 // idle reports whether nothing asks for limits, and none is on record.
@@ -324,40 +318,63 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 			return nil, err //nolint:wrapcheck // says what it lists
 		}
 	}
-	m.running = map[string]bool{}
-	of := map[string][]host.PodCgroup{} // by UID
-	for _, pod := range found {
-		of[pod.UID] = append(of[pod.UID], pod)
-		m.running[pod.ID] = len(pod.Containers) > 0
-		for _, container := range pod.Containers {
-			m.running[container.ID] = true
-		}
-	}
 	names, err := m.PodNames()
 	if err != nil {
 		return nil, err
 	}
-	held, order := map[holding][]string{}, []holding{}
-	for _, a := range withoutAdmin(allocations, node.Spec.AdminClaims) {
-		uuid, _, _ := strings.Cut(a.Device, "::")
-		h := holding{a.Namespace, a.Pod, uuid}
-		if held[h] == nil {
-			order = append(order, h)
+	devices, err := m.Devices()
+	if err != nil {
+		log(ctx).Info("Replicas that init containers alone have are not limited", "reason", err.Error())
+	}
+	m.running = map[string]bool{}
+	of := map[host.ContainerName][]host.PodCgroup{}
+	allocated := [][]Allocation{withoutAdmin(allocations, node.Spec.AdminClaims)} // and by pod what the kubelet has on record
+	for _, pod := range found {
+		m.running[pod.ID] = len(pod.Containers) > 0
+		for _, container := range pod.Containers {
+			m.running[container.ID] = true
 		}
-		if !slices.Contains(held[h], a.Device) { // an init container's replica may be another container's later
-			held[h] = append(held[h], a.Device)
+		if name, known := names[pod.UID]; known {
+			of[name] = append(of[name], pod)
+			var one []Allocation
+			for _, id := range devices[pod.UID] {
+				one = append(one, Allocation{Namespace: name.Namespace, Pod: name.Pod, Device: id})
+			}
+			allocated = append(allocated, one)
 		}
 	}
+	held, order := replicas(allocated)
 	pods := make([]limitedPod, 0, len(order))
 	for _, h := range order {
 		p := limitedPod{PodLimit: memoryguard.PodLimit{Namespace: h.namespace, Pod: h.pod, GPU: h.gpu}}
 		p.sliced = m.share(node, &p.PodLimit, held[h])
-		for _, uid := range names[host.ContainerName{Namespace: h.namespace, Pod: h.pod}] {
-			p.cgroups = append(p.cgroups, of[uid]...)
-		}
+		p.cgroups = of[host.ContainerName{Namespace: h.namespace, Pod: h.pod}]
 		pods = append(pods, p)
 	}
 	return pods, nil
+}
+
+// replicas are what each pod holds of each GPU, and these in order: of several lists the longest, since the kubelet lists nobody what an init
+// container alone has, and its record may have an earlier pod of that name.
+func replicas(lists [][]Allocation) (held map[holding][]string, order []holding) {
+	held = map[holding][]string{}
+	for _, list := range lists {
+		one := map[holding][]string{}
+		for _, a := range list {
+			uuid, _, _ := strings.Cut(a.Device, "::")
+			h := holding{a.Namespace, a.Pod, uuid}
+			if !slices.Contains(one[h], a.Device) { // an init container's may be another container's later
+				one[h] = append(one[h], a.Device)
+			}
+			if held[h] == nil {
+				order = append(order, h)
+			}
+			if len(one[h]) > len(held[h]) {
+				held[h] = one[h]
+			}
+		}
+	}
+	return held, order
 }
 
 // share finds the limit of a pod that has these replicas of a GPU, and reports whether it has a share at all.
@@ -407,11 +424,22 @@ func (m *MemoryLimiter) advertised(ctx context.Context, node *v1alpha1.GPUNode) 
 	}
 }
 
-// report writes what was found, if it changed. A node that is gone needs none.
-func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, found Limits) error {
+// report writes what a look came to, if it changed. After one that failed nobody knows whether what was found before still holds, unless another
+// agent is at work, which reports itself. A node that is gone needs no report.
+func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, found Limits, failed error) (reconcile.Result, error) {
+	switch {
+	case errors.Is(failed, host.ErrLocked):
+		return reconcile.Result{}, failed
+	case failed != nil:
+		m.metrics.limitErrors.WithLabelValues(v1alpha1.ReasonLimitFailed).Inc()
+		found = Limits{Status: node.Status.MemoryLimits, Condition: &metav1.Condition{
+			Type: v1alpha1.ConditionMemoryLimited, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLimitFailed,
+			Message: "the agent could not look: " + failed.Error(), ObservedGeneration: node.Generation,
+		}}
+	}
 	_, reported := condition.Find(node.Status.Conditions, v1alpha1.ConditionMemoryLimited)
 	if found.Condition == nil && !reported {
-		return nil // an apply without any field would be one more write
+		return reconcile.Result{}, nil // an apply without any field would be one more write
 	}
 	want := ac.GPUNode(node.Name)
 	if found.Condition != nil {
@@ -421,13 +449,13 @@ func (m *MemoryLimiter) report(ctx context.Context, node *v1alpha1.GPUNode, foun
 			MemoryLimits: found.Status, Conditions: []metav1.Condition{is},
 		})
 		if err != nil {
-			return err
+			return reconcile.Result{}, err
 		}
 		want.WithStatus(status)
 	}
 	_, err := ssa.ApplyStatus(ctx, m.owner, node, want, ac.ExtractGPUNodeStatus)
 	if err := client.IgnoreNotFound(err); err != nil {
-		return fmt.Errorf("reporting the memory limits: %w", err)
+		return reconcile.Result{}, errors.Join(failed, fmt.Errorf("reporting the memory limits: %w", err))
 	}
-	return nil
+	return reconcile.Result{RequeueAfter: found.After}, failed
 }

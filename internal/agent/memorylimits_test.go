@@ -27,7 +27,7 @@ func TestMemoryLimits(t *testing.T) {
 		"reports, limits and undoes, and writes nothing that is no news": limitsReports,
 		"says what a node lacks":                        limitsLacks,
 		"asks the driver about no pod again":            limitsRests,
-		"keeps limits while the kubelet lists no pods":  limitsOutlastTheKubelet,
+		"says that it could not look":                   limitsCannotLook,
 		"goes on where the memory guard watches beside": limitsBesideTheGuard,
 		"limits both of two pods of one name":           limitsOfOneName,
 		"keeps the limit of a pod that runs on unseen":  limitsOutliveTheirPod,
@@ -72,7 +72,7 @@ func (s scenario) limited(gate bool) *limited {
 	c := agent.New(agent.Config{Node: n.name, BootID: "boot-1", Client: n.client(), Hardware: l.hardware, Allocations: n.allocations, Clock: n.clock})
 	l.limiter = agent.NewMemoryLimiter(c, agent.LimitSources{
 		Gate: gate, Cgroups: host.Cgroups{Folder: tree.root, Unified: func(string) bool { return tree.unified }},
-		PodNames: host.NewContainerLogs(root).Pods, MemacctMode: func() string { return "" },
+		PodNames: host.NewContainerLogs(root).Pods, Devices: host.Kubelet{Host: hostRoot, Folder: "/var/lib/kubelet"}.Devices, MemacctMode: func() string { return "" },
 		Record: host.RecordFile{Path: filepath.Join(hostRoot, "mps/.memory-limits/record.json")},
 	})
 	return l
@@ -180,21 +180,17 @@ func limitsBesideTheGuard(s scenario) {
 	l.Expect(condition.IsTrue(l.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)).To(gomega.BeFalse(), "nothing watches")
 }
 
-// limitsOutlastTheKubelet: one that starts anew lists no pods for a while. On misc a limit that was gone for a moment does
-// not count what was allocated before.
-func limitsOutlastTheKubelet(s scenario) {
+func limitsCannotLook(s scenario) {
 	l := s.limited(true)
 	l.ask(memoryLimit(v1alpha1.MemoryLimitEnforce))
-	l.allocations.free()
-	sets := len(l.hardware.sets)
-	for range 4 {
-		<-l.clock.After(10 * time.Second)
-		l.look()
-	}
-	l.Expect(l.hardware.sets).To(gomega.HaveLen(sets))
-	<-l.clock.After(time.Minute)
+	l.allocations.err = errLimits
+	_, err := l.limiter.Reconcile(l.Context(), l.get())
+	l.Expect(err).To(gomega.MatchError(errLimits))
+	l.Expect(l.reason()).To(gomega.Equal("False LimitFailed"), "nobody knows whether what was reported still holds")
+	l.Expect(l.get().Status.MemoryLimits.Pods).To(gomega.HaveLen(1))
+	l.allocations.err = nil
 	l.look()
-	l.Expect(l.limit()).To(gomega.Equal(sim.NoLimit), "the pod has no share any more")
+	l.Expect(l.reason()).To(gomega.Equal("True Enforced"))
 }
 
 // A user deletes a pod by force (--grace-period=0) that takes a day to end, and starts another one of its name: both run, and the kubelet

@@ -40,6 +40,7 @@ func TestReconcile(t *testing.T) {
 		"looks again before it destroys, if time has passed":                 looksAgain,
 		"waits for a container that holds an instance without using it":      waitsForHolder,
 		"a pod that has a GPU by a ResourceClaim keeps all instances":        waitsForClaim,
+		"leaves what an init container has of a GPU that another changed":    waitsForInitContainer,
 		"converges after a crash behind any step":                            convergesAfterCrash,
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
 		"rebuilds at the places that the instances had":                      rebuildsInPlace,
@@ -266,6 +267,25 @@ func waitsForHolder(s scenario) {
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(ContainSubstring("waiting for container main of pod ml/notebook-0 to leave it"))
 	n.Expect(n.device(0).State.Instances).To(ContainElement(held))
+}
+
+// waitsForInitContainer: the kubelet lists it for nobody, and no process of it uses the GPU yet.
+func waitsForInitContainer(s scenario) {
+	n := s.partitioned(instances("2g.10gb", 3))
+	for _, i := range n.device(0).State.Instances {
+		n.Expect(n.hardware.DestroyInstance(s.Context(), n.uuid(0), i.ID)).To(Succeed())
+	}
+	n.Expect(n.hardware.CreateInstance(s.Context(), n.uuid(0), "7g.40gb", gpu.Placement{Size: 8})).To(Succeed())
+	held := n.device(0).State.Instances[0]
+	n.inits = []host.HeldDevice{{ContainerName: host.ContainerName{Namespace: "ml", Pod: "train-0", Container: "fetch"}, Device: held.UUID}}
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
+		To(ContainSubstring("waiting for container fetch of pod ml/train-0 to leave it"))
+	n.Expect(n.device(0).State.Instances).To(Equal([]gpu.Instance{held}))
+	n.inits = nil
+	n.settle()
+	n.expectReady()
 }
 
 func waitsForClaim(s scenario) {

@@ -410,7 +410,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 		return
 	}
 	of := cluster.PodOf(pod, &is.programs)
-	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
+	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: cluster.IsReady(pod)}
 	switch {
 	case cluster.IsAgent(pod) && is.isOf(pod.Namespace):
 		part.outdated = is.isOutdated(pod)
@@ -421,7 +421,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 		n.plugins = append(n.plugins, part)
 	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.snapshot.Plugin.NodeFeatures):
 		n.discovery = append(n.discovery, part)
-	case n.stack != dra.DevicePlugin && cluster.OffersGPUs(pod):
+	case n.stack != dra.DevicePlugin && of.DRA:
 		n.drivers = append(n.drivers, part)
 	}
 }
@@ -439,12 +439,6 @@ func (is *installation) isOf(namespace string) bool {
 // plugin's own chart.
 func isDevicePlugin(pod *corev1.Pod) bool {
 	return pod.Labels["app"] == "nvidia-device-plugin-daemonset" || pod.Labels[nameLabel] == "nvidia-device-plugin"
-}
-
-func isReady(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // versionOf is the version that the labels of an object tell, or the tag of its first image; empty: neither.

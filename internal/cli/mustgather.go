@@ -57,6 +57,7 @@ type gathering struct {
 	nodes  []unstructured.Unstructured // all
 	// names are the nodes of which objects are gathered.
 	names []string
+	own   []string // namespaces of the operator
 }
 
 // mustGather writes an archive for a bug report.
@@ -123,6 +124,7 @@ func (g *gathering) gather(ctx context.Context, p *Program, server discovery.Dis
 	}
 	g.add("doctor.yaml", doctorsReport(found))
 	g.add("versions.yaml", versionsOf(is, kubernetes.GitVersion))
+	g.own = is.leader.namespaces
 	if err := g.chooseNodes(ctx, is.snapshot, nodes); err != nil {
 		return err
 	}

@@ -156,6 +156,13 @@ func (g *gathering) workloads(ctx context.Context, policies []unstructured.Unstr
 			found = append(found, pods[i])
 		}
 	}
+	theirs := func(o unstructured.Unstructured) int { // a tenant may label pods as ours, and fill the archive by them
+		if slices.Contains(g.own, o.GetNamespace()) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(found, func(a, b unstructured.Unstructured) int { return theirs(a) - theirs(b) })
 	g.each(found, nil)
 	return found
 }

@@ -24,12 +24,14 @@ import (
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -293,6 +295,20 @@ func TestAnArchiveIsBounded(t *testing.T) {
 	gathered.addText("c", []byte("12"))
 	g.Expect(gathered.files.content).To(And(HaveLen(2), HaveKey("a"), HaveKey("c")))
 	g.Expect(gathered.unread).To(ConsistOf(HaveField("What", "b")))
+}
+
+// TestTheOperatorsPodsComeFirst: pods of a tenant with its label have no room before, nor time of their logs.
+func TestTheOperatorsPodsComeFirst(t *testing.T) {
+	g := NewWithT(t)
+	labelled := func(namespace string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "agent", UID: types.UID(namespace), Labels: map[string]string{nameLabel: agentName}}}
+	}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	c := fake.NewClientBuilder().WithRESTMapper(mapper).WithObjects(labelled("a-tenant"), labelled("gpu-sharing-operator")).Build()
+	gathered := &gathering{client: c, files: files{most: 200}, own: []string{"gpu-sharing-operator"}}
+	g.Expect(gathered.workloads(t.Context(), nil)[0].GetNamespace()).To(Equal("gpu-sharing-operator"))
+	g.Expect(gathered.files.content).To(And(HaveLen(1), HaveKey(ContainSubstring("/gpu-sharing-operator/"))))
 }
 
 // TestTheArchiveSaysWhatItLacksAlsoIfItIsFull.

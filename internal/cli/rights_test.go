@@ -31,6 +31,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -266,7 +267,8 @@ func TestAPodOfATenantIsNotNVIDIAsDRADriver(t *testing.T) {
 		o.Object["status"] = map[string]any{"namespace": nvidias}
 		return o
 	}
-	n := newNode(t, "a", sim.T4)
+	n, chart := newNode(t, "a", sim.T4), ofDaemonSet(driverIn("nvidia-dra"))
+	chart.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}}}}
 	slices := published(&n, 1)
 	for title, tc := range map[string]struct {
 		objects   []client.Object
@@ -276,7 +278,7 @@ func TestAPodOfATenantIsNotNVIDIAsDRADriver(t *testing.T) {
 		"a pod of a tenant":                              {objects: []client.Object{driverIn(tenant)}},
 		"a pod of a tenant's DaemonSet":                  {objects: []client.Object{ofDaemonSet(driverIn(tenant)), config("ClusterPolicy", "v1")}},
 		"a pod of a tenant in a namespace of NVIDIA's":   {objects: []client.Object{driverIn(nvidias), config("ClusterPolicy", "v1")}},
-		"the driver of its chart":                        {objects: []client.Object{ofDaemonSet(driverIn("nvidia-dra")), &slices}, driver: true},
+		"the driver of its chart":                        {objects: []client.Object{chart, &slices}, driver: true},
 		"the driver of a GPUCluster, which starts":       {objects: []client.Object{ofDaemonSet(driverIn(nvidias)), config("GPUCluster", "v1alpha1")}, driver: true},
 		"a user who may not read NVIDIA's ClusterPolicy": {objects: []client.Object{driverIn(tenant)}, forbidden: "ClusterPolicy", driver: true},
 		"a user who may not read NVIDIA's GPUClusters":   {objects: []client.Object{driverIn(tenant)}, forbidden: "GPUCluster", driver: true},
@@ -308,13 +310,11 @@ func TestDoctorTakesNoPodOfATenantForAProgram(t *testing.T) {
 		"the DRA driver":         {map[string]string{cluster.DRALabels()[0]: "kubelet-plugin"}, func(n *nodeParts) []component { return n.drivers }},
 	} {
 		for namespace, count := range map[string]int{nvidias: 1, "team": 0} {
-			is := installation{programs: cluster.Programs{GPUOperators: []string{nvidias}}}
+			is := installation{programs: cluster.Programs{GPUOperators: []string{nvidias}, PublishedOn: map[string]bool{"a": true}}}
 			is.snapshot.Plugin.NodeFeatures = true
 			pod := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Labels: tc.labels}})
-			pod.Spec.Containers = []corev1.Container{{Name: "gpus"}}
-			s := snapshotOf(newNode(t, "a"))
-			s.Nodes[0].Pods = []cluster.Pod{cluster.PodOf(pod, &is.programs)}
-			n := nodeParts{stack: s.Plugin.StackOf(&s.Nodes[0])}
+			pod.Spec.NodeName, pod.Spec.Containers = "a", []corev1.Container{{Name: "gpus"}}
+			n := nodeParts{stack: dra.DRADriver}
 			is.place(pod, &n)
 			NewWithT(t).Expect(tc.found(&n)).To(HaveLen(count), "%s in namespace %s", title, namespace)
 		}

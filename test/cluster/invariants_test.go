@@ -28,7 +28,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
-	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again
@@ -190,10 +190,10 @@ func (s *run) takes(p *place, op sim.Op, uuid string, instance int) error {
 	}
 	lost := map[string]bool{uuid: op == sim.OpSetMIG}
 	for _, d := range p.devices() {
-		lost[fmt.Sprintf("gpu-%d", d.Minor)] = lost[d.UUID]
+		lost[nvidia.DeviceName(d, gpu.Instance{ID: gpu.WholeGPU})] = lost[d.UUID]
 		for _, i := range d.State.Instances {
 			lost[i.UUID] = d.UUID == uuid && (op == sim.OpSetMIG || i.ID == instance)
-			lost[nodesim.InstanceName(d, i)] = lost[i.UUID]
+			lost[nvidia.DeviceName(d, i)] = lost[i.UUID]
 		}
 	}
 	for pod, ids := range p.node.Allocations() {

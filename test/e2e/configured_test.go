@@ -26,7 +26,7 @@ func configuredForUs(ctx context.Context) error {
 		if !gpuoperator.ReadsConfig(p.Labels["app"]) {
 			continue
 		}
-		if !mountsOurs(&p.Spec) || !podReady(p) || p.DeletionTimestamp != nil {
+		if !mountsOurs(&p.Spec) || !gpuoperator.PodReady(p) || p.DeletionTimestamp != nil {
 			return fmt.Errorf("pod %s does not run with ConfigMap %s yet: %s", p.Name, ourConfigMap, state(p))
 		}
 	}

@@ -7,13 +7,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // draDevice is a device in the ResourceSlices of NVIDIA's DRA driver.
@@ -66,18 +67,8 @@ func devicesOfDriver(count int64) map[string]draDevice {
 	n, err := gpus.Node()
 	Expect(err).NotTo(HaveOccurred())
 	found := map[string]draDevice{}
-	for minor, g := range n.GPUs {
-		if !g.MIG {
-			found[fmt.Sprintf("gpu-%d", minor)] = draDevice{UUID: g.UUID, Shares: count}
-		}
-		for _, i := range g.Instances {
-			p, ok := g.Profile(i.Profile)
-			Expect(ok).To(BeTrue())
-			name := fmt.Sprintf("gpu-%d-mig-%s-%d-%d", minor, strings.ReplaceAll(p.Name, ".", ""), i.Profile, i.Placement.Start)
-			for _, c := range i.Compute {
-				found[name] = draDevice{UUID: c.UUID, Profile: p.Name, Shares: count}
-			}
-		}
+	for _, d := range nvidia.Devices(n.Observe().Devices, count) {
+		found[d.Name] = draDevice{UUID: d.UUID, Profile: d.Profile, Shares: d.Shares}
 	}
 	return found
 }

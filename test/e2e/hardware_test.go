@@ -144,21 +144,12 @@ func notRunning(pods []corev1.Pod, mustGo []string) []string {
 	var found []string
 	for i := range pods {
 		p := &pods[i]
-		runs := podReady(p) && p.DeletionTimestamp == nil || p.Status.Phase == corev1.PodSucceeded
+		runs := gpuoperator.PodReady(p) && p.DeletionTimestamp == nil || p.Status.Phase == corev1.PodSucceeded
 		if !runs || slices.Contains(mustGo, p.Name) {
 			found = append(found, p.Name+": "+state(p))
 		}
 	}
 	return found
-}
-
-func podReady(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // instances are the UUIDs of the MIG instances that the driver has.

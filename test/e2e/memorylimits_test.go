@@ -121,6 +121,10 @@ func limitSpecs(backend sim.Backend) {
 		limit(ctx, v1alpha1.MemoryLimitEnforce)
 		Eventually(limitsReported).WithContext(ctx).Should(HaveKeyWithValue("owned", "9830 ForeignLimit"))
 		Eventually(setLimits).Should(HaveKeyWithValue(podCgroup(ctx, "ours"), uint64(shareMiB)<<20))
+		startPod(ctx, "warm-up", "nvidia.com/gpu", 1, inInit)
+		Eventually(limitsReported).WithContext(ctx).Should(HaveKey("warm-up"), "the kubelet lists no init container")
+		Eventually(setLimits).Should(HaveKeyWithValue(podCgroup(ctx, "warm-up"), uint64(shareMiB)<<20))
+		stopPod(ctx, "warm-up")
 		if backend == sim.Dmem { // standing down does not depend on that
 			for _, o := range otherOwners {
 				expectStandDown(ctx, o)
@@ -213,6 +217,13 @@ func allocating(mib ...string) func(*corev1.PodSpec) {
 	return func(s *corev1.PodSpec) {
 		s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "CUDA_ALLOCATE", Value: strings.Join(mib, " ")})
 	}
+}
+
+// inInit has an init container ask for what the pod's container does, and that for nothing.
+func inInit(s *corev1.PodSpec) {
+	first := s.Containers[0]
+	first.Name = "first"
+	s.InitContainers, s.Containers[0].Resources = []corev1.Container{first}, corev1.ResourceRequirements{}
 }
 
 // allocateIn is what a CUDA program prints that takes so many MiB in the container of a user's pod, and ends.

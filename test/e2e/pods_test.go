@@ -172,21 +172,21 @@ func refused(pod *corev1.Pod) bool {
 // expectPending checks that the scheduler has looked at a user's pod and found no room for it.
 func expectPending(ctx context.Context, name, why string) {
 	GinkgoHelper()
-	pod := &corev1.Pod{}
-	Eventually(func(g Gomega) {
-		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
-		g.Expect(pod.Status.Phase).To(Equal(corev1.PodPending))
-		g.Expect(state(pod)).To(ContainSubstring(why))
-	}).WithContext(ctx).Should(Succeed())
+	expectPhase(ctx, name, corev1.PodPending, why)
 }
 
 // expectRefused checks that the kubelet has refused a user's pod. It is never tried again.
 func expectRefused(ctx context.Context, name, why string) {
 	GinkgoHelper()
+	expectPhase(ctx, name, corev1.PodFailed, why)
+}
+
+func expectPhase(ctx context.Context, name string, phase corev1.PodPhase, why string) {
+	GinkgoHelper()
 	pod := &corev1.Pod{}
 	Eventually(func(g Gomega) {
 		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
-		g.Expect(pod.Status.Phase).To(Equal(corev1.PodFailed))
+		g.Expect(pod.Status.Phase).To(Equal(phase))
 		g.Expect(state(pod)).To(ContainSubstring(why))
 	}).WithContext(ctx).Should(Succeed())
 }

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // NVIDIA's DRA driver, as it was measured with v0.5.0 on Kubernetes 1.37: it enumerates the GPUs once, when its pod
@@ -41,8 +42,6 @@ const (
 	draPlugin    = "kubelet-plugin"
 	// draShares is the variable of its container that has the number of shares of a GPU.
 	draShares = "CONSUMABLE_SHARES"
-	// slicesOutlive is how long the kubelet keeps the slices of a driver that is gone.
-	slicesOutlive = 30 * time.Second
 )
 
 // draAccount is the account of its kubelet plugin, as its chart names it.
@@ -66,29 +65,15 @@ func NewDRAAccess(namespace string) []client.Object {
 
 // NewDRADriver is the DaemonSet of NVIDIA's DRA driver for the nodes with these labels, and its class for whole GPUs.
 func NewDRADriver(namespace string, nodes map[string]string) (*appsv1.DaemonSet, *resourcev1.DeviceClass) {
-	labels := map[string]string{draComponent: draPlugin}
-	set := &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dra-driver-nvidia-gpu-kubelet-plugin"},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: nodes, ServiceAccountName: draAccount, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/simulated"}},
-					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-				},
-			},
-		},
-	}
-	class := &resourcev1.DeviceClass{
-		ObjectMeta: metav1.ObjectMeta{Name: draDriver},
-		Spec: resourcev1.DeviceClassSpec{
-			ExtendedResourceName: new("nvidia.com/gpu"),
-			Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{
-				Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
-			}}},
-		},
-	}
+	set := newDaemonSet(namespace, "dra-driver-nvidia-gpu-kubelet-plugin", map[string]string{draComponent: draPlugin}, corev1.PodSpec{
+		NodeSelector: nodes, ServiceAccountName: draAccount, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/simulated"}},
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Volumes: []corev1.Volume{{Name: "plugins", VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins"},
+		}}},
+	})
+	class := nvidia.DeviceClass("gpu")
+	class.Spec.ExtendedResourceName = new("nvidia.com/gpu")
 	return set, class
 }
 
@@ -122,11 +107,11 @@ func (k *kubelet) runDRA(ctx context.Context, state *podState) bool {
 		k.crashed(state, err.Error())
 		return false
 	}
-	if err := k.publishSlice(ctx, devicesOf(inventory.Devices, state.env(draShares))); err != nil {
+	shares, _ := strconv.ParseInt(state.env(draShares), 10, 64)
+	if err := k.publishSlice(ctx, devicesOf(inventory.Devices, shares)); err != nil {
 		k.crashed(state, err.Error())
 		return false
 	}
-	shares, _ := strconv.ParseInt(state.env(draShares), 10, 64)
 	k.publisher = publisher{by: state.pod.UID, there: true, shares: max(shares, 1)}
 	state.waiting = ""
 	k.Tell("NVIDIA's DRA driver: published what is there")
@@ -165,7 +150,7 @@ func (k *kubelet) expireSlices(ctx context.Context) error {
 	switch now := k.Clock.Now(); {
 	case p.gone.IsZero():
 		p.gone = now
-	case now.Sub(p.gone) >= slicesOutlive:
+	case now.Sub(p.gone) >= nvidia.SlicesOutlive:
 		err := k.Client.Delete(ctx, &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: sliceName(k.Name)}})
 		if client.IgnoreNotFound(err) != nil {
 			return err
@@ -175,34 +160,18 @@ func (k *kubelet) expireSlices(ctx context.Context) error {
 	return nil
 }
 
-// devicesOf are the GPUs and instances as the driver publishes them. A GPU in MIG mode is none.
-func devicesOf(gpus []gpu.Device, shares string) []resourcev1.Device {
+// devicesOf are the GPUs and instances as the driver publishes them.
+func devicesOf(gpus []gpu.Device, shares int64) []resourcev1.Device {
 	var devices []resourcev1.Device
-	for _, d := range gpus {
-		if !d.State.MIG {
-			devices = append(devices, withShares(device(fmt.Sprintf("gpu-%d", d.Minor), map[string]string{"type": "gpu", "uuid": d.UUID}), shares))
-			continue
+	for _, d := range nvidia.Devices(gpus, shares) {
+		attributes := map[string]string{"type": d.Type, "uuid": d.UUID}
+		if d.Parent != "" {
+			attributes["profile"], attributes["parentUUID"] = d.Profile, d.Parent
 		}
-		for _, i := range d.State.Instances {
-			if !i.Partial {
-				devices = append(devices, device(InstanceName(d, i), map[string]string{"type": "mig", "uuid": i.UUID, "profile": i.Profile, "parentUUID": d.UUID}))
-			}
-		}
+		devices = append(devices, withShares(device(d.Name, attributes), shares))
 	}
 	slices.SortFunc(devices, func(a, b resourcev1.Device) int { return cmp.Compare(a.Name, b.Name) })
 	return devices
-}
-
-// InstanceName is the name that the driver gives an instance: it tells where it is, and is used again.
-func InstanceName(d gpu.Device, i gpu.Instance) string {
-	profile := strings.ToLower(strings.NewReplacer(".", "", "+", "-").Replace(i.Profile))
-	id := -1
-	for _, p := range d.Profiles {
-		if p.Name == i.Profile {
-			id = p.ID
-		}
-	}
-	return fmt.Sprintf("gpu-%d-mig-%s-%d-%d", d.Minor, profile, id, i.Placement.Start)
 }
 
 func device(name string, attributes map[string]string) resourcev1.Device {
@@ -213,8 +182,8 @@ func device(name string, attributes map[string]string) resourcev1.Device {
 	return d
 }
 
-func withShares(d resourcev1.Device, shares string) resourcev1.Device {
-	if n, err := strconv.ParseInt(shares, 10, 64); err == nil && n > 1 {
+func withShares(d resourcev1.Device, n int64) resourcev1.Device {
+	if n > 1 {
 		d.AllowMultipleAllocations = new(true)
 		each, all := *resource.NewQuantity(1, resource.DecimalSI), *resource.NewQuantity(n, resource.DecimalSI)
 		d.Capacity = map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{"shares": {Value: all, RequestPolicy: &resourcev1.CapacityRequestPolicy{
@@ -293,7 +262,7 @@ func (k *kubelet) prepareAll(ctx context.Context, known []*resourcev1.ResourceCl
 	if err != nil {
 		return err
 	}
-	there := devicesOf(inventory.Devices, "")
+	there := devicesOf(inventory.Devices, 1)
 	for _, c := range known {
 		if prepared, is := k.prepared[c.UID]; is {
 			claims[c.Name] = prepared.devices
@@ -627,9 +596,9 @@ func selects(s *resourcev1.DeviceTaintSelector, node, name string) bool {
 	return s != nil && (s.Pool == nil || *s.Pool == node) && (s.Driver == nil || *s.Driver == draDriver) && (s.Device == nil || *s.Device == name)
 }
 
-// sharesOf is how many claims can have a device.
+// sharesOf is how many claims can have a device. The first one has all other capacity of an instance.
 func sharesOf(d resourcev1.Device) int64 {
-	if shares, has := d.Capacity["shares"]; has {
+	if shares, has := d.Capacity["shares"]; has && textOf(d, "type") == "gpu" {
 		return shares.Value.Value()
 	}
 	return 1
@@ -683,36 +652,6 @@ type GPUCluster struct {
 // draApp is the label app of the driver's kubelet plugin there.
 const draApp = "nvidia-dra-driver-kubelet-plugin"
 
-// clusterDeployed are the programs that run on a node of a GPUCluster.
-var clusterDeployed = []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"}
-
-// policyOnly are the programs that only a ClusterPolicy has.
-var policyOnly = []string{
-	"device-plugin", "gpu-feature-discovery", "container-toolkit", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client", "mig-manager",
-	"sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
-}
-
-// LabelForGPUCluster changes the labels of a node as the GPU Operator does for a GPUCluster, and returns those of a
-// ClusterPolicy's programs, which it removes whatever their value. Where a label of its own programs has a value, it
-// stays: k8s-driver-manager stops programs by it.
-func LabelForGPUCluster(labels map[string]string) (swept []string) {
-	for _, program := range policyOnly {
-		if _, has := labels[deployPrefix+program]; has {
-			swept = append(swept, deployPrefix+program)
-			delete(labels, deployPrefix+program)
-		}
-	}
-	for _, program := range clusterDeployed {
-		switch {
-		case labels[labelPresent] != "true":
-			delete(labels, deployPrefix+program)
-		case labels[deployPrefix+program] == "":
-			labels[deployPrefix+program] = "true"
-		}
-	}
-	return swept
-}
-
 // Run reconciles until the context ends.
 func (o *GPUCluster) Run(ctx context.Context, interval time.Duration) {
 	for ctx.Err() == nil {
@@ -739,17 +678,14 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 		return err
 	}
 	if len(policies) > 0 {
-		return o.report(ctx, map[string]any{"state": "notReady", "namespace": o.Namespace, "conditions": []any{map[string]any{
-			"type": "Error", "status": "True", "reason": "PrerequisiteNotMet", "lastTransitionTime": policies[0].GetCreationTimestamp().UTC().Format(time.RFC3339),
-			"message": "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time",
-		}}})
+		return o.report(ctx, nvidia.Refuses)
 	}
-	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet(exporter, "dcgm-exporter-dra", exporter)} {
+	for _, object := range []client.Object{nvidia.DeviceClass("gpu"), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet(exporter, "dcgm-exporter-dra", exporter)} {
 		if err := o.Client.Create(ctx, object); client.IgnoreAlreadyExists(err) != nil {
 			return fmt.Errorf("creating %s: %w", object.GetName(), err)
 		}
 	}
-	if err := o.report(ctx, map[string]any{"state": "ready", "namespace": o.Namespace}); err != nil {
+	if err := o.report(ctx, nvidia.Reports); err != nil {
 		return err
 	}
 	nodes := &corev1.NodeList{}
@@ -765,38 +701,24 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 }
 
 // report tells in the status of the GPUCluster where the GPU Operator runs, and whether it follows it.
-func (o *GPUCluster) report(ctx context.Context, status map[string]any) error {
+func (o *GPUCluster) report(ctx context.Context, writes func(*unstructured.Unstructured, string, time.Time) []map[string]any) error {
 	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}
 	for i := range clusters {
-		c := &clusters[i]
-		if state, _, _ := unstructured.NestedString(c.Object, "status", "state"); state == status["state"] {
-			continue
-		}
-		base := c.DeepCopy()
-		c.Object["status"] = status
-		if err := o.Client.Status().Patch(ctx, c, client.MergeFrom(base)); err != nil {
-			return fmt.Errorf("reporting GPUCluster %s: %w", c.GetName(), err)
+		if err := WriteStatus(ctx, o.Client, &clusters[i], writes(&clusters[i], o.Namespace, time.Now())); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func (o *GPUCluster) label(ctx context.Context, n *corev1.Node) error {
-	base := n.DeepCopy()
-	if n.Labels[labelPresent] != "true" {
+	if n.Labels[nvidia.LabelPresent] != "true" {
 		return nil
 	}
-	o.count(LabelForGPUCluster(n.Labels))
-	if maps.Equal(n.Labels, base.Labels) {
-		return nil
-	}
-	if err := o.Client.Patch(ctx, n, client.MergeFrom(base)); err != nil {
-		return fmt.Errorf("labelling node %s: %w", n.Name, err)
-	}
-	return nil
+	return relabel(ctx, o.Client, n, func(labels map[string]string) { o.count(nvidia.LabelForGPUCluster(labels)) })
 }
 
 func (o *GPUCluster) count(swept []string) {
@@ -810,27 +732,21 @@ func (o *GPUCluster) count(swept []string) {
 	}
 }
 
-// class serves no extended resource.
-func (o *GPUCluster) class() *resourcev1.DeviceClass {
-	_, class := NewDRADriver(o.Namespace, nil)
-	class.Spec.ExtendedResourceName = nil
-	return class
+func (o *GPUCluster) daemonSet(app, deploy, container string) *appsv1.DaemonSet {
+	return newDaemonSet(o.Namespace, app, map[string]string{"app": app}, corev1.PodSpec{
+		NodeSelector: map[string]string{nvidia.LabelDeploy + deploy: "true"},
+		Containers:   []corev1.Container{{Name: container, Image: "example.invalid/simulated"}},
+		Tolerations:  []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
+	})
 }
 
-func (o *GPUCluster) daemonSet(app, deploy, container string) *appsv1.DaemonSet {
-	labels := map[string]string{"app": app}
+// newDaemonSet is one whose pods have these labels.
+func newDaemonSet(namespace, name string, labels map[string]string, pod corev1.PodSpec) *appsv1.DaemonSet {
 	return &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: app},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{deployPrefix + deploy: "true"},
-					Containers:   []corev1.Container{{Name: container, Image: "example.invalid/simulated"}},
-					Tolerations:  []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
-				},
-			},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
 	}
 }

@@ -47,7 +47,7 @@ func TestWhatTheDriverPrepares(t *testing.T) {
 	k := &kubelet{publisher: publisher{shares: 1}, prepared: map[types.UID]preparedClaim{"other": {holds: []string{"gpu-0"}}}}
 	there := devicesOf([]gpu.Device{
 		{UUID: "a"}, {UUID: "b", Minor: 1, State: gpu.State{MIG: true, Instances: []gpu.Instance{{Profile: "1g.5gb", UUID: "m"}}}}, {UUID: "c", Minor: 2},
-	}, "")
+	}, 1)
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}
 	prepares := func(device string, admin bool) error {
 		return k.prepareDevice(claim, resourcev1.DeviceRequestAllocationResult{Driver: draDriver, Device: device, AdminAccess: &admin}, there)

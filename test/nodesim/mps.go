@@ -7,6 +7,8 @@ import (
 	"context"
 
 	spec "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // appMPS is NVIDIA's MPS DaemonSet, which the GPU Operator always renders.
@@ -24,7 +26,7 @@ func (d devicePlugin) runMPS(ctx context.Context, state *podState) bool {
 	if d.Clock.Now().Before(state.restart) {
 		return false
 	}
-	config, err := parse(state.defaultConfig())
+	config, err := nvidia.Parse(state.defaultConfig())
 	if err != nil {
 		d.crashed(state, err.Error())
 		return false

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // NFD says how Node Feature Discovery (NFD) is installed. Its nfd-master makes the labels of a node from NodeFeature
@@ -47,8 +49,8 @@ func nodeFeatureKind() schema.GroupVersionKind {
 type discovery struct {
 	*machine
 
-	merged   time.Time  // when nfd-master last looked at the NodeFeatures
-	labelled labelEvent // for which the GPU Operator has set its labels
+	merged   time.Time    // when nfd-master last looked at the NodeFeatures
+	labelled nvidia.Event // for which the GPU Operator has set its labels
 }
 
 // discoverFeatures is GPU Feature Discovery (GFD): it asks for labels by an object in its own namespace
@@ -59,11 +61,15 @@ func (d *discovery) discoverFeatures(ctx context.Context) error {
 		return nil
 	}
 	inventory, err := d.Inventory(ctx)
+	var found map[string]*string
+	if err == nil {
+		found, err = d.featureLabels(inventory.Devices)
+	}
 	if err != nil {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
 	labels := map[string]any{}
-	for key, value := range d.featureLabels(inventory.Devices) {
+	for key, value := range found {
 		if value != nil {
 			labels[key] = *value
 		}

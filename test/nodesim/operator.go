@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // GPUOperator plays NVIDIA's GPU Operator: it renders its DaemonSets from the ClusterPolicy that counts and says so in
@@ -94,7 +95,7 @@ func (o *GPUOperator) Reconcile(ctx context.Context) error {
 	})
 	for i := range policies {
 		if i > 0 {
-			if err := o.setState(ctx, &policies[i], "ignored", ""); err != nil {
+			if err := WriteStatus(ctx, o.Client, &policies[i], nvidia.Ignores(&policies[i], o.Namespace)); err != nil {
 				return err
 			}
 			continue
@@ -127,23 +128,23 @@ func listed(ctx context.Context, c client.Client, version, kind string) ([]unstr
 	return list.Items, nil
 }
 
-// labelNodes sets the labels of all nodes anew for each generation of the ClusterPolicy, which is an event as labelEvent
-// is one of a node.
+// labelNodes sets the labels of all nodes anew for each generation of the ClusterPolicy, which is an event as
+// nvidia.Event is one of a node.
 func (o *GPUOperator) labelNodes(ctx context.Context, policy *unstructured.Unstructured) error {
 	event := fmt.Sprint(policy.GetUID(), policy.GetGeneration())
 	if event == o.labelled {
 		return nil
 	}
 	nodes := &corev1.NodeList{}
-	if err := o.Client.List(ctx, nodes, client.MatchingLabels{labelPresent: "true"}); err != nil {
+	if err := o.Client.List(ctx, nodes, client.MatchingLabels{nvidia.LabelPresent: "true"}); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
 	}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		if n.Labels[deployPrefix+"dra-driver"] != "" {
+		if n.Labels[nvidia.LabelDeploy+"dra-driver"] != "" {
 			continue
 		}
-		if err := setDeployLabels(ctx, o.Client, n, n.Labels["nvidia.com/mig.capable"] == "true"); client.IgnoreNotFound(err) != nil {
+		if err := setDeployLabels(ctx, o.Client, n, nvidia.MIGCapable(n.Labels)); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 	}
@@ -161,42 +162,21 @@ func (o *GPUOperator) render(ctx context.Context, policy *unstructured.Unstructu
 			return err
 		}
 	}
-	// Of a new ClusterPolicy it says at first where it runs, and that the pods are not there yet.
-	switch state, _, _ := unstructured.NestedString(policy.Object, "status", "state"); state {
-	case "notReady", "ready":
-		return o.setState(ctx, policy, "ready", "True")
-	}
-	return o.setState(ctx, policy, "notReady", "False")
+	return WriteStatus(ctx, o.Client, policy, nvidia.Reports(policy, o.Namespace, o.Clock.Now()))
 }
 
-// setState writes state and, in another write, the condition Ready, as the real one does (clusterpolicy_controller.go:
-// updateCRState; internal/conditions). Each makes a patch fail that names the resource version before it.
-func (o *GPUOperator) setState(ctx context.Context, policy *unstructured.Unstructured, state, ready string) error {
-	if have, _, _ := unstructured.NestedString(policy.Object, "status", "state"); have == state {
-		return nil
-	}
-	if err := o.setStatus(ctx, policy, state, map[string]any{"state": state, "namespace": o.Namespace}); err != nil {
-		return err
-	}
-	if ready == "" {
-		return nil
-	}
-	condition := map[string]any{
-		"type": "Ready", "status": ready, "reason": "Reconciled", "message": state,
-		"lastTransitionTime": o.Clock.Now().UTC().Format(time.RFC3339),
-	}
-	return o.setStatus(ctx, policy, state, map[string]any{"conditions": []any{condition}})
-}
-
-func (o *GPUOperator) setStatus(ctx context.Context, policy *unstructured.Unstructured, state string, fields map[string]any) error {
-	base := policy.DeepCopy()
-	for name, value := range fields {
-		if err := unstructured.SetNestedField(policy.Object, value, "status", name); err != nil {
-			return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
+// WriteStatus makes one write after the other to the status of an object of NVIDIA's.
+func WriteStatus(ctx context.Context, c client.Client, object *unstructured.Unstructured, writes []map[string]any) error {
+	for _, fields := range writes {
+		base := object.DeepCopy()
+		for name, value := range fields {
+			if err := unstructured.SetNestedField(object.Object, value, "status", name); err != nil {
+				return fmt.Errorf("reporting %s %s: %w", object.GetKind(), object.GetName(), err)
+			}
 		}
-	}
-	if err := o.Client.Status().Patch(ctx, policy, client.MergeFrom(base)); err != nil {
-		return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
+		if err := c.Status().Patch(ctx, object, client.MergeFrom(base)); err != nil {
+			return fmt.Errorf("reporting %s %s: %w", object.GetKind(), object.GetName(), err)
+		}
 	}
 	return nil
 }
@@ -240,24 +220,12 @@ func (o *GPUOperator) remove(ctx context.Context) error {
 const annotationHash = "nvidia.com/last-applied-hash"
 
 func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand operand) *appsv1.DaemonSet {
-	labels := map[string]string{"app": operand.app}
-	set := &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: o.Namespace, Name: operand.app, Labels: labels,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(policy, policy.GroupVersionKind())},
-		},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{deployPrefix + operand.deploy: "true"},
-					Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
-					Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
-				},
-			},
-		},
-	}
+	set := newDaemonSet(o.Namespace, operand.app, map[string]string{"app": operand.app}, corev1.PodSpec{
+		NodeSelector: map[string]string{nvidia.LabelDeploy + operand.deploy: "true"},
+		Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
+		Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
+	})
+	set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(policy, policy.GroupVersionKind())}
 	if operand.mps { // assets/state-mps-control-daemon/0400_daemonset.yaml
 		set.Spec.Template.Spec.NodeSelector["nvidia.com/mps.capable"] = "true"
 	}

@@ -14,6 +14,8 @@ import (
 
 	spec "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const (
@@ -29,14 +31,14 @@ type plugin struct {
 	strategy string
 	retry    time.Time // when it tries again what failed
 
-	resources map[string][]advertised // registered with the kubelet
-	unhealthy []string                // resources whose MPS daemon did not answer
+	resources map[string][]nvidia.Advertised // registered with the kubelet
+	unhealthy []string                       // resources whose MPS daemon did not answer
 }
 
 // endpoint is what the kubelet knows of a resource: the devices of the plugin that registered it last. When the plugin
 // goes, they stay in the capacity and are no longer allocatable.
 type endpoint struct {
-	devices []advertised
+	devices []nvidia.Advertised
 	gone    bool
 	// failGreaterThanOne refuses a request for more than one replica (internal/rm/rm.go, ValidateRequest).
 	failGreaterThanOne bool
@@ -126,7 +128,7 @@ func (d devicePlugin) load(ctx context.Context, state *podState, key, content st
 	}
 	news := !p.started || p.key != key
 	state.waiting = ""
-	p.started, p.key, p.config, p.strategy = true, key, config, migStrategy(config, state.environment())
+	p.started, p.key, p.config, p.strategy = true, key, config, nvidia.MIGStrategy(config, state.environment())
 	p.resources, p.unhealthy = resources, nil
 	if config.Sharing.SharingStrategy() == spec.SharingStrategyMPS {
 		d.dropUnanswered(ctx, p, news)
@@ -144,8 +146,8 @@ func configName(key string) string {
 	return "configuration " + key
 }
 
-func (d devicePlugin) start(ctx context.Context, state *podState, content string) (*spec.Config, map[string][]advertised, error) {
-	config, err := parse(content)
+func (d devicePlugin) start(ctx context.Context, state *podState, content string) (*spec.Config, map[string][]nvidia.Advertised, error) {
+	config, err := nvidia.Parse(content)
 	if err != nil {
 		return nil, nil, fmt.Errorf("unable to load config: %w", err)
 	}
@@ -156,12 +158,12 @@ func (d devicePlugin) start(ctx context.Context, state *podState, content string
 	if err != nil {
 		return nil, nil, fmt.Errorf("error getting devices: %w", err)
 	}
-	resources, err := enumerate(config, state.environment(), inventory.Devices)
+	resources, err := nvidia.Advertise(config, state.environment(), inventory.Devices)
 	return config, resources, err
 }
 
-func (s *podState) environment() environment {
-	return environment{migStrategy: s.env("MIG_STRATEGY"), mpsRoot: s.env("MPS_ROOT")}
+func (s *podState) environment() nvidia.Environment {
+	return nvidia.Environment{MIGStrategy: s.env("MIG_STRATEGY"), MPSRoot: s.env("MPS_ROOT")}
 }
 
 // dropUnanswered: the plugin registers a resource that is shared by MPS only once its daemon answers, and tries again.
@@ -179,7 +181,7 @@ func (d devicePlugin) dropUnanswered(ctx context.Context, p *plugin, tell bool) 
 	}
 }
 
-func isReplica(devices []advertised) bool {
+func isReplica(devices []nvidia.Advertised) bool {
 	return len(devices) > 0 && devices[0].ID != devices[0].UUID
 }
 

@@ -5,7 +5,6 @@ package nodesim
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,20 +16,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
-// Labels of NVIDIA's.
-const (
-	labelPresent   = "nvidia.com/gpu.present"
-	labelConfig    = "nvidia.com/device-plugin.config"
-	labelOptOut    = "nvidia.com/gpu.deploy.operands"
-	deployPrefix   = "nvidia.com/gpu.deploy."
-	labelMIGDeploy = deployPrefix + "mig-manager"
-)
+// labelConfig names the configuration of the device plugin.
+const labelConfig = "nvidia.com/device-plugin.config"
 
 // register makes sure that the Node exists, as a kubelet does when it starts.
 func (k *kubelet) register(ctx context.Context) (*corev1.Node, error) {
@@ -73,25 +66,17 @@ func (k *kubelet) create(ctx context.Context, node *corev1.Node) (*corev1.Node, 
 
 func (m *machine) registrationLabels() map[string]string {
 	labels := map[string]string{
-		corev1.LabelHostname: m.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", labelPresent: "true",
+		corev1.LabelHostname: m.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", nvidia.LabelPresent: "true",
 	}
 	maps.Copy(labels, m.Labels)
 	return labels
 }
 
-// labelEvent is what of a node makes the GPU Operator set its labels when it changes. It does not when a user removes
-// a label that it has set (controllers/nodelabeling_controller.go, v26.7.0: getNodeLabelUpdateReasons).
-type labelEvent struct {
-	node                        types.UID
-	present, operands, workload string
-	migCapable                  bool
-}
-
-// labelNode sets the labels of the GPU Operator after such an event, unless it runs NVIDIA's DRA driver for a
-// GPUCluster. From a node that has opted out it removes them, also those that a user sets.
+// labelNode sets the labels of the GPU Operator after an event, unless it runs NVIDIA's DRA driver for a GPUCluster. From
+// a node that has opted out it removes them, also those that a user sets.
 func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
-	if node.Labels[deployPrefix+"dra-driver"] != "" {
-		d.labelled = labelEvent{}
+	if node.Labels[nvidia.LabelDeploy+"dra-driver"] != "" {
+		d.labelled = nvidia.Event{}
 		return nil
 	}
 	inventory, err := d.Inventory(ctx)
@@ -99,11 +84,8 @@ func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
 	capable := migCapable(inventory.Devices)
-	event := labelEvent{
-		node: node.UID, present: node.Labels[labelPresent], operands: node.Labels[labelOptOut], workload: node.Labels["nvidia.com/gpu.workload.config"],
-		migCapable: capable,
-	}
-	if event == d.labelled && event.operands != "false" {
+	event := nvidia.EventOf(node, "", capable)
+	if event == d.labelled && nvidia.Deploys(node.Labels) {
 		return nil
 	}
 	if err := setDeployLabels(ctx, d.Client, node, capable); err != nil {
@@ -115,46 +97,19 @@ func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
 
 // setDeployLabels gives a node those labels that it has not.
 func setDeployLabels(ctx context.Context, c client.Client, node *corev1.Node, migCapable bool) error {
-	patch := deployLabels(node.Labels, migCapable)
-	for key, value := range patch {
-		if old, ok := node.Labels[key]; value != nil && ok && old == *value || value == nil && !ok {
-			delete(patch, key)
-		}
-	}
-	if len(patch) == 0 {
+	return relabel(ctx, c, node, func(labels map[string]string) { nvidia.LabelForClusterPolicy(labels, migCapable, "") })
+}
+
+// relabel changes the labels of a node.
+func relabel(ctx context.Context, c client.Client, node *corev1.Node, change func(labels map[string]string)) error {
+	base := node.DeepCopy()
+	if change(node.Labels); maps.Equal(node.Labels, base.Labels) {
 		return nil
 	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": patch}})
-	if err != nil {
-		return err
-	}
-	if err := c.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
+	if err := c.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("labelling node %s: %w", node.Name, err)
 	}
 	return nil
-}
-
-// deployLabels is controllers/state_manager.go of the GPU Operator: a value that is there stays, what is missing or
-// empty is set, and a node that opted out has none.
-func deployLabels(have map[string]string, migCapable bool) map[string]*string {
-	operands := []string{
-		"driver", "gpu-feature-discovery", "container-toolkit", "device-plugin", "dcgm", "dcgm-exporter",
-		"node-status-exporter", "operator-validator", "client",
-	}
-	if migCapable {
-		operands = append(operands, "mig-manager")
-	}
-	patch := map[string]*string{}
-	for _, operand := range operands {
-		label := deployPrefix + operand
-		switch {
-		case have[labelOptOut] == "false":
-			patch[label] = nil
-		case have[label] == "":
-			patch[label] = new("true")
-		}
-	}
-	return patch
 }
 
 func migCapable(gpus []gpu.Device) bool {
@@ -162,13 +117,16 @@ func migCapable(gpus []gpu.Device) bool {
 }
 
 // featureLabels are the labels of GPU Feature Discovery that say how the GPUs are shared (internal/lm).
-func (d *discovery) featureLabels(gpus []gpu.Device) map[string]*string {
+func (d *discovery) featureLabels(gpus []gpu.Device) (map[string]*string, error) {
 	labels := map[string]*string{"nvidia.com/mig.capable": new(strconv.FormatBool(migCapable(gpus)))}
 	if len(gpus) == 0 {
-		return labels
+		return labels, nil
 	}
 	config, strategy := d.loaded()
-	sharing := config.Sharing.SharingStrategy()
+	capable, err := nvidia.MPSCapable(config, func() []gpu.Device { return gpus })
+	if err != nil {
+		return nil, err
+	}
 	product := strings.ReplaceAll(gpus[0].Product, " ", "-")
 	replicas := 1
 	if resources := config.Sharing.ReplicatedResources(); resources != nil && len(resources.Resources) > 0 {
@@ -181,11 +139,11 @@ func (d *discovery) featureLabels(gpus []gpu.Device) map[string]*string {
 	labels["nvidia.com/gpu.count"] = new(strconv.Itoa(len(gpus)))
 	labels["nvidia.com/gpu.memory"] = new(strconv.FormatInt(gpus[0].MemoryMiB, 10))
 	labels["nvidia.com/gpu.replicas"] = new(strconv.Itoa(replicas))
-	labels["nvidia.com/gpu.sharing-strategy"] = new(string(sharing))
-	labels["nvidia.com/mps.capable"] = new(strconv.FormatBool(sharing == spec.SharingStrategyMPS))
+	labels["nvidia.com/gpu.sharing-strategy"] = new(string(config.Sharing.SharingStrategy()))
+	labels["nvidia.com/mps.capable"] = new(strconv.FormatBool(capable))
 	labels["nvidia.com/mig.strategy"] = nil
 	if strategy != spec.MigStrategyNone {
 		labels["nvidia.com/mig.strategy"] = &strategy
 	}
-	return labels
+	return labels, nil
 }

@@ -170,7 +170,7 @@ func TestEachLayoutOfADriver(t *testing.T) {
 	for layout, folder := range library {
 		t.Run(folder, func(t *testing.T) {
 			g := NewWithT(t)
-			d := installed(t, simdriver.Spec{Name: "n", Models: []sim.Model{sim.T4}, DriverVersion: "570.172.08", Layout: layout})
+			d := rootOf(t, simdriver.Spec{Name: "n", Models: []sim.Model{sim.T4}, DriverVersion: "570.172.08", Layout: layout})
 			for _, name := range []string{"libnvidia-ml.so.570.172.08", "libcuda.so.570.172.08", "libnvidia-ml.so.1", "libcuda.so.1"} {
 				files, err := filepath.Glob(filepath.Join(d.Root(), folder, name))
 				g.Expect(err).NotTo(HaveOccurred())
@@ -181,19 +181,6 @@ func TestEachLayoutOfADriver(t *testing.T) {
 			g.Expect(out).To(Equal("570.172.08\n"))
 		})
 	}
-}
-
-// installed is a driver root with a spec.
-func installed(t *testing.T, spec simdriver.Spec) *simdriver.Driver {
-	t.Helper()
-	g := NewWithT(t)
-	cache, err := simdriver.CacheDir()
-	g.Expect(err).NotTo(HaveOccurred())
-	programs, err := simdriver.Build(t.Context(), cache)
-	g.Expect(err).NotTo(HaveOccurred())
-	d, err := simdriver.New(filepath.Join(t.TempDir(), "root"), programs, spec)
-	g.Expect(err).NotTo(HaveOccurred())
-	return d
 }
 
 func TestTheKernelModuleIsReplaced(t *testing.T) {

@@ -269,20 +269,19 @@ func PodLogFolder(hostRoot string) string { return filepath.Join(hostRoot, podLo
 // podLog is the name of such a directory: <namespace>_<pod>_<uid> (kubernetes/kubernetes pkg/kubelet/kuberuntime/helpers.go).
 var podLog = regexp.MustCompile(`^([^_/]+)_([^_/]+)_([0-9a-f-]+)$`)
 
-// Pods are the UIDs of the pods of each name, also of those that have ended a while ago.
-func (l *ContainerLogs) Pods() (map[ContainerName][]string, error) {
+// Pods are the names of pods by UID, also of those that have ended a while ago.
+func (l *ContainerLogs) Pods() (map[string]ContainerName, error) {
 	entries, err := fs.ReadDir(l.root.FS(), podLogFolder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listing the logs of pods: %w", err)
 	}
-	uids := map[ContainerName][]string{}
+	names := map[string]ContainerName{}
 	for _, entry := range entries {
 		if m := podLog.FindStringSubmatch(entry.Name()); m != nil && entry.IsDir() {
-			name := ContainerName{Namespace: m[1], Pod: m[2]}
-			uids[name] = append(uids[name], m[3])
+			names[m[3]] = ContainerName{Namespace: m[1], Pod: m[2]}
 		}
 	}
-	return uids, nil
+	return names, nil
 }
 
 // driverParameters is where NVIDIA's kernel module lists what it was loaded with.

@@ -39,3 +39,37 @@ func TestContainersAreNamedByTheirLogs(t *testing.T) {
 		"uid-1": {Namespace: "team-a", Pod: "cut-off"},
 	}))
 }
+
+// names are containers by ID, and pods by UID.
+type names map[string]host.ContainerName
+
+func (n names) Names() (map[string]host.ContainerName, error) { return n, nil }
+
+// TestInitContainersHoldWhatTheKubeletHasRecorded while they run.
+func TestInitContainersHoldWhatTheKubeletHasRecorded(t *testing.T) {
+	g := NewWithT(t)
+	uid := func(n string) string { return strings.Repeat(n, 8) + "-1111-1111-1111-111111111111" }
+	id := func(n string) string { return strings.Repeat(n, 64) }
+	in := func(pod, container string) string { return "0::/kubepods/pod" + uid(pod) + "/" + id(container) + "\n" }
+	known := names{
+		id("a"): {Namespace: "ml", Pod: "fetches", Container: "fetch"}, id("b"): {Namespace: "ml", Pod: "trains", Container: "main"},
+		uid("1"): {Namespace: "ml", Pod: "fetches"}, uid("2"): {Namespace: "ml", Pod: "trains"}, uid("3"): {Namespace: "ml", Pod: "cut"},
+	}
+	proc := newProc(t, map[string]string{
+		"1/cgroup": "0::/init.scope\n", "10/cgroup": in("1", "a"), "11/cgroup": in("1", "c"), "20/cgroup": in("2", "b"), "30/cgroup": in("3", "d"),
+	})
+	kubelet := host.Kubelet{Host: t.TempDir(), Folder: "/var/lib/kubelet"}
+	g.Expect(kubelet.Held(proc, known)).To(BeEmpty(), "the kubelet has allocated nothing yet")
+	entry := func(pod, device string) string {
+		return `{"PodUID":"` + uid(pod) + `","ContainerName":"fetch","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["` + device + `"]},"AllocResp":"Cg=="}`
+	}
+	folder := filepath.Join(kubelet.Host, kubelet.Folder, "device-plugins")
+	g.Expect(os.MkdirAll(folder, 0o755)).To(Succeed())
+	record := `{"Data":{"PodDeviceEntries":[` + entry("1", "GPU-1") + "," + entry("2", "GPU-2") + "," + entry("3", "GPU-3") + "," + entry("4", "GPU-4") +
+		`],"RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}},"Checksum":1}`
+	g.Expect(os.WriteFile(filepath.Join(folder, "kubelet_internal_checkpoint"), []byte(record), 0o600)).To(Succeed())
+	g.Expect(kubelet.Held(proc, known)).To(Equal([]host.HeldDevice{
+		{ContainerName: host.ContainerName{Namespace: "ml", Pod: "fetches", Container: "fetch"}, Device: "GPU-1"},
+		{ContainerName: host.ContainerName{Namespace: "ml", Pod: "cut", Container: "fetch"}, Device: "GPU-3"},
+	}), "another has ended, and a whole pod")
+}

@@ -4,8 +4,13 @@
 package host
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
@@ -51,4 +56,106 @@ func (k Kubelet) Projected(podUID, key string) bool {
 // isName reports whether a name is that of an entry of a folder.
 func isName(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsRune(name, filepath.Separator)
+}
+
+// deviceCheckpoint is where the kubelet records what it has allocated (kubernetes/kubernetes pkg/kubelet/cm/devicemanager/checkpoint).
+const deviceCheckpoint = "device-plugins/kubelet_internal_checkpoint"
+
+// podDevices are what the kubelet has recorded for a container.
+type podDevices struct {
+	PodUID, ContainerName string
+	DeviceIDs             map[int64][]string // by NUMA node
+}
+
+// recorded is what the kubelet has allocated of device plugins: also to init containers, which its pod resources service
+// leaves out, and to pods that have ended since its last allocation.
+func (k Kubelet) recorded() ([]podDevices, error) {
+	path, err := securejoin.SecureJoin(k.Host, filepath.Join(k.Folder, deviceCheckpoint))
+	if err != nil {
+		return nil, fmt.Errorf("finding the kubelet's checkpoint of devices: %w", err)
+	}
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var checkpoint struct {
+		Data struct{ PodDeviceEntries []podDevices }
+	}
+	if err == nil {
+		err = json.Unmarshal(content, &checkpoint)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubelet's checkpoint of devices: %w", err)
+	}
+	return checkpoint.Data.PodDeviceEntries, nil
+}
+
+// Devices are what is recorded for each pod, by UID.
+func (k Kubelet) Devices() (map[string][]string, error) {
+	entries, err := k.recorded()
+	devices := map[string][]string{}
+	for _, entry := range entries {
+		for _, ids := range entry.DeviceIDs {
+			devices[entry.PodUID] = append(devices[entry.PodUID], ids...)
+		}
+	}
+	return devices, err
+}
+
+// HeldDevice is a device of a device plugin that a container has.
+type HeldDevice struct {
+	ContainerName
+
+	Device string
+}
+
+// Held are what is recorded for containers that run. One of which only the pod is known runs as long as that.
+func (k Kubelet) Held(processes *Proc, containers Containers) ([]HeldDevice, error) {
+	entries, err := k.recorded()
+	if err != nil || len(entries) == 0 {
+		return nil, err
+	}
+	names, err := containers.Names()
+	if err != nil {
+		return nil, err //nolint:wrapcheck // says what it lists
+	}
+	running, err := processes.pods()
+	if err != nil {
+		return nil, err
+	}
+	var held []HeldDevice
+	for _, entry := range entries {
+		ids, name := running[entry.PodUID], names[entry.PodUID]
+		known := func(id string) bool { return names[id].Container != "" }
+		is := func(id string) bool { return names[id].Container == entry.ContainerName }
+		name.Container = entry.ContainerName
+		if len(ids) == 0 || slices.ContainsFunc(ids, known) && !slices.ContainsFunc(ids, is) {
+			continue
+		}
+		for _, devices := range entry.DeviceIDs {
+			for _, id := range devices {
+				held = append(held, HeldDevice{name, id})
+			}
+		}
+	}
+	return held, nil
+}
+
+// pods are the IDs of the containers of which processes run, by the UID of the pod.
+func (p *Proc) pods() (map[string][]string, error) {
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	pods := map[string][]string{}
+	for _, entry := range entries {
+		cgroups, err := p.read(filepath.Join(entry.Name(), "cgroup"), maxStatus)
+		if err != nil {
+			continue // no process, or one that is gone
+		}
+		if pod, container := parseCgroups(string(cgroups)); pod != "" && !slices.Contains(pods[pod], container) {
+			pods[pod] = append(pods[pod], container)
+		}
+	}
+	return pods, nil
 }

@@ -41,9 +41,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	if !found {
 		return
 	}
-	if g.Changed = e.SinceTime.Time; n.GPU.Spec.ChangeTime.Before(&e.SinceTime) { // it was decided, and never begun
-		g.Changed = n.GPU.Spec.ChangeTime.Time
-	}
+	g.Changed = changed(n, e)
 	is := plan.ByProfile(plan.Observed(*d).Instances)
 	switch reached := maps.Equal(is, plan.ByProfile(e.Instances)) && !g.Frozen; {
 	case reached && e.FirstPod != "" && e.Failures > 0:
@@ -59,6 +57,14 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 		e = r.underWay(n, d, g, e, now)
 	}
 	r.decided[n.Name] = append(r.decided[n.Name], e)
+}
+
+// changed is when a GPU was changed last for pods that wait: what was decided and never begun changed nothing.
+func changed(n *cluster.Node, e v1alpha1.GPUDemand) time.Time {
+	if n.GPU.Spec.ChangeTime.Before(&e.SinceTime) {
+		return n.GPU.Spec.ChangeTime.Time
+	}
+	return e.SinceTime.Time
 }
 
 // decidedOf is what was decided of a GPU before, if the policy still lets it have that.

@@ -285,16 +285,17 @@ func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 }
 
 // TestSlimNodesTellSinceWhenAnotherControllerWorks: of the managed fields only those are kept that tell it, and only
-// while a label reports that.
+// while a label reports that. What the operator writes later makes nobody else begin anew.
 func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 	const label = "nvidia.com/gpu.deploy.dcgm"
 	at := metav1.Unix(1_800_000_000, 0)
 	for value, since := range map[string]time.Time{"paused-for-mig-change": at.Time, "true": {}, "": {}} {
 		g := NewWithT(t)
-		later := metav1.Unix(1_800_000_060, 0)
+		own, later := metav1.Unix(1_800_000_030, 0), metav1.Unix(1_800_000_060, 0)
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			Labels: map[string]string{label: value}, ManagedFields: []metav1.ManagedFieldsEntry{
 				{Manager: "mig-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)},
+				{Manager: "gpusharing-controller", Time: &own, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)},
 				{Manager: "kubelet", Time: &later, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:other":{}}}}`)},
 			},
 		}}
@@ -303,7 +304,8 @@ func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		view, _ := nodeView(slim.(*corev1.Node))
 		g.Expect(view).To(Equal(full))
-		g.Expect(view.MarkedAtWorkSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.MarkedAtWorkSince)
+		g.Expect(view.OthersAtWorkSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.OthersAtWorkSince)
+		g.Expect(view.MarkedAtWorkSince.Equal(own.Time)).To(Equal(!since.IsZero()), "%s: %s", value, view.MarkedAtWorkSince)
 		again, err := slimNode(slim.(*corev1.Node).DeepCopy())
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(again).To(Equal(slim))

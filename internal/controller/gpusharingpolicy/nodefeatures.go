@@ -8,7 +8,6 @@ import (
 	"errors"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -66,11 +65,7 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 		"labels":   map[string]any{cluster.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
 		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
 	}
-	err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
-	if meta.IsNoMatchError(err) {
-		return false, nil // the kind has gone since, and the next reconcile sees that
-	}
-	return ignoreGone(err)
+	return w.applyServed(ctx, want)
 }
 
 // disown removes the owner of the operator's NodeFeatures that earlier versions set.
@@ -100,10 +95,7 @@ func (w *writer) allowMPS(ctx context.Context, a action.AllowMPS) (bool, error) 
 	feature := pluginconfig.NewNodeFeature(w.features.served)
 	feature.SetNamespace(w.Namespace)
 	feature.SetName(action.OverrideName(a.Node))
-	wrote, err := ignoreReplaced(w.client.Delete(ctx, feature, client.Preconditions{UID: &uid}))
-	if meta.IsNoMatchError(err) {
-		return false, nil
-	}
+	wrote, err := w.deleteServed(ctx, feature, uid)
 	if wrote {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -364,7 +364,7 @@ func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool,
 	}
 	rule := dra.NewTaintRule(a.Node, a.Since)
 	rule.SetGroupVersionKind(*kind)
-	wrote, err := w.applyDRA(ctx, rule)
+	wrote, err := w.applyServed(ctx, rule)
 	w.changes.node(a.Node, true)
 	w.barrier.wrote(*kind, rule.GetName(), rule.GetResourceVersion(), err, w.snapshot.Now)
 	return wrote, err
@@ -379,7 +379,7 @@ func (w *writer) untaintDevices(ctx context.Context, a action.UntaintDevices) (b
 	rule := &unstructured.Unstructured{}
 	rule.SetGroupVersionKind(*kind)
 	rule.SetName(dra.TaintRuleName(a.Node))
-	wrote, err := w.deleteDRA(ctx, rule, uid)
+	wrote, err := w.deleteServed(ctx, rule, uid)
 	if err == nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -396,7 +396,7 @@ func (w *writer) writeClass(ctx context.Context, a action.WriteClass) (bool, err
 	}
 	class := dra.NewClass(a.Class)
 	class.SetGroupVersionKind(*kind)
-	return w.applyDRA(ctx, class)
+	return w.applyServed(ctx, class)
 }
 
 // deleteClass deletes it.
@@ -408,10 +408,10 @@ func (w *writer) deleteClass(ctx context.Context, a action.DeleteClass) (bool, e
 	class := &unstructured.Unstructured{}
 	class.SetGroupVersionKind(*kind)
 	class.SetName(a.Name)
-	return w.deleteDRA(ctx, class, uid)
+	return w.deleteServed(ctx, class, uid)
 }
 
-func (w *writer) applyDRA(ctx context.Context, want *unstructured.Unstructured) (bool, error) {
+func (w *writer) applyServed(ctx context.Context, want *unstructured.Unstructured) (bool, error) {
 	err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
 	if meta.IsNoMatchError(err) {
 		return false, nil // the kind has gone since, and the next reconcile sees that
@@ -419,7 +419,7 @@ func (w *writer) applyDRA(ctx context.Context, want *unstructured.Unstructured) 
 	return ignoreGone(err)
 }
 
-func (w *writer) deleteDRA(ctx context.Context, object *unstructured.Unstructured, uid types.UID) (bool, error) {
+func (w *writer) deleteServed(ctx context.Context, object *unstructured.Unstructured, uid types.UID) (bool, error) {
 	wrote, err := ignoreReplaced(w.client.Delete(ctx, object, client.Preconditions{UID: &uid}))
 	if meta.IsNoMatchError(err) {
 		return false, nil

@@ -152,6 +152,9 @@ func testUpgradedEachMonth(f *fixture) {
 		f.Expect(f.observe().Overridden).To(BeNil(), "a month lies between two upgrades")
 		f.Expect(f.observe().Ready).To(BeTrue())
 	}
+	f.patch(policy, "helm", upgrade)
+	f.clock.SetTime(now.Add(5 * time.Minute))
+	f.Expect(f.observe().Overridden).To(BeNil(), "those of former months do not count")
 }
 
 // testInstalledAgain installs the chart a few times within an hour, as a person does who tries its values. Nobody but a

@@ -13,7 +13,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -79,7 +78,7 @@ func (h hardware) gpus(product string, count int) (devices []v1alpha1.DeviceStat
 			Product: product, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable,
 		}
 		if !listed {
-			one.ComputeCapability = gpu.ComputeCapability{Major: 7, Minor: 5}.String()
+			one.ComputeCapability = "7.5"
 		}
 	}
 	for i := range count {

@@ -104,9 +104,10 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 func NodeAlone(node *corev1.Node) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
-		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, MarkedAtWorkSince: markedAtWorkSince(node), ConfigWriter: configWriter(node),
+		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, ConfigWriter: configWriter(node),
 		MemoryOwner: memoryOwner(node),
 	}
+	n.MarkedAtWorkSince, n.OthersAtWorkSince = markedAtWorkSince(node)
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]
 		if sick := quantity.Value() - healthy.Value(); sick > 0 && IsGPUResource(string(name)) {
@@ -235,7 +236,7 @@ func addDRA(p *Pod, pod *corev1.Pod) {
 	if !HasClaims(pod) {
 		return
 	}
-	p.Starting = pod.Spec.NodeName != "" && !isReady(pod)
+	p.Starting = pod.Spec.NodeName != "" && !IsReady(pod)
 	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
 		p.PodGroup = *group.PodGroupName
 	}
@@ -246,7 +247,8 @@ func HasClaims(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 
-func isReady(pod *corev1.Pod) bool {
+// IsReady reports whether a pod is ready.
+func IsReady(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -158,16 +159,40 @@ func isSet(list, gate string) bool {
 	return false
 }
 
-// Note records the signs of a reconcile, the reason for each node or none, and forgets what is past.
+// OtherPartitionerGone is the annotation v1alpha1.AnnotationOtherController of a node that lists a resource of another
+// partitioner with quantity 0, AbsentFor after its last sign.
+const OtherPartitionerGone = "SlicerGone"
+
+// NotedOther is which other controller the annotation of the node names, and when its last sign went, zero if that is
+// not recorded.
+func (n *Node) NotedOther() OtherController {
+	note := n.Annotations[v1alpha1.AnnotationOtherController]
+	if reason, at, gone := timing.Parse(note); gone {
+		return OtherController{Reason: reason, At: at}
+	} else if note == OtherPartitionerGone {
+		return OtherController{}
+	}
+	return OtherController{Reason: note}
+}
+
+// Note records the signs of a reconcile, the reason for each node or none, and forgets what is past. What a leader
+// before has noted on a node is remembered with its time, or as of now: without a policy the annotation goes.
 func (s *OtherControllers) Note(signs iter.Seq2[*Node, string], now time.Time) {
 	if s == nil {
 		return
 	}
 	kept := map[string]OtherController{}
 	for n, reason := range signs {
+		was, seen := s.seen[n.Name]
+		if !seen {
+			was = n.NotedOther()
+			if was.Reason != "" && was.At.IsZero() {
+				was.At = now
+			}
+		}
 		if reason != "" {
 			kept[n.Name] = OtherController{Reason: reason, At: now}
-		} else if was, seen := s.seen[n.Name]; seen && was.At.After(n.Created) && now.Sub(was.At) < AbsentFor {
+		} else if was.Reason != "" && was.At.After(n.Created) && now.Sub(was.At) < AbsentFor {
 			kept[n.Name] = was
 		}
 	}

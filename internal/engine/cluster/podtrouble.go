@@ -129,14 +129,18 @@ func saysAtWork(label, value string) bool {
 	return strings.HasPrefix(label, DeployPrefix) && value != "" && value != "true" && value != "false"
 }
 
-// markedAtWorkSince is when the last of those wrote anything who say that they are at work.
-func markedAtWorkSince(node *corev1.Node) (since time.Time) {
+// markedAtWorkSince is when the last of those wrote anything who say that they are at work, and the last other than the
+// operator, if there is one.
+func markedAtWorkSince(node *corev1.Node) (since, others time.Time) {
 	for _, e := range WorkMarkAuthors(node) {
 		if e.Time.After(since) {
 			since = e.Time.Time
 		}
+		if e.Manager != ownManager && e.Time.After(others) {
+			others = e.Time.Time
+		}
 	}
-	return since
+	return since, others
 }
 
 // ownManager is the operator's field manager.

@@ -28,7 +28,7 @@ type Programs struct {
 	// account may publish ResourceSlices; sorted.
 	DRADrivers []string
 	// PublishedOn are the nodes for which that driver publishes ResourceSlices, for who may not ask which accounts may:
-	// a pod there that looks like the driver's is taken for it.
+	// a pod there that looks like the driver's, and mounts folders of the host, is taken for it.
 	PublishedOn map[string]bool
 	// Discovery are the namespaces in which NodeFeatures are written as by workers of NFD; sorted. Where the Operator
 	// Lifecycle Manager installed NFD, its roles let every user of a namespace do that, so the pod must also mount
@@ -46,7 +46,7 @@ func (o *Programs) tell(p *Pod, pod *corev1.Pod) {
 	p.NVIDIA = o.verified(pod, slices.Contains(o.GPUOperators, pod.Namespace) || pod.Namespace == o.ConfigMap.Namespace)
 	p.Validator = p.NVIDIA && IsValidator(pod)
 	p.MountsConfig = pod.Namespace == o.ConfigMap.Namespace && Mounts(pod, o.ConfigMap.Name)
-	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.DRADrivers, pod.Namespace) || o.PublishedOn[pod.Spec.NodeName]))
+	p.DRA = OffersGPUs(pod) && (p.NVIDIA || o.verified(pod, slices.Contains(o.DRADrivers, pod.Namespace) || o.PublishedOn[pod.Spec.NodeName] && MountsHost(pod.Spec.Volumes)))
 	p.Discovers = isDiscovery(pod) && (p.NVIDIA || MountsHost(pod.Spec.Volumes) && o.verified(pod, slices.Contains(o.Discovery, pod.Namespace)))
 	p.Own = isOwn(pod) && o.inOwn(pod)
 	p.Serves = p.DRA || p.Discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)
@@ -59,7 +59,7 @@ func (o *Programs) inOwn(pod *corev1.Pod) bool {
 
 // IsReadyAgent reports whether a pod is one of the agents and answers.
 func (o *Programs) IsReadyAgent(pod *corev1.Pod) bool {
-	return IsAgent(pod) && o.inOwn(pod) && pod.DeletionTimestamp == nil && isReady(pod)
+	return IsAgent(pod) && o.inOwn(pod) && pod.DeletionTimestamp == nil && IsReady(pod)
 }
 
 // verified reports whether a pod in a namespace that counts, or not, has a controller that runs such programs: a

@@ -161,7 +161,7 @@ func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
 		actions = append(actions, patch)
 	}
 	if m.Validates && v.MadeUnavailable() {
-		remaining := v.Node.MarkedAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
+		remaining := v.Node.OthersAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
 		if remaining <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}

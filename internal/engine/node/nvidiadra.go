@@ -114,15 +114,21 @@ func unofferedResources(v *View) []string {
 	return lacking
 }
 
-// publishingOverdue lets a change fail that is not published in time. What was published before is waited for.
+// publishingOverdue lets a change fail that is not published in time. What was published before is waited for, and no
+// longer under our taint.
 func publishingOverdue(v *View, r Result) Result {
 	message := fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, r.Message)
-	if v.TargetIsLastGood() || v.FallsBack {
-		r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
-		return r
-	}
 	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time)
 	remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
+	if v.TargetIsLastGood() || v.FallsBack {
+		r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
+		if remaining <= 0 {
+			r.Next = atOnce(removeTaints(v)...)
+		} else if v.Taint() != nil {
+			r.After = timing.Sooner(r.After, remaining)
+		}
+		return r
+	}
 	if remaining <= 0 {
 		return failChange(v, r, v1alpha1.ReasonNotPublished, message)
 	}

@@ -35,11 +35,7 @@ func instancesLeftToOthers(v *View) bool {
 
 // The resource of another partitioner with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that
 // there is, absence begins with the reconcile that first sees it so. Afterwards the annotation stays, as
-// otherPartitionerGone, until the resource is listed no more.
-
-// otherPartitionerGone is the annotation of a node that lists a resource of another partitioner with quantity 0,
-// cluster.AbsentFor after its last sign.
-const otherPartitionerGone = "SlicerGone"
+// cluster.OtherPartitionerGone, until the resource is listed no more.
 
 // signOfOthers is cluster.ShownBy with a message for users in place of the object.
 func signOfOthers(n *cluster.Node) (reason, message string) {
@@ -58,12 +54,9 @@ func signOfOthers(n *cluster.Node) (reason, message string) {
 // rememberedOthers is which other controller the annotation names, or was seen after what it says; since is when its
 // last sign went, zero if that is not recorded.
 func rememberedOthers(v *View) (reason string, since time.Time) {
-	note, noted := v.Node.Annotations[v1alpha1.AnnotationOtherController]
-	if key, at, gone := timing.Parse(note); gone {
-		reason, since = key, at
-	} else if note != otherPartitionerGone {
-		reason = note
-	}
+	_, noted := v.Node.Annotations[v1alpha1.AnnotationOtherController]
+	note := v.Node.NotedOther()
+	reason, since = note.Reason, note.At
 	was := v.Snapshot.OtherControllers.Of(v.Node)
 	switch {
 	case was.Reason != "" && (reason == "" || !since.IsZero() && since.Before(was.At)):
@@ -102,7 +95,7 @@ const ForgetsOthers = "forgetting the controller that offered the GPUs"
 func NoteOfOthers(v *View) (value, why string, remaining time.Duration) {
 	note, gone := v.Node.Annotations[v1alpha1.AnnotationOtherController], ""
 	if v.Node.OtherPartitionerLeft != "" {
-		gone = otherPartitionerGone
+		gone = cluster.OtherPartitionerGone
 	}
 	reason, _ := signOfOthers(v.Node)
 	was, since := rememberedOthers(v)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver. It counts the
@@ -35,7 +35,7 @@ func newGPUCluster(h *host) gpuCluster {
 }
 
 func (g gpuCluster) label(labels map[string]string) {
-	for _, name := range nodesim.LabelForGPUCluster(labels) {
+	for _, name := range nvidia.LabelForGPUCluster(labels) {
 		g.swept[name]++
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // TestAPodThatDoesNotStartOnItsDevice is known by its claims: also one that ran before its node was rebooted.
@@ -197,7 +198,7 @@ func TestAPodThatIsNotPreparedBlocksByWhatItIsAllocated(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)))
 	c.run(120)
-	c.claim(h, "waits", deviceName(h.devices()[0], h.devices()[0].State.Instances[0]), "gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb")
+	c.claim(h, "waits", nvidia.DeviceName(h.devices()[0], h.devices()[0].State.Instances[0]), "gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb")
 	h.waitsToStart("waits")
 	held := h.devices()[0].State.Instances[0].UUID
 	c.reshare(mig(count("7g", 1)))

@@ -18,10 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
-
-// slicesOutlive is how long the kubelet keeps the ResourceSlices of a driver that is gone.
-const slicesOutlive = 30 * time.Second
 
 // driver is NVIDIA's DRA driver on a host, as it was measured: it enumerates the GPUs once, when its pod starts.
 type driver struct {
@@ -69,18 +67,11 @@ func withKey[V any](m map[string]V, key string, value V) map[string]V {
 
 // addDRA adds a node that NVIDIA's DRA driver alone serves, and what its chart and Kubernetes 1.37 bring.
 func (c *site) addDRA(name string, models ...sim.Model) *host {
-	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
-	if len(c.DRA.Classes) == 0 {
-		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
-	}
 	h := c.add(name, models...)
-	h.Labels[pluginLabel] = "false"
 	if !c.Plugin.ClusterPolicy {
 		h.Labels[gfdLabel] = "false" // it comes with the device plugin
 	}
-	h.driver = driver{serves: true, shares: 1}
-	h.DRA = "DaemonSet nvidia-dra/kubelet-plugin"
-	c.settle(h)
+	c.serveByDRA(h)
 	c.tick(2 * time.Second)
 	return h
 }
@@ -141,7 +132,7 @@ func (c *site) driverIsAway(h *host, without bool) {
 	if h.driver.gone.IsZero() {
 		h.driver.gone = c.Now
 	}
-	if c.Now.Sub(h.driver.gone) >= slicesOutlive {
+	if c.Now.Sub(h.driver.gone) >= nvidia.SlicesOutlive {
 		h.Published = nil
 	}
 	if without && h.driver.serves {
@@ -200,11 +191,11 @@ func (c *site) prepareClaim(h *host, p *cluster.Pod, claim dra.Claim) {
 // GPU.
 func (h *host) located(device string) (uuid string, instance gpu.Instance, exists bool) {
 	for _, d := range h.devices() {
-		if !d.State.MIG && device == fmt.Sprintf("gpu-%d", d.Index) {
-			return d.UUID, gpu.Instance{ID: gpu.WholeGPU}, true
+		if whole := (gpu.Instance{ID: gpu.WholeGPU}); !d.State.MIG && device == nvidia.DeviceName(d, whole) {
+			return d.UUID, whole, true
 		}
 		for _, i := range d.State.Instances {
-			if device == deviceName(d, i) && !i.Partial {
+			if device == nvidia.DeviceName(d, i) && !i.Partial {
 				return d.UUID, i, true
 			}
 		}
@@ -214,20 +205,11 @@ func (h *host) located(device string) (uuid string, instance gpu.Instance, exist
 
 // shown is what the driver publishes of the GPUs as they are now.
 func (h *host) shown() *dra.Pool {
-	var devices []dra.Device
+	devices := nvidia.Devices(h.devices(), h.driver.shares)
 	for _, d := range h.devices() {
 		if h.runsDynamic() && len(d.Profiles) > 0 {
 			could := d.Profiles[0]
 			devices = append(devices, dra.Device{Name: fmt.Sprintf("gpu-%d-mig-any-%d", d.Index, could.ID), Type: "mig", Profile: could.Name, Parent: d.UUID})
-		}
-		if !d.State.MIG {
-			devices = append(devices, dra.Device{Name: fmt.Sprintf("gpu-%d", d.Index), Type: "gpu", UUID: d.UUID, Shares: h.driver.shares})
-			continue
-		}
-		for _, i := range d.State.Instances {
-			if !i.Partial {
-				devices = append(devices, dra.Device{Name: deviceName(d, i), Type: "mig", UUID: i.UUID, Profile: i.Profile, Parent: d.UUID, Shares: h.driver.shares})
-			}
 		}
 	}
 	for i := range devices {
@@ -258,19 +240,9 @@ func (h *host) destroyUnprepared() {
 				panic(err)
 			}
 		}
-		h.hardware.Update(func(n *sim.Node) {
-			g, err := n.GPU(d.UUID)
-			if err != nil {
-				panic(err)
-			}
-			g.MIG, g.PendingMIG = false, false
-		})
+		h.change(d.UUID, func(g *sim.GPU) { g.MIG, g.PendingMIG = false, false })
 	}
 	h.report()
-}
-
-func deviceName(d gpu.Device, i gpu.Instance) string {
-	return fmt.Sprintf("gpu-%d-mig-%s-19-%d", d.Index, strings.ReplaceAll(i.Profile, ".", ""), i.Placement.Start)
 }
 
 // allocate is the scheduler: it gives a pod that requests a resource the first device of the node that is free, not
@@ -318,12 +290,28 @@ func (c *site) claim(h *host, name, device, class, resource string) {
 
 // holds lets a container hold a GPU or an instance.
 func (h *host) holds(uuid string, instance int, pod string) {
+	h.change(uuid, func(g *sim.GPU) {
+		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: pod, Container: "main", Instance: instance})
+	})
+}
+
+// frees lets no container of a pod hold anything any more.
+func (h *host) frees(pod string) {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == pod })
+		}
+	})
+}
+
+// change changes a GPU, which the agent does not see before it looks.
+func (h *host) change(uuid string, change func(*sim.GPU)) {
 	h.hardware.Update(func(n *sim.Node) {
 		g, err := n.GPU(uuid)
 		if err != nil {
 			panic(err)
 		}
-		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: pod, Container: "main", Instance: instance})
+		change(g)
 	})
 }
 
@@ -479,8 +467,8 @@ func (h *host) untouched() (changed []string) {
 	return changed
 }
 
-// serveByDRA lets NVIDIA's DRA driver alone serve a node of a history.
-func (c *run) serveByDRA(h *host) {
+// serveByDRA lets NVIDIA's DRA driver alone serve a node.
+func (c *site) serveByDRA(h *host) {
 	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 	if len(c.DRA.Classes) == 0 {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
@@ -542,11 +530,7 @@ func (h *host) waitsToStart(name string) {
 	h.pod(name).Starting = true
 	h.driver.waits = map[string]bool{name: true}
 	delete(h.driver.prepared, name)
-	h.hardware.Update(func(n *sim.Node) {
-		for i := range n.GPUs {
-			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
-		}
-	})
+	h.frees(name)
 	h.report()
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // What an administrator does to all objects at once: goes back to a backup of etcd, calls policies otherwise, installs
@@ -70,11 +71,20 @@ func (h *host) recordedIn(was cluster.Node) bool {
 	}
 	return !slices.ContainsFunc(h.devices(), func(d gpu.Device) bool {
 		before, is := recorded[d.UUID]
-		slice := h.timeSlice(d.UUID)
-		sliced := slice != gpu.TimeSliceDefault && slice != gpu.TimeSliceNone
+		sliced := h.keepsTimeSlice(d.UUID)
 		changed := !bornAs(d).equal(h.born[d.UUID]) || d.PendingMIG != d.State.MIG || d.State.ComputeMode != gpu.ComputeDefault
 		return changed && !is || sliced && before.Sharing.TimeSliceInterval == ""
 	})
+}
+
+// keepsTimeSlice reports whether a GPU has another time slice than the default one, also where MIG mode hides it: outside
+// of that mode the agent finds it again, and nobody can tell then whose it is.
+func (h *host) keepsTimeSlice(uuid string) (keeps bool) {
+	h.hardware.Update(func(n *sim.Node) {
+		g, err := n.GPU(uuid)
+		keeps = err == nil && g.Slice != gpu.TimeSliceUnread && g.Slice != gpu.TimeSliceDefault
+	})
+	return keeps
 }
 
 // goesBack replaces all that is stored of a node.

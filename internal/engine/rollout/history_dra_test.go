@@ -466,6 +466,9 @@ func (c *run) switches(h *host, random *rand.Rand) {
 		h.driver.serves, h.DRA, h.driver.dynamic, h.DynamicMIG = false, "", false, false
 		h.driver.gone, h.driver.uid = c.Now, ""
 		h.restartDriver()
+		if c.seed%onDriver >= history.Late && random.IntN(2) == 0 { // who moves it waits for nothing
+			h.Labels[pluginLabel], before.Labels[pluginLabel] = "true", "true"
+		}
 		for range 60 {
 			if c.reconciles(1); h.Published == nil {
 				break

@@ -16,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // hardwareEvents is what happens to a machine that nobody asked for.
@@ -80,9 +81,11 @@ func (c *site) returns(h *host) {
 // forgetHealth is NVIDIA's device plugin when it starts: it takes every GPU for healthy until it hears of an error.
 func (h *host) forgetHealth() { h.sick = nil }
 
-// healthy are the GPUs that NVIDIA's device plugin offers.
-func (h *host) healthy() []gpu.Device {
-	return slices.DeleteFunc(h.devices(), func(d gpu.Device) bool { return h.sick[d.UUID] })
+// isSick reports whether NVIDIA's device plugin has marked what it advertises unhealthy, with all else of its GPU.
+func (h *host) isSick(a nvidia.Advertised) bool {
+	return len(h.sick) > 0 && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool {
+		return h.sick[d.UUID] && (d.UUID == a.UUID || slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == a.UUID }))
+	})
 }
 
 // fallsIll lets NVIDIA's device plugin mark a GPU unhealthy, after an error that the driver has reported (XID). It

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -230,7 +231,8 @@ func (c *run) inBudget(h *host, a action.Action) {
 	case action.PatchNode:
 		disturbs, takes = a.Annotations[v1alpha1.AnnotationStopped] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case action.SetSpec:
-		takes = a.Spec.PolicyName != ""
+		was := h.GPU.Spec // what is only recorded there is no change for a policy
+		takes = a.Spec.PolicyName != "" && (a.Spec.PolicyName != was.PolicyName || !reflect.DeepEqual(a.Spec.Devices, was.Devices))
 	}
 	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
 		h.lastPolicy, disturbs = by, true

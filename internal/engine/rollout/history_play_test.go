@@ -226,7 +226,9 @@ func (c *run) step(faithful bool) rollout.Decision {
 	c.standAlone()
 	c.fought()
 	if !d.ConfigurePlugin {
-		c.Configs = maps.Clone(c.Plugin.Configs)
+		if c.Configs = maps.Clone(c.Plugin.Configs); c.seed%onDriver >= history.Late {
+			c.ConfigsCopy = nil
+		}
 	}
 	for i := range c.Policies {
 		if s, decided := d.Policies[c.Policies[i].Name]; decided {

@@ -209,13 +209,7 @@ func (c *run) machine(name string, random *rand.Rand) {
 // partitionedByHand makes an instance on the first GPU, as a user has who does without the operator.
 func (h *host) partitionedByHand() {
 	uuid := h.devices()[0].UUID
-	h.hardware.Update(func(n *sim.Node) {
-		g, err := n.GPU(uuid)
-		if err != nil {
-			panic(err)
-		}
-		g.MIG, g.PendingMIG = true, true
-	})
+	h.change(uuid, func(g *sim.GPU) { g.MIG, g.PendingMIG = true, true })
 	profile := h.devices()[0].Profiles[0]
 	for _, p := range h.devices()[0].Profiles {
 		if strings.HasPrefix(p.Name, "2g.") && !strings.Contains(p.Name, "+") {

@@ -214,13 +214,7 @@ func (h *host) apply(requested []v1alpha1.DeviceSpec) (failed string) {
 			h.mistakes = append(h.mistakes, fmt.Sprintf("pod %s holds GPU %d", d.Holders[0].Pod, d.Index))
 			return "In use by another client"
 		}
-		h.hardware.Update(func(n *sim.Node) {
-			g, err := n.GPU(d.UUID)
-			if err != nil {
-				panic(err)
-			}
-			g.Instances = nil
-		})
+		h.change(d.UUID, func(g *sim.GPU) { g.Instances = nil })
 	}
 	steps, err := plan.Node(requested, h.devices())
 	for err == nil && len(steps) > 0 {

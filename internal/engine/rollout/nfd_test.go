@@ -9,11 +9,10 @@ import (
 	"strconv"
 	"time"
 
-	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // nfd is Node Feature Discovery (NFD) in the simulated cluster.
@@ -84,12 +83,9 @@ func (c *site) discoverFeatures(h *host) {
 	if h.plugin.selected == "" {
 		data = c.byHand
 	}
-	h.features.gfd = strconv.FormatBool(sharesByMPS(data) && !slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.State.MIG }))
-}
-
-func sharesByMPS(data string) bool {
-	config := parse(data)
-	return config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
+	if capable, err := nvidia.MPSCapable(parse(data), h.devices); err == nil {
+		h.features.gfd = strconv.FormatBool(capable)
+	}
 }
 
 // mpsDaemonSet runs NVIDIA's MPS DaemonSet, which is always rendered, where its node selector matches. Its init
@@ -123,7 +119,7 @@ func (c *site) startMPS(h *host) {
 	if len(h.daemons) > 0 {
 		c.beside = append(c.beside, h.Name)
 	}
-	if !sharesByMPS(c.byHand) {
+	if parse(c.byHand).Sharing.MPS == nil {
 		return // "No devices are configured for MPS sharing; Waiting indefinitely"
 	}
 	h.theirs = &gpu.MPSDaemon{

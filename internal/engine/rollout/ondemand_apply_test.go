@@ -590,11 +590,14 @@ func (c *applied) happens() {
 	case 16:
 		c.edits()
 	case 17, 18, 19:
-		for range 20 * (1 + c.random.IntN(4)) {
-			c.step()
-		}
+		c.seconds(20 * (1 + c.random.IntN(4)))
 	}
-	for range 1 + c.random.IntN(12) {
+	c.seconds(1 + c.random.IntN(12))
+}
+
+// seconds pass, with a step in each.
+func (c *applied) seconds(many int) {
+	for range many {
 		c.step()
 	}
 }

@@ -21,7 +21,11 @@ func withheldFor(m *member, a action.Action) time.Duration {
 }
 
 func restamped(n *cluster.Node, a action.Action) action.Action {
-	return action.Restamped(a, n.Labels, n.Annotations, n.GPU.Spec)
+	spec := n.GPU.Spec
+	if n.BaselineLost { // the GPUNode lacks what is here from the copy
+		spec.Baseline = nil
+	}
+	return action.Restamped(a, n.Labels, n.Annotations, spec)
 }
 
 // withholdRepeats leaves out what was written too often, or refused a moment ago, and reports that.

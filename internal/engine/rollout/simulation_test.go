@@ -4,7 +4,6 @@
 package rollout_test
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -28,6 +27,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // TestRandomisedRollouts lets controllers decide on snapshots of which any object may be out of date, end in the middle
@@ -123,7 +123,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 
 func (s *simulation) host(name string) {
 	h := s.add(name, []sim.Model{sim.A100, sim.H100}[s.random.IntN(2)], sim.A100)
-	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	h.Labels[v1alpha1.LabelMIGManager], h.Labels[nvidia.LabelPresent] = "true", "true"
 	if s.random.IntN(3) == 0 {
 		h.virtual()
 	}
@@ -285,9 +285,7 @@ func (s *simulation) leave(h *host) {
 	}
 }
 
-// optInOrOut takes NVIDIA's programs off a node by the label for that, or lets them back. The GPU Operator removes every
-// deploy label of a node that has opted out, whatever its value and also when another controller sets one again; once
-// the node is back it sets those that are missing or empty (NVIDIA/gpu-operator controllers/state_manager.go, v26.7.0).
+// optInOrOut takes NVIDIA's programs off a node by the label for that, or lets them back.
 func (s *simulation) optInOrOut(h *host) {
 	s.version[h.Name]++
 	if h.Labels[optOutLabel] == "" {
@@ -295,9 +293,7 @@ func (s *simulation) optInOrOut(h *host) {
 		return
 	}
 	delete(h.Labels, optOutLabel)
-	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager, v1alpha1.LabelRunsAgent} {
-		h.Labels[label] = cmp.Or(h.Labels[label], "true")
-	}
+	nvidia.LabelForClusterPolicy(h.Labels, true, "")
 }
 
 // keepOff removes the deploy labels of the nodes that have opted out.
@@ -305,9 +301,7 @@ func (s *simulation) keepOff() {
 	for _, h := range s.hosts {
 		if h.Labels[optOutLabel] != "" {
 			s.version[h.Name]++
-			maps.DeleteFunc(h.Labels, func(label, _ string) bool {
-				return strings.HasPrefix(label, cluster.DeployPrefix) && label != optOutLabel
-			})
+			nvidia.LabelForClusterPolicy(h.Labels, true, "")
 		}
 	}
 }

@@ -13,11 +13,10 @@ import (
 	"sync"
 	"time"
 
-	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	spec "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -29,6 +28,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const (
@@ -203,14 +203,7 @@ func (c *site) hold(h *host, name string, index, instance int) {
 	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now,
 	})
-	uuid := h.devices()[index].UUID
-	h.hardware.Update(func(n *sim.Node) {
-		g, err := n.GPU(uuid)
-		if err != nil {
-			panic(err)
-		}
-		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: name, Container: "main", Instance: instance})
-	})
+	h.holds(h.devices()[index].UUID, instance, name)
 	h.report()
 }
 
@@ -218,11 +211,7 @@ func (c *site) hold(h *host, name string, index, instance int) {
 func (c *site) end(h *host, name string) {
 	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 	h.unclaim(name)
-	h.hardware.Update(func(n *sim.Node) {
-		for i := range n.GPUs {
-			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
-		}
-	})
+	h.frees(name)
 	h.report()
 }
 
@@ -239,7 +228,10 @@ func (c *site) do(a action.Action) {
 		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
 		patch(h.Annotations, a.Annotations)
-		c.held(h)
+		others := h.OthersAtWorkSince
+		if c.held(h); h.upgrade.goesOn() {
+			h.OthersAtWorkSince = others
+		}
 	case action.Taint:
 		c.version[h.Name]++
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
@@ -356,11 +348,11 @@ func (c *site) sync(h *host, a action.TriggerSync) {
 
 // held notes, as the managed fields of a Node do, when another controller said last that it works there.
 func (c *site) held(h *host) {
-	h.MarkedAtWorkSince = time.Time{}
+	h.MarkedAtWorkSince, h.OthersAtWorkSince = time.Time{}, time.Time{}
 	for name, value := range h.Labels {
 		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
 			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
-			h.MarkedAtWorkSince = c.Now.Add(-c.behind)
+			h.MarkedAtWorkSince, h.OthersAtWorkSince = c.Now.Add(-c.behind), c.Now.Add(-c.behind)
 		}
 	}
 }
@@ -548,12 +540,12 @@ func (h *host) computeMode(mode gpu.ComputeMode) {
 // parsed keeps what parse has read: a simulation reads the same few configurations again and again.
 var parsed sync.Map
 
-func parse(data string) nvidia.Config {
+func parse(data string) *spec.Config {
 	if config, known := parsed.Load(data); known {
-		return config.(nvidia.Config)
+		return config.(*spec.Config)
 	}
-	var config nvidia.Config
-	if err := yaml.UnmarshalStrict([]byte(data), &config); err != nil {
+	config, err := nvidia.Parse(data)
+	if err != nil {
 		panic(err)
 	}
 	parsed.Store(data, config)
@@ -699,16 +691,22 @@ func (c *site) advertise(h *host) {
 // of https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
 const keepsCapacity = 5 * time.Minute
 
-// offer is NVIDIA's device plugin that registers what it makes of a configuration: its former resources are gone.
+// offer is NVIDIA's device plugin that registers what it makes of a configuration: its former resources are gone. If it
+// refuses the configuration it exits, and is started again.
 func (c *site) offer(h *host, data string) {
 	c.offerNothing(h)
-	healthy := enumerate(data, h.healthy())
-	for name, all := range enumerate(data, h.devices()) {
-		delete(h.plugin.gone, name)
-		h.Allocatable[name] = healthy[name]
-		h.unallocatable(name, all-healthy[name])
-	}
 	c.version[h.Name]++
+	resources, err := nvidia.Advertise(parse(data), nvidia.Environment{MPSRoot: "/run/nvidia/mps"}, h.devices())
+	if err != nil {
+		h.plugin.running = false
+		return
+	}
+	for name, devices := range resources {
+		delete(h.plugin.gone, name)
+		healthy := slices.DeleteFunc(slices.Clone(devices), h.isSick)
+		h.Allocatable[name] = int64(len(healthy))
+		h.unallocatable(name, int64(len(devices)-len(healthy)))
+	}
 }
 
 // offerNothing leaves each resource with 0, because the kubelet never forgets one, and with its devices as capacity for
@@ -741,38 +739,6 @@ func (h *host) unallocatable(name string, n int64) {
 	if h.Unallocatable[name] = n; n == 0 {
 		delete(h.Unallocatable, name)
 	}
-}
-
-// enumerate is what NVIDIA's device plugin makes of a configuration and GPUs.
-func enumerate(data string, devices []gpu.Device) map[string]int64 {
-	config := parse(data)
-	strategy := "none"
-	if config.Flags.MigStrategy != nil {
-		strategy = *config.Flags.MigStrategy
-	}
-	counts := map[string]int64{}
-	for _, d := range devices {
-		if strategy == "none" || !d.State.MIG {
-			counts["nvidia.com/gpu"]++
-			continue
-		}
-		for _, i := range d.State.Instances {
-			name := "nvidia.com/gpu"
-			if strategy == "mixed" {
-				name = "nvidia.com/mig-" + strings.ReplaceAll(i.Profile, "+", ".")
-			}
-			counts[name]++
-		}
-	}
-	for _, r := range config.Sharing.ReplicatedResources().Resources {
-		count := counts[string(r.Name)] * int64(r.Replicas)
-		if r.Rename != "" {
-			delete(counts, string(r.Name))
-			r.Name = r.Rename
-		}
-		counts[string(r.Name)] = count
-	}
-	return counts
 }
 
 // instances are the UUIDs of the MIG instances.

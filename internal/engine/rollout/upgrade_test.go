@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const driverStopped = "paused-for-driver-upgrade"
@@ -146,32 +147,17 @@ func (c *site) manageDriver(h *host) {
 	case u.alone && !u.unloaded:
 		u.last = h.GPU.Generation
 		h.unload()
-	case !u.unloaded && !slices.ContainsFunc(driverLabels(), func(name string) bool { return strings.Contains(h.Labels[name], driverStopped) }):
-		for _, name := range driverLabels() {
-			switch value := h.Labels[name]; value {
-			case "":
-				if name != v1alpha1.LabelRunsAgent && name != cluster.LabelDRADriver {
-					h.Labels[name] = ""
-				}
-			case "false":
-			case "true":
-				h.Labels[name] = driverStopped
-			default:
-				h.Labels[name] = value + "_" + driverStopped
-			}
-		}
+	case !u.unloaded && !slices.ContainsFunc(slices.Collect(maps.Values(h.Labels)), func(value string) bool { return strings.Contains(value, driverStopped) }):
+		paused, _ := nvidia.PauseForUpgrade(h.Labels)
+		delete(paused, v1alpha1.LabelMIGManager) // with these two the pods that come anew have other numbers in the record of effects
+		delete(paused, exporterLabel)
+		maps.Copy(h.Labels, paused)
 		c.held(h)
 	case !u.unloaded:
 		h.unload()
 	case h.now.Sub(u.began) >= u.builds:
 		h.upgradeTo("validation-required")
 	}
-}
-
-// driverLabels are labels that k8s-driver-manager stops. Where one is absent it sets the empty value, but for the last
-// two (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
-func driverLabels() []string {
-	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelRunsAgent, cluster.LabelDRADriver}
 }
 
 const draValidatorLabel = "nvidia.com/gpu.deploy.dra-validator"
@@ -196,14 +182,8 @@ func (h *host) unload() {
 		})
 	}
 	u.unloaded = true
-	for _, name := range driverLabels() {
-		switch value := h.Labels[name]; value {
-		case driverStopped:
-			h.Labels[name] = "true"
-		default:
-			h.Labels[name] = strings.TrimSuffix(value, "_"+driverStopped)
-		}
-	}
+	_, restored := nvidia.PauseForUpgrade(h.Labels)
+	maps.Copy(h.Labels, restored)
 	u.began = h.now
 }
 

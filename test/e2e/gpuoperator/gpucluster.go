@@ -7,14 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -23,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const (
@@ -52,18 +51,6 @@ func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, e
 	return c, err == nil, nil
 }
 
-// refuse is what the GPU Operator does where there are both: it refuses the GPUCluster, and follows no ClusterPolicy any
-// more. What it has rendered for that stays (controllers/gpucluster_controller.go: validatePrerequisites).
-func (o *Operator) refuse(ctx context.Context, c *unstructured.Unstructured) error {
-	if state, _, _ := unstructured.NestedString(c.Object, "status", "state"); state == "notReady" {
-		return nil
-	}
-	return o.setStatus(ctx, c, map[string]any{"namespace": Namespace, "state": "notReady", "conditions": []any{map[string]any{
-		"type": "Error", "status": "True", "reason": "PrerequisiteNotMet", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339),
-		"message": "A ClusterPolicy CR exists; a ClusterPolicy CR and GPUCluster CR may not exist at the same time",
-	}}})
-}
-
 // runCluster does what the GPU Operator does for a GPUCluster, in every reconcile: it applies the objects of NVIDIA's
 // DRA driver, also if another controller changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
@@ -75,18 +62,14 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), o.report(ctx, c))
+	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), nodesim.WriteStatus(ctx, o.client, c, nvidia.Reports(c, Namespace, time.Now())))
 	return errors.Join(errs...)
 }
 
 // clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster.
 func clusterLabelled(now map[string]string) map[string]string {
-	labels := maps.Clone(now)
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	labelPresent(labels)
-	nodesim.LabelForGPUCluster(labels)
+	labels := discovered(now)
+	nvidia.LabelForGPUCluster(labels)
 	return labels
 }
 
@@ -165,11 +148,9 @@ func draObjects() []client.Object {
 		},
 	}
 	for _, device := range []string{"gpu", "mig"} {
-		expression := fmt.Sprintf("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '%s'", device)
-		objects = append(objects, &resourcev1.DeviceClass{
-			TypeMeta: kind("resource.k8s.io/v1", "DeviceClass"), ObjectMeta: metav1.ObjectMeta{Name: device + ".nvidia.com"},
-			Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}}},
-		})
+		class := nvidia.DeviceClass(device)
+		class.TypeMeta = kind("resource.k8s.io/v1", "DeviceClass")
+		objects = append(objects, class)
 	}
 	return objects
 }

@@ -10,20 +10,27 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
-const deployPlugin, deployClient = LabelDeploy + "device-plugin", LabelDeploy + "client"
+const (
+	deployPlugin, deployClient = LabelDeploy + "device-plugin", LabelDeploy + "client"
+	migManager, noOperands     = LabelDeploy + "mig-manager", LabelDeploy + "operands"
+	labelCapable, labelProduct = "nvidia.com/mig.capable", "nvidia.com/gpu.product"
+	gpuLabel                   = "feature.node.kubernetes.io/pci-10de.present"
+)
 
 // TestLabels checks the labels that the stand-in writes against those of NVIDIA/gpu-operator v26.7.0,
 // controllers/nodelabeling_controller.go and state_manager.go. An empty value says that the label is not there.
 func TestLabels(t *testing.T) {
-	onPCI := map[string]string{pciLabels[0]: "true"}
+	onPCI := map[string]string{gpuLabel: "true"}
 	for name, c := range map[string]struct {
 		labels, want map[string]string
 	}{
 		"no GPU":              {nil, map[string]string{LabelPresent: "", deployPlugin: ""}},
 		"a GPU":               {onPCI, map[string]string{LabelPresent: "true", deployPlugin: "true", deployClient: "true", migManager: "", LabelMIGConfig: ""}},
-		"a GPU by its class":  {map[string]string{pciLabels[1]: "true"}, map[string]string{LabelPresent: "true"}},
+		"a GPU by its class":  {map[string]string{"feature.node.kubernetes.io/pci-0302_10de.present": "true"}, map[string]string{LabelPresent: "true"}},
 		"a GPU that was":      {map[string]string{LabelPresent: "true", deployPlugin: "true", migManager: "true"}, map[string]string{LabelPresent: "false", deployPlugin: "", migManager: ""}},
 		"no operands":         {with(onPCI, noOperands, "false"), map[string]string{LabelPresent: "true", deployPlugin: ""}},
 		"stopped":             {with(onPCI, deployPlugin, "paused-for-mig-change"), map[string]string{deployPlugin: "paused-for-mig-change"}},
@@ -51,7 +58,7 @@ func TestLabels(t *testing.T) {
 // the GPUCluster stays.
 func TestLabelsOfAGPUCluster(t *testing.T) {
 	const deployDriver, validator = LabelDeploy + "dra-driver", LabelDeploy + "dra-validator"
-	onPCI := map[string]string{pciLabels[0]: "true"}
+	onPCI := map[string]string{gpuLabel: "true"}
 	for name, c := range map[string]struct {
 		labels, want map[string]string
 	}{
@@ -81,7 +88,7 @@ func TestLabelsOfAGPUCluster(t *testing.T) {
 }
 
 func TestNoLayoutWithoutDefault(t *testing.T) {
-	labels := map[string]string{pciLabels[0]: "true", labelCapable: "true"}
+	labels := map[string]string{gpuLabel: "true", labelCapable: "true"}
 	for name, change := range map[string]func(*clusterPolicy){
 		"mig-manager off":   func(p *clusterPolicy) { p.MIGManager.Config.Default, p.MIGManager.Enabled = migDisabled, new(false) },
 		"no default layout": func(*clusterPolicy) {},
@@ -97,9 +104,9 @@ func TestNoLayoutWithoutDefault(t *testing.T) {
 // TestLabelsAreSetByEvents: a label that a user removes stays away until something else changes, and one that a user
 // sets on a node without operands goes at once.
 func TestLabelsAreSetByEvents(t *testing.T) {
-	o, policy := &Operator{events: map[string]labelEvent{}}, &unstructured.Unstructured{Object: map[string]any{}}
+	o, policy := &Operator{events: map[string]nvidia.Event{}}, &unstructured.Unstructured{Object: map[string]any{}}
 	policy.SetGeneration(1)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{pciLabels[0]: "true"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{gpuLabel: "true"}}}
 	pass := func() {
 		for range 3 {
 			node.Labels = o.labelledByEvents(node, policy, &clusterPolicy{})

@@ -31,6 +31,9 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 const (
@@ -57,7 +60,7 @@ type Operator struct {
 	client client.Client
 	log    io.Writer
 	said   string
-	events map[string]labelEvent // by node: that for which it has its labels
+	events map[string]nvidia.Event // by node: that for which it has its labels
 }
 
 // New makes an operator of the cluster that tells on log what it could not do.
@@ -70,7 +73,7 @@ func New(of *rest.Config, scheme *runtime.Scheme, log io.Writer) (*Operator, err
 	if err != nil {
 		return nil, fmt.Errorf("making the client of the GPU Operator's stand-in: %w", err)
 	}
-	return &Operator{cache: watched, client: c, log: log, events: map[string]labelEvent{}}, nil
+	return &Operator{cache: watched, client: c, log: log, events: map[string]nvidia.Event{}}, nil
 }
 
 // Install creates what NVIDIA's Helm chart does: namespace, accounts, the runtime class.
@@ -119,8 +122,8 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	found.SetGroupVersionKind(PolicyKind())
 	err = o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
 	switch {
-	case exists && err == nil:
-		return o.refuse(ctx, cluster)
+	case exists && err == nil: // it follows no ClusterPolicy any more, and what it has rendered for that stays
+		return nodesim.WriteStatus(ctx, o.client, cluster, nvidia.Refuses(cluster, Namespace, time.Now()))
 	case exists && client.IgnoreNotFound(err) == nil:
 		return o.runCluster(ctx, cluster)
 	}
@@ -141,7 +144,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 		off = slices.DeleteFunc(off, func(name string) bool { return name == set.Name })
 	}
 	errs = append(errs, o.remove(ctx, off...))
-	return errors.Join(append(errs, o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return o.labelledByEvents(n, found, p) }), o.report(ctx, found))...)
+	return errors.Join(append(errs, o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return o.labelledByEvents(n, found, p) }), nodesim.WriteStatus(ctx, o.client, found, nvidia.Reports(found, Namespace, time.Now())))...)
 }
 
 // applySet writes a DaemonSet if it differs from what was rendered last.
@@ -192,40 +195,6 @@ func (o *Operator) remove(ctx context.Context, names ...string) error {
 		errs = append(errs, client.IgnoreNotFound(err))
 	}
 	return errors.Join(errs...)
-}
-
-// report says in the ClusterPolicy's status where the operator lives, as the real one does: of a new one at first that
-// its pods are not there yet, and the condition in a write of its own each time (clusterpolicy_controller.go:
-// updateCRState; internal/conditions). Each makes a patch fail that names the resource version before it.
-func (o *Operator) report(ctx context.Context, policy *unstructured.Unstructured) error {
-	state, ready := "ready", "True"
-	switch is, _, _ := unstructured.NestedString(policy.Object, "status", "state"); is {
-	case "ready":
-		return nil
-	case "":
-		state, ready = "notReady", "False"
-	}
-	condition := map[string]any{
-		"type": "Ready", "status": ready, "reason": "Reconciled", "message": state,
-		"lastTransitionTime": time.Now().UTC().Format(time.RFC3339),
-	}
-	if err := o.setStatus(ctx, policy, map[string]any{"namespace": Namespace, "state": state}); err != nil {
-		return err
-	}
-	return o.setStatus(ctx, policy, map[string]any{"conditions": []any{condition}})
-}
-
-func (o *Operator) setStatus(ctx context.Context, policy *unstructured.Unstructured, fields map[string]any) error {
-	before := policy.DeepCopy()
-	for name, value := range fields {
-		if err := unstructured.SetNestedField(policy.Object, value, "status", name); err != nil {
-			return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)
-		}
-	}
-	if err := o.client.Status().Patch(ctx, policy, client.MergeFrom(before)); err != nil {
-		return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)
-	}
-	return nil
 }
 
 func (o *Operator) apply(ctx context.Context, object client.Object) error {

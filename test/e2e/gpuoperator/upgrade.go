@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // States of a node in a driver upgrade, the values of LabelUpgrade, in their order (NVIDIA/k8s-operator-libs
@@ -169,16 +170,17 @@ func (u *Upgrade) manageDriver(ctx context.Context) (err error) {
 	if u.unloaded {
 		return u.Driver.Unmount()
 	}
-	found, err := u.deployLabels(ctx)
-	if err != nil {
-		return err
+	node := &corev1.Node{}
+	if err := u.Client.Get(ctx, client.ObjectKey{Name: u.Node}, node); err != nil {
+		return fmt.Errorf("reading the node: %w", err)
 	}
-	if err := u.label(ctx, each(found, stoppedForUpgrade)); err != nil {
+	paused, restored := nvidia.PauseForUpgrade(node.Labels)
+	if err := u.label(ctx, paused); err != nil {
 		return err
 	}
 	u.log("k8s-driver-manager: stopped the operands")
-	defer func() { err = errors.Join(err, u.label(ctx, each(found, restored))) }()
-	if err := u.awaitOperands(ctx, found); err != nil {
+	defer func() { err = errors.Join(err, u.label(ctx, restored)) }()
+	if err := u.awaitOperands(ctx, paused); err != nil {
 		return err
 	}
 	u.log("k8s-driver-manager: the operands are gone")
@@ -220,71 +222,12 @@ func sleep(ctx context.Context, duration time.Duration) error {
 	}
 }
 
-const (
-	deployTrue, deployFalse = "true", "false"
+const clientLabel = LabelDeploy + "client"
 
-	stopped     = "paused-for-driver-upgrade"
-	clientLabel = LabelDeploy + "client"
-)
-
-// always are the operands whose labels k8s-driver-manager writes on every node: with no value where the label was
-// absent. It writes those of ifSet only if they have a value (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go).
-var (
-	always = []string{
-		"operator-validator", "container-toolkit", "device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm",
-		"sandbox-validator", "sandbox-device-plugin", "vgpu-device-manager",
-	}
-	ifSet = []string{"mig-manager", "client"}
-	// awaited are the values of the label app of the pods for which it waits. NVIDIA's MPS DaemonSet is not among them.
-	awaited = []string{
-		validatorName, "nvidia-container-toolkit-daemonset", PluginName, FeaturesName, exporterName, dcgmName, "nvidia-mig-manager",
-	}
-)
-
-// deployLabels are the labels that k8s-driver-manager stops, as they are.
-func (u *Upgrade) deployLabels(ctx context.Context) (map[string]string, error) {
-	node := &corev1.Node{}
-	if err := u.Client.Get(ctx, client.ObjectKey{Name: u.Node}, node); err != nil {
-		return nil, fmt.Errorf("reading the node: %w", err)
-	}
-	found := map[string]string{}
-	for _, operand := range always {
-		found[LabelDeploy+operand] = node.Labels[LabelDeploy+operand]
-	}
-	for _, operand := range ifSet {
-		if value := node.Labels[LabelDeploy+operand]; value != "" {
-			found[LabelDeploy+operand] = value
-		}
-	}
-	return found, nil
-}
-
-func each(labels map[string]string, change func(string) string) map[string]string {
-	changed := map[string]string{}
-	for name, value := range labels {
-		changed[name] = change(value)
-	}
-	return changed
-}
-
-// stoppedForUpgrade is the value of a deploy label that k8s-driver-manager has stopped. It keeps a value that is
-// another's.
-func stoppedForUpgrade(value string) string {
-	switch {
-	case value == "" || value == deployFalse || strings.Contains(value, stopped):
-		return value
-	case value == deployTrue:
-		return stopped
-	}
-	return value + "_" + stopped
-}
-
-// restored is the value of a deploy label once k8s-driver-manager is done, from the value that it found.
-func restored(value string) string {
-	if value == stopped {
-		return deployTrue
-	}
-	return strings.Trim(strings.ReplaceAll(strings.ReplaceAll(value, stopped+"_", ""), stopped, ""), "_")
+// awaited are the values of the label app of the pods for which k8s-driver-manager waits. NVIDIA's MPS DaemonSet is not
+// among them.
+var awaited = []string{
+	validatorName, "nvidia-container-toolkit-daemonset", PluginName, FeaturesName, exporterName, dcgmName, "nvidia-mig-manager",
 }
 
 // label writes labels of the node.
@@ -376,14 +319,15 @@ func (u *Upgrade) awaitValidator(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(pods) != 1 || !podReady(&pods[0]) {
+		if len(pods) != 1 || !PodReady(&pods[0]) {
 			return errors.New("the validator is not Ready")
 		}
 		return nil
 	})
 }
 
-func podReady(p *corev1.Pod) bool {
+// PodReady reports whether a pod is Ready.
+func PodReady(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			return c.Status == corev1.ConditionTrue

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package gpuoperator
+package nvidia
 
 import "testing"
 
@@ -19,7 +19,7 @@ func TestDeployLabelsOfAnUpgrade(t *testing.T) {
 			"paused-for-mig-change_paused-for-driver-upgrade", "paused-for-mig-change",
 		},
 	} {
-		if got := stoppedForUpgrade(found); got != want.meanwhile {
+		if got := pausedForUpgrade(found); got != want.meanwhile {
 			t.Errorf("%q is stopped as %q, want %q", found, got, want.meanwhile)
 		}
 		if got := restored(found); got != want.afterwards {

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package nodesim
+package nvidia
 
 import (
 	"testing"
@@ -21,11 +21,11 @@ func split(uuid string, profiles ...string) gpu.Device {
 	return d
 }
 
-func TestEnumerate(t *testing.T) {
+func TestAdvertise(t *testing.T) {
 	const mps = "version: v1\nsharing: {mps: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
 	cases := map[string]struct {
 		config string
-		env    environment
+		env    Environment
 		gpus   []gpu.Device
 		want   map[string]int
 		says   string
@@ -41,7 +41,7 @@ func TestEnumerate(t *testing.T) {
 			gpus:   []gpu.Device{whole("a"), whole("b")}, want: map[string]int{"nvidia.com/gpu": 6},
 		},
 		"renamed replicas": {
-			config: mps, env: environment{mpsRoot: "/run/nvidia/mps"},
+			config: mps, env: Environment{MPSRoot: "/run/nvidia/mps"},
 			gpus: []gpu.Device{whole("a")}, want: map[string]int{"nvidia.com/gpu.shared": 2},
 		},
 		"replicas of what is not there are skipped": {
@@ -58,7 +58,7 @@ func TestEnumerate(t *testing.T) {
 			gpus:   []gpu.Device{split("a", "1g.5gb", "1g.5gb"), split("b", "1g.5gb")}, want: map[string]int{"nvidia.com/gpu": 3},
 		},
 		"the environment beats the configuration": {
-			config: "version: v1\nflags: {migStrategy: mixed}", env: environment{migStrategy: "single"},
+			config: "version: v1\nflags: {migStrategy: mixed}", env: Environment{MIGStrategy: "single"},
 			gpus: []gpu.Device{split("a", "1g.5gb", "2g.10gb")}, says: "more than one MIG device type present on node",
 		},
 		"single refuses an empty GPU": {
@@ -69,11 +69,11 @@ func TestEnumerate(t *testing.T) {
 			says: "same migEnabled value",
 		},
 		"MPS refuses mixed": {
-			config: mps, env: environment{mpsRoot: "/mps", migStrategy: "mixed"}, gpus: []gpu.Device{whole("a")},
+			config: mps, env: Environment{MPSRoot: "/mps", MIGStrategy: "mixed"}, gpus: []gpu.Device{whole("a")},
 			says: "using --mig-strategy=mixed is not supported with MPS",
 		},
 		"MPS refuses instances": {
-			config: mps, env: environment{mpsRoot: "/mps", migStrategy: "single"}, gpus: []gpu.Device{split("a", "1g.5gb")},
+			config: mps, env: Environment{MPSRoot: "/mps", MIGStrategy: "single"}, gpus: []gpu.Device{split("a", "1g.5gb")},
 			says: "sharing using MPS is not supported for MIG devices",
 		},
 		"MPS needs a root": {config: mps, gpus: []gpu.Device{whole("a")}, says: "using MPS requires --mps-root"},
@@ -90,10 +90,10 @@ func TestEnumerate(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			config, err := parse(tc.config)
-			var got map[string][]advertised
+			config, err := Parse(tc.config)
+			var got map[string][]Advertised
 			if err == nil {
-				got, err = enumerate(config, tc.env, tc.gpus)
+				got, err = Advertise(config, tc.env, tc.gpus)
 			}
 			if tc.says != "" {
 				g.Expect(err).To(MatchError(ContainSubstring(tc.says)))
