@@ -307,10 +307,12 @@ func (c *applied) admit() {
 	for _, name := range slices.Sorted(maps.Keys(c.bound)) {
 		b := c.bound[name]
 		h := c.hosts[b.node]
-		if c.Now.Before(b.admitted) || h.off {
+		if c.Now.Before(b.admitted) && !h.off {
 			continue
 		}
-		delete(c.bound, name)
+		if delete(c.bound, name); h.off {
+			continue // the pod goes when the machine boots
+		}
 		index, instance := c.free(h, b.resource)
 		if instance < 0 {
 			c.breaks(!c.edited && h.broken == nil, "6: the kubelet of %s rejects pod %s, which asks for %s", b.node, name, b.resource)
@@ -522,7 +524,7 @@ func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int)
 			}
 		}
 		at := slices.IndexFunc(h.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == is.UUID && e.FirstPod != "" })
-		c.breaks(n > 0 && at >= 0, "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
+		c.breaks(n > 0 && at >= 0 && !c.died[h.Name], "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
 	}
 }
 
@@ -576,7 +578,7 @@ func (c *applied) happens() {
 	case 11:
 		c.memory, c.attempts = remembering{}, demand.Attempts{} // another controller leads
 	case 12:
-		h.AgentReady, h.AgentSince = !h.AgentReady, c.Now
+		h.AgentReady, h.AgentSince = !h.AgentReady && !h.off, c.Now
 		c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
 	case 13:
 		c.fails(h)
