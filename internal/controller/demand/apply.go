@@ -31,9 +31,7 @@ const (
 // follow gives a GPU what was decided of it before, and notes what of that still holds. A GPU of which a change is under way counts as what it will
 // have, so that nothing is made twice for the pods that wait for it.
 func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
-	if n.HasChangingTaint() && !n.IsLost() {
-		r.pool.Budget = 0
-	}
+	r.holdsBudget(n)
 	resting := plan.ByProfile(policy.Resting(p, *d))
 	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
@@ -57,6 +55,13 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 		e = r.underWay(n, d, g, e, now)
 	}
 	r.decided[n.Name] = append(r.decided[n.Name], e)
+}
+
+// holdsBudget leaves no other node a turn while one changes, unless that is lost.
+func (r *review) holdsBudget(n *cluster.Node) {
+	if n.HasChangingTaint() && !n.IsLost() {
+		r.pool.Budget = 0
+	}
 }
 
 // changed is when a GPU was changed last for pods that wait: what was decided and never begun changed nothing.
