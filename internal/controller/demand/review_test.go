@@ -557,6 +557,18 @@ func TestTheClockWasSetBack(t *testing.T) {
 	g.Expect(status.Planned).To(BeEquivalentTo(1), is.Message)
 }
 
+// TestEntriesKeepTheirOrder, in whichever GPUs are changed, so that none is written twice.
+func TestEntriesKeepTheirOrder(t *testing.T) {
+	g, n := NewWithT(t), a100s(t, "a", 2)
+	rests(&n)
+	n.GPU.Status.Demand = []v1alpha1.GPUDemand{{
+		UUID: "a-1", Instances: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}, FirstPod: "team/v", SinceTime: metav1.NewTime(now),
+	}}
+	n.GPU.Spec.ChangeTime = metav1.NewTime(now)
+	decided, _, _, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+	g.Expect(decided["a"]).To(HaveExactElements(HaveField("UUID", "a-0"), HaveField("UUID", "a-1")))
+}
+
 // TestAPodOfTheSameNameAsOneThatEnded, of a StatefulSet say, may be given an idle instance while the agent still reports what the one before it had.
 func TestAPodOfTheSameNameAsOneThatEnded(t *testing.T) {
 	g, n := NewWithT(t), a100s(t, "a", 2)
