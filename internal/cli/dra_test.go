@@ -253,6 +253,10 @@ func TestCommandsReadNVIDIAsDRADriver(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
 			Spec:       corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{{Name: container, Image: "example.invalid/driver:v0.4.0"}}},
 		}
+		if container == "gpus" {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "driver", UID: "driver", Controller: new(true)}}
+			p.Spec.Volumes = []corev1.Volume{{Name: "plugins", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins"}}}}
+		}
 		g.Expect(cluster.Client.Create(t.Context(), p)).To(Succeed())
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 		g.Expect(cluster.Client.Status().Update(t.Context(), p)).To(Succeed())
