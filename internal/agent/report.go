@@ -307,9 +307,8 @@ func rebootState(o outcome, able error) string {
 }
 
 // ackDelay is how long the agent keeps the news to itself that it has seen a spec which changes nothing on the GPUs, while a report of
-// the configuration is due, which then tells both: a write of a GPUNode costs the API server as much as a change of a few Pods. Where
-// all nodes change at once, the controller writes specs for 5 s before it begins to make the configuration visible.
-const ackDelay = 10 * time.Second
+// the configuration is due, which then tells both: a write of a GPUNode costs the API server as much as a change of a few Pods.
+const ackDelay = 3 * time.Second
 
 // StatusWriter writes the part of the GPUNode's status that a Controller and a ConfigReporter report, each from its own goroutine. What
 // an apply leaves out, it deletes, so it keeps the part of both; of a GPUNode that it has not written to, it takes what is there.
