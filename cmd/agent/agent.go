@@ -65,7 +65,7 @@ func runAgent(ctx context.Context, args []string) error {
 	}
 	processes := host.NewProc(proc)
 	configs := agent.NewConfigReporter(f.node, mgr.GetClient(), status, processes, processes,
-		host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}, clock.RealClock{})
+		f.kubelet(), clock.RealClock{})
 	if err := configs.Register(mgr); err != nil {
 		return err
 	}
@@ -170,10 +170,13 @@ func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter
 		Nodes: driver.NewDeviceNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
 		Containers: containers, Rebooter: newRebooter(f, proc), Allocations: allocations,
 		Driver: f.drivers().Find, Status: status, Clock: clock.RealClock{}, Resync: f.resync,
-		InitContainers: func() ([]host.HeldDevice, error) {
-			return host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}.Held(processes, containers)
-		},
+		InitContainers: func() ([]host.HeldDevice, error) { return f.kubelet().Held(processes, containers) },
 	}), nil
+}
+
+// kubelet is the node's.
+func (f *agentFlags) kubelet() host.Kubelet {
+	return host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}
 }
 
 // newMemoryLimiter connects the memory limits to the host. Their record goes with a reboot, as all control groups do.
@@ -184,7 +187,7 @@ func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agen
 	}
 	return agent.NewMemoryLimiter(c, agent.LimitSources{
 		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods,
-		Devices: host.Kubelet{Host: f.hostRoot, Folder: f.kubeletRoot}.Devices, MemacctMode: proc.MemacctMode,
+		Devices: f.kubelet().Devices, MemacctMode: proc.MemacctMode,
 		Record: host.RecordFile{Path: filepath.Join(f.mpsRoot, ".memory-limits", "record.json")}, PodLogs: host.PodLogFolder(f.hostRoot),
 	}), nil
 }

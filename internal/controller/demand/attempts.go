@@ -47,11 +47,25 @@ func (a asker) all() asker { return asker{namespace: a.namespace, profile: a.pro
 
 // of is who asks by a pod.
 func (a Attempts) of(pod *corev1.Pod, profile string) asker {
+	all := asker{namespace: pod.Namespace, profile: profile}
+	if a.kinds(all) == 0 {
+		return all
+	}
 	of := asker{pod.Namespace, profile, alike(pod)}
 	if _, failed := a[of]; failed {
 		return of
 	}
-	return of.all()
+	return all
+}
+
+// kinds is how many kinds of pods of a namespace and profile have failed by themselves.
+func (a Attempts) kinds(of asker) (many int) {
+	for o := range a {
+		if o.alike != 0 && o.all() == of {
+			many++
+		}
+	}
+	return many
 }
 
 // alike is a hash of what the scheduler looks at of a pod, but for its priority.
@@ -117,21 +131,20 @@ func (r *review) fail(attempts Attempts, now time.Time) (some bool) {
 
 // failing is whose attempts have failed where one of a namespace and profile has: those of each kind of pods that have waited since it began.
 func (r *review) failing(attempts Attempts, of asker) (kinds []asker) {
-	before := 0
-	for o := range attempts {
-		if o.alike != 0 && o.all() == of {
-			before++
-		}
+	if of.alike != 0 {
+		return []asker{of}
 	}
 	for n, pods := range r.pods {
 		for _, pod := range pods {
-			kind := asker{of.namespace, of.profile, alike(pod)}
-			if r.askers[n] == of && !waitsSince(pod).After(attempts[of].since) && !slices.Contains(kinds, kind) {
+			if r.askers[n] != of || waitsSince(pod).After(attempts[of].since) {
+				continue
+			}
+			if kind := (asker{of.namespace, of.profile, alike(pod)}); !slices.Contains(kinds, kind) {
 				kinds = append(kinds, kind)
 			}
 		}
 	}
-	if of.alike != 0 || len(kinds) == 0 || before+len(kinds) > mostAlike {
+	if len(kinds) == 0 || attempts.kinds(of)+len(kinds) > mostAlike {
 		return []asker{of}
 	}
 	return kinds
