@@ -93,7 +93,7 @@ func toneOf(s node.Standing) dashboard.Tone {
 
 // unhealthyNotes are what is to be known of the resources that NVIDIA's device plugin reports as unhealthy on a node.
 func unhealthyNotes(n *cluster.Node) (notes []string) {
-	unhealthy := n.Unhealthy(expectedOn(n))
+	unhealthy := n.Unhealthy(n.Expected())
 	for _, name := range slices.Sorted(maps.Keys(unhealthy)) {
 		says := "%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"
 		if n.Allocatable[name] == 0 {
@@ -181,20 +181,11 @@ func (s sight) resources(r *report) []dashboard.Resource {
 	return sorted
 }
 
-// expectedOn are the resources that the controller expects a node to advertise.
-func expectedOn(n *cluster.Node) map[string]int64 {
-	expected := map[string]int64{}
-	for _, c := range n.GPU.Status.Rollout.Resources {
-		expected[c.Name] = c.Expected
-	}
-	return expected
-}
-
 // replicasOn is how often each GPU that is not in MIG mode is advertised, by UUID, as far as what the node advertises
 // tells: GPUs of the same resource have the same number. 0: not known.
 func replicasOn(n *cluster.Node, offered map[string]int64, devices []gpu.Device) map[string]int {
 	of, gpus := map[string]string{}, map[string]int{}
-	unhealthy := n.Unhealthy(expectedOn(n))
+	unhealthy := n.Unhealthy(n.Expected())
 	all := func(resource string) int { return int(offered[resource] + unhealthy[resource]) }
 	shared := all(plan.ResourceGPU) == 0
 	for _, d := range devices {

@@ -48,8 +48,11 @@ func healthyGPUs(n *cluster.Node) int {
 	offered, sick := int64(0), int64(0)
 	for name, count := range n.Allocatable {
 		if cluster.IsGPUResource(name) {
-			offered, sick = offered+count, sick+n.Unallocatable[name]
+			offered += count
 		}
+	}
+	for _, count := range n.Unhealthy(n.Expected()) {
+		sick += count
 	}
 	if n.Published != nil {
 		for _, d := range n.Published.Devices {

@@ -167,3 +167,12 @@ func TestASickGPUHasNoRoom(t *testing.T) {
 	}
 	g.Expect(a.Best.Sharing.TimeSlicing.Replicas).To(BeNumerically(">=", 3), "%s", a.Best.Name)
 }
+
+// The kubelet keeps the capacity of a plugin that stopped for 5 minutes: no GPU is sick for what it had another name before.
+func TestAFormerNameMakesNoGPUSick(t *testing.T) {
+	g := NewWithT(t)
+	c := running(underPolicy(on(gpus(t4, 1), equal(2, 1, 0.1)...), timeSliced(2, false)), "nvidia.com/gpu", new(int64(1)))
+	c.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 2, "nvidia.com/gpu.shared": 0}
+	c.Nodes[0].Unallocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
+	g.Expect(option(t, adviseOne(t, c), "MPS").Against).To(BeEmpty())
+}

@@ -134,6 +134,15 @@ func NodeAlone(node *corev1.Node) Node {
 	return n
 }
 
+// Expected is how many of each resource the node is to advertise, by the status of its GPUNode.
+func (n *Node) Expected() map[string]int64 {
+	expected := map[string]int64{}
+	for _, c := range n.GPU.Status.Rollout.Resources {
+		expected[c.Name] = c.Expected
+	}
+	return expected
+}
+
 // Unhealthy returns, by resource, how many devices NVIDIA's device plugin reports as unhealthy on a node that is
 // expected to advertise some resources. If nothing of a resource is allocatable, its plugin may have stopped as well.
 // If the resource is not expected either, it has: the kubelet keeps the capacity of a plugin that is gone for 5
