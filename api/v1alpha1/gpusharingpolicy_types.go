@@ -42,6 +42,7 @@ type GPUSharingPolicy struct {
 
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 //
+// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.products) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.products) || l.gpus.products.exists(p, self.gpuSelector.products.exists(q, p == q || (p + q).matches('[*?]') && (p.startsWith(q.replace('?', '*').split('*')[0]) || q.startsWith(p.replace('?', '*').split('*')[0])))))",message="a layout is for products that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 // +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.indexes) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.indexes) || l.gpus.indexes.all(i, i in self.gpuSelector.indexes))",message="a layout names a GPU by an index that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 type GPUSharingPolicySpec struct {
 	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
@@ -139,7 +140,7 @@ type NodeSelectorRequirement struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
-	// +kubebuilder:validation:items:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+	// +kubebuilder:validation:items:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value: letters, digits, dashes, dots and underscores, such as team-a"
 	Values []string `json:"values,omitempty"`
 }
 
@@ -161,13 +162,13 @@ type Taint struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key, such as example.com/shared-gpu"
-	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/|^(startup-taint[.]cluster-autoscaler[.]kubernetes[.]io|readiness[.]k8s[.]io)/gpusharing$')",message="must not be a taint that Kubernetes or this operator itself puts on nodes"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/|^(startup-taint[.]cluster-autoscaler[.]kubernetes[.]io|readiness[.]k8s[.]io)/gpusharing$')",message="must not be a taint that Kubernetes or this operator itself puts on nodes; use a key of your own"
 	Key string `json:"key,omitempty"`
 
 	// value of the taint.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value: letters, digits, dashes, dots and underscores, such as team-a"
 	Value string `json:"value,omitempty"`
 
 	// effect of the taint on pods that do not tolerate it. Default: NoSchedule.
@@ -284,6 +285,7 @@ type MaintenanceWindow struct {
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|(?i:([*?]|[0-5]?[0-9])([-,/]([*?]|[0-5]?[0-9]))* ([*?]|(1?[0-9]|0[0-9]|2[0-3]))([-,/]([*?]|(1?[0-9]|0[0-9]|2[0-3])))* ([*?]|(0?[1-9]|[12][0-9]|3[01]))([-,/]([*?]|(0?[1-9]|[12][0-9]|3[01])))* ([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))([-,/]([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)))* ([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat))([-,/]([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat)))*))$')",message="must be five fields of cron (minute, hour, day of the month, month of the year, day of the week), such as 0 22 * * FRI, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and @annually"
 	// +kubebuilder:validation:XValidation:rule="!self.matches('(?i)^[^ ]+ [^ ]+ ((30|31)([-,](30|31))* (0?2|feb)|31([-,]31)* (0?[2469]|11|feb|apr|jun|sep|nov)(,(0?[2469]|11|feb|apr|jun|sep|nov))*) [*?]$')",message="names a date that does not exist"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('/0+([ ,]|$)|-[^ ,/]*-|[*?]-|-[*?]|/[^ ,]*[/*?a-zA-Z-]') && self.findAll('[0-9]{1,2}-[0-9]{1,2}').all(r, int(r.split('-')[0]) <= int(r.split('-')[1])) && self.lowerAscii().findAll('[a-z]{3}-[a-z]{3}').all(r, 'janfebmaraprmayjunjulaugsepoctnovdecsunmontuewedthufrisat'.indexOf(r.substring(0, 3)) <= 'janfebmaraprmayjunjulaugsepoctnovdecsunmontuewedthufrisat'.indexOf(r.substring(4)))",message="a range must not end before it begins, and a step must be a number above 0: FRI-MON is FRI,SAT,SUN,MON"
 	Schedule string `json:"schedule,omitempty"`
 
 	// duration is how long the window stays open: hours and minutes, such as 4h or 1h30m, from 5m to 168h. Daylight saving

@@ -139,8 +139,7 @@ type TimeSlicedMemory struct {
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Ti')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, less than 1Ti, such as 512Mi, 4Gi or 1.5Gi"
 	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
 
 	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
@@ -220,8 +219,7 @@ type MPS struct {
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Ti')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, less than 1Ti, such as 512Mi, 4Gi or 1.5Gi"
 	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 
 	// multiUser lets pods of different user IDs use a GPU at the same time. Default: false, like NVIDIA's.
@@ -266,9 +264,9 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.resourceNames != 'Uniform'",message="wholeGPUs needs resourceNames PerProfile: under Uniform no GPU of a node stays whole",fieldPath=".wholeGPUs"
 // +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.layouts.all(l, has(l.gpus))",message="wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".wholeGPUs"
 // +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="resourceNames Uniform advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use PerProfile for different profiles",fieldPath=".layouts"
-// +kubebuilder:validation:XValidation:rule="[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(j, j >= self.layouts.size() || [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, p in self.layouts[i].gpus.products))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes)))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, and a layout without gpus must be the last",fieldPath=".layouts"
-// +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || (has(a.fill) ? a.fill : a.instances[0].profile) == (has(b.fill) ? b.fill : b.instances[0].profile)))",message="resourceNames Uniform needs one profile on all GPUs of a node: layouts that differ by indexes alone must have the same one; use PerProfile for different profiles",fieldPath=".layouts"
-// +kubebuilder:validation:XValidation:rule="self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || (has(a.fill) ? (!a.fill.contains('.') || (has(b.fill) ? a.fill != b.fill || (has(a.replicas) ? a.replicas : 1) == (has(b.replicas) ? b.replicas : 1) : b.instances.all(y, a.fill != y.profile || (has(a.replicas) ? a.replicas : 1) == (has(y.replicas) ? y.replicas : 1)))) : has(b.fill) || a.instances.all(x, !x.profile.contains('.') || b.instances.all(y, x.profile != y.profile || (has(x.replicas) ? x.replicas : 1) == (has(y.replicas) ? y.replicas : 1))))))",message="a profile must have the same replicas in all layouts for one node: NVIDIA's device plugin has one number for a resource of a node",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(j, j >= self.layouts.size() || [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, self.layouts[i].gpus.products.exists(q, p == q || (q.endsWith('*') && p.startsWith(q.substring(0, q.size() - 1))))))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes)))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, a product must come before a glob for it, and a layout without gpus must be the last",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || has(a.fill) == has(a.instances) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || has(b.fill) == has(b.instances) || (has(a.fill) ? a.fill : a.instances[0].profile) == (has(b.fill) ? b.fill : b.instances[0].profile)))",message="resourceNames Uniform needs one profile on all GPUs of a node: layouts that differ by indexes alone must have the same one; use PerProfile for different profiles",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || has(a.fill) == has(a.instances) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || has(b.fill) == has(b.instances) || (has(a.fill) ? (!a.fill.contains('.') || (has(b.fill) ? a.fill != b.fill || (has(a.replicas) ? a.replicas : 1) == (has(b.replicas) ? b.replicas : 1) : b.instances.all(y, a.fill != y.profile || (has(a.replicas) ? a.replicas : 1) == (has(y.replicas) ? y.replicas : 1)))) : has(b.fill) || a.instances.all(x, !x.profile.contains('.') || b.instances.all(y, x.profile != y.profile || (has(x.replicas) ? x.replicas : 1) == (has(y.replicas) ? y.replicas : 1))))))",message="a profile must have the same replicas in all layouts for one node: NVIDIA's device plugin has one number for a resource of a node",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="self.layouts.all(l, !has(l.onDemand)) || (self.resourceNames == 'PerProfile' && self.actuator == 'Agent')",message="onDemand needs resourceNames PerProfile and actuator Agent",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="self.layouts.filter(l, has(l.onDemand)).size() <= 1",message="one layout at most may have onDemand; give other GPUs a policy of their own",fieldPath=".layouts"
 type MIG struct {
@@ -354,7 +352,7 @@ type MIGLayout struct {
 // +kubebuilder:validation:MinLength=2
 // +kubebuilder:validation:MaxLength=24
 // +kubebuilder:validation:XValidation:rule="!self.matches('^[0-9]+c[.]')",message="a compute instance smaller than its GPU instance cannot be advertised by NVIDIA's device plugin; name the GPU instance profile, such as 3g.20gb"
-// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+c[.]') || self.matches('^[1-7]g([.][1-9][0-9]{0,3}gb)?([+](me|gfx|me[.]all)|-me)?$')",message="must be a MIG profile such as 1g.10gb, 1g.10gb+me or 1g.24gb-me, or a number of slices from 1g to 7g"
+// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+c[.]') || self.matches('^[1-467]g([.][1-9][0-9]{0,3}gb)?([+](me|gfx|me[.]all)|-me)?$')",message="must be a MIG profile such as 1g.10gb, 1g.10gb+me or 1g.24gb-me, or a number of slices: 1g, 2g, 3g, 4g, 6g or 7g"
 type MIGProfile string
 
 // MIGInstances asks for a number of instances of one profile.
@@ -388,7 +386,7 @@ type GPUMatch struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
-	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9*?._-]+$`
+	// +kubebuilder:validation:items:XValidation:rule=`!self.matches(r'[^\w*?.-]')`,message="must be a product with dashes for spaces, such as NVIDIA-A100-SXM4-40GB, or a glob with * and ?"
 	// +kubebuilder:validation:items:XValidation:rule="!self.matches('-SHARED$|-MIG-[0-9]g')",message="must be the product without the suffixes -SHARED and -MIG-… of NVIDIA's label"
 	Products []string `json:"products,omitempty"`
 
