@@ -83,8 +83,8 @@ type NodeShape struct {
 	// +kubebuilder:validation:Maximum=16
 	GPUsPerNode int32 `json:"gpusPerNode,omitempty"`
 
-	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes. NodePools of Karpenter need them, because
-	// a NodePool can have nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
+	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes, for NodePools of Karpenter, which can have
+	// nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1

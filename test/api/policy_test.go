@@ -148,7 +148,7 @@ func refused(t *testing.T, c client.Client) {
 		"a memory guard that acts at once":                guardRefused(`gracePeriodSeconds: 9`, "gracePeriodSeconds", "greater than or equal to 10"),
 		"a memory guard that waits for hours":             guardRefused(`gracePeriodSeconds: 3601`, "gracePeriodSeconds", "less than or equal to 3600"),
 		"a share of no memory":                            memoryRefused(`perReplica: 0Gi, guard: {}`, "perReplica", "must be a whole number of MiB"),
-		"a share that nothing watches or limits":          memoryRefused(`perReplica: 4Gi`, "", "perReplica alone changes nothing"),
+		"a share that nothing watches or limits":          memoryRefused(`perReplica: 4Gi`, "", "nothing watches or limits the memory"),
 		"a limit that is no mode":                         memoryRefused(`limit: Kill`, "limit", "Unsupported value"),
 		"a memory guard for MPS": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memory: {guard: {}}}}`,
