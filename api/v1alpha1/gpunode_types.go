@@ -460,7 +460,7 @@ type GPUNodeStatus struct {
 	Config ConfigStatus `json:"config,omitzero"`
 
 	// rebuildTimes are when, within the last hour, the agent made MIG instances again that another program had changed. It does so
-	// three times in an hour and then leaves them, so as not to fight.
+	// three times in an hour.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
@@ -478,9 +478,8 @@ type GPUNodeStatus struct {
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceStatus `json:"devices,omitempty"`
 
-	// memoryPressure lists the GPUs that the agent finds almost full while a container uses more than its share, for as long as
-	// spec.memory.guard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
-	// minute while the pressure lasts.
+	// memoryPressure lists the GPUs that are almost full while a container uses more than its share, if spec.memory.guard asks. It is written
+	// when a GPU or its container is another one than before, and with mode Evict every minute.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64

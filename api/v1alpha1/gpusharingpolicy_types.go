@@ -42,8 +42,7 @@ type GPUSharingPolicy struct {
 
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.products) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.products) || l.gpus.products.exists(p, self.gpuSelector.products.exists(q, p.startsWith(q.replace('?', '*').split('*')[0]) || q.startsWith(p.replace('?', '*').split('*')[0]))))",message="a layout is for products that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
-// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.indexes) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.indexes) || l.gpus.indexes.all(i, i in self.gpuSelector.indexes))",message="a layout names a GPU by an index that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
+// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || ((!has(self.gpuSelector.indexes) || !has(l.gpus.indexes) || l.gpus.indexes.all(i, i in self.gpuSelector.indexes)) && (!has(self.gpuSelector.products) || !has(l.gpus.products) || l.gpus.products.exists(p, self.gpuSelector.products.exists(q, p.startsWith(q.replace('?', '*').split('*')[0]) || q.startsWith(p.replace('?', '*').split('*')[0]))))))",message="a layout names an index, or only products, that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 type GPUSharingPolicySpec struct {
 	// nodeSelector selects nodes by matchLabels and matchExpressions, unlike a Pod's; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
@@ -89,8 +88,8 @@ type GPUSharingPolicySpec struct {
 	Autoscaling Autoscaling `json:"autoscaling,omitzero"`
 
 	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
-	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
-	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
+	// selects the node, and no other policy selects it. Restore: it goes back to the baseline, its state before the operator changed it.
+	// Retain: it stays as it is. Default: Restore.
 	// +optional
 	// +kubebuilder:default=Restore
 	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
@@ -140,7 +139,7 @@ type NodeSelectorRequirement struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
-	// +kubebuilder:validation:items:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value: letters, digits, dashes, dots and underscores, such as team-a"
+	// +kubebuilder:validation:items:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value, such as team-a"
 	Values []string `json:"values,omitempty"`
 }
 
@@ -168,7 +167,7 @@ type Taint struct {
 	// value of the taint.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value: letters, digits, dashes, dots and underscores, such as team-a"
+	// +kubebuilder:validation:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value, such as team-a"
 	Value string `json:"value,omitempty"`
 
 	// effect of the taint on pods that do not tolerate it. Default: NoSchedule.
@@ -478,7 +477,7 @@ type ResourceCount struct {
 // MostPending is the largest number of nodes that status.pending of a policy lists.
 const MostPending = 10
 
-// PendingNode says why a node is not ready. The steps, the blockers and the resources of the node are in status.rollout of its GPUNode.
+// PendingNode says why a node is not ready.
 type PendingNode struct {
 	// nodeName is the name of the node.
 	// +required

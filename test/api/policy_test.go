@@ -318,11 +318,11 @@ func refused(t *testing.T, c client.Client) {
 			`{instances: [{profile: 1g.5gb+me, count: 2}]}`, "[0].instances", "one instance of a GPU at most has media extensions"),
 		"a layout for a GPU that the policy does not select": {
 			spec: `{gpuSelector: {indexes: [0, 1]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [1, 2]}, fill: 1g}]}}}`,
-			says: []string{"spec.sharing.mig.layouts", "an index that gpuSelector does not select"},
+			says: []string{"spec.sharing.mig.layouts", "that gpuSelector does not select"},
 		},
 		"a layout for products that the policy does not select": {
 			spec: `{gpuSelector: {products: ["NVIDIA-H100-*"]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}]}}}`,
-			says: []string{"spec.sharing.mig.layouts", "products that gpuSelector does not select"},
+			says: []string{"spec.sharing.mig.layouts", "that gpuSelector does not select"},
 		},
 		"a taint that evicts": taintRefused(
 			"{key: example.com/shared, effect: NoExecute}", "effect", `supported values: "NoSchedule", "PreferNoSchedule"`),

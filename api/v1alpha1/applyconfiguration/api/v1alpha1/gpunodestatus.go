@@ -40,15 +40,14 @@ type GPUNodeStatusApplyConfiguration struct {
 	// config says which of NVIDIA's programs on the node have the config spec.configName before them.
 	Config *ConfigStatusApplyConfiguration `json:"config,omitempty"`
 	// rebuildTimes are when, within the last hour, the agent made MIG instances again that another program had changed. It does so
-	// three times in an hour and then leaves them, so as not to fight.
+	// three times in an hour.
 	RebuildTimes []metav1.Time `json:"rebuildTimes,omitempty"`
 	// mps are the MPS control daemons of this operator on the node, by resource.
 	MPS []MPSStatusApplyConfiguration `json:"mps,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
-	// memoryPressure lists the GPUs that the agent finds almost full while a container uses more than its share, for as long as
-	// spec.memory.guard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
-	// minute while the pressure lasts.
+	// memoryPressure lists the GPUs that are almost full while a container uses more than its share, if spec.memory.guard asks. It is written
+	// when a GPU or its container is another one than before, and with mode Evict every minute.
 	MemoryPressure []MemoryPressureApplyConfiguration `json:"memoryPressure,omitempty"`
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
 	// ten minutes before the last one.

@@ -35,8 +35,8 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// autoscaling decides how autoscalers learn what a new node will advertise. No autoscaler knows shared GPUs by itself.
 	Autoscaling *AutoscalingApplyConfiguration `json:"autoscaling,omitempty"`
 	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
-	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
-	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
+	// selects the node, and no other policy selects it. Restore: it goes back to the baseline, its state before the operator changed it.
+	// Retain: it stays as it is. Default: Restore.
 	ReleasePolicy *apiv1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 }
 
