@@ -92,15 +92,15 @@ func alike(pod *corev1.Pod) uint64 {
 // former are the attempts for pods that wait when a controller starts: those that the policy reports to have failed, and as many for each other pod as can
 // have in the time that it has waited, which a former controller knew.
 func (r *review) former(of Asked, now time.Time) Attempts {
-	failed := map[string]time.Time{}
-	if reported := of.Policy.Status.OnDemand; reported != nil {
-		for _, d := range reported.Requests {
-			if d.Reason == v1alpha1.ReasonAdvertisedNotScheduled {
-				failed[d.FirstPod] = d.UntilTime.Time
-			}
+	attempts, failed := Attempts{}, map[string]time.Time{}
+	if of.Policy.Status.OnDemand == nil { // no controller has tried
+		return attempts
+	}
+	for _, d := range of.Policy.Status.OnDemand.Requests {
+		if d.Reason == v1alpha1.ReasonAdvertisedNotScheduled {
+			failed[d.FirstPod] = d.UntilTime.Time
 		}
 	}
-	attempts := Attempts{}
 	for _, pod := range slices.SortedFunc(slices.Values(of.Pods), byTurn) {
 		asks := r.asks(pod)
 		if len(asks) == 0 {

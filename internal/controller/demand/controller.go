@@ -180,10 +180,11 @@ func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand,
 			note := fmt.Sprintf("Repartitioning GPU %d of node %s for %s", n.Status.Devices[gpu].Index, n.Name,
 				strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
 			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "%s", format.Message(note))
-			p := slices.IndexFunc(policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == n.Spec.PolicyName })
-			if p >= 0 && racing(&policies[p], waiting[pod]) != "" {
-				c.events.Eventf(&policies[p], waiting[pod], corev1.EventTypeWarning, v1alpha1.ReasonAutoscalerRaces, "Repartition", "%s", format.Message(fmt.Sprintf(
-					"GPU %d of node %s is repartitioned for pod %s, and %s may be scaled up for it too", n.Status.Devices[gpu].Index, n.Name, e.FirstPod, racing(&policies[p], waiting[pod]))))
+			for p := range policies {
+				if group := racing(&policies[p], waiting[pod]); policies[p].Name == n.Spec.PolicyName && group != "" {
+					note = fmt.Sprintf("GPU %d of node %s is repartitioned for pod %s, and %s may be scaled up for it too", n.Status.Devices[gpu].Index, n.Name, e.FirstPod, group)
+					c.events.Eventf(&policies[p], waiting[pod], corev1.EventTypeWarning, v1alpha1.ReasonAutoscalerRaces, "Repartition", "%s", format.Message(note))
+				}
 			}
 		}
 	}

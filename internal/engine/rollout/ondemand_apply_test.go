@@ -151,7 +151,7 @@ func (c *applied) of(h *host) *v1alpha1.GPUSharingPolicy {
 
 // leads is another controller that leads.
 func (c *applied) leads() {
-	c.memory, c.attempts = remembering{seldom: 16}, map[string]demand.Attempts{}
+	c.memory, c.sleeps, c.attempts = remembering{seldom: 16}, sleeping{}, map[string]demand.Attempts{}
 }
 
 func (c *applied) isReady() bool {
@@ -490,7 +490,7 @@ func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.G
 
 // acts is a reconcile of the rollout, which may end before it has done everything.
 func (c *applied) acts() {
-	d := c.memory.decide(c.world())
+	d := c.sleeps.decide(c.world(), c.memory.decide)
 	for _, a := range d.Actions {
 		if c.random.IntN(12) == 0 {
 			break
