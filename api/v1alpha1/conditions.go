@@ -177,6 +177,8 @@ const (
 	ReasonGPUsChanging = "GPUsChanging"
 	// ReasonAdvertisedNotScheduled: instances were idle for the pods for a minute, and the scheduler left them waiting.
 	ReasonAdvertisedNotScheduled = "AdvertisedNotScheduled"
+	// ReasonAutoscalerRaces (of an Event): GPUs change for a pod for which an autoscaler may add a node at the same time.
+	ReasonAutoscalerRaces = "AutoscalerRaces"
 )
 
 // Reasons of a policy's MemoryPressure condition.

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -23,7 +24,7 @@ import (
 //
 //	instances are offered ─ advertised later as many are still offered, and fewer were bound since: AdvertisedNotScheduled ─ after a back-off anew
 //
-// During the back-off nothing is made or kept for such pods; the scheduler may bind them all the same. A controller that starts anew has forgotten it.
+// During the back-off nothing is made or kept for such pods; the scheduler may bind them all the same. A controller that starts anew knows it by former.
 
 const (
 	// advertised is how long idle instances are offered to the scheduler before pods that it leaves waiting count as ones that it cannot bind.
@@ -86,6 +87,39 @@ func alike(pod *corev1.Pod) uint64 {
 	h := fnv.New64a()
 	_ = json.NewEncoder(h).Encode(is) //nolint:errchkjson // of strings and numbers
 	return max(h.Sum64(), 1)
+}
+
+// former are the attempts for pods that wait when a controller starts: those that the policy reports to have failed, and as many for each other pod as can
+// have in the time that it has waited, which a former controller knew.
+func (r *review) former(of Asked, now time.Time) Attempts {
+	attempts, failed := Attempts{}, map[string]time.Time{}
+	if of.Policy.Status.OnDemand == nil { // no controller has tried
+		return attempts
+	}
+	for _, d := range of.Policy.Status.OnDemand.Requests {
+		if d.Reason == v1alpha1.ReasonAdvertisedNotScheduled {
+			failed[d.FirstPod] = d.UntilTime.Time
+		}
+	}
+	for _, pod := range slices.SortedFunc(slices.Values(of.Pods), byTurn) {
+		asks := r.asks(pod)
+		if len(asks) == 0 {
+			continue
+		}
+		who := asker{pod.Namespace, r.largest(asks), alike(pod)}
+		if _, known := attempts[who]; !known && attempts.kinds(who.all()) == mostAlike {
+			who = who.all()
+		}
+		a := attempts[who]
+		a.until = timing.Latest(timing.Latest(a.until, now), failed[pod.Namespace+"/"+pod.Name])
+		for a.failed < 7 && 2*doubled(a.failed+1) <= a.until.Sub(waitsSince(pod)) {
+			a.failed++
+		}
+		if a.failed > 0 {
+			attempts[who] = a
+		}
+	}
+	return attempts
 }
 
 type attempt struct {

@@ -12,7 +12,6 @@
 package demand
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +121,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		}
 	}
 	if !failed {
-		errs = append(errs, c.record(ctx, gpuNodes, decided, waiting))
+		errs = append(errs, c.record(ctx, gpuNodes, decided, waiting, policies.Items))
 	}
 	c.metrics.set(reported)
 	return reconcile.Result{RequeueAfter: after}, errors.Join(errs...)
@@ -139,8 +138,10 @@ func nextOld(now time.Time, pods []*corev1.Pod) (in time.Duration) {
 }
 
 // record writes what was decided for GPUs into the status of their GPUNodes, and removes it where nothing was. The pods for which it was decided are
-// told.
-func (c *Controller) record(ctx context.Context, nodes *v1alpha1.GPUNodeList, decided map[string][]v1alpha1.GPUDemand, waiting []*corev1.Pod) error {
+// told, and the policies for which an autoscaler may act at the same time.
+func (c *Controller) record(
+	ctx context.Context, nodes *v1alpha1.GPUNodeList, decided map[string][]v1alpha1.GPUDemand, waiting []*corev1.Pod, policies []v1alpha1.GPUSharingPolicy,
+) error {
 	var errs []error
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
@@ -157,7 +158,7 @@ func (c *Controller) record(ctx context.Context, nodes *v1alpha1.GPUNodeList, de
 		}
 		switch err := c.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership); {
 		case err == nil:
-			c.announce(n, decided[n.Name], waiting)
+			c.announce(n, decided[n.Name], waiting, policies)
 		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 			errs = append(errs, fmt.Errorf("recording MIG instances on demand of GPUNode %s: %w", n.Name, err))
 		}
@@ -165,8 +166,8 @@ func (c *Controller) record(ctx context.Context, nodes *v1alpha1.GPUNodeList, de
 	return errors.Join(errs...)
 }
 
-// announce tells pods which GPUs of a node are to change for them.
-func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand, waiting []*corev1.Pod) {
+// announce tells pods which GPUs of a node are to change for them, and the policy which node group may be scaled up for the same pod.
+func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand, waiting []*corev1.Pod, policies []v1alpha1.GPUSharingPolicy) {
 	for _, e := range decided {
 		if slices.ContainsFunc(n.Status.Demand, func(o v1alpha1.GPUDemand) bool {
 			return o.UUID == e.UUID && o.FirstPod == e.FirstPod && o.SinceTime.Equal(&e.SinceTime)
@@ -179,8 +180,33 @@ func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand,
 			note := fmt.Sprintf("Repartitioning GPU %d of node %s for %s", n.Status.Devices[gpu].Index, n.Name,
 				strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
 			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "%s", format.Message(note))
+			for p := range policies {
+				if group := racing(&policies[p], waiting[pod]); policies[p].Name == n.Spec.PolicyName && group != "" {
+					note = fmt.Sprintf("GPU %d of node %s is repartitioned for pod %s, and %s may be scaled up for it too", n.Status.Devices[gpu].Index, n.Name, e.FirstPod, group)
+					c.events.Eventf(&policies[p], waiting[pod], corev1.EventTypeWarning, v1alpha1.ReasonAutoscalerRaces, "Repartition", "%s", format.Message(note))
+				}
+			}
 		}
 	}
+}
+
+// racing is a node group of a policy of which a new node would have what a pod asks for; empty: there is none. Cluster Autoscaler takes a node of the group
+// as it is now for what a new one will be.
+func racing(p *v1alpha1.GPUSharingPolicy, pod *corev1.Pod) string {
+	for _, g := range p.Status.NodeGroups {
+		has := func(resources []v1alpha1.NodeResource) bool {
+			for name, count := range instancesOf(pod) {
+				if !slices.ContainsFunc(resources, func(r v1alpha1.NodeResource) bool { return r.Name == name && r.Count >= count }) {
+					return false
+				}
+			}
+			return true
+		}
+		if has(g.Resources) || g.Kind != v1alpha1.NodeGroupNodePool && has(g.Advertised) {
+			return fmt.Sprintf("%s %s", g.Kind, g.Name)
+		}
+	}
+	return ""
 }
 
 // Withdraw removes from the policies and GPUNodes, which it reads from a reader, what the controller has reported.
@@ -197,7 +223,7 @@ func (c *Controller) Withdraw(ctx context.Context, from client.Reader) error {
 	if err := from.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	return errors.Join(append(errs, c.record(ctx, nodes, nil, nil))...)
+	return errors.Join(append(errs, c.record(ctx, nodes, nil, nil, nil))...)
 }
 
 // gather reads the nodes that policies with GPUs on demand govern, with their pods, and the pods that wait. What it
@@ -261,38 +287,22 @@ func inTurn(policies []v1alpha1.GPUSharingPolicy, onDemand map[string]bool) (lis
 	return list
 }
 
-// review decides for policies, for each about the pods of the namespaces that it selects. A pod is served once: where instances are there for it,
-// else by the first policy that can make some.
+// review decides for policies, for each about the pods of the namespaces that it selects.
 func (c *Controller) review(
 	ctx context.Context, policies []*v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, waiting []*corev1.Pod,
 ) (reviewed map[string]Reviewed, errs []error) {
-	reviewed = map[string]Reviewed{}
-	pods, served := map[string][]*corev1.Pod{}, map[*corev1.Pod]string{}
-	note := func(p *v1alpha1.GPUSharingPolicy, serves []*corev1.Pod) {
-		for _, pod := range serves {
-			served[pod] = cmp.Or(served[pod], p.Name)
-		}
-	}
-	for n, p := range policies {
-		of, err := c.in(ctx, Of(p).NamespaceSelector, waiting)
-		if err != nil {
-			policies[n], errs = nil, append(errs, err)
-			continue
-		}
-		if pods[p.Name] = of; c.attempts[p.Name] == nil {
-			c.attempts[p.Name] = Attempts{}
-		}
-		if len(policies) > 1 {
-			note(p, Has(&c.memory, c.attempts[p.Name], p, s, of))
-		}
-	}
+	var asked []Asked
 	for _, p := range policies {
-		if p == nil {
+		pods, err := c.in(ctx, Of(p).NamespaceSelector, waiting)
+		if err != nil {
+			errs = append(errs, err)
 			continue
 		}
-		of := slices.DeleteFunc(slices.Clone(pods[p.Name]), func(pod *corev1.Pod) bool { return cmp.Or(served[pod], p.Name) != p.Name })
-		reviewed[p.Name] = Review(&c.memory, c.attempts[p.Name], p, s, of)
-		note(p, reviewed[p.Name].Serves)
+		asked = append(asked, Asked{p, pods, c.attempts[p.Name]})
+	}
+	reviewed = Review(&c.memory, s, asked...)
+	for name, of := range reviewed {
+		c.attempts[name] = of.Attempts
 	}
 	return reviewed, errs
 }

@@ -293,7 +293,13 @@ func applies(s *site) {
 	_, is := s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning))
 	s.Expect(s.decided()).To(BeEmpty(), "the rollout has not seen the policy")
-	s.observed("research")
+	p := s.observed("research")
+	for name, resource := range map[string]string{"whole": "nvidia.com/gpu", "small": "nvidia.com/mig-2g.10gb"} {
+		p.Status.NodeGroups = append(p.Status.NodeGroups, v1alpha1.NodeGroupStatus{
+			Kind: v1alpha1.NodeGroupNodePool, Name: name, Reason: v1alpha1.ReasonConfigured, Resources: []v1alpha1.NodeResource{{Name: resource, Count: 1}},
+		})
+	}
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
 	s.reconcile()
 	entries := s.decided()
 	s.Expect(entries).To(HaveLen(1))
@@ -301,6 +307,7 @@ func applies(s *site) {
 	s.Expect(entries[0].Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "2g.10gb", Count: 1}}))
 	s.Expect(entries[0].FirstPod).To(Equal("default/a"))
 	s.Expect(s.events.Events).To(Receive(Equal("Normal " + v1alpha1.ReasonRepartitioning + " Repartitioning GPU 0 of node n1 for nvidia.com/mig-2g.10gb")))
+	s.Expect(s.events.Events).To(Receive(Equal("Warning " + v1alpha1.ReasonAutoscalerRaces + " GPU 0 of node n1 is repartitioned for pod default/a, and NodePool small may be scaled up for it too")))
 	_, is = s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonRepartitioning), "it is being made")
 	writes := s.writes

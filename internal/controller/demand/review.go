@@ -82,32 +82,66 @@ type Reviewed struct {
 	Decided   map[string][]v1alpha1.GPUDemand // in mode Apply: status.demand of the nodes that it governs
 	Status    *v1alpha1.OnDemandStatus
 	Condition metav1.Condition
-	Next      time.Time     // when to review it again; zero: when something changes
-	Serves    []*corev1.Pod // for which it has or makes instances
+	Next      time.Time // when to review it again; zero: when something changes
+	Attempts  Attempts
 }
 
-// Review decides for a policy that has GPUs on demand. The pods are those that wait, that no other policy serves,
-// and whose namespaces the policy selects. It changes nothing but the memory, which changes no decision, and the attempts.
-func Review(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) Reviewed {
-	r := reviewOf(m, p, s)
-	r.decide(pods, attempts, s.Now)
+// Asked is a policy with GPUs on demand, the pods that wait and whose namespaces it selects, and what is remembered of attempts for such pods.
+type Asked struct {
+	Policy   *v1alpha1.GPUSharingPolicy
+	Pods     []*corev1.Pod
+	Attempts Attempts // nil: the controller has just started
+}
+
+// Review decides for policies that have GPUs on demand, by name. A pod is served once: where instances are idle or being made for it, else by the first
+// policy, in the order given, that can make some. It changes nothing but the memory, which changes no decision, and the attempts.
+func Review(m *demand.Memory, s *cluster.Snapshot, policies ...Asked) map[string]Reviewed {
+	reviews, reviewed, served := make([]*review, len(policies)), map[string]Reviewed{}, map[*corev1.Pod]string{}
+	note := func(by string, pods []*corev1.Pod) {
+		for _, pod := range pods {
+			served[pod] = cmp.Or(served[pod], by)
+		}
+	}
+	policies = slices.Clone(policies)
+	for n, of := range policies {
+		if reviews[n] = reviewOf(m, of.Policy, s); of.Attempts == nil {
+			of.Attempts = reviews[n].former(of, s.Now)
+			policies[n] = of
+		}
+		if len(policies) > 1 {
+			note(of.Policy.Name, reviews[n].has(of, s.Now))
+		}
+	}
+	for n, of := range policies {
+		of.Pods = slices.DeleteFunc(slices.Clone(of.Pods), func(pod *corev1.Pod) bool { return cmp.Or(served[pod], of.Policy.Name) != of.Policy.Name })
+		is, serves := reviews[n].decides(of, s.Now)
+		reviewed[of.Policy.Name] = is
+		note(of.Policy.Name, serves)
+	}
+	return reviewed
+}
+
+// decides is what is decided of a policy, and for which pods it has or makes instances.
+func (r *review) decides(of Asked, now time.Time) (is Reviewed, serves []*corev1.Pod) {
+	r.decide(of.Pods, of.Attempts, now)
 	r.look(r.decision.Next)
-	begins := r.record(p, s.Now)
+	begins := r.record(of.Policy, now)
 	for _, entries := range r.decided {
 		slices.SortFunc(entries, func(a, b v1alpha1.GPUDemand) int { return strings.Compare(a.UUID, b.UUID) })
 	}
 	status := r.status()
-	return Reviewed{Decided: r.decided, Status: status, Condition: r.condition(status), Next: r.next, Serves: r.serves(begins)}
+	return Reviewed{Decided: r.decided, Status: status, Condition: r.condition(status), Next: r.next, Attempts: of.Attempts}, r.serves(begins)
 }
 
-// Has returns the pods for which the GPUs of a policy have instances that are idle or being made.
-func Has(m *demand.Memory, attempts Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) []*corev1.Pod {
-	r := reviewOf(m, p, s)
-	for g := range r.pool.GPUs {
-		r.pool.GPUs[g].Frozen = true
+// has are the pods for which instances are idle or being made.
+func (r *review) has(of Asked, now time.Time) []*corev1.Pod {
+	frozen := *r
+	frozen.pool.GPUs = slices.Clone(r.pool.GPUs)
+	for g := range frozen.pool.GPUs {
+		frozen.pool.GPUs[g].Frozen = true
 	}
-	r.decide(pods, maps.Clone(attempts), s.Now)
-	return r.serves(false)
+	frozen.decide(of.Pods, maps.Clone(of.Attempts), now)
+	return frozen.serves(false)
 }
 
 // serves are the pods for which instances are there, and those for which some are planned.

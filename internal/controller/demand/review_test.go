@@ -69,7 +69,7 @@ func a100s(t *testing.T, name string, gpus int) cluster.Node {
 func review(m *pure.Memory, a demand.Attempts, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot, pods []*corev1.Pod) (
 	map[string][]v1alpha1.GPUDemand, *v1alpha1.OnDemandStatus, metav1.Condition, time.Time,
 ) {
-	r := demand.Review(m, a, p, s, pods)
+	r := demand.Review(m, s, demand.Asked{Policy: p, Pods: pods, Attempts: a})[p.Name]
 	return r.Decided, r.Status, r.Condition, r.Next
 }
 

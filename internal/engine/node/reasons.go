@@ -107,6 +107,8 @@ var reasons = map[string]reason{
 
 	v1alpha1.ReasonAdvertisedNotScheduled: {Plain, "Mend what `kubectl describe pod` says, or delete the pods; `kubectl gpusharing status` says when the next attempt is"},
 
+	v1alpha1.ReasonAutoscalerRaces: {Plain, "Let the autoscaler wait: Cluster Autoscaler by `--new-pod-scale-up-delay=60s`, Karpenter by `BATCH_IDLE_DURATION`; or set `onDemand.reserve`"},
+
 	v1alpha1.ReasonContainerOverShare: {Plain, "Lower what the container that the message names uses, or give its pod a MIG instance, or MPS with a limit. With `memory.guard.mode: Evict` the message says why a pod is not evicted"},
 	v1alpha1.ReasonNotMeasured:        {Plain, "Wait for the update of the agents, or look at the pods on the nodes that the message names: their agents do not measure for the memory guard, as on GPUs that report no memory (GB10)"},
 

@@ -228,7 +228,8 @@ func (h *host) inUse() (users string) {
 	return users
 }
 
-// boot ends the time in which the machine is down.
+// boot ends the time in which the machine is down. The kubelet offers nothing until NVIDIA's device plugin has registered anew: readCheckpoint of
+// https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/manager.go
 func (h *host) boot() {
 	if h.down.IsZero() || h.now.Sub(h.down) < bootTime {
 		return
@@ -242,7 +243,11 @@ func (h *host) boot() {
 		})
 	}
 	h.hardware.Reboot()
-	h.plugin.running, h.required = false, false
+	h.plugin.running, h.required, h.Unallocatable = false, false, nil
+	clear(h.plugin.gone)
+	for name := range h.Allocatable {
+		h.Allocatable[name] = 0
+	}
 }
 
 // reportReboot adds what the agent says about reboots.

@@ -51,7 +51,7 @@ func (a *advised) look(s *cluster.Snapshot) {
 		if a.reviews%100 == 0 {
 			before = canonical(s.Nodes)
 		}
-		of := demand.Review(&a.memory, a.attempts, p, longIdle(s), manyWait(s))
+		of := demand.Review(&a.memory, longIdle(s), demand.Asked{Policy: p, Pods: manyWait(s), Attempts: a.attempts})[p.Name]
 		status, is := of.Status, of.Condition
 		if before != "" && canonical(s.Nodes) != before {
 			panic("a review changes what it looks at")
