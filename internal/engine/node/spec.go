@@ -47,6 +47,7 @@ func withdrawRebootPermission(v *View, spec *v1alpha1.GPUNodeSpec) bool {
 // requestTarget asks the agent for the target.
 func requestTarget(v *View) action.SetSpec {
 	spec := keptSpec(v)
+	setMemory(v, &spec)
 	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
 	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.Snapshot.Now), nil
 	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, managerRequest(v)
@@ -73,8 +74,9 @@ func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 	recordDevices(v, &spec)
 	spec.PolicyName, spec.Strategy, spec.OnDemand = v.Target.Policy, v.Target.Strategy, ""
 	spec.AdminClaims = AdminClaims(v.Node)
-	spec.Memory = memoryOf(v) // for another one the node has a slot, and nothing is recorded before
-	spec.MemoryOwner = MemoryOwner(v.Node, spec.Memory)
+	if !awaitsLimit(v) { // which takes a slot
+		setMemory(v, &spec)
+	}
 	switch {
 	case v.Policy != nil:
 		if of := v.Policy.OnDemand(); of != nil {
@@ -94,8 +96,15 @@ func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 // requestLimit asks the agent for the memory limit of the policy.
 func requestLimit(v *View) action.SetSpec {
 	spec := keptSpec(v)
+	setMemory(v, &spec)
 	spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "asking for the memory limit of policy " + v.Target.Policy}
+}
+
+// setMemory sets what the spec says of memory, and who else limits it.
+func setMemory(v *View, spec *v1alpha1.GPUNodeSpec) {
+	spec.Memory = memoryOf(v)
+	spec.MemoryOwner = MemoryOwner(v.Node, spec.Memory)
 }
 
 // MemoryOwner is who else limits memory on a node, where that matters; empty: nobody, or the driver is not to limit it.

@@ -223,3 +223,26 @@ func TestTheAgentIsToldAtOnceWhoElseLimitsMemory(t *testing.T) {
 		})
 	}
 }
+
+// TestALostBaselineBringsNoLimit to a node that is changing, while the rollout is held back: only a slot does.
+func TestALostBaselineBringsNoLimit(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("1g.5gb", 7)))
+	c.run(60)
+	h := c.hosts["n0"]
+	h.lags = true
+	c.setSharing(timeSlicing(4))
+	c.run(60)
+	g.Expect(h.GPU.Spec.Devices).To(HaveEach(HaveField("Sharing.MIGMode", v1alpha1.MIGModeDisabled)), "asked for")
+	limited := timeSlicing(4)
+	limited.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce}
+	c.Policies[0].Spec.Rollout.Paused = true
+	c.setSharing(limited)
+	c.run(10)
+	g.Expect(h.GPU.Spec.Memory).To(BeNil())
+	baseline := h.GPU.Spec.Baseline
+	h.GPU.Spec.Baseline = nil // by a restored backup
+	c.run(10)
+	g.Expect(h.GPU.Spec.Baseline).To(Equal(baseline))
+	g.Expect(h.GPU.Spec.Memory).To(BeNil())
+}
