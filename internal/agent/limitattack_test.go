@@ -149,3 +149,19 @@ func TestPodsAreLimitedWhereTheKubeletsRecordCannotBeRead(t *testing.T) {
 		t.Errorf("%+v", w.last)
 	}
 }
+
+// TestAGPUThatIsReportedLaterIsLookedAt, as after an upgrade of the driver: whether it keeps limits, and how much memory it has.
+func TestAGPUThatIsReportedLaterIsLookedAt(t *testing.T) {
+	w := newLimitWorld(t, 3, map[string]int{})
+	w.runs("train", 1)
+	w.enforce()
+	devices := w.node.Status.Devices
+	w.node.Status.Devices = nil
+	w.settle()
+	w.node.Status.Devices = devices
+	w.hardware.Update(func(n *sim.Node) { n.GPUs[0].Persistence = false })
+	w.settle()
+	if w.last.Condition.Reason != v1alpha1.ReasonNoPersistence {
+		t.Errorf("%+v", w.last)
+	}
+}

@@ -81,6 +81,7 @@ type MemoryLimiter struct {
 	memory   map[string]uint64    // of GPUs, in bytes
 	halted   bool                 // a limit did not read back: no further one is set
 	replicas map[string]int       // how often a GPU is advertised, as last seen
+	devices  map[string][]string  // that the kubelet had on record for pods, as last read
 	missing  map[string]time.Time // since when pods have no cgroup
 	running  map[string]bool      // IDs of the cgroups of containers, and of pods that have some
 	again    chan struct{}        // the watch looks for new directories
@@ -254,7 +255,8 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 
 // look finds out about the node what changes seldom.
 func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, recorded bool) {
-	known := m.facts.Version != "" || !m.facts.Unified
+	comes := func(d v1alpha1.DeviceStatus) bool { _, is := m.memory[d.UUID]; return !is }
+	known := (m.facts.Version != "" || !m.facts.Unified) && !slices.ContainsFunc(node.Status.Devices, comes)
 	if known && m.of == node.Generation && !m.full.IsZero() && m.clock.Since(m.full) < limitsFull {
 		return
 	}
@@ -324,8 +326,10 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 	}
 	devices, err := m.Devices()
 	if err != nil {
-		log(ctx).Info("Replicas that init containers alone have are not limited", "reason", err.Error())
+		log(ctx).Info("Replicas that init containers of new pods alone have are not limited", "reason", err.Error())
+		devices = m.devices
 	}
+	m.devices = devices
 	m.running = map[string]bool{}
 	of := map[host.ContainerName][]host.PodCgroup{}
 	allocated := [][]Allocation{withoutAdmin(allocations, node.Spec.AdminClaims)} // and by pod what the kubelet has on record

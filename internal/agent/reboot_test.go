@@ -139,6 +139,13 @@ func rebootWaits(s scenario) {
 	n.Expect(message).To(ContainSubstring("pod ml/train-1 on GPU 0"), "the mode waits for the reboot as before")
 
 	n.allocations.free()
+	n.inits = []host.HeldDevice{{ContainerName: host.ContainerName{Namespace: "ml", Pod: "train-2", Container: "fetch"}, Device: n.uuid(1)}}
+	_, err = n.reconcile()
+	n.Expect(err).NotTo(HaveOccurred())
+	message = n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
+	n.Expect(message).To(ContainSubstring("container fetch of pod ml/train-2 on GPU 1"), "which the kubelet lists for nobody")
+
+	n.inits = nil
 	_, err = n.reconcile()
 	n.Expect(err).NotTo(HaveOccurred())
 	n.Expect(n.rebooter.Requested()).To(Equal(1))
