@@ -165,3 +165,20 @@ func TestAGPUThatIsReportedLaterIsLookedAt(t *testing.T) {
 		t.Errorf("%+v", w.last)
 	}
 }
+
+// TestALostGPUKeepsNoOtherFromItsLimit, nor from losing it: one that has fallen off the bus stays in the last report, as the agent sees none.
+func TestALostGPUKeepsNoOtherFromItsLimit(t *testing.T) {
+	w := newLimitWorld(t, 3, map[string]int{})
+	p := w.runs("train", 1)
+	w.hardware.Update(func(n *sim.Node) { n.GPUs = n.GPUs[:1] })
+	w.enforce()
+	w.settle()
+	if w.last.Condition.Status != "True" {
+		t.Errorf("%+v", w.last)
+	}
+	w.node.Spec.Memory = nil
+	w.settle()
+	if is := w.limitOf(w.gpus[0], w.tree.pod(p.class, p.uid)); is != sim.NoLimit {
+		t.Errorf("it has %d", is)
+	}
+}
