@@ -511,16 +511,17 @@ func (w *limitWorld) kubeletRestarts() bool {
 	return true
 }
 
-// recordOfKubeletBreaks: only what the kubelet lists is known then, and which more a pod has from before.
+// recordOfKubeletBreaks: only what the kubelet lists is known then, and what pods had before, so not whether all are limited.
 func (w *limitWorld) recordOfKubeletBreaks() bool {
-	w.settle()
 	path := filepath.Join(w.hostRoot, "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
 	content, err := os.ReadFile(path)
-	if err != nil {
-		return false // it has allocated nothing yet
+	if err != nil || !w.settle() {
+		return false // it has allocated nothing yet, or the agent has not read it
 	}
 	w.must(os.WriteFile(path, content[:len(content)/2], 0o600))
-	w.settle()
+	if w.settle() && w.last.Condition != nil && w.last.Condition.Status == "True" {
+		w.fails("all pods are said to be limited, and which there are is not known")
+	}
 	w.must(os.WriteFile(path, content, 0o600))
 	return true
 }

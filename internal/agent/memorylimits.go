@@ -82,6 +82,7 @@ type MemoryLimiter struct {
 	halted   bool                 // a limit did not read back: no further one is set
 	replicas map[string]int       // how often a GPU is advertised, as last seen
 	devices  map[string][]string  // that the kubelet had on record for pods, as last read
+	unread   error                // why not now
 	missing  map[string]time.Time // since when pods have no cgroup
 	running  map[string]bool      // IDs of the cgroups of containers, and of pods that have some
 	again    chan struct{}        // the watch looks for new directories
@@ -248,7 +249,10 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 		return found, nil
 	}
 	is := memoryguard.LimitedCondition(mode, obstacle, found.Status)
-	is.ObservedGeneration = node.Generation
+	if is.ObservedGeneration = node.Generation; m.unread != nil && is.Status == metav1.ConditionTrue {
+		is.Status, is.Reason = metav1.ConditionFalse, v1alpha1.ReasonLimitFailed
+		is.Message += "; what init containers of new pods alone have is not: " + m.unread.Error()
+	}
 	found.Condition = &is
 	return found, nil
 }
@@ -325,11 +329,9 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		return nil, err
 	}
 	devices, err := m.Devices()
-	if err != nil {
-		log(ctx).Info("Replicas that init containers of new pods alone have are not limited", "reason", err.Error())
-		devices = m.devices
+	if m.unread = err; err == nil {
+		m.devices = devices
 	}
-	m.devices = devices
 	m.running = map[string]bool{}
 	of := map[host.ContainerName][]host.PodCgroup{}
 	allocated := [][]Allocation{withoutAdmin(allocations, node.Spec.AdminClaims)} // and by pod what the kubelet has on record
@@ -341,7 +343,7 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		if name, known := names[pod.UID]; known {
 			of[name] = append(of[name], pod)
 			var one []Allocation
-			for _, id := range devices[pod.UID] {
+			for _, id := range m.devices[pod.UID] {
 				one = append(one, Allocation{Namespace: name.Namespace, Pod: name.Pod, Device: id})
 			}
 			allocated = append(allocated, one)
