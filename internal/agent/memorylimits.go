@@ -12,16 +12,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -104,17 +101,10 @@ func (m *MemoryLimiter) Register(mgr ctrl.Manager) error {
 	if err := m.metrics.registerLimits(registry.Registry); err != nil {
 		return err
 	}
-	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == m.node })
 	changes := make(chan event.GenericEvent)
-	err := ctrl.NewControllerManagedBy(mgr).Named(m.Name()).
-		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   2*limitsTimeout + reportTimeout, // it waits for a reconcile of the GPUs
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
-		}).
-		Complete(reconcile.AsReconciler(m.client, m))
+	err := onNode(mgr, m.Name(), m.node, controller.Options{ReconciliationTimeout: 2*limitsTimeout + reportTimeout}). // it waits for one of the GPUs
+																WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
+																Complete(reconcile.AsReconciler(m.client, m))
 	if err != nil {
 		return fmt.Errorf("registering the agent's memory limits: %w", err)
 	}

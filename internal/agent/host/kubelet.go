@@ -142,19 +142,15 @@ func (k Kubelet) Held(processes *Proc, containers Containers) ([]HeldDevice, err
 
 // pods are the IDs of the containers of which processes run, by the UID of the pod.
 func (p *Proc) pods() (map[string][]string, error) {
-	entries, err := fs.ReadDir(p.root.FS(), ".")
-	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
-	}
 	pods := map[string][]string{}
-	for _, entry := range entries {
-		cgroups, err := p.read(filepath.Join(entry.Name(), "cgroup"), maxStatus)
+	err := p.each(func(dir string, _ int) {
+		cgroups, err := p.read(filepath.Join(dir, "cgroup"), maxStatus)
 		if err != nil {
-			continue // no process, or one that is gone
+			return // it is gone
 		}
 		if pod, container := parseCgroups(string(cgroups)); pod != "" && !slices.Contains(pods[pod], container) {
 			pods[pod] = append(pods[pod], container)
 		}
-	}
-	return pods, nil
+	})
+	return pods, err
 }

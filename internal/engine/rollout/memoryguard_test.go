@@ -181,7 +181,7 @@ func TestTheAgentIsToldAtOnceWhoElseLimitsMemory(t *testing.T) {
 			c.hold(c.hosts["n0"], "train", 0, gpu.WholeGPU)
 			c.setSharing(mig(count("1g.5gb", 7)))
 		},
-		"and at rest": func(*site) {},
+		"and at rest":                           func(*site) {},
 		"with a policy that cannot be honoured": func(c *site) { c.setSharing(mig(count("1g.77gb", 7))) },
 	} {
 		t.Run(name, func(t *testing.T) {
