@@ -66,8 +66,7 @@ func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error)
 	return found, nil
 }
 
-// withInitContainers are GPUs with those as holders that the kubelet has on record, also init containers, for the last look before what needs
-// a GPU idle.
+// withInitContainers are GPUs with those too as holders that the kubelet has on record: the last look before what needs a GPU idle.
 func (t tools) withInitContainers(ctx context.Context, devices []gpu.Device) []gpu.Device {
 	if t.initContainers == nil {
 		return devices
@@ -76,13 +75,12 @@ func (t tools) withInitContainers(ctx context.Context, devices []gpu.Device) []g
 	if err != nil { // of another kubelet than those that are known: what it lists has to do
 		log(ctx).Info("What init containers hold is not known", "reason", err.Error())
 	}
-	var allocations []Allocation
-	for _, h := range held {
-		allocations = append(allocations, Allocation{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Device: h.Device})
-	}
 	devices = slices.Clone(devices)
-	for i := range devices {
-		devices[i].Holders = append(slices.Clip(devices[i].Holders), holdersOf(devices[i], allocations)...)
+	for i, d := range devices {
+		for _, h := range held {
+			one := []Allocation{{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Device: h.Device}}
+			devices[i].Holders = append(slices.Clip(devices[i].Holders), holdersOf(d, one)...)
+		}
 	}
 	return devices
 }
