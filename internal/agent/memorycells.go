@@ -179,7 +179,7 @@ func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map
 	kept := map[string]bool{}
 	for i := range pods {
 		p := &pods[i]
-		kept[p.name()+" "+p.GPU] = p.kept()
+		kept[p.name()+" "+p.GPU] = p.sliced && (len(p.cgroups) == 0 || p.Reason == v1alpha1.ReasonLimitFailed)
 		for _, pod := range p.cgroups {
 			for _, cgroup := range pod.All() {
 				wanted[cellKey(p.GPU, cgroup.ID)] = p.sliced && p.Bytes > 0

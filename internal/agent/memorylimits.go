@@ -293,11 +293,6 @@ type limitedPod struct {
 
 func (p *limitedPod) name() string { return p.Namespace + "/" + p.Pod }
 
-// kept reports whether nothing is known that would change the limit that the pod has.
-func (p *limitedPod) kept() bool {
-	return p.sliced && (len(p.cgroups) == 0 || p.Reason == v1alpha1.ReasonLimitFailed)
-}
-
 // holding is a pod that holds a GPU.
 type holding struct{ namespace, pod, gpu string }
 
