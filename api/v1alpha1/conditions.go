@@ -33,7 +33,7 @@ const (
 	// the guard does not report it for the generation that has the guard, nor one that has a GPU whose memory NVML does not report.
 	ConditionMemoryGuarded = "MemoryGuarded"
 	// ConditionMemoryLimited reports, on a GPUNode, whether the driver keeps every pod to its share of the memory of time-sliced GPUs. It is
-	// absent if no policy asks for that and no limit of the operator is left. It never makes a node not Ready.
+	// absent if no policy asks for that and no limit of the operator is left. Of its reasons only NotEnforced fails the change of a node.
 	ConditionMemoryLimited = "MemoryLimited"
 	// ConditionDiscovered reports whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
@@ -225,9 +225,9 @@ const (
 	ReasonAboveLimit = "AboveLimit"
 	// ReasonEarlierMemory: the pod ran before its limit was set, and the driver does not count what it had allocated before.
 	ReasonEarlierMemory = "EarlierMemory"
-	// ReasonCgroupNotFound: the control group of the pod was not found, or its name fits several.
+	// ReasonCgroupNotFound: the control group of the pod was not found.
 	ReasonCgroupNotFound = "CgroupNotFound"
-	// ReasonLimitFailed: the driver, or a file of the agent, refused; it is tried again.
+	// ReasonLimitFailed: the driver, or a file, refused; it is tried again.
 	ReasonLimitFailed = "LimitFailed"
 )
 

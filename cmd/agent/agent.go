@@ -46,6 +46,11 @@ func runAgent(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("opening the proc file system: %w", err)
 	}
+	root, err := os.OpenRoot(f.hostRoot)
+	if err != nil {
+		return fmt.Errorf("opening the root of the node's file system: %w", err)
+	}
+	containers := host.NewContainerLogs(root)
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	hardware := newHardware(f.drivers(), func() {
@@ -53,7 +58,7 @@ func runAgent(ctx context.Context, args []string) error {
 		end()
 	})
 	status := agent.NewStatusWriter(mgr.GetClient())
-	c, err := newController(f, mgr, status, proc, hardware)
+	c, err := newController(f, mgr, status, proc, containers, hardware)
 	if err != nil {
 		return err
 	}
@@ -72,11 +77,7 @@ func runAgent(ctx context.Context, args []string) error {
 	if err := agent.NewMemoryGuard(f.node, mgr.GetClient(), c.Usage, clock.RealClock{}).Register(mgr); err != nil {
 		return err
 	}
-	limits, err := newMemoryLimiter(f, c, processes)
-	if err != nil {
-		return err
-	}
-	if err := limits.Register(mgr); err != nil {
+	if err := newMemoryLimiter(f, c, processes, containers).Register(mgr); err != nil {
 		return err
 	}
 	if err := mgr.AddReadyzCheck("agent", c.Ready); err != nil {
@@ -146,15 +147,13 @@ func serveUsage(ctx context.Context, f agentFlags, mgr manager.Manager, c *agent
 }
 
 // newController connects the agent to the driver, the host and the kubelet.
-func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter, proc *os.Root, hardware gpu.Hardware) (*agent.Controller, error) {
+func newController(
+	f agentFlags, mgr manager.Manager, status *agent.StatusWriter, proc *os.Root, containers *host.ContainerLogs, hardware gpu.Hardware,
+) (*agent.Controller, error) {
 	processes := host.NewProc(proc)
 	boot, err := processes.ID()
 	if err != nil {
 		return nil, err
-	}
-	root, err := os.OpenRoot(f.hostRoot)
-	if err != nil {
-		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
 	}
 	control, err := newControl(f.hostFlags, proc)
 	if err != nil {
@@ -164,7 +163,6 @@ func newController(f agentFlags, mgr manager.Manager, status *agent.StatusWriter
 	if err != nil {
 		return nil, err
 	}
-	containers := host.NewContainerLogs(root)
 	return agent.New(agent.Config{
 		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: hardware,
 		Nodes: driver.NewDeviceNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
@@ -180,16 +178,12 @@ func (f *agentFlags) kubelet() host.Kubelet {
 }
 
 // newMemoryLimiter connects the memory limits to the host. Their record goes with a reboot, as all control groups do.
-func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc) (*agent.MemoryLimiter, error) {
-	root, err := os.OpenRoot(f.hostRoot)
-	if err != nil {
-		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
-	}
+func newMemoryLimiter(f agentFlags, c *agent.Controller, proc *host.Proc, containers *host.ContainerLogs) *agent.MemoryLimiter {
 	return agent.NewMemoryLimiter(c, agent.LimitSources{
-		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: host.NewContainerLogs(root).Pods,
+		Gate: f.memoryLimits, Cgroups: cgroups(), PodNames: containers.Pods,
 		Devices: f.kubelet().Devices, MemacctMode: proc.MemacctMode,
 		Record: host.RecordFile{Path: filepath.Join(f.mpsRoot, ".memory-limits", "record.json")}, PodLogs: host.PodLogFolder(f.hostRoot),
-	}), nil
+	})
 }
 
 // newRebooter reboots the node, where that is allowed.

@@ -173,11 +173,18 @@ func (n *node) reconcile() (reconcile.Result, error) {
 	return result, err
 }
 
+// reconciled makes a reconcile that succeeds.
+func (n *node) reconciled() reconcile.Result {
+	n.Helper()
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(HaveOccurred())
+	return result
+}
+
 // settle makes a reconcile that succeeds, and another that changes nothing.
 func (n *node) settle() {
 	n.Helper()
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.expectIdle()
 }
 
@@ -185,8 +192,7 @@ func (n *node) settle() {
 func (n *node) expectIdle() {
 	n.Helper()
 	api, hardware, version := n.writes, len(n.hardware.Writes()), n.get().ResourceVersion
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.writes-api).To(BeZero(), "API writes of a reconcile with nothing changed")
 	n.Expect(n.hardware.Writes()[hardware:]).To(BeEmpty(), "hardware writes of a reconcile with nothing changed")
 	n.Expect(n.get().ResourceVersion).To(Equal(version))

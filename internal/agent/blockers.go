@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -58,20 +59,28 @@ func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error)
 	if err != nil {
 		return nil, err
 	}
-	if found := plan.Blockers(s, now.devices); len(found) > 0 || l.initContainers == nil {
-		return found, nil
+	found := plan.Blockers(s, now.devices)
+	if len(found) == 0 {
+		found = plan.Blockers(s, l.withInitContainers(ctx, now.devices))
 	}
-	held, err := l.initContainers()
+	return found, nil
+}
+
+// withInitContainers are GPUs with those too as holders that the kubelet has on record: the last look before what needs a GPU idle.
+func (t tools) withInitContainers(ctx context.Context, devices []gpu.Device) []gpu.Device {
+	if t.initContainers == nil {
+		return devices
+	}
+	held, err := t.initContainers()
 	if err != nil { // of another kubelet than those that are known: what it lists has to do
 		log(ctx).Info("What init containers hold is not known", "reason", err.Error())
 	}
-	var allocations []Allocation
-	for _, h := range held {
-		allocations = append(allocations, Allocation{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Device: h.Device})
+	devices = slices.Clone(devices)
+	for i, d := range devices {
+		for _, h := range held {
+			one := []Allocation{{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Device: h.Device}}
+			devices[i].Holders = append(slices.Clip(devices[i].Holders), holdersOf(d, one)...)
+		}
 	}
-	devices := slices.Clone(now.devices)
-	for i := range devices {
-		devices[i].Holders = holdersOf(devices[i], allocations)
-	}
-	return plan.Blockers(s, devices), nil
+	return devices
 }

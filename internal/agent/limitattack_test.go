@@ -35,11 +35,17 @@ func (w *limitWorld) enforce() {
 	w.node.Spec.Memory = memoryLimit(v1alpha1.MemoryLimitEnforce)
 }
 
+// limitedTrain is a world in which a pod that runs with one replica is to be limited.
+func limitedTrain(t *testing.T, seed uint64) (*limitWorld, *limitPod) {
+	t.Helper()
+	w := newLimitWorld(t, seed, nil)
+	w.enforce()
+	return w, w.runs("train", 1)
+}
+
 // TestWhatIsRefusedIsTriedAgainInPeace: each look opens the driver, asks the kubelet twice, and writes a line for each pod.
 func TestWhatIsRefusedIsTriedAgainInPeace(t *testing.T) {
-	w := newLimitWorld(t, 3, map[string]int{})
-	w.runs("train", 1)
-	w.enforce()
+	w, _ := limitedTrain(t, 3)
 	w.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpSetMemoryLimit {
 			return errLimits
@@ -55,9 +61,7 @@ func TestWhatIsRefusedIsTriedAgainInPeace(t *testing.T) {
 // TestALimitOfAnotherProgramRightAfterOurs stays: the agent tries no other limit over it.
 func TestALimitOfAnotherProgramRightAfterOurs(t *testing.T) {
 	for seed := range uint64(2) {
-		w := newLimitWorld(t, 3+seed, map[string]int{})
-		w.runs("train", 1)
-		w.enforce()
+		w, _ := limitedTrain(t, 3+seed)
 		w.hardware.after = func(_, path string) bool {
 			w.hardware.Update(func(n *sim.Node) { w.must(n.SetMemoryLimit(w.gpus[0], path, 0, 7<<30+1, true)) })
 			w.foreign[w.gpus[0]+" "+path] = 7<<30 + 1
@@ -77,9 +81,7 @@ func TestALimitOfAnotherProgramRightAfterOurs(t *testing.T) {
 // TestAContainerKeepsNoInheritedLimit: on misc any new cgroup may have the address of one of ours that is gone, also that of a container
 // whose pod has no share.
 func TestAContainerKeepsNoInheritedLimit(t *testing.T) {
-	w := newLimitWorld(t, 1, map[string]int{})
-	first := w.runs("train", 1)
-	w.enforce()
+	w, first := limitedTrain(t, 1)
 	w.settle()
 	w.remove(first)
 	w.settle()
@@ -97,7 +99,7 @@ func TestAContainerKeepsNoInheritedLimit(t *testing.T) {
 
 // TestTheRecordIsOneAgents, also where it has been removed meanwhile.
 func TestTheRecordIsOneAgents(t *testing.T) {
-	w := newLimitWorld(t, 3, map[string]int{})
+	w := newLimitWorld(t, 3, nil)
 	unlock, err := w.record.Lock()
 	w.must(err)
 	w.must(w.record.Write([]byte("{}")))
@@ -117,14 +119,12 @@ func TestTheRecordIsOneAgents(t *testing.T) {
 
 // TestAPodAboveItsShareGetsItsLimitOnceItUsesLess, and is said to have none until then.
 func TestAPodAboveItsShareGetsItsLimitOnceItUsesLess(t *testing.T) {
-	w := newLimitWorld(t, 3, map[string]int{})
-	p := w.runs("train", 1)
+	w, p := limitedTrain(t, 3)
 	path := w.tree.pod(p.class, p.uid)
 	w.hardware.Update(func(n *sim.Node) {
 		w.must(n.StartProgram(w.gpus[0], gpu.Process{PID: 7, Name: "python3", Instance: gpu.WholeGPU}, p.containers[1]))
 		w.must(n.Allocate(w.gpus[0], 7, sim.DeviceMemory, 20<<30))
 	})
-	w.enforce()
 	w.settle()
 	if c := w.last.Condition; c.Reason != v1alpha1.ReasonAboveLimit || c.Status != "False" || w.last.After > 15*time.Second || w.limitOf(w.gpus[0], path) != sim.NoLimit {
 		t.Errorf("%s %s, looked at again after %s: %+v", c.Status, c.Reason, w.last.After, w.last.Status)
@@ -139,13 +139,37 @@ func TestAPodAboveItsShareGetsItsLimitOnceItUsesLess(t *testing.T) {
 
 // TestPodsAreLimitedWhereTheKubeletsRecordCannotBeRead: those that it lists.
 func TestPodsAreLimitedWhereTheKubeletsRecordCannotBeRead(t *testing.T) {
-	w := newLimitWorld(t, 3, map[string]int{})
-	w.runs("train", 1)
+	w, _ := limitedTrain(t, 3)
 	w.checkpoint()
 	w.must(os.WriteFile(filepath.Join(w.hostRoot, "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"), []byte(`{"Data":{"PodDeviceEntries":[{"DeviceIDs":["x"]}]}}`), 0o600))
-	w.enforce()
 	w.settle()
 	if w.last.Status.Limited != 1 {
 		t.Errorf("%+v", w.last)
+	}
+}
+
+// TestGPUsComeAndGo: one that is reported later, as after an upgrade of the driver, is looked at then. One that has fallen off the bus stays in the
+// last report, as the agent can make no other, and keeps none from its limit, nor from losing it.
+func TestGPUsComeAndGo(t *testing.T) {
+	w, p := limitedTrain(t, 3)
+	devices := w.node.Status.Devices
+	w.node.Status.Devices = nil
+	w.settle()
+	w.node.Status.Devices = devices
+	w.hardware.Update(func(n *sim.Node) { n.GPUs[0].Persistence = false })
+	w.settle()
+	if w.last.Condition.Reason != v1alpha1.ReasonNoPersistence {
+		t.Errorf("%+v", w.last)
+	}
+	w.hardware.Update(func(n *sim.Node) { n.GPUs[0].Persistence, n.GPUs = true, n.GPUs[:1] })
+	w.enforce()
+	w.settle()
+	if w.last.Condition.Status != "True" {
+		t.Errorf("%+v", w.last)
+	}
+	w.node.Spec.Memory = nil
+	w.settle()
+	if is := w.limitOf(w.gpus[0], w.tree.pod(p.class, p.uid)); is != sim.NoLimit {
+		t.Errorf("it has %d", is)
 	}
 }

@@ -69,6 +69,7 @@ func (w *limitWorld) happenings() (all []limitHappening) {
 		{5, limitHappening{"a call fails", w.callFails}},
 		{3, limitHappening{"the record cannot be written", w.recordFails}},
 		{5, limitHappening{"the kubelet lists no pods", w.kubeletRestarts}},
+		{3, limitHappening{"the kubelet's record cannot be read", w.recordOfKubeletBreaks}},
 		{3, limitHappening{"the device plugin advertises nothing", w.pluginRestarts}},
 		{50, limitHappening{"a new cgroup inherits a stale limit", w.inherit}},
 		{8, limitHappening{"a cgroup goes between look and set", w.vanishes}},
@@ -507,6 +508,21 @@ func (w *limitWorld) kubeletRestarts() bool {
 	w.settle()
 	w.held.advertised = advertised
 	w.allocated()
+	return true
+}
+
+// recordOfKubeletBreaks: only what the kubelet lists is known then, and what pods had before, so not whether all are limited.
+func (w *limitWorld) recordOfKubeletBreaks() bool {
+	path := filepath.Join(w.hostRoot, "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
+	content, err := os.ReadFile(path)
+	if err != nil || !w.settle() {
+		return false // it has allocated nothing yet, or the agent has not read it
+	}
+	w.must(os.WriteFile(path, content[:len(content)/2], 0o600))
+	if w.settle() && w.last.Condition != nil && w.last.Condition.Status == "True" {
+		w.fails("all pods are said to be limited, and which there are is not known")
+	}
+	w.must(os.WriteFile(path, content, 0o600))
 	return true
 }
 

@@ -142,7 +142,7 @@ func (c *limitCells) disinherit(ctx context.Context, pods []limitedPod, wanted m
 	for i := range pods {
 		for uuid := range c.record.Stale {
 			for _, pod := range pods[i].cgroups {
-				for _, cgroup := range append(pod.Inside(), pod.Cgroup) {
+				for _, cgroup := range pod.All() {
 					if !wanted[cellKey(uuid, cgroup.ID)] {
 						c.inherited(ctx, cell{pod: pods[i].name(), gpu: uuid, cgroup: cgroup})
 					}
@@ -169,28 +169,27 @@ func (c *limitCells) sample(ctx context.Context) {
 	}
 }
 
-// keeps are the cgroups on GPUs, by cellKey, that keep the limits of ours that they have, or get one. A pod that the
-// kubelet neither lists nor has on record keeps its own while it runs, and so does one of which too little is known.
+// keeps are the cgroups on GPUs, by cellKey, that keep the limits of ours that they have, or get one. One that is no pod's as far as the kubelet
+// lists pods or has them on record keeps its own while it runs, and so does a pod of which too little is known.
 func (c *limitCells) keeps(pods []limitedPod, mode v1alpha1.MemoryLimitMode) map[string]bool {
 	wanted := map[string]bool{}
 	if mode != v1alpha1.MemoryLimitEnforce {
 		return wanted
 	}
-	listed, kept := map[string]bool{}, map[string]bool{}
+	kept := map[string]bool{}
 	for i := range pods {
 		p := &pods[i]
-		listed[p.name()+" "+p.GPU] = true
-		kept[p.name()+" "+p.GPU] = p.kept()
-		for _, cgroup := range p.cgroups {
-			wanted[cellKey(p.GPU, cgroup.ID)] = p.sliced && p.Bytes > 0
-			for _, container := range cgroup.Inside() {
-				wanted[cellKey(p.GPU, container.ID)] = p.sliced && p.Bytes > 0
+		kept[p.name()+" "+p.GPU] = p.sliced && (len(p.cgroups) == 0 || p.Reason == v1alpha1.ReasonLimitFailed)
+		for _, pod := range p.cgroups {
+			for _, cgroup := range pod.All() {
+				wanted[cellKey(p.GPU, cgroup.ID)] = p.sliced && p.Bytes > 0
 			}
 		}
 	}
 	for _, r := range c.record.Limits {
-		key, pod := cellKey(r.GPU, r.ID), r.Pod+" "+r.GPU
-		wanted[key] = wanted[key] || kept[pod] || !listed[pod] && c.running[r.ID]
+		key := cellKey(r.GPU, r.ID)
+		is, known := wanted[key]
+		wanted[key] = is || kept[r.Pod+" "+r.GPU] || !known && c.running[r.ID]
 	}
 	return wanted
 }

@@ -12,16 +12,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -81,6 +78,8 @@ type MemoryLimiter struct {
 	memory   map[string]uint64    // of GPUs, in bytes
 	halted   bool                 // a limit did not read back: no further one is set
 	replicas map[string]int       // how often a GPU is advertised, as last seen
+	devices  map[string][]string  // that the kubelet had on record for pods, as last read
+	unread   error                // why not now
 	missing  map[string]time.Time // since when pods have no cgroup
 	running  map[string]bool      // IDs of the cgroups of containers, and of pods that have some
 	again    chan struct{}        // the watch looks for new directories
@@ -102,17 +101,10 @@ func (m *MemoryLimiter) Register(mgr ctrl.Manager) error {
 	if err := m.metrics.registerLimits(registry.Registry); err != nil {
 		return err
 	}
-	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == m.node })
 	changes := make(chan event.GenericEvent)
-	err := ctrl.NewControllerManagedBy(mgr).Named(m.Name()).
-		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: 1,
-			ReconciliationTimeout:   2*limitsTimeout + reportTimeout, // it waits for a reconcile of the GPUs
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
-		}).
-		Complete(reconcile.AsReconciler(m.client, m))
+	err := onNode(mgr, m.Name(), m.node, controller.Options{ReconciliationTimeout: 2*limitsTimeout + reportTimeout}). // it waits for one of the GPUs
+																WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
+																Complete(reconcile.AsReconciler(m.client, m))
 	if err != nil {
 		return fmt.Errorf("registering the agent's memory limits: %w", err)
 	}
@@ -247,14 +239,18 @@ func (m *MemoryLimiter) settle(ctx context.Context, node *v1alpha1.GPUNode, cont
 		return found, nil
 	}
 	is := memoryguard.LimitedCondition(mode, obstacle, found.Status)
-	is.ObservedGeneration = node.Generation
+	if is.ObservedGeneration = node.Generation; m.unread != nil && is.Status == metav1.ConditionTrue {
+		is.Status, is.Reason = metav1.ConditionFalse, v1alpha1.ReasonLimitFailed
+		is.Message += "; what init containers of new pods alone have is not: " + m.unread.Error()
+	}
 	found.Condition = &is
 	return found, nil
 }
 
 // look finds out about the node what changes seldom.
 func (m *MemoryLimiter) look(ctx context.Context, node *v1alpha1.GPUNode, recorded bool) {
-	known := m.facts.Version != "" || !m.facts.Unified
+	comes := func(d v1alpha1.DeviceStatus) bool { _, is := m.memory[d.UUID]; return !is }
+	known := (m.facts.Version != "" || !m.facts.Unified) && !slices.ContainsFunc(node.Status.Devices, comes)
 	if known && m.of == node.Generation && !m.full.IsZero() && m.clock.Since(m.full) < limitsFull {
 		return
 	}
@@ -297,11 +293,6 @@ type limitedPod struct {
 
 func (p *limitedPod) name() string { return p.Namespace + "/" + p.Pod }
 
-// kept reports whether nothing is known that would change the limit that the pod has.
-func (p *limitedPod) kept() bool {
-	return p.sliced && (len(p.cgroups) == 0 || p.Reason == v1alpha1.ReasonLimitFailed)
-}
-
 // holding is a pod that holds a GPU.
 type holding struct{ namespace, pod, gpu string }
 
@@ -323,8 +314,8 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		return nil, err
 	}
 	devices, err := m.Devices()
-	if err != nil {
-		log(ctx).Info("Replicas that init containers alone have are not limited", "reason", err.Error())
+	if m.unread = err; err == nil {
+		m.devices = devices
 	}
 	m.running = map[string]bool{}
 	of := map[host.ContainerName][]host.PodCgroup{}
@@ -337,7 +328,7 @@ func (m *MemoryLimiter) pods(ctx context.Context, node *v1alpha1.GPUNode) ([]lim
 		if name, known := names[pod.UID]; known {
 			of[name] = append(of[name], pod)
 			var one []Allocation
-			for _, id := range devices[pod.UID] {
+			for _, id := range m.devices[pod.UID] {
 				one = append(one, Allocation{Namespace: name.Namespace, Pod: name.Pod, Device: id})
 			}
 			allocated = append(allocated, one)

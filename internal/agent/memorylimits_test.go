@@ -88,12 +88,6 @@ func (l *limited) ask(memory *v1alpha1.TimeSlicedMemory) time.Duration {
 	return after
 }
 
-func (l *limited) reconciled() {
-	l.Helper()
-	_, err := l.node.reconcile()
-	l.Expect(err).NotTo(gomega.HaveOccurred())
-}
-
 func (l *limited) look() time.Duration {
 	l.Helper()
 	result, err := l.limiter.Reconcile(l.Context(), l.get())

@@ -72,6 +72,9 @@ func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *re
 	if read {
 		o.reboot = rebootFor(node.Spec.Reboot, c.bootID, *o, r.observed.devices)
 	}
+	if o.reboot.now {
+		o.reboot = rebootFor(node.Spec.Reboot, c.bootID, *o, c.withInitContainers(ctx, r.observed.devices))
+	}
 	if !o.reboot.now {
 		return nil
 	}

@@ -22,8 +22,7 @@ func inVM(s scenario) *node {
 	n := s.node("", sim.A100, sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.GPUs[0].NoReset, h.GPUs[1].NoReset = true, true })
 	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(n.get().Status.CanReboot).To(BeTrue())
 	n.again()
@@ -35,8 +34,7 @@ func inVM(s scenario) *node {
 func (n *node) again() {
 	n.Helper()
 	writes := n.writes
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.writes - writes).To(BeZero())
 }
 
@@ -58,8 +56,7 @@ func rebootsOnce(s scenario) {
 		boot()
 	}
 	n.permit("boot-1")
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.rebooter.Requested()).To(Equal(1))
 	c, _ := condition.Find(before.Status.Conditions, v1alpha1.ConditionApplied)
 	n.Expect(c.Reason).To(Equal(v1alpha1.ReasonRebooting), "written before the node went down")
@@ -87,8 +84,7 @@ func rebootFails(s scenario) {
 
 	n.restartAgent()
 	n.rebooter.Fail(nil)
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.rebooter.Requested()).To(Equal(2))
 	n.restartAgent()
 	n.settle()
@@ -103,11 +99,9 @@ func rebootInVain(s scenario) {
 		boot()
 	}
 	n.permit("boot-1")
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.restartAgent()
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	message := n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
 	n.Expect(message).To(ContainSubstring("it was rebooted, and the MIG mode has not changed all the same"))
 	n.again()
@@ -123,8 +117,7 @@ func rebootWaits(s scenario) {
 	n.processes.Set(7, host.Process{Name: gpu.MPSServer, HostPIDs: true})
 	n.allocations.hold("train-0", n.uuid(1))
 	n.permit("boot-1")
-	result, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	result := n.reconciled()
 	n.Expect(n.rebooter.Requested()).To(BeZero())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(message).To(And(
@@ -133,14 +126,18 @@ func rebootWaits(s scenario) {
 	n.Expect(result.RequeueAfter).To(BeNumerically("<", resync))
 
 	n.allocations.hold("train-1", n.uuid(0))
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	message = n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(message).To(ContainSubstring("pod ml/train-1 on GPU 0"), "the mode waits for the reboot as before")
 
 	n.allocations.free()
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.inits = []host.HeldDevice{{ContainerName: host.ContainerName{Namespace: "ml", Pod: "train-2", Container: "fetch"}, Device: n.uuid(1)}}
+	n.reconciled()
+	message = n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
+	n.Expect(message).To(ContainSubstring("container fetch of pod ml/train-2 on GPU 1"), "which the kubelet lists for nobody")
+
+	n.inits = nil
+	n.reconciled()
 	n.Expect(n.rebooter.Requested()).To(Equal(1))
 }
 
@@ -148,8 +145,7 @@ func rebootNotAllowed(s scenario) {
 	n := inVM(s)
 	n.rebooter.Refuse(errors.New("it was started without --allow-reboot"))
 	n.permit("boot-1")
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.again()
 	n.Expect(n.get().Status.CanReboot).To(BeFalse())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)

@@ -144,8 +144,7 @@ func tellsOnce(s scenario) {
 
 	request("second")
 	writes, before := n.writes, seen()
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	look()
 	n.Expect(n.writes).To(Equal(writes), "the configuration is on its way")
 	proc.project(pluginPod, "second")
@@ -156,19 +155,16 @@ func tellsOnce(s scenario) {
 	n.Expect(seen()).To(BeNumerically(">", before))
 
 	request("third")
-	result, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	result := n.reconciled()
 	n.Expect(n.writes).To(Equal(writes + 1))
 	<-n.clock.After(result.RequeueAfter)
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.writes).To(Equal(writes+2), "no configuration comes, and the controller must know all the same that the spec was seen")
 	n.Expect(seen()).To(Equal(n.get().Generation))
 
 	request("fourth")
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 7, Name: "python", Instance: gpu.WholeGPU})).To(Succeed())
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.writes).To(Equal(writes+3), "news does not wait")
 }
 
@@ -262,8 +258,7 @@ func waitsForHolder(s scenario) {
 	held := n.device(0).State.Instances[1]
 	n.allocations.hold("notebook-0", held.UUID)
 	n.specify(mig(n.uuid(0), instances("7g.40gb", 1)))
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(ContainSubstring("waiting for container main of pod ml/notebook-0 to leave it"))
 	n.Expect(n.device(0).State.Instances).To(ContainElement(held))
@@ -278,8 +273,7 @@ func waitsForInitContainer(s scenario) {
 	n.Expect(n.hardware.CreateInstance(s.Context(), n.uuid(0), "7g.40gb", gpu.Placement{Size: 8})).To(Succeed())
 	held := n.device(0).State.Instances[0]
 	n.inits = []host.HeldDevice{{ContainerName: host.ContainerName{Namespace: "ml", Pod: "train-0", Container: "fetch"}, Device: held.UUID}}
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(ContainSubstring("waiting for container fetch of pod ml/train-0 to leave it"))
 	n.Expect(n.device(0).State.Instances).To(Equal([]gpu.Instance{held}))
@@ -293,8 +287,7 @@ func waitsForClaim(s scenario) {
 	n.allocations.claim("notebook-0")
 	before := n.device(0).State.Instances
 	n.specify(mig(n.uuid(0), instances("7g.40gb", 1)))
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(ContainSubstring("pod ml/notebook-0"))
 	n.Expect(n.device(0).State.Instances).To(Equal(before))
@@ -399,8 +392,7 @@ func leavesToOthers(s scenario) {
 	writes := len(n.hardware.Writes())
 	for range 3 {
 		n.clock.Step(time.Minute)
-		_, err := n.reconcile()
-		n.Expect(err).NotTo(HaveOccurred())
+		n.reconciled()
 	}
 	message := n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonChangedByOthers)
 	n.Expect(message).To(And(ContainSubstring("GPU 0"), ContainSubstring("now in MIG mode without instances"),
@@ -692,8 +684,7 @@ func showsUsers(s scenario) {
 	}))
 	n.expectReady()
 	n.allocations.free()
-	result, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	result := n.reconciled()
 	n.Expect(result.RequeueAfter).To(Equal(5*time.Second), "no event tells that a process has followed its container")
 	n.hardware.RemoveProcess(11)
 	n.settle()
@@ -743,8 +734,7 @@ func mpsComesAndGoes(s scenario) {
 	n.daemons.End(waiting)
 
 	n.specify(whole(n.uuid(0)), whole(n.uuid(1)))
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(ContainSubstring("stop MPS for nvidia.com/gpu: waiting for container main of pod ml/client to leave it"))
 	n.allocations.free()
@@ -802,8 +792,7 @@ func mpsExternal(s scenario) {
 	n.Expect(n.get().Status.Devices[0].Sharing.MPS.Owner).To(Equal(v1alpha1.MPSDaemonOwnerNVIDIA))
 
 	n.specify(whole(n.uuid(0)))
-	result, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	result := n.reconciled()
 	n.Expect(result.RequeueAfter).To(BeNumerically("<", resync))
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).
 		To(ContainSubstring("GPU 0 ("))
@@ -869,8 +858,7 @@ func aNameIsNoMPSServer(s scenario) {
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 11, Name: gpu.MPSServer, MPSServer: true, Instance: gpu.WholeGPU})).To(Succeed())
 	n.processes.Set(11, host.Process{Name: gpu.MPSServer, PodUID: "uid-1"})
 	n.specify(whole(n.uuid(0)))
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).To(ContainSubstring("stop MPS"))
 	n.Expect(n.get().Status.Devices[0].Processes).To(ConsistOf(v1alpha1.ProcessStatus{
 		PID: 11, Name: "nvidia-cuda-mps-server (by its own account)", PodUID: "uid-1",
@@ -916,8 +904,7 @@ func mpsKeepsTheComputeMode(s scenario) {
 	n.hardware.Update(func(s *sim.Node) { s.Forgets = true })
 	n.specify(shared(n.uuid(0), 10, 1510))
 	for range 3 {
-		_, err := n.reconcile()
-		n.Expect(err).NotTo(HaveOccurred())
+		n.reconciled()
 	}
 	n.Expect(n.setsExclusive()).To(Equal(1))
 	n.Expect(n.device(0).State.ComputeMode).To(Equal(gpu.ComputeExclusiveProcess), "it is there for the first client")
@@ -960,8 +947,7 @@ func mpsCannotKeepTheComputeMode(s scenario) {
 	}
 	n.specify(shared(n.uuid(0), 10, 1510))
 	for range 3 {
-		_, err := n.reconcile()
-		n.Expect(err).NotTo(HaveOccurred())
+		n.reconciled()
 	}
 	n.Expect(n.setsExclusive()).To(Equal(1))
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied)).

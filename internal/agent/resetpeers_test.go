@@ -24,8 +24,7 @@ func resetsTogether(s scenario) {
 	n.Expect(err).NotTo(HaveOccurred(), "it is no failure")
 	n.Expect(n.get().Status.Devices[0].ResetPeers).To(Equal([]string{n.uuid(1)}), "which the controller drains")
 
-	_, err = n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	message := n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
 	n.Expect(message).To(ContainSubstring("ml/train"), "a pod on the other GPU")
 
@@ -41,8 +40,7 @@ func namesModule(s scenario) {
 	n := s.node("", sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.DRM = true })
 	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
-	_, err := n.reconcile()
-	n.Expect(err).NotTo(HaveOccurred())
+	n.reconciled()
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
 	n.Expect(message).To(ContainSubstring("the kernel module nvidia_drm keeps the GPU open: unload it on the node (modprobe -r nvidia_drm)"))
 

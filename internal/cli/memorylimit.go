@@ -6,7 +6,6 @@ package cli
 import (
 	"cmp"
 	"fmt"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -42,14 +41,17 @@ func limitFor(n *v1alpha1.GPUNode, pod, namespace, uuid string) (mib int64, limi
 	if n.Spec.Memory.Limited() != v1alpha1.MemoryLimitEnforce {
 		return 0, false
 	}
-	i := slices.IndexFunc(n.Status.MemoryLimits.Pods, func(p v1alpha1.PodMemoryLimit) bool {
-		return p.Namespace == namespace && p.PodName == pod && p.DeviceUUID == uuid
-	})
-	if i < 0 {
-		return 0, condition.IsTrue(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
+	first := -1 // that is limited: those without a limit come before
+	for i, p := range n.Status.MemoryLimits.Pods {
+		if p.Namespace == namespace && p.PodName == pod && p.DeviceUUID == uuid {
+			return p.LimitBytes >> 20, p.Reason == ""
+		}
+		if first < 0 && p.Reason == "" {
+			first = i
+		}
 	}
-	p := n.Status.MemoryLimits.Pods[i]
-	return p.LimitBytes >> 20, p.Reason == ""
+	more := first >= 0 && int(n.Status.MemoryLimits.Limited) > len(n.Status.MemoryLimits.Pods)-first
+	return 0, more || condition.IsTrue(n.Status.Conditions, v1alpha1.ConditionMemoryLimited)
 }
 
 // timeSliced says what a pod has of a time-sliced GPU.

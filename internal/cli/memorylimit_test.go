@@ -60,6 +60,8 @@ func TestWhySaysWhatTheDriverLetsAPodHave(t *testing.T) {
 	g.Expect(said("train")).To(Equal(turns + "the driver lets its pod have 4.0 GiB of the 15.0 GiB; an allocation beyond that fails with CUDA_ERROR_OUT_OF_MEMORY"))
 	g.Expect(said("foreign")).To(Equal(turns + "nothing limits what one takes of the 15.0 GiB"))
 	g.Expect(said("unlisted")).To(Equal(turns + "nothing limits what one takes of the 15.0 GiB"))
+	n.Status.MemoryLimits.Limited = 40
+	g.Expect(said("unlisted")).To(Equal(turns+"the driver limits what its pod takes of the 15.0 GiB"), "those without a limit are listed first")
 	n.Status.Conditions[0].Status = metav1.ConditionTrue
 	g.Expect(said("unlisted")).To(Equal(turns+"the driver limits what its pod takes of the 15.0 GiB"), "the report holds the first pods alone")
 	n.Spec.Memory.Limit = v1alpha1.MemoryLimitReport

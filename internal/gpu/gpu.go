@@ -84,7 +84,7 @@ type Sharer interface {
 // MemoryLimiter limits the memory that the processes of a cgroup, and of those below it, allocate on a GPU. A cgroup is
 // the full path of its directory.
 type MemoryLimiter interface {
-	// LimitsMemory finds out whether the driver can, without a write.
+	// LimitsMemory finds out whether the driver can, without a write. GPUs that are gone do not count.
 	LimitsMemory(ctx context.Context, uuids ...string) (MemoryLimitSupport, error)
 	// MemoryLimit reads a limit. ErrNotSupported: the driver has none or, in its own table (misc), none for this cgroup.
 	// ErrGone: there is no such cgroup, or none with the controller's files.

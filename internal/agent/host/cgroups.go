@@ -40,6 +40,9 @@ type PodCgroup struct {
 // Inside are the cgroups of containers, and those below.
 func (p PodCgroup) Inside() []Cgroup { return slices.Concat(p.Containers, p.Inner) }
 
+// All are these and the pod's own.
+func (p PodCgroup) All() []Cgroup { return append(p.Inside(), p.Cgroup) }
+
 // Begun reports whether a container may have begun, beside the sandbox.
 func (p PodCgroup) Begun() bool {
 	return len(p.Containers) > 1 || len(p.Containers) == 1 && strings.HasPrefix(filepath.Base(p.Containers[0].Path), "crio-")

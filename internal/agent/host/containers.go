@@ -16,8 +16,8 @@ type ContainerName struct{ Namespace, Pod, Container string }
 
 // Containers names the containers of the node.
 type Containers interface {
-	// Names are the containers by the ID that the container runtime gives them, also those that have ended a while ago,
-	// and the pods by their UID, without a container, for those whose ID is not known.
+	// Names are the containers by the ID that the container runtime gives them and by <UID of the pod>/<name>, also those
+	// that have ended a while ago, and the pods by their UID, without a container, for those whose ID is not known.
 	Names() (map[string]ContainerName, error)
 }
 
@@ -45,25 +45,29 @@ var containerLog = regexp.MustCompile(`^([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.
 
 // podLogs is where such a link leads: …/<namespace>_<pod>_<uid>/<container>/<number>.log. The kubelet cuts the name of
 // the link after 251 characters, and with it the ID of a container whose pod has a long name, but not this.
-var podLogs = regexp.MustCompile(`/([^_/]+)_([^_/]+)_([^_/]+)/[^/]+/[^/]+$`)
+var podLogs = regexp.MustCompile(`/([^_/]+)_([^_/]+)_([^_/]+)/([^/]+)/[^/]+$`)
 
 // Names implements Containers.
 func (l *ContainerLogs) Names() (map[string]ContainerName, error) {
-	links, err := fs.ReadDir(l.root.FS(), containerLogs)
-	if errors.Is(err, fs.ErrNotExist) { // no container has run yet
-		return nil, nil
-	}
+	names, err := l.Pods()
 	if err != nil {
+		return nil, err
+	}
+	links, err := fs.ReadDir(l.root.FS(), containerLogs)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no container has run yet
 		return nil, fmt.Errorf("listing the logs of containers: %w", err)
 	}
-	names := make(map[string]ContainerName, 2*len(links))
 	for _, link := range links {
 		target, _ := l.root.Readlink(containerLogs + "/" + link.Name()) // one that is gone leads nowhere
-		if m := podLogs.FindStringSubmatch(target); m != nil {
-			names[m[3]] = ContainerName{Namespace: m[1], Pod: m[2]}
+		pod, id := podLogs.FindStringSubmatch(target), containerLog.FindStringSubmatch(link.Name())
+		if pod != nil {
+			names[pod[3]] = ContainerName{Namespace: pod[1], Pod: pod[2]}
 		}
-		if m := containerLog.FindStringSubmatch(link.Name()); m != nil {
-			names[m[4]] = ContainerName{Pod: m[1], Namespace: m[2], Container: m[3]}
+		if id != nil {
+			names[id[4]] = ContainerName{Pod: id[1], Namespace: id[2], Container: id[3]}
+		}
+		if pod != nil && id != nil {
+			names[pod[3]+"/"+pod[4]] = names[id[4]]
 		}
 	}
 	return names, nil

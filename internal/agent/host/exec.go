@@ -127,18 +127,27 @@ type Programs interface {
 
 // Running implements Programs.
 func (p *Proc) Running(program string) ([]int, error) {
-	entries, err := fs.ReadDir(p.root.FS(), ".")
-	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
-	}
 	var pids []int
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err == nil && p.comm(entry.Name()) == program {
+	err := p.each(func(dir string, pid int) {
+		if p.comm(dir) == program {
 			pids = append(pids, pid)
 		}
+	})
+	return pids, err
+}
+
+// each goes over the processes.
+func (p *Proc) each(do func(dir string, pid int)) error {
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return fmt.Errorf("listing processes: %w", err)
 	}
-	return pids, nil
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil {
+			do(entry.Name(), pid)
+		}
+	}
+	return nil
 }
 
 // program is the base name of the first argument of a process; empty for a kernel thread and one that is gone.

@@ -109,7 +109,7 @@ type HeldDevice struct {
 	Device string
 }
 
-// Held are what is recorded for containers that run. One of which only the pod is known runs as long as that.
+// Held are what is recorded for containers that run, or may be about to. One that has no known ID yet does as long as its pod runs.
 func (k Kubelet) Held(processes *Proc, containers Containers) ([]HeldDevice, error) {
 	entries, err := k.recorded()
 	if err != nil || len(entries) == 0 {
@@ -126,10 +126,9 @@ func (k Kubelet) Held(processes *Proc, containers Containers) ([]HeldDevice, err
 	var held []HeldDevice
 	for _, entry := range entries {
 		ids, name := running[entry.PodUID], names[entry.PodUID]
-		known := func(id string) bool { return names[id].Container != "" }
-		is := func(id string) bool { return names[id].Container == entry.ContainerName }
 		name.Container = entry.ContainerName
-		if len(ids) == 0 || slices.ContainsFunc(ids, known) && !slices.ContainsFunc(ids, is) {
+		_, known := names[entry.PodUID+"/"+entry.ContainerName]
+		if len(ids) == 0 || known && !slices.ContainsFunc(ids, func(id string) bool { return names[id] == name }) {
 			continue
 		}
 		for _, devices := range entry.DeviceIDs {
@@ -143,19 +142,15 @@ func (k Kubelet) Held(processes *Proc, containers Containers) ([]HeldDevice, err
 
 // pods are the IDs of the containers of which processes run, by the UID of the pod.
 func (p *Proc) pods() (map[string][]string, error) {
-	entries, err := fs.ReadDir(p.root.FS(), ".")
-	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
-	}
 	pods := map[string][]string{}
-	for _, entry := range entries {
-		cgroups, err := p.read(filepath.Join(entry.Name(), "cgroup"), maxStatus)
+	err := p.each(func(dir string, _ int) {
+		cgroups, err := p.read(filepath.Join(dir, "cgroup"), maxStatus)
 		if err != nil {
-			continue // no process, or one that is gone
+			return // it is gone
 		}
 		if pod, container := parseCgroups(string(cgroups)); pod != "" && !slices.Contains(pods[pod], container) {
 			pods[pod] = append(pods[pod], container)
 		}
-	}
-	return pods, nil
+	})
+	return pods, err
 }

@@ -206,9 +206,7 @@ func TestNoProcessKeepsItsObserversWaiting(t *testing.T) {
 func TestAProcessIsReadAgainOnceOthersDoNotKeepTheirMemory(t *testing.T) {
 	g := NewWithT(t)
 	dir := t.TempDir()
-	root, err := os.OpenRoot(dir)
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = root.Close() })
+	root := openRoot(t, dir)
 	proc, environ := host.NewProc(root), func(pid int) string { return filepath.Join(dir, strconv.Itoa(pid), "environ") }
 	g.Expect(os.Mkdir(filepath.Join(dir, "1"), 0o700)).To(Succeed())
 	g.Expect(os.WriteFile(environ(1), []byte("A=B\x00"), 0o600)).To(Succeed())

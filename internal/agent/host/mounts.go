@@ -6,10 +6,8 @@ package host
 import (
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 )
 
@@ -74,21 +72,13 @@ func (p *Proc) Mounted(folders ...string) (map[string][]int, error) {
 			wanted[m] = folder
 		}
 	}
-	entries, err := fs.ReadDir(p.root.FS(), ".")
-	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
-	}
 	found, seen := map[string][]int{}, map[string][]string{}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		for _, folder := range p.mountedBy(entry.Name(), wanted, seen) {
+	err = p.each(func(dir string, pid int) {
+		for _, folder := range p.mountedBy(dir, wanted, seen) {
 			found[folder] = append(found[folder], pid)
 		}
-	}
-	return found, nil
+	})
+	return found, err
 }
 
 // mountedBy are the wanted folders that a process has mounted. A process that is gone has none. seen holds what was

@@ -100,9 +100,7 @@ func TestBootID(t *testing.T) {
 
 func TestProcOfThisMachine(t *testing.T) {
 	g := NewWithT(t)
-	root, err := os.OpenRoot("/proc")
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = root.Close() })
+	root := openRoot(t, "/proc")
 	proc := host.NewProc(root)
 	g.Expect(proc.Describe(os.Getpid()).Name).To(Equal(filepath.Base(os.Args[0])))
 	id, err := proc.ID()
@@ -130,9 +128,7 @@ func newProc(t *testing.T, files map[string]string) *host.Proc {
 
 func TestAProcessIsKilledByItsPID(t *testing.T) {
 	g := NewWithT(t)
-	root, err := os.OpenRoot("/proc")
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = root.Close() })
+	root := openRoot(t, "/proc")
 	proc := host.NewProc(root)
 	sleep := exec.CommandContext(t.Context(), "sleep", "1h")
 	g.Expect(sleep.Start()).To(Succeed())
@@ -143,4 +139,15 @@ func TestAProcessIsKilledByItsPID(t *testing.T) {
 	g.Expect(sleep.Wait()).To(MatchError("signal: killed"))
 	g.Expect(proc.Arguments(pid)).To(BeEmpty())
 	g.Expect(proc.Kill(pid)).To(Succeed(), "one that is gone is no error")
+}
+
+// openRoot opens a folder for as long as a test takes.
+func openRoot(t *testing.T, folder string) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	return root
 }

@@ -5,8 +5,6 @@ package host
 
 import (
 	"bytes"
-	"fmt"
-	"io/fs"
 	"path"
 	"strconv"
 	"strings"
@@ -54,21 +52,16 @@ func (p *Proc) Privileged(pid int) bool {
 
 // WithVariable implements Users.
 func (p *Proc) WithVariable(name string) (map[int]string, error) {
-	entries, err := fs.ReadDir(p.root.FS(), ".")
-	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
-	}
 	found := map[int]string{}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || !p.inOwnPIDs(entry.Name()) {
-			continue
+	err := p.each(func(dir string, pid int) {
+		if !p.inOwnPIDs(dir) {
+			return
 		}
-		if value, given := p.variable(entry.Name(), name); given {
+		if value, given := p.variable(dir, name); given {
 			found[pid] = value
 		}
-	}
-	return found, nil
+	})
+	return found, err
 }
 
 // variable looks for one variable without a copy of all: it is asked of every process of the node.

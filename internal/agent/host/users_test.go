@@ -45,8 +45,6 @@ func proc(t *testing.T, files map[string]string) *host.Proc {
 		g.Expect(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o750)).To(Succeed())
 		g.Expect(os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600)).To(Succeed())
 	}
-	root, err := os.OpenRoot(dir)
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = root.Close() })
+	root := openRoot(t, dir)
 	return host.NewProc(root)
 }

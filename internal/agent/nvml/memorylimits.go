@@ -5,6 +5,7 @@ package nvml
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -31,6 +32,9 @@ func (h *Hardware) LimitsMemory(ctx context.Context, uuids ...string) (gpu.Memor
 		support.Version = version
 		for _, uuid := range uuids {
 			d, err := h.device(uuid)
+			if errors.Is(err, gpu.ErrGone) {
+				continue
+			}
 			if err != nil {
 				return err
 			}

@@ -44,7 +44,8 @@ func limitAndPrint(library string) int {
 	h := nvml.New(nvml.Options{Library: library})
 	var a limitAnswer
 	var err error
-	if a.Support, err = h.LimitsMemory(ctx, uuid); err != nil {
+	const lost = "GPU-00000000-0000-0000-0000-000000000000"
+	if a.Support, err = h.LimitsMemory(ctx, lost, uuid); err != nil {
 		a.Error = err.Error()
 	}
 	if err = h.SetMemoryLimit(ctx, uuid, cgroup, 0, 1<<30); err != nil {

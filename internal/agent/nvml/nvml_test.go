@@ -57,8 +57,7 @@ func TestNVMLTellsWhatIsSoOfEveryModel(t *testing.T) {
 func expectSame(t *testing.T, h *nvml.Hardware) {
 	t.Helper()
 	g := NewWithT(t)
-	seen, err := h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	seen := observed(t, h)
 	n, err := driver(t).Node()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(seen).To(Equal(n.Observe()))
@@ -67,12 +66,10 @@ func expectSame(t *testing.T, h *nvml.Hardware) {
 func TestAnotherProcessSeesTheSame(t *testing.T) {
 	g := NewWithT(t)
 	h := on(t, sim.A100, sim.T4)
-	inv, err := h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	inv := observed(t, h)
 	g.Expect(h.SetMIG(t.Context(), inv.Devices[0].UUID, true)).To(Succeed())
 	g.Expect(h.CreateInstance(t.Context(), inv.Devices[0].UUID, "3g.20gb", gpu.Placement{Start: 4, Size: 4})).To(Succeed())
-	inv, err = h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	inv = observed(t, h)
 
 	self, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
@@ -88,15 +85,14 @@ func TestAnotherProcessSeesTheSame(t *testing.T) {
 func TestACallThatHangsHoldsNobodyLongerThanItsContext(t *testing.T) {
 	g := NewWithT(t)
 	h := on(t, sim.A100)
-	inv, err := h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	inv := observed(t, h)
 	uuid := inv.Devices[0].UUID
 	hang := simdriver.Fault{Call: "nvmlDeviceGetHandleByUUID", Hang: 3 * time.Second, Times: 1}
 	g.Expect(driver(t).AddFault(hang)).To(Succeed())
 
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	err = h.SetMIG(ctx, uuid, true)
+	err := h.SetMIG(ctx, uuid, true)
 	g.Expect(err).To(MatchError(context.DeadlineExceeded))
 	g.Expect(err).To(MatchError(ContainSubstring("setting MIG mode true on GPU " + uuid + ": NVML has not returned")))
 	g.Expect(h.Close()).To(MatchError(gpu.ErrBusy))
@@ -106,8 +102,7 @@ func TestACallThatHangsHoldsNobodyLongerThanItsContext(t *testing.T) {
 	_, err = h.Observe(ctx)
 	g.Expect(err).To(MatchError(ContainSubstring("waiting for an earlier NVML operation to return")))
 
-	inv, err = h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	inv = observed(t, h)
 	g.Expect(inv.Devices[0].PendingMIG).To(BeFalse(), "what was abandoned before its write does not write")
 }
 
@@ -143,10 +138,9 @@ func TestReturnsBecomeSentinels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			h := on(t, sim.A100)
-			inv, err := h.Observe(t.Context())
-			g.Expect(err).NotTo(HaveOccurred())
+			inv := observed(t, h)
 			g.Expect(driver(t).AddFault(simdriver.Fault{Call: "nvmlDeviceSetMigMode", Return: c.ret, Times: 1})).To(Succeed())
-			err = h.SetMIG(t.Context(), inv.Devices[0].UUID, true)
+			err := h.SetMIG(t.Context(), inv.Devices[0].UUID, true)
 			g.Expect(err).To(MatchError(ContainSubstring(c.text)))
 			if c.want != nil {
 				g.Expect(err).To(MatchError(c.want))
@@ -168,13 +162,12 @@ func TestAnObservationIsWholeOrFails(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			g := NewWithT(t)
 			h := on(t, sim.H100)
-			inv, err := h.Observe(t.Context())
-			g.Expect(err).NotTo(HaveOccurred())
+			inv := observed(t, h)
 			g.Expect(h.SetMIG(t.Context(), inv.Devices[0].UUID, true)).To(Succeed())
 			g.Expect(h.CreateInstance(t.Context(), inv.Devices[0].UUID, "1g.10gb", gpu.Placement{Size: 1})).To(Succeed())
 			g.Expect(h.Close()).To(Succeed())
 			g.Expect(driver(t).AddFault(simdriver.Fault{Call: call, Return: sim.Unknown, Times: 1})).To(Succeed())
-			_, err = h.Observe(t.Context())
+			_, err := h.Observe(t.Context())
 			g.Expect(err).To(MatchError(ContainSubstring(call + ": ERROR_UNKNOWN")))
 			expectSame(t, h)
 		})
@@ -203,8 +196,7 @@ func must[T any](value T, err error) T {
 func TestAGPUOfUnknownMemory(t *testing.T) {
 	g := NewWithT(t)
 	h := on(t, sim.GB10, sim.T4)
-	inv, err := h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	inv := observed(t, h)
 	g.Expect(inv.Devices[0].MemoryMiB).To(BeZero())
 	g.Expect(inv.Devices[0].Product).To(Equal("NVIDIA GB10"))
 	g.Expect(inv.Devices[1].MemoryMiB).To(Equal(int64(15360)))
@@ -214,8 +206,7 @@ func TestAGPUOfUnknownMemory(t *testing.T) {
 func TestANodeWithoutAGPUThatNVMLKnows(t *testing.T) {
 	g := NewWithT(t)
 	h := on(t)
-	inv, err := h.Observe(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	inv := observed(t, h)
 	g.Expect(inv.Devices).To(BeEmpty())
 }
 
@@ -239,8 +230,7 @@ func TestEarlyR535DriversTellWrongProcesses(t *testing.T) {
 			for _, p := range processes {
 				g.Expect(driver(t).AddProcess(uuid, p)).To(Succeed())
 			}
-			inv, err := h.Observe(t.Context())
-			g.Expect(err).NotTo(HaveOccurred())
+			inv := observed(t, h)
 			g.Expect(inv.Devices[0].ProcessesUnknown).To(Equal(unknown))
 			if unknown {
 				processes = nil
@@ -261,4 +251,13 @@ func TestASampleThatTookTooLongClosesTheDriver(t *testing.T) {
 	g.Expect(err).To(MatchError(context.DeadlineExceeded))
 	g.Expect(h.Close()).To(MatchError(gpu.ErrBusy))
 	g.Eventually(driver(t).UnloadModule).WithTimeout(10 * time.Second).WithPolling(100 * time.Millisecond).Should(Succeed())
+}
+
+func observed(t *testing.T, h *nvml.Hardware) gpu.Inventory {
+	t.Helper()
+	inv, err := h.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inv
 }

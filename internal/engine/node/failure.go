@@ -75,7 +75,7 @@ func recordFailure(v *View, reason, message string) []action.Action {
 	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
 	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
 	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
-		actions = append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "withdrawing the permission to reboot the node"})
+		actions = append(actions, v.setSpec(spec, "withdrawing the permission to reboot the node"))
 	}
 	return actions
 }

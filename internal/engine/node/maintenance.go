@@ -223,7 +223,7 @@ func RequestAgain(v *View) (r Result, waits bool) {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	if !spec.ChangeTime.After(at) {
 		spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
-		r.Next = atOnce(action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
+		r.Next = atOnce(v.setSpec(spec, why))
 		r.After = time.Second // an interruption of less than that
 		return r, true
 	}

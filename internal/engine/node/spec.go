@@ -19,11 +19,16 @@ import (
 //
 //	View.Target → requestTarget → reached: recordReached | failed: recordFailure (failure.go)
 
+// setSpec makes a spec the GPUNode's.
+func (v *View) setSpec(spec v1alpha1.GPUNodeSpec, why string) action.SetSpec {
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+}
+
 // lookAgain lets the agent open the driver.
 func lookAgain(v *View, why string) action.SetSpec {
 	spec := keptSpec(v)
 	spec.MIGConfigName, spec.ChangeTime = "", metav1.NewTime(v.Snapshot.Now)
-	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+	return v.setSpec(spec, why)
 }
 
 // permitReboot gives the permission. The time that the agent has begins anew with it.
@@ -31,7 +36,7 @@ func permitReboot(v *View) action.SetSpec {
 	spec := keptSpec(v)
 	spec.Reboot = &v1alpha1.RebootPermission{Hash: v.Target.Hash(), BootID: v.Node.GPU.Status.BootID}
 	spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
-	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "letting the agent reboot the node"}
+	return v.setSpec(spec, "letting the agent reboot the node")
 }
 
 // withdrawRebootPermission withdraws a permission that the agent has not used, and reports whether there was one. A
@@ -47,6 +52,7 @@ func withdrawRebootPermission(v *View, spec *v1alpha1.GPUNodeSpec) bool {
 // requestTarget asks the agent for the target.
 func requestTarget(v *View) action.SetSpec {
 	spec := keptSpec(v)
+	setMemory(v, &spec)
 	spec.ConfigName, spec.Devices = v.Target.Config, cluster.SortedByUUID(v.Target.Devices)
 	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.Snapshot.Now), nil
 	spec.MIGActuator, spec.MIGConfigName = v.Target.Actuator, managerRequest(v)
@@ -57,14 +63,14 @@ func requestTarget(v *View) action.SetSpec {
 	case v.Policy == nil:
 		why = "going back to the state in which the node was found"
 	}
-	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+	return v.setSpec(spec, why)
 }
 
 // withdrawRequest asks the agent for nothing any more, and keeps the baseline.
 func withdrawRequest(v *View, why string) action.SetSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	spec.ConfigName, spec.Devices, spec.Reboot, spec.MIGConfigName, spec.ChangeTime = "", nil, nil, "", metav1.NewTime(v.Snapshot.Now)
-	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+	return v.setSpec(spec, why)
 }
 
 // keptSpec is the spec with what every change keeps, the baseline of each GPU recorded before its first.
@@ -73,8 +79,9 @@ func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 	recordDevices(v, &spec)
 	spec.PolicyName, spec.Strategy, spec.OnDemand = v.Target.Policy, v.Target.Strategy, ""
 	spec.AdminClaims = AdminClaims(v.Node)
-	spec.Memory = memoryOf(v) // for another one the node has a slot, and nothing is recorded before
-	spec.MemoryOwner = MemoryOwner(v.Node, spec.Memory)
+	if !awaitsLimit(v) { // which takes a slot
+		setMemory(v, &spec)
+	}
 	switch {
 	case v.Policy != nil:
 		if of := v.Policy.OnDemand(); of != nil {
@@ -94,8 +101,15 @@ func keptSpec(v *View) v1alpha1.GPUNodeSpec {
 // requestLimit asks the agent for the memory limit of the policy.
 func requestLimit(v *View) action.SetSpec {
 	spec := keptSpec(v)
+	setMemory(v, &spec)
 	spec.ChangeTime = metav1.NewTime(v.Snapshot.Now)
-	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: "asking for the memory limit of policy " + v.Target.Policy}
+	return v.setSpec(spec, "asking for the memory limit of policy "+v.Target.Policy)
+}
+
+// setMemory sets what the spec says of memory, and who else limits it.
+func setMemory(v *View, spec *v1alpha1.GPUNodeSpec) {
+	spec.Memory = memoryOf(v)
+	spec.MemoryOwner = MemoryOwner(v.Node, spec.Memory)
 }
 
 // MemoryOwner is who else limits memory on a node, where that matters; empty: nobody, or the driver is not to limit it.
@@ -108,7 +122,7 @@ func MemoryOwner(n *cluster.Node, memory *v1alpha1.TimeSlicedMemory) string {
 
 // recordBaseline notes the state of the node, and changes nothing.
 func recordBaseline(v *View) action.SetSpec {
-	return action.SetSpec{Node: v.Node.Name, Spec: keptSpec(v), Policy: v.Ref(), Why: "recording the state in which the node was found"}
+	return v.setSpec(keptSpec(v), "recording the state in which the node was found")
 }
 
 // recordReached records the target as the last good state. A node that is back at its baseline is forgotten.
@@ -157,5 +171,5 @@ func writeReachedSpec(v *View, spec v1alpha1.GPUNodeSpec, why string) []action.A
 			actions = append(actions, patch)
 		}
 	}
-	return append(actions, action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
+	return append(actions, v.setSpec(spec, why))
 }

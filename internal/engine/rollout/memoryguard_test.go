@@ -21,6 +21,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
+// limited is time-slicing whose memory the driver is to limit.
+func limited(share string) v1alpha1.Sharing {
+	s := timeSlicing(4)
+	s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce, PerReplica: new(resource.MustParse(share))}
+	return s
+}
+
 // TestTheMemoryGuardReachesNodesWithoutDisruption: the spec of the GPUNodes alone changes, and what the node advertises
 // stays.
 func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
@@ -62,11 +69,6 @@ func TestMemoryLimitsReachNodesOneByOne(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(3, timeSlicing(4))
 	c.run(60)
-	limited := func(share string) v1alpha1.Sharing {
-		s := timeSlicing(4)
-		s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce, PerReplica: new(resource.MustParse(share))}
-		return s
-	}
 	shares := func() (all []string) {
 		for _, name := range []string{"n0", "n1", "n2"} {
 			if m := c.hosts[name].GPU.Spec.Memory; m.Limited() == v1alpha1.MemoryLimitEnforce {
@@ -128,9 +130,7 @@ func TestAnAgentThatReportsNoLimitsHoldsNobodyUp(t *testing.T) {
 	c := fleet(2, timeSlicing(4))
 	c.run(60)
 	c.hosts["n0"].lags = true
-	limited := timeSlicing(4)
-	limited.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce}
-	c.setSharing(limited)
+	c.setSharing(limited("4Gi"))
 	c.run(30)
 	g.Expect(c.hosts["n1"].GPU.Spec.Memory).To(BeNil())
 	d, _ := c.run(60)
@@ -151,28 +151,6 @@ func TestAReleasedNodeHasNoMemoryGuard(t *testing.T) {
 	g.Expect(c.hosts["n0"].GPU.Spec.Memory).To(BeNil())
 }
 
-// TestTheAgentIsToldWhoElseLimitsMemory, where a policy asks for limits, and again when that has gone.
-func TestTheAgentIsToldWhoElseLimitsMemory(t *testing.T) {
-	g := NewWithT(t)
-	limited := timeSlicing(4)
-	limited.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce}
-	c := fleet(1, limited)
-	c.hosts["n0"].MemoryOwner = "HAMi"
-	c.run(60)
-	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("HAMi"))
-	c.hosts["n0"].MemoryOwner = ""
-	c.run(30)
-	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty())
-	c.hosts["n0"].MemoryOwner, c.hosts["n0"].Allocatable["nvidia.com/gpumem"] = "HAMi", 1000 // HAMi's own resource
-	c.run(30)
-	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("HAMi"))
-	delete(c.hosts["n0"].Allocatable, "nvidia.com/gpumem")
-	c.hosts["n0"].MemoryOwner = "HAMi"
-	c.setSharing(timeSlicing(4))
-	c.run(30)
-	g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty(), "nothing asks for limits")
-}
-
 // TestWhatTheMemoryGuardReportsIsNotTheRollouts: another controller writes it, with a field manager of its own.
 func TestWhatTheMemoryGuardReportsIsNotTheRollouts(t *testing.T) {
 	g := NewWithT(t)
@@ -191,13 +169,9 @@ func TestWhatTheMemoryGuardReportsIsNotTheRollouts(t *testing.T) {
 	}
 }
 
-// TestTheAgentIsToldAtOnceWhoElseLimitsMemory, also while the node waits: it has limits, and must leave those of others alone.
+// TestTheAgentIsToldAtOnceWhoElseLimitsMemory, also while the node waits: it has limits, and must leave those of others alone. And when they have
+// gone, or nothing asks for limits any more.
 func TestTheAgentIsToldAtOnceWhoElseLimitsMemory(t *testing.T) {
-	limited := func(share string) v1alpha1.Sharing {
-		s := timeSlicing(4)
-		s.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Limit: v1alpha1.MemoryLimitEnforce, PerReplica: new(resource.MustParse(share))}
-		return s
-	}
 	for name, wait := range map[string]func(c *site){
 		"for a slot for another limit": func(c *site) {
 			c.Policies[0].Spec.Rollout.Paused = true
@@ -207,6 +181,7 @@ func TestTheAgentIsToldAtOnceWhoElseLimitsMemory(t *testing.T) {
 			c.hold(c.hosts["n0"], "train", 0, gpu.WholeGPU)
 			c.setSharing(mig(count("1g.5gb", 7)))
 		},
+		"and at rest":                           func(*site) {},
 		"with a policy that cannot be honoured": func(c *site) { c.setSharing(mig(count("1g.77gb", 7))) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -220,6 +195,38 @@ func TestTheAgentIsToldAtOnceWhoElseLimitsMemory(t *testing.T) {
 			c.hosts["n0"].MemoryOwner = "gpu-fractioning"
 			c.run(30)
 			g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("gpu-fractioning"))
+			c.hosts["n0"].MemoryOwner = ""
+			c.run(30)
+			g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty())
+			c.hosts["n0"].MemoryOwner, c.hosts["n0"].Allocatable["nvidia.com/gpumem"] = "HAMi", 1000 // HAMi's own resource
+			c.run(30)
+			g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(Equal("HAMi"))
+			c.Policies[0].Spec.Rollout.Paused = false
+			delete(c.hosts["n0"].Allocatable, "nvidia.com/gpumem")
+			c.setSharing(timeSlicing(4))
+			c.run(30)
+			g.Expect(c.hosts["n0"].GPU.Spec.MemoryOwner).To(BeEmpty())
 		})
 	}
+}
+
+// TestALostBaselineBringsNoLimit to a node that is changing, while the rollout is held back: only a slot does.
+func TestALostBaselineBringsNoLimit(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("1g.5gb", 7)))
+	c.run(60)
+	h := c.hosts["n0"]
+	h.lags = true
+	c.setSharing(timeSlicing(4))
+	c.run(60)
+	g.Expect(h.GPU.Spec.Devices).To(HaveEach(HaveField("Sharing.MIGMode", v1alpha1.MIGModeDisabled)), "asked for")
+	c.Policies[0].Spec.Rollout.Paused = true
+	c.setSharing(limited("4Gi"))
+	c.run(10)
+	g.Expect(h.GPU.Spec.Memory).To(BeNil())
+	baseline := h.GPU.Spec.Baseline
+	h.GPU.Spec.Baseline = nil // by a restored backup
+	c.run(10)
+	g.Expect(h.GPU.Spec.Baseline).To(Equal(baseline))
+	g.Expect(h.GPU.Spec.Memory).To(BeNil())
 }

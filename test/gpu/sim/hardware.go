@@ -296,11 +296,7 @@ func (h *Hardware) LimitsMemory(ctx context.Context, uuids ...string) (gpu.Memor
 	}
 	support := gpu.MemoryLimitSupport{Version: h.node.DriverVersion, Calls: h.node.limitsMemory()}
 	for _, uuid := range uuids {
-		g, err := h.node.GPU(uuid)
-		if err != nil {
-			return gpu.MemoryLimitSupport{}, err
-		}
-		if !g.Persistence && !h.node.persistenced(uuid) {
+		if g, err := h.node.GPU(uuid); err == nil && !g.Persistence && !h.node.persistenced(uuid) {
 			support.Fleeting = append(support.Fleeting, uuid)
 		}
 	}
