@@ -128,6 +128,10 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	}
 	stays := (*site).stays
 	nothing := func(*site, *host) {}
+	staysAndEdits := func(c *site, h *host) {
+		stays(c, h)
+		c.Policies[0].Spec.Taints = []v1alpha1.Taint{{Key: "team", Value: fmt.Sprint("at-", c.Now.Unix()/60), Effect: v1alpha1.TaintEffectPreferNoSchedule}}
+	}
 	staysUnanswered := func(c *site, h *host) { stays(c, h); agentLags(c, h) }
 	const stop, apply = timing.StopTimeout, timing.ApplyTimeout
 	for name, test := range map[string]struct {
@@ -141,6 +145,9 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 		"a validator's pod stays, in a release":    {released, stays, stop, "OperandsNotEnding:", validatorsPod},
 		"a validator's pod stays and the agent never answers, after a loss": {
 			lost, staysUnanswered, apply, "OperandsNotEnding:", validatorsPod,
+		},
+		"a validator's pod stays, and the taints of the policy are edited each minute": {
+			nothing, staysAndEdits, stop, "OperandsNotEnding:", validatorsPod,
 		},
 		"the plugin's pod does not end, in a change":  {nothing, pluginStays, stop, "OperandsNotEnding:", "nvidia-1"},
 		"the plugin's pod does not end, in a release": {released, pluginStays, stop, "OperandsNotEnding:", "/nvidia-"},
