@@ -63,7 +63,6 @@ type site struct {
 	writes       map[string]int // by kind of action
 	refused      []string       // what the API server has refused, and why
 
-	behind     time.Duration     // by which the API server's clock is behind the controller's
 	ahead      time.Duration     // by which the controller's clock is ahead of all others
 	dropsNames bool              // the feature gate DRAExtendedResource is off
 	orphans    []string          // DeviceTaintRules of nodes that are gone
@@ -159,7 +158,7 @@ func (c *site) makeGPUNode(h *host) {
 	h.made++
 	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{
 		Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made)),
-		CreationTimestamp: metav1.NewTime(c.Now.Add(-c.behind).Truncate(time.Second)),
+		CreationTimestamp: metav1.NewTime(c.Now.Truncate(time.Second)),
 	}}
 	for _, conditionType := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{ // the default of the API
@@ -353,14 +352,14 @@ func (c *site) sync(h *host, a action.TriggerSync) {
 
 // held notes that another controller has written to a Node.
 func (c *site) held(h *host) {
-	h.othersWrote = c.Now.Add(-c.behind)
+	h.othersWrote = c.Now
 	c.marked(h)
 }
 
 // wroteNode notes that the operator has written to a Node.
 func (c *site) wroteNode(h *host) {
 	c.version[h.Name]++
-	h.ownWrote = c.Now.Add(-c.behind)
+	h.ownWrote = c.Now
 	c.marked(h)
 }
 

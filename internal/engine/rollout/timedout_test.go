@@ -177,25 +177,6 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	}
 }
 
-// TestAStopHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were stopped, and its
-// clock is behind the controller's by more than the time that they have to end.
-func TestAStopHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
-	g := NewWithT(t)
-	c, h := toMIG()
-	c.behind = 2 * timing.StopTimeout
-	h.stuck = map[string]bool{h.Pods[slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })].UID: true}
-	c.keeps(h, 1, func() {
-		if len(h.Taints) > 0 && c.Now.Sub(h.Taints[0].TimeAdded.Time) > time.Minute {
-			h.stuck = nil
-		}
-	})
-	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
-	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
-	c.Policies = nil
-	c.run(90)
-	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
-}
-
 // TestAValidatorThatStaysDelaysARelease: NVIDIA's validator is in ImagePullBackOff, and the deletion of its pod is
 // refused.
 func TestAValidatorThatStaysDelaysARelease(t *testing.T) {
