@@ -14,7 +14,7 @@ import (
 //
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 type GPUSharingPolicySpecApplyConfiguration struct {
-	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
+	// nodeSelector selects nodes by matchLabels and matchExpressions, unlike a Pod's; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
 	NodeSelector *NodeSelectorApplyConfiguration `json:"nodeSelector,omitempty"`
 	// gpuSelector selects GPUs of those nodes. Absent: all of them. NVIDIA's device plugin shares per node, not per GPU,
@@ -35,8 +35,8 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// autoscaling decides how autoscalers learn what a new node will advertise. No autoscaler knows shared GPUs by itself.
 	Autoscaling *AutoscalingApplyConfiguration `json:"autoscaling,omitempty"`
 	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
-	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
-	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
+	// selects the node, and no other policy selects it. Restore: it goes back to the baseline, its state before the operator changed it.
+	// Retain: it stays as it is. Default: Restore.
 	ReleasePolicy *apiv1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 }
 

@@ -8,7 +8,7 @@ package v1alpha1
 // PendingNodeApplyConfiguration represents a declarative configuration of the PendingNode type for use
 // with apply.
 //
-// PendingNode says why a node is not ready. The steps, the blockers and the resources of the node are in status.rollout of its GPUNode.
+// PendingNode says why a node is not ready.
 type PendingNodeApplyConfiguration struct {
 	// nodeName is the name of the node.
 	NodeName *string `json:"nodeName,omitempty"`
