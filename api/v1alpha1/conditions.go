@@ -570,7 +570,7 @@ const (
 	// plugin, which did not advertise what it must. It does so once.
 	AnnotationRestarted = Group + "/plugin-restarted"
 	// AnnotationStopped lists, on a Node, the deploy labels of NVIDIA's operands that the operator stopped, by comma: those
-	// and no others are set to true again.
+	// and no others are set to true again. The last entry says when: since@<seconds since 1970>.
 	AnnotationStopped = Group + "/stopped"
 	// AnnotationTimedOut records, on a Node, that a change with nothing to fall back to did not end in time, and when:
 	// <reason>.<change>.<times in succession>@<seconds since 1970>. The operator has removed its taint and started NVIDIA's

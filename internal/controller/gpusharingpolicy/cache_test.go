@@ -285,15 +285,24 @@ func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 }
 
 // TestSlimNodesTellSinceWhenAnotherControllerWorks: of the managed fields only those are kept that tell it, and only
-// while a label reports that. What the operator writes later makes nobody else begin anew.
+// while a label reports that. What the operator writes later begins nothing anew, that of others does.
 func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 	const label = "nvidia.com/gpu.deploy.dcgm"
 	at := metav1.Unix(1_800_000_000, 0)
-	for value, since := range map[string]time.Time{"paused-for-mig-change": at.Time, "true": {}, "": {}} {
+	own, later := metav1.Unix(1_800_000_030, 0), metav1.Unix(1_800_000_060, 0)
+	for _, is := range []struct {
+		value, record string
+		since         time.Time
+	}{
+		{"true", "", time.Time{}}, {"", "", time.Time{}}, {"true", label + ",since@1799999000", time.Time{}},
+		{"paused-for-mig-change", label, own.Time}, // a record of an earlier version
+		{"paused-for-mig-change", label + ",since@1799999000", at.Time},
+		{"paused-for-mig-change", label + ",since@1800000010", time.Unix(1_800_000_010, 0)},
+	} {
 		g := NewWithT(t)
-		own, later := metav1.Unix(1_800_000_030, 0), metav1.Unix(1_800_000_060, 0)
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			Labels: map[string]string{label: value}, ManagedFields: []metav1.ManagedFieldsEntry{
+			Annotations: map[string]string{v1alpha1.AnnotationStopped: is.record},
+			Labels:      map[string]string{label: is.value}, ManagedFields: []metav1.ManagedFieldsEntry{
 				{Manager: "mig-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)},
 				{Manager: "gpusharing-controller", Time: &own, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)},
 				{Manager: "kubelet", Time: &later, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:other":{}}}}`)},
@@ -304,8 +313,7 @@ func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		view, _ := nodeView(slim.(*corev1.Node))
 		g.Expect(view).To(Equal(full))
-		g.Expect(view.OthersAtWorkSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.OthersAtWorkSince)
-		g.Expect(view.MarkedAtWorkSince.Equal(own.Time)).To(Equal(!since.IsZero()), "%s: %s", value, view.MarkedAtWorkSince)
+		g.Expect(view.MarkedAtWorkSince.Equal(is.since)).To(BeTrue(), "%+v: %s", is, view.MarkedAtWorkSince)
 		again, err := slimNode(slim.(*corev1.Node).DeepCopy())
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(again).To(Equal(slim))

@@ -104,10 +104,9 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 func NodeAlone(node *corev1.Node) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
-		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, ConfigWriter: configWriter(node),
+		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, MarkedAtWorkSince: markedAtWorkSince(node), ConfigWriter: configWriter(node),
 		MemoryOwner: memoryOwner(node),
 	}
-	n.MarkedAtWorkSince, n.OthersAtWorkSince = markedAtWorkSince(node)
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]
 		if sick := quantity.Value() - healthy.Value(); sick > 0 && IsGPUResource(string(name)) {

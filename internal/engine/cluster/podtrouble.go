@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -129,18 +130,43 @@ func saysAtWork(label, value string) bool {
 	return strings.HasPrefix(label, DeployPrefix) && value != "" && value != "true" && value != "false"
 }
 
-// markedAtWorkSince is when the last of those wrote anything who say that they are at work, and the last other than the
-// operator, if there is one.
-func markedAtWorkSince(node *corev1.Node) (since, others time.Time) {
+// markedAtWorkSince is when the last of those wrote anything who say that they are at work, of the operator by its own
+// record, if that has the time.
+func markedAtWorkSince(node *corev1.Node) (since time.Time) {
+	_, stopped := Stopped(node.Annotations)
 	for _, e := range WorkMarkAuthors(node) {
-		if e.Time.After(since) {
-			since = e.Time.Time
+		at := e.Time.Time
+		if e.Manager == ownManager && !stopped.IsZero() {
+			at = stopped
 		}
-		if e.Manager != ownManager && e.Time.After(others) {
-			others = e.Time.Time
+		since = timing.Latest(since, at)
+	}
+	return since
+}
+
+// stoppedSince is the key of the time in v1alpha1.AnnotationStopped.
+const stoppedSince = "since"
+
+// Stopped is what v1alpha1.AnnotationStopped records: the deploy labels of NVIDIA's operands that the operator stopped,
+// and since when; zero if an earlier version recorded it.
+func Stopped(annotations map[string]string) (labels []string, since time.Time) {
+	for entry := range strings.SplitSeq(annotations[v1alpha1.AnnotationStopped], ",") {
+		if at, is := timing.Stamped(entry, stoppedSince); is {
+			since = at
+		} else if slices.Contains(DeployLabels(), entry) {
+			labels = append(labels, entry)
 		}
 	}
-	return since, others
+	return labels, since
+}
+
+// StoppedRecord is a value of v1alpha1.AnnotationStopped.
+func StoppedRecord(labels []string, since time.Time) *string {
+	entries := slices.Sorted(slices.Values(labels))
+	if !since.IsZero() {
+		entries = append(entries, timing.Stamp(stoppedSince, since))
+	}
+	return new(strings.Join(entries, ","))
 }
 
 // ownManager is the operator's field manager.

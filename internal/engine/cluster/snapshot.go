@@ -98,10 +98,8 @@ type Node struct {
 	AgentSince time.Time
 	// MarkedAtWorkSince is since when, at the latest, a label on the node says that a controller works there, also the
 	// operator itself: a deploy label of NVIDIA's that is neither true nor false, or mig-manager's state. Zero if none
-	// does, or it is not known.
+	// does, or it is not known. What the operator writes beside its record of what it stopped does not begin it anew.
 	MarkedAtWorkSince time.Time
-	// OthersAtWorkSince is that of other controllers alone, which no write of the operator's begins anew.
-	OthersAtWorkSince time.Time
 	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another
 	// than the operator; empty: not known.
 	ConfigWriter string
@@ -287,7 +285,7 @@ func (n Node) WithoutFuture(limit time.Time) (past *Node, latest time.Time) {
 			bound(&t.TimeAdded.Time)
 		}
 	}
-	for _, at := range []*time.Time{&n.DevicesTaintedAt, &n.MarkedAtWorkSince, &n.OthersAtWorkSince, &n.Features.OverriddenSince, &n.GPU.Spec.ChangeTime.Time, &n.GPU.Status.Config.ChangeTime.Time} {
+	for _, at := range []*time.Time{&n.DevicesTaintedAt, &n.MarkedAtWorkSince, &n.Features.OverriddenSince, &n.GPU.Spec.ChangeTime.Time, &n.GPU.Status.Config.ChangeTime.Time} {
 		bound(at)
 	}
 	if f := n.GPU.Status.Rollout.Failed; f != nil {

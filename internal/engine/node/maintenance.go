@@ -161,7 +161,7 @@ func underMaintenanceResult(v *View, m Maintenance, r Result) Result {
 		actions = append(actions, patch)
 	}
 	if m.Validates && v.MadeUnavailable() {
-		remaining := v.Node.OthersAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
+		remaining := v.Node.MarkedAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
 		if remaining <= 0 {
 			actions = RestoreScheduling(v, "the driver upgrade waits for them")
 		}
@@ -262,6 +262,9 @@ func continueInterrupted(v *View, r Result) Result {
 	}
 	patch := v.Patch("continuing, because the agent has reported")
 	patch.Annotations[v1alpha1.AnnotationInterrupted] = nil
+	if stopped, since := cluster.Stopped(v.Node.Annotations); !since.IsZero() {
+		patch.Annotations[v1alpha1.AnnotationStopped] = cluster.StoppedRecord(stopped, v.Snapshot.Now)
+	}
 	if _, current := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config); current && v.Target.Config != "" {
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
 	}

@@ -18,7 +18,8 @@ import (
 //
 //	stopPatch → they end → the GPUs are changed → startPatch, with the MIG instances that the device plugin will see
 
-// stopPatch is the patch that stops those of NVIDIA's operands that run, and records them.
+// stopPatch is the patch that stops those of NVIDIA's operands that run, and records them. Those that join do
+// not begin its time anew.
 func stopPatch(v *View) (patch action.PatchNode, stops bool) {
 	patch = v.Patch("stopping NVIDIA's operands")
 	recorded := append(StoppedByOperator(v), stoppedUnderneath(v)...)
@@ -28,8 +29,11 @@ func stopPatch(v *View) (patch action.PatchNode, stops bool) {
 			recorded = append(recorded, name)
 		}
 	}
-	slices.Sort(recorded)
-	patch.Annotations[v1alpha1.AnnotationStopped] = new(strings.Join(recorded, ","))
+	_, since := cluster.Stopped(v.Node.Annotations)
+	if since.IsZero() {
+		since = v.Snapshot.Now
+	}
+	patch.Annotations[v1alpha1.AnnotationStopped] = cluster.StoppedRecord(recorded, since)
 	saveBaselineCopy(v, patch)
 	patch.Locked = true
 	return patch, len(patch.Labels) > 0
@@ -46,13 +50,12 @@ func startPatch(v *View) (patch action.PatchNode, starts bool) {
 	for _, name := range StoppedByOperator(v) {
 		patch.Labels[name] = new("true")
 	}
-	switch rest := strings.Join(stoppedUnderneath(v), ","); rest {
-	case "":
-		patch.Annotations[v1alpha1.AnnotationStopped] = nil
-	case recorded:
-		return patch, false
-	default:
-		patch.Annotations[v1alpha1.AnnotationStopped] = &rest
+	patch.Annotations[v1alpha1.AnnotationStopped] = nil
+	if rest := stoppedUnderneath(v); len(rest) > 0 {
+		_, since := cluster.Stopped(v.Node.Annotations)
+		record := cluster.StoppedRecord(rest, since)
+		patch.Annotations[v1alpha1.AnnotationStopped] = record
+		return patch, *record != recorded
 	}
 	return patch, true
 }
@@ -94,25 +97,15 @@ func (v *View) UnavailableForOther() bool {
 
 // StoppedByOperator are the deploy labels that we stopped and that still are.
 func StoppedByOperator(v *View) []string {
-	var ours []string
-	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationStopped], ",") {
-		if slices.Contains(cluster.DeployLabels(), name) && v.Node.Labels[name] == cluster.StoppedValue {
-			ours = append(ours, name)
-		}
-	}
-	return ours
+	recorded, _ := cluster.Stopped(v.Node.Annotations)
+	return slices.DeleteFunc(recorded, func(name string) bool { return v.Node.Labels[name] != cluster.StoppedValue })
 }
 
 // stoppedUnderneath are the deploy labels that we stopped and over whose value another controller has put its own. It
 // restores ours when it is done (NVIDIA/k8s-driver-manager joins both by an underscore).
 func stoppedUnderneath(v *View) []string {
-	var overlaid []string
-	for name := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationStopped], ",") {
-		if slices.Contains(cluster.DeployLabels(), name) && strings.HasPrefix(v.Node.Labels[name], cluster.StoppedValue+"_") {
-			overlaid = append(overlaid, name)
-		}
-	}
-	return overlaid
+	recorded, _ := cluster.Stopped(v.Node.Annotations)
+	return slices.DeleteFunc(recorded, func(name string) bool { return !strings.HasPrefix(v.Node.Labels[name], cluster.StoppedValue+"_") })
 }
 
 // ByGPUOperator reports whether deploy labels start and stop NVIDIA's programs on the node. A GPU Operator whose device

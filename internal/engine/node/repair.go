@@ -94,7 +94,7 @@ func leftStopped(v *View, s State) Finding {
 			Message: fmt.Sprintf("NVIDIA's operands were left stopped since %s (%s) by a mig-manager that does not work on "+
 				"the node any more; they are being started again", format.Clock(v.Node.MarkedAtWorkSince), format.List(theirs)),
 		}
-	case len(StoppedByOperator(v)) > 0 && s == Unknown:
+	case len(StoppedByOperator(v)) > 0 && s == Unknown && !keepsOperandsStopped(v): // else they could not be started, and it would be said each time
 		if remaining > 0 {
 			return Finding{After: remaining}
 		}

@@ -72,9 +72,8 @@ func stopping(v *View, r Result, targetInSpec bool) Result {
 }
 
 // stopRemaining is how much of their time remains, and how long that is. It begins with the stopping, or where nothing is
-// stopped yet with the end of the time for draining, and anew on the way back. The API server's clock says when the
-// labels were set; should it be behind ours, the time begins no earlier than our taint. While the agent is at work its time
-// counts, if that is longer.
+// stopped yet with the end of the time for draining, and anew on the way back. While the agent is at work its time counts, if
+// that is longer.
 func stopRemaining(v *View, targetInSpec bool) (remaining, timeout time.Duration) {
 	since := v.Snapshot.Now.Add(DrainRemaining(v))
 	if taken := unavailableSince(v); len(StoppedByOperator(v)) > 0 && !taken.IsZero() {

@@ -83,6 +83,42 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
 }
 
+// TestAChangeThatHasBegunWaitsForClientsOfNVIDIAsMPSDaemonsWithinItsTime: others set devicePlugin.config in the middle
+// of it, and to set it again ends clients on another node.
+func TestAChangeThatHasBegunWaitsForClientsOfNVIDIAsMPSDaemonsWithinItsTime(t *testing.T) {
+	for name, begun := range map[string]func(*host) bool{
+		"tainted": (*host).isTainted,
+		"stopped": func(h *host) bool { return h.Labels[pluginLabel] == cluster.StoppedValue },
+		"asked":   func(h *host) bool { return len(h.GPU.Spec.Devices) > 0 },
+		"applied": func(h *host) bool { return len(h.devices()[0].State.Instances) > 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(onPool("a"))
+			h.Labels["pool"] = "a"
+			byHand := c.add("by-hand", sim.T4)
+			c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
+			for range 300 {
+				if begun(h) {
+					break
+				}
+				c.steps(1)
+			}
+			c.Plugin.Ready = false
+			c.hold(byHand, "client", 0, gpu.WholeGPU)
+			shared := func() {
+				byHand.Pods = append(byHand.Pods, cluster.Pod{UID: "mps", Controller: "DaemonSet", NVIDIA: true, NodeSelector: map[string]string{mpsLabel: "true"}})
+			}
+			g.Expect(c.keeps(h, 6, shared).longest).To(BeNumerically("<=", 31*time.Minute))
+			g.Expect(h.isKept()).To(BeFalse())
+			shared()
+			ready, _ := condition.Find(c.reconcile().Policies["research"].Conditions, v1alpha1.ConditionReady)
+			g.Expect(ready.Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+			g.Expect(ready.Message).To(ContainSubstring("user/client"))
+		})
+	}
+}
+
 // TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges, and for no others.
 func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -23,6 +23,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -62,7 +63,6 @@ type site struct {
 	writes       map[string]int // by kind of action
 	refused      []string       // what the API server has refused, and why
 
-	behind     time.Duration     // by which the API server's clock is behind the controller's
 	ahead      time.Duration     // by which the controller's clock is ahead of all others
 	dropsNames bool              // the feature gate DRAExtendedResource is off
 	orphans    []string          // DeviceTaintRules of nodes that are gone
@@ -92,6 +92,9 @@ type host struct {
 	manager
 	hardwareEvents
 	refusals
+	authored              map[string]string // labels as the operator has set them, where nobody else has since
+	ownWrote, othersWrote time.Time         // to the Node, by the API server's clock
+
 	upgrade upgrade
 	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
@@ -134,7 +137,7 @@ func (c *site) add(name string, models ...sim.Model) *host {
 	}
 	h := &host{
 		hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}},
-		dcgm: map[string][]string{},
+		dcgm: map[string][]string{}, authored: map[string]string{},
 	}
 	h.Node = &cluster.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
@@ -155,7 +158,7 @@ func (c *site) makeGPUNode(h *host) {
 	h.made++
 	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{
 		Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made)),
-		CreationTimestamp: metav1.NewTime(c.Now.Add(-c.behind).Truncate(time.Second)),
+		CreationTimestamp: metav1.NewTime(c.Now.Truncate(time.Second)),
 	}}
 	for _, conditionType := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{ // the default of the API
@@ -225,15 +228,16 @@ func (c *site) do(a action.Action) {
 	case action.TriggerSync:
 		c.sync(h, a)
 	case action.PatchNode:
-		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
 		patch(h.Annotations, a.Annotations)
-		others := h.OthersAtWorkSince
-		if c.held(h); h.upgrade.goesOn() {
-			h.OthersAtWorkSince = others
+		for name, value := range a.Labels {
+			if delete(h.authored, name); value != nil {
+				h.authored[name] = *value
+			}
 		}
+		c.wroteNode(h)
 	case action.Taint:
-		c.version[h.Name]++
+		c.wroteNode(h)
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
 			h.Taints = append(h.Taints, a.Taint)
 			if a.Baseline != "" {
@@ -241,10 +245,10 @@ func (c *site) do(a action.Action) {
 			}
 		}
 	case action.Untaint:
-		c.version[h.Name]++
+		c.wroteNode(h)
 		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 	case action.KeepTaints:
-		c.version[h.Name]++
+		c.wroteNode(h)
 		taints, record := rollout.Retaint(h.Taints, h.Annotations[v1alpha1.AnnotationTaints], a.Want)
 		h.Taints = taints
 		patch(h.Annotations, map[string]*string{v1alpha1.AnnotationTaints: nil})
@@ -346,13 +350,36 @@ func (c *site) sync(h *host, a action.TriggerSync) {
 	}
 }
 
-// held notes, as the managed fields of a Node do, when another controller said last that it works there.
+// held notes that another controller has written to a Node.
 func (c *site) held(h *host) {
-	h.MarkedAtWorkSince, h.OthersAtWorkSince = time.Time{}, time.Time{}
+	h.othersWrote = c.Now
+	c.marked(h)
+}
+
+// wroteNode notes that the operator has written to a Node.
+func (c *site) wroteNode(h *host) {
+	c.version[h.Name]++
+	h.ownWrote = c.Now
+	c.marked(h)
+}
+
+// marked tells since when a Node says that a controller works there, as its managed fields and the operator's record do.
+func (c *site) marked(h *host) {
+	h.MarkedAtWorkSince = time.Time{}
+	_, stopped := cluster.Stopped(h.Annotations)
 	for name, value := range h.Labels {
-		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
-			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
-			h.MarkedAtWorkSince, h.OthersAtWorkSince = c.Now.Add(-c.behind), c.Now.Add(-c.behind)
+		works := name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
+			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false"
+		wrote := h.othersWrote
+		if own := h.authored[name] == value; own && !stopped.IsZero() {
+			wrote = stopped
+		} else if own {
+			wrote = h.ownWrote
+		} else {
+			delete(h.authored, name)
+		}
+		if works {
+			h.MarkedAtWorkSince = timing.Latest(h.MarkedAtWorkSince, wrote)
 		}
 	}
 }

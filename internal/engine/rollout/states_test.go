@@ -168,7 +168,7 @@ func TestStates(t *testing.T) {
 			situation: func() *site { c, _ := toMIG(); c.steps(1); return c },
 			state:     node.StoppingOperands, reason: v1alpha1.ReasonStoppingOperands, message: "stopping NVIDIA's operands",
 			actions: []string{"patch node a (stopping NVIDIA's operands): " + pluginLabel + "=paused-for-mig-change " +
-				gfdLabel + "=paused-for-mig-change gpusharing.io/stopped=" + pluginLabel + "," + gfdLabel},
+				gfdLabel + "=paused-for-mig-change gpusharing.io/stopped=" + pluginLabel + "," + gfdLabel + ",since@…"},
 		},
 		"drained: another controller has stopped an operand": {
 			situation: func() *site {

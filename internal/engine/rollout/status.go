@@ -234,8 +234,12 @@ func readyCondition(g *Group, accepted metav1.Condition) metav1.Condition {
 	default:
 		c.Reason = waitingReason(waiting)
 		c.Message = fmt.Sprintf("%d of %s ready; ", len(g.Members)-len(waiting), countOfNodes(len(g.Members)))
+		held := pluginConfigHeld(waiting[0].Snapshot)
+		if c.Reason == v1alpha1.ReasonSelecting && held != "" && !waiting[0].Snapshot.Plugin.Ready { // set anew by others in the middle of a change
+			c.Reason = v1alpha1.ReasonMPSClientsRunning
+		}
 		if c.Reason == v1alpha1.ReasonMPSClientsRunning {
-			c.Message += "waiting: " + pluginConfigHeld(waiting[0].Snapshot)
+			c.Message += "waiting: " + held
 			break
 		}
 		c.Message += waitingSentences(waiting, format.MostMessage-len(c.Message))

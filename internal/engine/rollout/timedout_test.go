@@ -128,6 +128,10 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 	}
 	stays := (*site).stays
 	nothing := func(*site, *host) {}
+	staysAndEdits := func(c *site, h *host) {
+		stays(c, h)
+		c.Policies[0].Spec.Taints = []v1alpha1.Taint{{Key: "team", Value: fmt.Sprint("at-", c.Now.Unix()/60), Effect: v1alpha1.TaintEffectPreferNoSchedule}}
+	}
 	staysUnanswered := func(c *site, h *host) { stays(c, h); agentLags(c, h) }
 	const stop, apply = timing.StopTimeout, timing.ApplyTimeout
 	for name, test := range map[string]struct {
@@ -141,6 +145,9 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 		"a validator's pod stays, in a release":    {released, stays, stop, "OperandsNotEnding:", validatorsPod},
 		"a validator's pod stays and the agent never answers, after a loss": {
 			lost, staysUnanswered, apply, "OperandsNotEnding:", validatorsPod,
+		},
+		"a validator's pod stays, and the taints of the policy are edited each minute": {
+			nothing, staysAndEdits, stop, "OperandsNotEnding:", validatorsPod,
 		},
 		"the plugin's pod does not end, in a change":  {nothing, pluginStays, stop, "OperandsNotEnding:", "nvidia-1"},
 		"the plugin's pod does not end, in a release": {released, pluginStays, stop, "OperandsNotEnding:", "/nvidia-"},
@@ -168,25 +175,6 @@ func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
 			g.Expect(h.waits()).To(And(HavePrefix(test.waits), ContainSubstring(test.says)))
 		})
 	}
-}
-
-// TestAStopHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were stopped, and its
-// clock is behind the controller's by more than the time that they have to end.
-func TestAStopHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
-	g := NewWithT(t)
-	c, h := toMIG()
-	c.behind = 2 * timing.StopTimeout
-	h.stuck = map[string]bool{h.Pods[slices.IndexFunc(h.Pods, func(p cluster.Pod) bool { return p.NodeSelector[pluginLabel] != "" })].UID: true}
-	c.keeps(h, 1, func() {
-		if len(h.Taints) > 0 && c.Now.Sub(h.Taints[0].TimeAdded.Time) > time.Minute {
-			h.stuck = nil
-		}
-	})
-	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
-	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
-	c.Policies = nil
-	c.run(90)
-	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
 }
 
 // TestAValidatorThatStaysDelaysARelease: NVIDIA's validator is in ImagePullBackOff, and the deletion of its pod is
