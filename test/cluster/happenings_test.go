@@ -658,7 +658,7 @@ func (s *run) editEvent(random *rand.Rand) {
 	}
 	p, field := &all[random.IntN(len(all))], ""
 	seed := random.Uint64()
-	s.edits(p, func(p *v1alpha1.GPUSharingPolicy) { field = history.Edit(p, rand.New(rand.NewPCG(seed, 5))) })
+	s.edits(p, func(p *v1alpha1.GPUSharingPolicy) { field = history.EditPolicy(p, rand.New(rand.NewPCG(seed, 5))) })
 	if field == "gpuSelector" {
 		s.countsAnew()
 	}

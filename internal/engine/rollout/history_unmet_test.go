@@ -23,7 +23,7 @@ import (
 // be at work. In the end the policy can be honoured again.
 func (c *run) unmetEvent(random *rand.Rand) {
 	h := c.some(random)
-	by, _, err := c.desired(h)
+	by, _, err := c.Desired(h)
 	if h.off || !h.AgentReady || err != nil || by == nil || h.driver.serves || c.shared(h) || h.upgrade.goesOn() || !h.down.IsZero() || c.Plugin.Reason != "" {
 		return
 	}
@@ -31,7 +31,7 @@ func (c *run) unmetEvent(random *rand.Rand) {
 	asks := func(n int32) {
 		p.Generation++
 		p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", n))
-		c.countsAnew()
+		c.CountAnew()
 		c.tell("policy %s is edited: %s", p.Name, history.Says(p))
 	}
 	asks(int32(1 + random.IntN(3)))
@@ -76,7 +76,7 @@ func (c *run) virtualEvent(random *rand.Rand) {
 		return
 	}
 	h := c.all()[at]
-	by, _, err := c.desired(h)
+	by, _, err := c.Desired(h)
 	if by == nil || err != nil {
 		return
 	}
@@ -95,7 +95,7 @@ func (c *run) virtualEvent(random *rand.Rand) {
 		p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
 		p.Spec.Rollout.Reboot, p.Spec.Rollout.Paused, p.Spec.Rollout.Drain.Mode = v1alpha1.RebootModeIfRequired, false, v1alpha1.DrainModeEvict
 	})
-	c.countsAnew()
+	c.CountAnew()
 	c.rest(2*time.Hour, 300)
 	edits(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeNever })
 	c.rest(10*time.Minute, 60)

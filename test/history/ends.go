@@ -1,0 +1,161 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again and again what it writes: a
+// change with its way back, and a few repetitions. MostAtRest is the same for eight hours in which no fault happens: a change, its way back, and
+// another attempt. mostRestarts is how often it may evict a workload or restart a program in either.
+const (
+	mostOfAFight = 40
+	MostAtRest   = 60
+	mostRestarts = 12
+)
+
+// Bounded looks whether anything was done too often.
+func Bounded[M Machine](w World[M], when string, most int) {
+	count := w.Counted()
+	for _, what := range slices.Sorted(maps.Keys(count)) {
+		begins := func(with string) bool { return strings.HasPrefix(what, with) }
+		limit := most
+		switch {
+		case begins("evict ") || begins("restart "):
+			limit = mostRestarts
+		case begins("pod ") || begins("ask ") || strings.Contains(what, "/pods/") || strings.HasSuffix(what, "/status"):
+			limit = 4 * most // a trigger for the kubelet, a refused eviction or a report, which disturb nobody
+		}
+		if count[what] > limit {
+			w.Breaks("bounded", "%s: %d times %s", what, count[what], when)
+		}
+	}
+}
+
+// faultsStop ends every fault. Pods of users stay: what is reported at rest has a cause.
+func faultsStop[M Machine](w World[M]) {
+	w.Tell("the faults end")
+	w.EndFaults()
+	w.Rest()
+	truthful(w)
+}
+
+// usersLeave ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
+func usersLeave[M Machine](w World[M]) {
+	w.Tell("the users leave, and the policies are edited")
+	for _, m := range w.Machines() {
+		for _, name := range w.UserPods(m) {
+			w.EndPod(m, name)
+		}
+		m.Hardware().Update(func(n *sim.Node) {
+			for i := range n.GPUs {
+				n.GPUs[i].Processes = nil
+			}
+		})
+		w.Repair(m)
+	}
+	for _, p := range w.ListPolicies() {
+		p.Spec.Rollout.Paused, p.Spec.Rollout.FailureThreshold, p.Spec.Rollout.Reboot = false, 10, v1alpha1.RebootModeIfRequired
+		w.UpdatePolicy(&p)
+	}
+	w.Rest()
+	truthful(w)
+	progressed(w)
+	w.CheckBudget()
+}
+
+// policiesGo deletes every policy, and looks whether everything is as it was before the operator.
+func policiesGo[M Machine](w World[M]) {
+	w.DeletePolicies()
+	w.Tell("every policy is deleted")
+	w.Rest()
+	w.CheckRestored()
+	w.CheckBudget()
+}
+
+// truthful looks whether what is said of each policy and each node at rest is so.
+func truthful[M Machine](w World[M]) {
+	for _, p := range w.ListPolicies() {
+		c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady)
+		if c.ObservedGeneration != p.Generation {
+			w.Breaks("truth", "policy %s is of generation %d, and its status of %d", p.Name, p.Generation, c.ObservedGeneration)
+		}
+		for _, m := range w.Machines() {
+			by, want, err := w.Desired(m)
+			if c.Status != "True" || by == nil || by.Name != p.Name || w.Unknown(m, by) {
+				continue
+			}
+			if problem := w.Differs(m, want); err != nil || m.IsOff() || problem != "" {
+				w.Breaks("truth", "policy %s is Ready, and node %s is not (off %v, %v): %s", p.Name, m.NodeName(), m.IsOff(), err, problem)
+			}
+		}
+		for _, n := range p.Status.Pending {
+			if problem := noCause(w, &p, n); problem != "" {
+				w.Breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", n.NodeName, p.Name, n.State, n.Reason, problem, n.Message)
+			}
+		}
+	}
+}
+
+// noCause says why the reason of a node that waits at rest is none; empty: it is one.
+func noCause[M Machine](w World[M], by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) string {
+	all := w.Machines()
+	at := slices.IndexFunc(all, func(m M) bool { return m.NodeName() == n.NodeName })
+	if at < 0 {
+		return "there is no such node"
+	}
+	switch r := by.Spec.Rollout; n.Reason {
+	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
+		return "nothing goes on that it could wait for"
+	case v1alpha1.ReasonPaused:
+		if !r.Paused {
+			return "it is not paused"
+		}
+	case v1alpha1.ReasonRolloutHalted:
+		if by.Status.Nodes.Failed < r.FailureThreshold {
+			return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, r.FailureThreshold)
+		}
+	case v1alpha1.ReasonConfiguringDevicePlugin:
+		return "all is configured"
+	case v1alpha1.ReasonAgentNotReporting:
+		if w.AgentRuns(all[at]) {
+			return "the agent is Ready"
+		}
+	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
+		if !w.OfferedByOthers(all[at], n.Reason) {
+			return "nobody else offers the GPUs"
+		}
+	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
+		if !w.InMaintenance(all[at]) {
+			return "there is no maintenance"
+		}
+	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
+		if !strings.Contains(n.Message, "process ") && !w.NamesUser(all[at], n.Message) {
+			return "no pod or ResourceClaim that it names is there"
+		}
+	}
+	return ""
+}
+
+// progressed: every machine that runs is as its policy desires, whatever became of the others.
+func progressed[M Machine](w World[M]) {
+	for _, m := range w.Machines() {
+		by, want, err := w.Desired(m)
+		if m.IsOff() || by == nil || err != nil || w.OfferedByOthers(m, "") || w.Excused(m, by) {
+			continue
+		}
+		if problem := cmp.Or(w.Unready(m, by), w.Differs(m, want)); problem != "" {
+			w.Breaks("progress", "node %s under policy %s: %s", m.NodeName(), by.Name, problem)
+		}
+	}
+}
