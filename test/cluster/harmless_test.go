@@ -62,8 +62,8 @@ func harmless(t *testing.T, usual uint64, plays func(*run, *rand.Rand)) {
 				t.Log(strings.Join(r.told, "\n"))
 			}
 		})
-		s.Note(seed, r.isBroken())
-		if broken := r.isBroken(); broken != "" {
+		s.Note(seed, r.Broken())
+		if broken := r.Broken(); broken != "" {
 			t.Errorf("HARMLESS_CLUSTERS=1 HARMLESS_CLUSTERS_FROM=%d: %s\n%s", seed, broken, strings.Join(r.told, "\n"))
 		}
 	}
@@ -103,7 +103,7 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 		}
 		s.unchanged(before)
 		s.honoured(policies...)
-		if s.isBroken() != "" {
+		if s.Broken() != "" {
 			s.tell("import printed:\n%s", printed)
 		}
 	})
@@ -127,7 +127,7 @@ func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 		s.lives(before)
 		s.startsAgain(before)
 		s.honoured(policies...)
-		if s.isBroken() != "" {
+		if s.Broken() != "" {
 			s.tell("advise printed:\n%s", printed)
 		}
 	})
@@ -139,7 +139,7 @@ func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 // populated starts pods on all nodes, and returns those that run once the cluster rests.
 func (s *run) populated(random *rand.Rand) running {
 	s.t.Helper()
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		s.populates(p, random)
 	}
 	s.calms()
@@ -362,7 +362,7 @@ type shared struct {
 func (s *run) running() running {
 	s.t.Helper()
 	r := running{nodes: map[string]shared{}, pods: map[string]corev1.Pod{}}
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		node := s.node(p.name)
 		is := shared{
 			offers: s.offers(p), gpus: map[string]born{}, devices: p.node.Allocations(), governed: s.gpuNode(p.name).Spec.PolicyName != "",
@@ -441,7 +441,7 @@ func (s *run) unchanged(before running) {
 // honoured: each policy that was printed is Ready, or says how many shares the administrator has to set for NVIDIA's DRA driver.
 func (s *run) honoured(printed ...string) {
 	s.t.Helper()
-	for _, p := range s.current() {
+	for _, p := range s.ListPolicies() {
 		if c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady); slices.Contains(printed, p.Name) && c.Status != metav1.ConditionTrue && c.Reason != v1alpha1.ReasonDRASharesDiffer {
 			s.breaks("honoured", "policy %s: %s: %s", p.Name, c.Reason, c.Message)
 		}
@@ -513,7 +513,7 @@ func (s *run) observed(random *rand.Rand) (url string) {
 	answer := func(query advice.Query, labels map[string]string, value float64) {
 		answers[query] = append(answers[query], advice.Sample{Labels: labels, Value: value})
 	}
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		held, of := 0, map[string]string{"node": p.name}
 		for _, pod := range s.podsOn(p.name) {
 			if pod.Namespace != users && pod.Namespace != "other" || random.IntN(12) == 0 {

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -56,6 +57,7 @@ type run struct {
 	fights     []func() bool   // other controllers that set something again and again
 	theirs     map[string]bool // node and label or annotation that another controller has written
 	backup     []client.Object
+	rested     cluster.Snapshot // when everything last rested
 
 	facts    sync.RWMutex // guards what follows, the machines, and born and slots of the places
 	places   map[string]*place
@@ -111,7 +113,7 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	s.leader = s.lead()
 	s.until("every node is discovered", func() bool { s.round(); return s.discovered() })
 	s.before = s.world()
-	s.create(history.Policies(random))
+	history.Replace(s, history.Policies(random))
 	return s
 }
 
@@ -337,8 +339,8 @@ func (p *place) remember() {
 	}
 }
 
-// all are the places by name.
-func (s *run) all() []*place {
+// Machines are the places by name.
+func (s *run) Machines() []*place {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
 	var all []*place
@@ -346,11 +348,6 @@ func (s *run) all() []*place {
 		all = append(all, s.places[m.name])
 	}
 	return all
-}
-
-func (s *run) some(random *rand.Rand) *place {
-	all := s.all()
-	return all[random.IntN(len(all))]
 }
 
 func (s *run) tell(format string, args ...any) {
@@ -366,7 +363,7 @@ func (s *run) breaks(invariant, format string, args ...any) {
 	}
 }
 
-func (s *run) isBroken() string {
+func (s *run) Broken() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.broken
@@ -391,7 +388,7 @@ const answerWithin = 20 * time.Second
 func (s *run) round() (active bool) {
 	before := s.written.Load()
 	looks, reconciles := map[string]int64{}, s.reconciles.Load()
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		looks[p.name] = p.looks.Load()
 	}
 	if now := s.clock.skipped(); before != s.acted || now != s.actedAt {
@@ -403,7 +400,7 @@ func (s *run) round() (active bool) {
 	for _, answered := range []func() bool{
 		func() bool { return s.reconciles.Load() > reconciles },
 		func() bool {
-			return !slices.ContainsFunc(s.all(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
+			return !slices.ContainsFunc(s.Machines(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
 		},
 	} {
 		s.poll(deadline, answered)
@@ -413,7 +410,7 @@ func (s *run) round() (active bool) {
 
 // nodesAct lets everything on the nodes, and NVIDIA's operator, do what is due.
 func (s *run) nodesAct() {
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		if !p.off && p.reboots.Requested() > 0 {
 			s.rebooted(p)
 		}
@@ -443,7 +440,7 @@ func (s *run) wake() {
 // rounds lets so many rounds follow one another.
 func (s *run) rounds(n int, random *rand.Rand) {
 	for range n {
-		if s.isBroken() != "" {
+		if s.Broken() != "" {
 			return
 		}
 		s.round()
@@ -457,7 +454,7 @@ func (s *run) rest(horizon time.Duration, most int) bool {
 	end := s.clock.Now().Add(horizon)
 	for idle, next := 0, 0; most > 0; most-- {
 		fought := s.fought()
-		if s.isBroken() != "" || s.clock.Now().After(end) {
+		if s.Broken() != "" || s.clock.Now().After(end) {
 			return true
 		}
 		switch active := s.round(); {

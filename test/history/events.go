@@ -256,17 +256,18 @@ func Edit[M Machine](w World[M], random *rand.Rand) {
 // split makes two policies of one, for a pool each.
 func split[M Machine](w World[M], random *rand.Rand) {
 	if len(w.ListPolicies()) == 1 {
-		replace(w, Split(random))
+		Replace(w, Split(random))
 	}
 }
 
 func create[M Machine](w World[M], random *rand.Rand) {
 	if len(w.ListPolicies()) == 0 {
-		replace(w, Policies(random))
+		Replace(w, Policies(random))
 	}
 }
 
-func replace[M Machine](w World[M], policies []v1alpha1.GPUSharingPolicy) {
+// Replace replaces all policies.
+func Replace[M Machine](w World[M], policies []v1alpha1.GPUSharingPolicy) {
 	w.ReplacePolicies(policies)
 	w.CountAnew()
 	for i := range policies {
