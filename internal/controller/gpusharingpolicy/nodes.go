@@ -26,8 +26,8 @@ import (
 )
 
 // writeFor is after how long a reconcile begins with no further node. What it leaves the next reconcile decides anew,
-// from what has become of the nodes and policies meanwhile.
-const writeFor = 5 * time.Second
+// from what has become of the nodes and policies meanwhile: those that have begun come first, so that they end before others begin.
+const writeFor = 2 * time.Second
 
 // executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time.
 // It takes the nodes in the order of the actions.

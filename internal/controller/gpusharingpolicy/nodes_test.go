@@ -123,7 +123,7 @@ func TestAReconcileEndsInTime(t *testing.T) {
 	g := NewWithT(t)
 	w := newWriting(1)
 	w.fails = func(string, string) error {
-		w.clock.Step(time.Second)
+		w.clock.Step(writeFor / 5)
 		return nil
 	}
 	g.Expect(w.executeOnNodes(t.Context(), w.actions)).To(Succeed())

@@ -279,6 +279,7 @@ func (n Node) WithoutFuture(limit time.Time) (past *Node, latest time.Time) {
 	}
 	for i := range n.Pods {
 		n.Pods[i].SyncTriggered = boundStamps(n.Pods[i].SyncTriggered, bound)
+		bound(&n.Pods[i].ReadySince)
 	}
 	for i := range n.Taints {
 		if t := &n.Taints[i]; t.Key == v1alpha1.TaintChanging && t.TimeAdded != nil {

@@ -328,15 +328,6 @@ func latestOf(v *View, moments ...time.Time) (latest time.Time) {
 	return latest
 }
 
-// remainingOf is how much remains of a time since a moment that the clock of a node told. Of a moment in the future
-// nothing is: it tells only that the clock is wrong.
-func remainingOf(v *View, since time.Time, lasts time.Duration) time.Duration {
-	if fromFuture(v, since) {
-		return 0
-	}
-	return since.Add(lasts).Sub(v.Snapshot.Now)
-}
-
 // timeoutAttemptID names one attempt at what is asked of the node.
 func timeoutAttemptID(v *View) string {
 	hash := ""

@@ -174,7 +174,7 @@ func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is boo
 		if p.Terminating {
 			continue
 		}
-		remaining := remainingOf(v, p.ReadySince, draPublishesWithin)
+		remaining := p.ReadySince.Add(draPublishesWithin).Sub(v.Snapshot.Now)
 		if is = is || p.ReadySince.IsZero() || remaining > 0; remaining > 0 {
 			after = timing.Sooner(after, remaining)
 		}

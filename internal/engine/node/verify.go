@@ -129,7 +129,7 @@ func awaitPluginSettled(v *View) (Result, bool) {
 		if !isPluginPod(v, p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
 			continue
 		}
-		if remaining := remainingOf(v, p.ReadySince, timing.PluginSettles); remaining > 0 {
+		if remaining := p.ReadySince.Add(timing.PluginSettles).Sub(v.Snapshot.Now); remaining > 0 {
 			return Result{
 				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: remaining,
 				Message: fmt.Sprintf("Waiting for the device plugin: pod %s/%s has just started, with its default config", p.Namespace, p.Name),

@@ -183,8 +183,9 @@ func (c *run) step(faithful bool) rollout.Decision {
 	var d rollout.Decision
 	if c.double {
 		d = c.memory.decide(s)
-	} else {
-		d = rollout.Decide(s)
+	} else { // as the controller does
+		c.memory.reads(&s)
+		d = c.memory.Decide(s)
 	}
 	digest(c.sum, d)
 	if faithful {

@@ -56,6 +56,7 @@ type nodeEntry struct {
 
 	// What follows from the node alone.
 	latest   time.Time // that is recorded on it
+	bounded  bool      // it was looked at without times in the future
 	shown    string    // the reason by which another controller shows on it; empty: none does
 	mpsUsers []string  // the pods that hold GPUs, where NVIDIA's MPS DaemonSet runs
 
@@ -157,12 +158,12 @@ func (memory *Memory) rank(s *cluster.Snapshot, entries []*nodeEntry, ranking po
 // lookup finds what is kept of a node. A node with times in the future is looked at without them, as long as they are.
 func (memory *Memory) lookup(n *cluster.Node, now time.Time) *nodeEntry {
 	r, limit := memory.nodes[n.Name], now.Add(timing.ClocksDiffer)
-	if r == nil || n.Version == 0 || r.version != n.Version || r.latest.After(limit) {
+	if r == nil || n.Version == 0 || r.version != n.Version || r.bounded || r.latest.After(limit) {
 		past, latest := n.WithoutFuture(limit)
-		if latest.After(limit) {
+		r = &nodeEntry{version: n.Version, round: -1, latest: latest, bounded: latest.After(limit)}
+		if r.bounded {
 			n = past
 		}
-		r = &nodeEntry{version: n.Version, round: -1, latest: latest}
 		r.shown, _ = cluster.ShownBy(n)
 		if cluster.ServedByMPS(n.Pods) {
 			r.mpsUsers = cluster.UsersOn(n)

@@ -31,6 +31,16 @@ type remembering struct {
 
 // decide decides with the memory and without: whatever has happened, the decision is the same.
 func (r *remembering) decide(s cluster.Snapshot) rollout.Decision {
+	r.reads(&s)
+	fresh, remembered := rollout.Decide(s), r.Decide(s)
+	if !reflect.DeepEqual(fresh, remembered) {
+		panic(fmt.Sprintf("with memory it is decided\n%+v\nand without\n%+v", remembered, fresh))
+	}
+	return fresh
+}
+
+// reads gives the nodes their versions.
+func (r *remembering) reads(s *cluster.Snapshot) {
 	if r.nodes == nil {
 		r.nodes, r.specs = map[string]cluster.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
 	}
@@ -51,11 +61,6 @@ func (r *remembering) decide(s cluster.Snapshot) rollout.Decision {
 			r.nodes[n.Name] = *n
 		}
 	}
-	fresh, remembered := rollout.Decide(s), r.Decide(s)
-	if !reflect.DeepEqual(fresh, remembered) {
-		panic(fmt.Sprintf("with memory it is decided\n%+v\nand without\n%+v", remembered, fresh))
-	}
-	return fresh
 }
 
 // TestMemoryHoldsUntilTheVersionChanges: a node is taken for what it was as long as its version says so, and no longer.
@@ -77,6 +82,18 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	s.Nodes[0].Version = 0
 	s.Nodes[0].AgentReady = true
 	g.Expect(memory.Decide(s).Nodes[0].State).To(Equal(node.UpToDate), "without a version nothing is remembered")
+}
+
+// TestMemoryHoldsUntilAFutureTimeIsReached: a node is looked at without times in the future, and again once they are there, though nothing of
+// it has changed.
+func TestMemoryHoldsUntilAFutureTimeIsReached(t *testing.T) {
+	c := fleet(1, timeSlicing(4))
+	c.hosts["n0"].skew = 10 * time.Minute
+	c.run(60)
+	for range 15 {
+		c.memory.decide(c.world())
+		c.Now = c.Now.Add(time.Minute)
+	}
 }
 
 // TestMemoryNoticesEveryChangeOfTheDevicePlugin: whatever of it changes and changes back, the decision is that of a
