@@ -52,19 +52,16 @@ func (p *place) IsOff() bool             { return p.off }
 func (p *place) Hardware() *sim.Hardware { return p.hardware }
 func (p *place) EndAgent()               { p.down.Store(true) }
 
-func (s *run) Tell(format string, args ...any)              { s.tell(format, args...) }
-func (s *run) Breaks(invariant, format string, args ...any) { s.breaks(invariant, format, args...) }
-func (s *run) Begin()                                       { s.record.begin() }
-func (s *run) Reconcile(n int)                              { s.rounds((n+2)/3, s.random) }
-func (s *run) Pass(d time.Duration)                         { s.rest(d, 40) }
-func (s *run) MostMachines() int                            { return 3 }
-func (s *run) Repair(*place)                                {}
-func (s *run) HasClusterPolicy() bool                       { return true }
-func (s *run) DeleteClusterPolicy()                         { s.deleted(theClusterPolicy()) }
-func (s *run) DeleteConfigMap()                             { s.deleted(ourConfigMap()) }
-func (s *run) RewriteNodeFeature(name string) bool          { return s.deleted(ourNodeFeature(name)) }
-func (s *run) DeleteNodeFeature(name string)                { s.deleted(ourNodeFeature(name)) }
-func (s *run) EndPod(_ *place, name string)                 { s.ended(name) }
+func (s *run) Begin()                             { s.record.begin() }
+func (s *run) Reconcile(n int)                    { s.rounds((n+2)/3, s.random) }
+func (s *run) Pass(d time.Duration)               { s.rest(d, 40) }
+func (s *run) MostMachines() int                  { return 3 }
+func (s *run) Repair(*place)                      {}
+func (s *run) HasClusterPolicy() bool             { return true }
+func (s *run) DeleteClusterPolicy()               { s.deleted(theClusterPolicy()) }
+func (s *run) DeleteConfigMap()                   { s.deleted(ourConfigMap()) }
+func (s *run) DeleteNodeFeature(name string) bool { return s.deleted(ourNodeFeature(name)) }
+func (s *run) EndPod(_ *place, name string)       { s.ended(name) }
 
 func (s *run) Serial() int {
 	s.serial++
@@ -76,7 +73,7 @@ func (s *run) Serial() int {
 func (s *run) forgetsEvent(random *rand.Rand) {
 	p := history.Some(s, random)
 	p.hardware.Update(func(n *sim.Node) { n.Forgets = true })
-	s.tell("nothing keeps the GPUs of %s initialized any more", p.name)
+	s.Tell("nothing keeps the GPUs of %s initialized any more", p.name)
 }
 
 const unreachable = "node.kubernetes.io/unreachable"
@@ -164,7 +161,7 @@ func (s *run) Boot(p *place) {
 
 // rebooted boots a machine whose agent has asked for it.
 func (s *run) rebooted(p *place) {
-	s.tell("the agent of %s reboots it", p.name)
+	s.Tell("the agent of %s reboots it", p.name)
 	s.Die(p, false)
 	s.Boot(p)
 }
@@ -260,7 +257,7 @@ func (s *run) Start(p *place, kind string, random *rand.Rand) {
 	if kind == "process" && !s.opens(p.devices()[random.IntN(len(p.devices()))], p, pod) {
 		return
 	}
-	s.tell("pod %s comes to %s", name, p.name)
+	s.Tell("pod %s comes to %s", name, p.name)
 }
 
 // podOf is a pod of a kind on a node.
@@ -443,7 +440,7 @@ func (s *run) backUpEvent(*rand.Rand) {
 			s.backup = append(s.backup, o)
 		}
 	}
-	s.tell("a backup is made of %d objects", len(s.backup))
+	s.Tell("a backup is made of %d objects", len(s.backup))
 }
 
 // objects are those of a list.
@@ -482,7 +479,7 @@ func (s *run) restoreEvent(random *rand.Rand) {
 			s.noteDesired(p)
 		}
 	}
-	s.tell("all of %s are restored from the backup", kind)
+	s.Tell("all of %s are restored from the backup", kind)
 }
 
 func (s *run) ReplacePolicies(by []v1alpha1.GPUSharingPolicy) {
@@ -575,7 +572,7 @@ func (s *run) agentEvent(random *rand.Rand) {
 		return
 	}
 	p.down.Store(!p.down.Load())
-	s.tell("the agent of %s is lost: %v", p.name, p.down.Load())
+	s.Tell("the agent of %s is lost: %v", p.name, p.down.Load())
 }
 
 func (s *run) Lie(p *place, report func(*v1alpha1.GPUNode)) bool {
@@ -617,7 +614,7 @@ func (s *run) Lead() {
 func (s *run) pluginEvent(random *rand.Rand) {
 	p := history.Some(s, random)
 	s.restartPlugin(p)
-	s.tell("the device plugin of %s restarts", p.name)
+	s.Tell("the device plugin of %s restarts", p.name)
 }
 
 // restartPlugin deletes the pod of NVIDIA's device plugin.
@@ -632,7 +629,7 @@ func (s *run) restartPlugin(p *place) {
 func (s *run) breaksEvent(random *rand.Rand) {
 	p := history.Some(s, random)
 	p.deaf.Store(!p.deaf.Load())
-	s.tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
+	s.Tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
 }
 
 // draEvent lets NVIDIA's DRA driver come to a node, or restart: for a moment neither a pod nor a ResourceSlice shows
@@ -645,13 +642,13 @@ func (s *run) draEvent(random *rand.Rand) {
 	}
 	had := s.deleted(draSlice(p.name))
 	if had = s.deleted(draPod(p.name)) || had; had {
-		s.tell("NVIDIA's DRA driver of %s ends", p.name)
+		s.Tell("NVIDIA's DRA driver of %s ends", p.name)
 		s.rounds(1+random.IntN(3), random)
 	}
 	if random.IntN(3) > 0 && !p.off {
 		s.Eventually(func() error { return s.client.Create(s.t.Context(), sign.DeepCopyObject().(client.Object)) }, patience, pollEvery).
 			Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
-		s.tell("NVIDIA's DRA driver of %s runs, which shows by a %T", p.name, sign)
+		s.Tell("NVIDIA's DRA driver of %s runs, which shows by a %T", p.name, sign)
 	}
 }
 

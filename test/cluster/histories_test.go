@@ -120,10 +120,10 @@ func (s *run) DeletePolicies() {
 func (s *run) Rest() {
 	s.forget()
 	if !s.rest(8*time.Hour, 400) {
-		s.breaks("bounded", "400 rounds in 8h do not come to rest: %s; containers wait: %v", s.counted(), s.containersWaiting())
+		s.Breaks("bounded", "400 rounds in 8h do not come to rest: %s; containers wait: %v", s.counted(), s.containersWaiting())
 	}
 	history.Bounded(s, "in 8h in which nobody else does anything", history.MostAtRest)
-	s.tell("everything rests: %s", s.counted())
+	s.Tell("everything rests: %s", s.counted())
 	s.rested = s.world()
 }
 

@@ -79,11 +79,11 @@ func (s *run) evicts(name string, status int) {
 	}
 	s.mu.Unlock()
 	if kind == "bystander" && (!s.mayEmpty() || !s.mustReboot(home)) {
-		s.breaks("harmless", "%s is evicted from %s, which has no GPU", name, home)
+		s.Breaks("harmless", "%s is evicted from %s, which has no GPU", name, home)
 	}
 	for _, id := range held {
 		if uuid := at.gpuOf(id); uuid != "" && !s.mayChange(at, uuid) {
-			s.breaks("harmless", "%s is evicted, and no policy selects its GPU %s", name, uuid)
+			s.Breaks("harmless", "%s is evicted, and no policy selects its GPU %s", name, uuid)
 		}
 	}
 }
@@ -155,7 +155,7 @@ func (s *run) mayChange(p *place, uuid string) bool {
 // touches looks at what the agent is about to do to a GPU: a policy has to do with it, and what it takes away is not in use.
 func (s *run) touches(p *place, op sim.Op, uuid string, instance int) error {
 	if !s.mayChange(p, uuid) {
-		s.breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
+		s.Breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
 	}
 	return s.takes(p, op, uuid, instance)
 }
@@ -177,7 +177,7 @@ func (s *run) takes(p *place, op sim.Op, uuid string, instance int) error {
 		for _, id := range ids {
 			device, _, _ := strings.Cut(id, "::")
 			if _, name, _ := strings.Cut(pod, "/"); lost[device] && !s.hasEnded(name) {
-				s.breaks("harmless", "%s of %s is taken from %s (%s)", device, p.name, pod, op)
+				s.Breaks("harmless", "%s of %s is taken from %s (%s)", device, p.name, pod, op)
 			}
 		}
 	}
@@ -302,7 +302,7 @@ func (s *run) CheckBudget() {
 	}
 	s.facts.RUnlock()
 	if most := s.record.account(off...).most; most > allowed {
-		s.breaks("harmless", "%d nodes are disturbed at the same moment, and all policies that ever were allow %d", most, allowed)
+		s.Breaks("harmless", "%d nodes are disturbed at the same moment, and all policies that ever were allow %d", most, allowed)
 	}
 }
 
@@ -327,7 +327,7 @@ func (s *run) CheckRestored() {
 			continue
 		}
 		if problem := s.unrestored(p, n); problem != "" {
-			s.breaks("restore", "node %s: %s; nothing says so", n.Name, problem)
+			s.Breaks("restore", "node %s: %s; nothing says so", n.Name, problem)
 		}
 	}
 	for i := range before.Nodes { // the GPUs of a machine may be others, and fewer
@@ -339,7 +339,7 @@ func (s *run) CheckRestored() {
 	}
 	for _, problem := range invariant.Broken(before, snapshot, s.everEvicted()...) {
 		if !s.writtenByOthers(problem) {
-			s.breaks("restore", "%s", problem)
+			s.Breaks("restore", "%s", problem)
 		}
 	}
 	cluster := theClusterPolicy()
@@ -347,7 +347,7 @@ func (s *run) CheckRestored() {
 	name, _, _ := unstructured.NestedString(cluster.Object, "spec", "devicePlugin", "config", "name")
 	strategy, _, _ := unstructured.NestedString(cluster.Object, "spec", "mig", "strategy")
 	if !excused && (name != "" || strategy != "single") {
-		s.breaks("restore", "the ClusterPolicy names the ConfigMap %q and the strategy %q, and named none and single", name, strategy)
+		s.Breaks("restore", "the ClusterPolicy names the ConfigMap %q and the strategy %q, and named none and single", name, strategy)
 	}
 }
 
@@ -373,30 +373,13 @@ func (s *run) writtenByOthers(problem string) bool {
 	return false
 }
 
-// left says what of the operator is left on a Node, or which label is not as it was; empty: nothing.
-func (s *run) left(p *place, n *cluster.Node) string {
-	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
-		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
-			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
-		}
-	}
-	for name, value := range n.Annotations {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !s.theirs[n.Name+" "+name] {
-			return fmt.Sprintf("annotation %s is left: %q", name, value)
-		}
-	}
-	for _, t := range n.Taints {
-		if (t.Key == history.Taint().Key || strings.HasPrefix(t.Key, v1alpha1.Group+"/")) && !s.theirs[n.Name+" "+v1alpha1.AnnotationTaints] {
-			return fmt.Sprintf("taint %s is left", t.Key)
-		}
-	}
-	return ""
-}
-
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
 func (s *run) unrestored(p *place, n *cluster.Node) string {
-	if what := s.left(p, n); what != "" {
-		return what
+	theirs := func(name, value string) bool { // the others are NVIDIA's
+		return s.theirs[n.Name+" "+name] || value == "true" && (name == v1alpha1.LabelMIGManager || strings.HasPrefix(name, "nvidia.com/gpu.deploy."))
+	}
+	if left := history.Left(cluster.Node{Labels: p.labels}, *n, theirs); left != "" {
+		return left
 	}
 	for _, d := range p.devices() {
 		if is, born := bornAs(d), p.born[d.UUID]; is != born {
@@ -406,12 +389,8 @@ func (s *run) unrestored(p *place, n *cluster.Node) string {
 			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
 		}
 	}
-	feature := ourNodeFeature(n.Name)
-	switch {
-	case s.client.Get(s.t.Context(), client.ObjectKeyFromObject(feature), feature) == nil:
+	if feature := ourNodeFeature(n.Name); s.client.Get(s.t.Context(), client.ObjectKeyFromObject(feature), feature) == nil {
 		return "our NodeFeature is left"
-	case n.GPU.Spec.Baseline != nil || len(n.GPU.Spec.Devices) > 0:
-		return fmt.Sprintf("GPUNode.spec is not empty: %+v", n.GPU.Spec)
 	}
 	return ""
 }

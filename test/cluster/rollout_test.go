@@ -202,5 +202,5 @@ func (s *run) tenantEvent(random *rand.Rand) {
 	s.Eventually(func() error { return s.client.Create(s.t.Context(), space) }, patience, pollEvery).
 		Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
 	s.Eventually(func() error { return s.client.Create(s.t.Context(), pod) }, patience, pollEvery).Should(Succeed())
-	s.tell("pod %s of a tenant comes to %s, and looks like %s; with a controller: %v", pod.Name, p.name, look, owned)
+	s.Tell("pod %s of a tenant comes to %s, and looks like %s; with a controller: %v", pod.Name, p.name, look, owned)
 }

@@ -220,7 +220,7 @@ func (s *run) note(r *http.Request, status int, answer string) {
 	}
 	switch {
 	case status == http.StatusForbidden || status == http.StatusUnprocessableEntity:
-		s.breaks("harmless", "the API server denies the controller %s %s: %s", r.Method, r.URL.Path, answer)
+		s.Breaks("harmless", "the API server denies the controller %s %s: %s", r.Method, r.URL.Path, answer)
 		return
 	case status >= http.StatusMultipleChoices:
 		return
@@ -239,10 +239,7 @@ func (s *run) note(r *http.Request, status int, answer string) {
 func (s *run) join(name string, random *rand.Rand) {
 	s.t.Helper()
 	one := func(in int) bool { return random.IntN(in) == 0 }
-	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
-	for !one(2) && len(models) < 3 {
-		models = append(models, models[0])
-	}
+	models := history.Models(random)
 	labels := map[string]string{history.PoolLabel: []string{"a", "b"}[random.IntN(2)]}
 	if one(3) {
 		labels["team.example/label"] = "research"
@@ -257,12 +254,12 @@ func (s *run) join(name string, random *rand.Rand) {
 	if len(models) == 1 && models[0] != sim.T4 && one(4) {
 		s.Expect(p.hardware.SetMIG(s.t.Context(), p.devices()[0].UUID, true)).To(Or(Succeed(), MatchError(gpu.ErrResetRequired)))
 		p.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
-		s.partitions(p, p.devices()[0])
+		history.Partition(p, p.devices()[0])
 	}
 	p.touches = func(op sim.Op, uuid string, instance int) error { return s.touches(p, op, uuid, instance) }
 	p.restartDelay = 0 // nobody waits for it: time passes as fast as something happens
 	s.enter(p)
-	s.tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
+	s.Tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
 }
 
 // place is a machine that has not booted yet.
@@ -289,18 +286,7 @@ func (s *run) enter(p *place) {
 	s.boots(p)
 }
 
-// partitions makes the instance that a person has on a GPU.
-func (s *run) partitions(p *place, d gpu.Device) {
-	at := d.Profiles[0]
-	for _, o := range d.Profiles {
-		if strings.HasPrefix(o.Name, "2g.") && !strings.Contains(o.Name, "+") {
-			at = o
-		}
-	}
-	s.Expect(p.hardware.CreateInstance(s.t.Context(), d.UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size})).To(Succeed())
-}
-
-// partitionsAgain makes it again after a boot, as a person's service does, where the operator has not recorded how it
+// partitionsAgain makes the instance of a person again after a boot, as a person's service does, where the operator has not recorded how it
 // found the node. Without it NVIDIA's device plugin ends again and again, with or without a policy.
 func (s *run) partitionsAgain(p *place) {
 	node, of := &corev1.Node{}, &v1alpha1.GPUNode{}
@@ -311,7 +297,7 @@ func (s *run) partitionsAgain(p *place) {
 	}
 	for _, d := range p.devices() {
 		if p.born[d.UUID].instances != "" && d.State.MIG && len(d.State.Instances) == 0 {
-			s.partitions(p, d)
+			history.Partition(p, d)
 		}
 	}
 }
@@ -350,12 +336,12 @@ func (s *run) Machines() []*place {
 	return all
 }
 
-func (s *run) tell(format string, args ...any) {
+func (s *run) Tell(format string, args ...any) {
 	s.told = append(s.told, fmt.Sprintf("%s %s", s.clock.Now().UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
 }
 
-// breaks notes that an invariant does not hold. The first one counts.
-func (s *run) breaks(invariant, format string, args ...any) {
+// Breaks notes that an invariant does not hold. The first one counts.
+func (s *run) Breaks(invariant, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken == "" {
@@ -377,7 +363,7 @@ func (s *run) until(what string, is func() bool) {
 		}
 		s.clock.skip(time.Second)
 	}
-	s.breaks("progress", "%s does not come", what)
+	s.Breaks("progress", "%s does not come", what)
 }
 
 // answerWithin is how long a controller may take for a reconcile, on a busy machine.

@@ -10,7 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -158,4 +161,32 @@ func progressed[M Machine](w World[M]) {
 			w.Breaks("progress", "node %s under policy %s: %s", m.NodeName(), by.Name, problem)
 		}
 	}
+}
+
+// Left says what of the operator is left on a node, or which label is not as it was; empty: nothing. Theirs reports what another controller has
+// set, which nobody restores.
+func Left(was, is cluster.Node, theirs func(name, value string) bool) string {
+	for _, label := range []string{
+		v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden,
+		"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery",
+	} {
+		if value := is.Labels[label]; value != was.Labels[label] && !theirs(label, value) {
+			return fmt.Sprintf("label %s is %q and was %q", label, value, was.Labels[label])
+		}
+	}
+	for name, value := range is.Annotations {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !theirs(name, value) {
+			return fmt.Sprintf("annotation %s is left: %q", name, value)
+		}
+	}
+	for _, t := range is.Taints {
+		had := slices.ContainsFunc(was.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
+		if !had && t.Key != corev1.TaintNodeUnreachable && !theirs(v1alpha1.AnnotationTaints, "") {
+			return fmt.Sprintf("taint %s is left", t.Key)
+		}
+	}
+	if spec := is.GPU.Spec; spec.Baseline != nil || len(spec.Devices) > 0 {
+		return fmt.Sprintf("GPUNode.spec is not empty: %+v", spec)
+	}
+	return ""
 }

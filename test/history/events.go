@@ -4,6 +4,7 @@
 package history
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -114,6 +115,28 @@ func Swap(m Machine, index int, model sim.Model, serial int, slots map[string]in
 	})
 }
 
+// Partition makes an instance on a GPU in MIG mode, as a user has who does without the operator.
+func Partition(m Machine, d gpu.Device) {
+	at := d.Profiles[0]
+	for _, o := range d.Profiles {
+		if strings.HasPrefix(o.Name, "2g.") && !strings.Contains(o.Name, "+") {
+			at = o
+		}
+	}
+	if err := m.Hardware().CreateInstance(context.Background(), d.UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size}); err != nil {
+		panic(err)
+	}
+}
+
+// Models are those of the GPUs of a machine.
+func Models(random *rand.Rand) []sim.Model {
+	models := []sim.Model{Pick(random, sim.A100, sim.A100, sim.H100, sim.T4)}
+	for random.IntN(2) > 0 && len(models) < 3 {
+		models = append(models, models[0])
+	}
+	return models
+}
+
 // lost takes a GPU off the bus of a machine that runs, and what used it ends.
 func lost[M Machine](w World[M], random *rand.Rand) {
 	m := Some(w, random)
@@ -184,7 +207,7 @@ func aRewrite[M Machine](w World[M], random *rand.Rand) Rewrite {
 			})
 		}}
 	case which == 3:
-		return Rewrite{"our NodeFeature of " + name, func() bool { return w.RewriteNodeFeature(name) }}
+		return Rewrite{"our NodeFeature of " + name, func() bool { return w.DeleteNodeFeature(name) }}
 	case which == 4:
 		return Rewrite{"annotations of GPUNode " + name, func() bool {
 			return w.ChangeGPUNode(name, func(n *v1alpha1.GPUNode) { n.Annotations = nil })

@@ -66,9 +66,8 @@ type World[M Machine] interface {
 	Theirs(name, label, value string)           // another controller sets that, so that nobody restores it
 	ChangeConfigMap(change func(data map[string]string)) bool
 	ChangeGPUNode(name string, change func(*v1alpha1.GPUNode)) bool
-	RewriteNodeFeature(name string) bool
 	DeleteConfigMap()
-	DeleteNodeFeature(name string)
+	DeleteNodeFeature(name string) bool
 	DeleteGPUNode(name string)
 	ClusterPolicyRewrites() []Rewrite
 	Fight(again func() bool, d time.Duration) // another controller does that again and again

@@ -28,6 +28,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // breaks notes that an invariant does not hold. The first one counts.
@@ -515,23 +516,9 @@ func stoppedByOthers(h *host) bool {
 
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
 func (c *run) unrestored(h *host) string {
-	was := c.before[h.Name]
-	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, pluginLabel, gfdLabel, v1alpha1.LabelOverridden} {
-		is := h.Labels[label]
-		if is != was.Labels[label] && !slices.Contains(c.theirs[h.Name], label+"="+is) {
-			return fmt.Sprintf("label %s is %q and was %q", label, is, was.Labels[label])
-		}
-	}
-	for name := range h.Annotations {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !slices.Contains(c.theirs[h.Name], name+"="+h.Annotations[name]) {
-			return fmt.Sprintf("annotation %s is left: %q", name, h.Annotations[name])
-		}
-	}
-	for _, t := range h.Taints {
-		if !slices.ContainsFunc(was.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) }) && t.Key != unreachable &&
-			!slices.Contains(c.theirs[h.Name], v1alpha1.AnnotationTaints+"=") {
-			return fmt.Sprintf("taint %s is left", t.Key)
-		}
+	theirs := func(name, value string) bool { return slices.Contains(c.theirs[h.Name], name+"="+value) }
+	if left := history.Left(c.before[h.Name], *h.Node, theirs); left != "" {
+		return left
 	}
 	for _, d := range h.devices() {
 		if is, born := bornAs(d), h.born[d.UUID]; !is.equal(born) {
@@ -551,8 +538,6 @@ func (c *run) unrestored(h *host) string {
 		return "MPS daemons of the operator run"
 	case !h.features.ours.IsZero():
 		return "our NodeFeature is left"
-	case h.GPU.Spec.Baseline != nil || len(h.GPU.Spec.Devices) > 0:
-		return fmt.Sprintf("GPUNode.spec is not empty: %+v", h.GPU.Spec)
 	}
 	return ""
 }

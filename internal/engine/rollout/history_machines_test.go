@@ -106,7 +106,7 @@ func (c *run) briefEvent(random *rand.Rand) {
 	}
 	c.tell("%s comes: %s, for minutes: %s; NFD drops the operator's labels: %v", name, h.hardwareSays(), history.Says(&p), c.nfd.denies)
 	c.rest(time.Duration(1+random.IntN(7))*time.Minute, 120)
-	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == name })
+	c.DeletePolicy(name)
 	c.tell("policy %s is deleted", name)
 	if c.rest(3*time.Minute, 90); c.broken != "" {
 		return
@@ -269,10 +269,7 @@ func (c *run) poolsEvent(random *rand.Rand) {
 		p := policyOf(name, timeSlicing(int32(2+i)), func(p *v1alpha1.GPUSharingPolicy) {
 			p.Spec.NodeSelector, p.Spec.Priority = &v1alpha1.NodeSelector{MatchLabels: map[string]string{history.PoolLabel: name}}, 9
 		})
-		c.serial++
-		p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(name, "-", c.serial)), metav1.NewTime(c.Now)
-		c.Policies = append(slices.Clone(c.Policies), p)
-		c.allows(&p)
+		c.adds(p)
 	}
 	c.tell("%d pools of a policy each scale to zero and back", pools)
 	for n := range 10 {
@@ -316,10 +313,7 @@ func (c *run) scalesEvent(random *rand.Rand) {
 	p := policyOf(pool, timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.NodeSelector, p.Spec.Priority = &v1alpha1.NodeSelector{MatchLabels: map[string]string{history.PoolLabel: pool}}, 9
 	})
-	c.serial++
-	p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(pool, "-", c.serial)), metav1.NewTime(c.Now)
-	c.Policies = append(slices.Clone(c.Policies), p)
-	c.allows(&p)
+	c.adds(p)
 	c.tell("a pool scales to zero and back, its policy is the only one: %v, its machine has the same name: %v", alone, same)
 	for range 12 {
 		name := pool
@@ -331,7 +325,7 @@ func (c *run) scalesEvent(random *rand.Rand) {
 		}
 		c.rest(time.Minute, 10)
 	}
-	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == pool })
+	c.DeletePolicy(pool)
 	if alone {
 		c.createAgain(others)
 	}

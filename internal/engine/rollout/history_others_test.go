@@ -65,14 +65,6 @@ func (c *run) ChangeConfigMap(change func(map[string]string)) bool {
 	return !maps.Equal(had, ours)
 }
 
-func (c *run) RewriteNodeFeature(name string) bool {
-	return c.rewrites(name, func(h *host) bool {
-		had := !h.features.ours.IsZero()
-		h.features.ours = time.Time{}
-		return had
-	})
-}
-
 func (c *run) ChangeGPUNode(name string, change func(*v1alpha1.GPUNode)) bool {
 	return c.rewrites(name, func(h *host) bool {
 		had := len(h.GPU.Annotations)
@@ -213,7 +205,14 @@ func (h *host) restoreGPUNode(old v1alpha1.GPUNode) {
 
 func (c *run) DeleteConfigMap() { c.Configs, c.meddled = maps.Clone(c.Plugin.Configs), true }
 
-func (c *run) DeleteNodeFeature(name string) { c.hosts[name].features.ours = time.Time{} }
+func (c *run) DeleteNodeFeature(name string) bool {
+	h := c.hosts[name]
+	if h == nil || h.features.ours.IsZero() {
+		return false
+	}
+	h.features.ours = time.Time{}
+	return true
+}
 
 func (c *run) DeleteGPUNode(name string) {
 	c.makeGPUNode(c.hosts[name])

@@ -27,10 +27,10 @@ import (
 func (c *run) ListPolicies() []v1alpha1.GPUSharingPolicy { return slices.Clone(c.Policies) }
 
 func (c *run) UpdatePolicy(p *v1alpha1.GPUSharingPolicy) {
-	at := slices.IndexFunc(c.Policies, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == p.Name })
-	c.Policies[at].Spec = p.Spec
-	c.Policies[at].Generation++
-	c.allows(p)
+	at := &c.Policies[slices.IndexFunc(c.Policies, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == p.Name })]
+	at.Spec = p.Spec
+	at.Generation++
+	c.allows(at)
 }
 
 func (c *run) DeletePolicy(name string) {
@@ -53,6 +53,22 @@ func (c *run) ReplacePolicies(policies []v1alpha1.GPUSharingPolicy) {
 	}
 }
 
+// adds adds a policy.
+func (c *run) adds(p v1alpha1.GPUSharingPolicy) {
+	c.serial++
+	p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
+	c.Policies = append(slices.Clone(c.Policies), p)
+	c.allows(&p)
+}
+
+// edits edits a policy.
+func (c *run) edits(name string, change func(*v1alpha1.GPUSharingPolicy)) {
+	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })]
+	change(p)
+	c.UpdatePolicy(p)
+	c.tell("policy %s is edited: %s", p.Name, history.Says(p))
+}
+
 // allows notes the budget of a policy.
 func (c *run) allows(p *v1alpha1.GPUSharingPolicy) {
 	slots, err := intstr.GetScaledValueFromIntOrPercent(p.Spec.Rollout.MaxUnavailable, len(c.hosts)+4, true) // more nodes may join
@@ -73,10 +89,7 @@ func (c *run) manyEvent(random *rand.Rand) {
 	for i := range 24 {
 		p := history.Policy(fmt.Sprint("many-", i), []string{"a", "b", "none"}[random.IntN(3)], random)
 		p.Spec.Priority = int32(random.IntN(3))
-		c.serial++
-		p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
-		c.Policies = append(slices.Clone(c.Policies), p)
-		c.allows(&p)
+		c.adds(p)
 	}
 	c.CountAnew()
 	c.tell("there are %d policies", len(c.Policies))
@@ -117,15 +130,9 @@ func (c *run) renameEvent(random *rand.Rand) {
 	if h.off || by == nil || by.Spec.Sharing.TimeSlicing == nil {
 		return
 	}
-	for i := range c.Policies {
-		if p := &c.Policies[i]; p.Name == by.Name {
-			renamed := !plan.Renamed(p.Spec.Sharing)
-			p.Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: &renamed}
-			p.Generation++
-			c.allows(p)
-			c.tell("policy %s is edited: renameByDefault is %v", p.Name, renamed)
-		}
-	}
+	c.edits(by.Name, func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: new(!plan.Renamed(p.Spec.Sharing))}
+	})
 	c.rest(keepsCapacity/2, 60)
 	if c.broken != "" || h.off || !h.plugin.running || len(h.sick) > 0 {
 		return

@@ -4,12 +4,10 @@
 package rollout_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +16,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -141,10 +138,7 @@ func newRun(seed uint64) *run {
 // machine adds a node.
 func (c *run) machine(name string, random *rand.Rand) {
 	one := func(in int) bool { return random.IntN(in) == 0 }
-	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
-	for !one(2) && len(models) < 3 {
-		models = append(models, models[0])
-	}
+	models := history.Models(random)
 	if c.version[name] > 0 && c.seed%onDriver >= history.Late {
 		c.replaced++
 	}
@@ -204,16 +198,8 @@ func (c *run) machine(name string, random *rand.Rand) {
 func (h *host) partitionedByHand() {
 	uuid := h.devices()[0].UUID
 	h.change(uuid, func(g *sim.GPU) { g.MIG, g.PendingMIG = true, true })
-	profile := h.devices()[0].Profiles[0]
-	for _, p := range h.devices()[0].Profiles {
-		if strings.HasPrefix(p.Name, "2g.") && !strings.Contains(p.Name, "+") {
-			profile = p
-		}
-	}
 	h.nextByHand()
-	if err := h.hardware.CreateInstance(context.Background(), uuid, profile.Name, gpu.Placement{Start: profile.Starts[0], Size: profile.Size}); err != nil {
-		panic(err)
-	}
+	history.Partition(h, h.devices()[0])
 	h.report()
 	h.plugin.running = false
 }
