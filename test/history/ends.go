@@ -117,34 +117,26 @@ func noCause[M Machine](w World[M], by *v1alpha1.GPUSharingPolicy, n v1alpha1.Pe
 	if at < 0 {
 		return "there is no such node"
 	}
-	switch r := by.Spec.Rollout; n.Reason {
-	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
-		return "nothing goes on that it could wait for"
-	case v1alpha1.ReasonPaused:
-		if !r.Paused {
-			return "it is not paused"
-		}
-	case v1alpha1.ReasonRolloutHalted:
-		if by.Status.Nodes.Failed < r.FailureThreshold {
-			return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, r.FailureThreshold)
-		}
-	case v1alpha1.ReasonConfiguringDevicePlugin:
-		return "all is configured"
-	case v1alpha1.ReasonAgentNotReporting:
-		if w.AgentRuns(all[at]) {
-			return "the agent is Ready"
-		}
-	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
-		if !w.OfferedByOthers(all[at], n.Reason) {
-			return "nobody else offers the GPUs"
-		}
-	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
-		if !w.InMaintenance(all[at]) {
-			return "there is no maintenance"
-		}
-	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
-		if !strings.Contains(n.Message, "process ") && !w.NamesUser(all[at], n.Message) {
-			return "no pod or ResourceClaim that it names is there"
+	m, r := all[at], by.Spec.Rollout
+	for _, cause := range []struct {
+		reasons   []string
+		is        bool
+		otherwise string
+	}{
+		{[]string{v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst}, false, "nothing goes on that it could wait for"},
+		{[]string{v1alpha1.ReasonPaused}, r.Paused, "it is not paused"},
+		{[]string{v1alpha1.ReasonRolloutHalted}, by.Status.Nodes.Failed >= r.FailureThreshold, "fewer nodes failed than may"},
+		{[]string{v1alpha1.ReasonConfiguringDevicePlugin}, false, "all is configured"},
+		{[]string{v1alpha1.ReasonAgentNotReporting}, !w.AgentRuns(m), "the agent is Ready"},
+		{[]string{v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive}, w.OfferedByOthers(m, n.Reason), "nobody else offers the GPUs"},
+		{[]string{v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance}, w.InMaintenance(m), "there is no maintenance"},
+		{
+			[]string{v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut},
+			strings.Contains(n.Message, "process ") || w.NamesUser(m, n.Message), "no pod or ResourceClaim that it names is there",
+		},
+	} {
+		if slices.Contains(cause.reasons, n.Reason) && !cause.is {
+			return cause.otherwise
 		}
 	}
 	return ""

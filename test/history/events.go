@@ -248,7 +248,7 @@ func fight[M Machine](w World[M], random *rand.Rand) {
 	w.Tell("and stops")
 }
 
-// deletes deletes an object that the operator made.
+// The event "delete" removes one of the objects that the operator makes.
 func deletes[M Machine](w World[M], random *rand.Rand) {
 	name, kind := Some(w, random).NodeName(), random.IntN(3)
 	switch kind {

@@ -27,7 +27,7 @@ type Machine interface {
 
 // World is what can happen to a cluster, whatever plays it. Objects of the API are called by the name of their node. What changes something
 // reports whether it has.
-type World[M Machine] interface {
+type World[M Machine] interface { //nolint:interfacebloat // so much can happen, and each world does all of it
 	Tell(format string, args ...any)
 	Breaks(invariant, format string, args ...any)
 	Broken() string // the first invariant that broke; empty: none
