@@ -53,7 +53,7 @@ func (c *run) ReplacePolicies(policies []v1alpha1.GPUSharingPolicy) {
 	}
 }
 
-// adds adds a policy.
+// adds creates another policy.
 func (c *run) adds(p v1alpha1.GPUSharingPolicy) {
 	c.serial++
 	p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
@@ -61,7 +61,7 @@ func (c *run) adds(p v1alpha1.GPUSharingPolicy) {
 	c.allows(&p)
 }
 
-// edits edits a policy.
+// edits changes one policy.
 func (c *run) edits(name string, change func(*v1alpha1.GPUSharingPolicy)) {
 	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })]
 	change(p)
