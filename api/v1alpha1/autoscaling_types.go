@@ -73,7 +73,7 @@ type NodeShape struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=96
-	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule=`self.matches(r'^[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?$')`,message="must be one product with dashes for spaces, such as NVIDIA-A100-SXM4-40GB"
 	// +kubebuilder:validation:XValidation:rule="!self.matches('-SHARED$|-MIG-[0-9]g')",message="must be the product without the suffixes -SHARED and -MIG-… of NVIDIA's label"
 	Product string `json:"product,omitempty"`
 
@@ -83,8 +83,8 @@ type NodeShape struct {
 	// +kubebuilder:validation:Maximum=16
 	GPUsPerNode int32 `json:"gpusPerNode,omitempty"`
 
-	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes. NodePools of Karpenter need them, because
-	// a NodePool can have nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
+	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes, for NodePools of Karpenter, which can have
+	// nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1

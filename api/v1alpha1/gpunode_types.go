@@ -89,8 +89,8 @@ type GPUNodeSpec struct {
 	ChangeTime metav1.Time `json:"changeTime,omitzero"`
 
 	// baseline is the state of the node before the operator first changed it, which is restored when no policy
-	// governs it any more. It is history, and in spec all the same, because it must survive the loss of status, as when the
-	// GPUNode is restored from a backup. The annotation gpusharing.io/baseline of the Node holds a copy.
+	// governs it any more. It is in spec because it must survive the loss of status, as when the GPUNode is restored from a backup. The
+	// annotation gpusharing.io/baseline of the Node holds a copy.
 	// +optional
 	Baseline *Baseline `json:"baseline,omitempty"`
 
@@ -417,20 +417,20 @@ type GPUNodeStatus struct {
 	// conditions of the controller: Ready (the node advertises what is desired), Reconciling (a change is at work, or waits for
 	// something that ends) and Stalled (nothing more happens until something is changed), of which one is True or all are Unknown. Conditions of
 	// the agent: Discovered (the GPUs were read), Applied (the GPUs match spec.devices) and, while they are True, RebootRequired,
-	// ApplyStalled, MemoryGuarded (the agent measures for spec.memory.guard), MemoryLimited (whether the driver keeps pods to spec.memory) and
-	// LicenseMissing (a vGPU lacks its license).
+	// ApplyStalled, MemoryGuarded (the agent measures for spec.memory.guard) and LicenseMissing (a vGPU lacks its license); MemoryLimited
+	// (whether the driver keeps pods to spec.memory) while a limit is asked for, or set.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
+	// rollout is how far the controller has brought the node to the desired state.
 	// +optional
 	Rollout RolloutStatus `json:"rollout,omitzero"`
 
 	// demand are the GPUs that have, or are to have, other MIG instances than their layout says, because pods wait or waited for them (mode
-	// Apply of onDemand). The controller writes it.
+	// Apply of onDemand).
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -446,8 +446,7 @@ type GPUNodeStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	DriverVersion string `json:"driverVersion,omitempty"`
 
-	// bootID is the boot of the node in which all this was observed. Before the agent reboots the node it writes it once
-	// more.
+	// bootID is the boot of the node in which all this was observed.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	BootID string `json:"bootID,omitempty"`
@@ -488,7 +487,7 @@ type GPUNodeStatus struct {
 	MemoryPressure []MemoryPressure `json:"memoryPressure,omitempty"`
 
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
-	// ten minutes before the last one. The controller writes it.
+	// ten minutes before the last one.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -674,7 +673,7 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	State string `json:"state,omitempty"`
 
-	// steps bring the GPUs to the desired state, in their order: the first 64, in words for people. The agent carries them out.
+	// steps bring the GPUs to the desired state, in their order: the first 64, in words for people.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64

@@ -42,9 +42,10 @@ type GPUSharingPolicy struct {
 
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 //
+// +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.products) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.products) || l.gpus.products.exists(p, self.gpuSelector.products.exists(q, p.startsWith(q.replace('?', '*').split('*')[0]) || q.startsWith(p.replace('?', '*').split('*')[0]))))",message="a layout is for products that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 // +kubebuilder:validation:XValidation:rule="!has(self.gpuSelector) || !has(self.gpuSelector.indexes) || !has(self.sharing.mig) || self.sharing.mig.layouts.all(l, !has(l.gpus) || !has(l.gpus.indexes) || l.gpus.indexes.all(i, i in self.gpuSelector.indexes))",message="a layout names a GPU by an index that gpuSelector does not select",fieldPath=".sharing.mig.layouts"
 type GPUSharingPolicySpec struct {
-	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
+	// nodeSelector selects nodes by matchLabels and matchExpressions, unlike a Pod's; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
 	// +required
 	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
@@ -139,7 +140,7 @@ type NodeSelectorRequirement struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
-	// +kubebuilder:validation:items:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+	// +kubebuilder:validation:items:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value: letters, digits, dashes, dots and underscores, such as team-a"
 	Values []string `json:"values,omitempty"`
 }
 
@@ -161,13 +162,13 @@ type Taint struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key, such as example.com/shared-gpu"
-	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/|^(startup-taint[.]cluster-autoscaler[.]kubernetes[.]io|readiness[.]k8s[.]io)/gpusharing$')",message="must not be a taint that Kubernetes or this operator itself puts on nodes"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/|^(startup-taint[.]cluster-autoscaler[.]kubernetes[.]io|readiness[.]k8s[.]io)/gpusharing$')",message="must not be a taint that Kubernetes or this operator itself puts on nodes; use a key of your own"
 	Key string `json:"key,omitempty"`
 
 	// value of the taint.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+	// +kubebuilder:validation:XValidation:rule=`self.matches(r'^([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?$')`,message="must be a label value: letters, digits, dashes, dots and underscores, such as team-a"
 	Value string `json:"value,omitempty"`
 
 	// effect of the taint on pods that do not tolerate it. Default: NoSchedule.
@@ -284,6 +285,7 @@ type MaintenanceWindow struct {
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|(?i:([*?]|[0-5]?[0-9])([-,/]([*?]|[0-5]?[0-9]))* ([*?]|(1?[0-9]|0[0-9]|2[0-3]))([-,/]([*?]|(1?[0-9]|0[0-9]|2[0-3])))* ([*?]|(0?[1-9]|[12][0-9]|3[01]))([-,/]([*?]|(0?[1-9]|[12][0-9]|3[01])))* ([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))([-,/]([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)))* ([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat))([-,/]([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat)))*))$')",message="must be five fields of cron (minute, hour, day of the month, month of the year, day of the week), such as 0 22 * * FRI, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and @annually"
 	// +kubebuilder:validation:XValidation:rule="!self.matches('(?i)^[^ ]+ [^ ]+ ((30|31)([-,](30|31))* (0?2|feb)|31([-,]31)* (0?[2469]|11|feb|apr|jun|sep|nov)(,(0?[2469]|11|feb|apr|jun|sep|nov))*) [*?]$')",message="names a date that does not exist"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('/0*([ ,]|$)|/[^ ,]*[^0-9 ,]|-[^ ,/]*-') && self.findAll('[0-9]{1,2}-[0-9]{1,2}').all(r, int(r.split('-')[0]) <= int(r.split('-')[1])) && ['janfebmaraprmayjunjulaugsepoctnovdecsunmontuewedthufrisat'].all(names, self.lowerAscii().findAll('[a-z]{3}-[a-z]{3}').all(r, names.indexOf(r.substring(0, 3)) <= names.indexOf(r.substring(4))))",message="a range must not end before it begins, and a step must be a number above 0: FRI-MON is FRI,SAT,SUN,MON"
 	Schedule string `json:"schedule,omitempty"`
 
 	// duration is how long the window stays open: hours and minutes, such as 4h or 1h30m, from 5m to 168h. Daylight saving
@@ -343,9 +345,8 @@ type Drain struct {
 
 	// beforeReboot decides which pods the node is drained of before the operator reboots it (rollout.reboot IfRequired). GPUPods:
 	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
-	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
-	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
-	// Absent: GPUPods.
+	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. Like pods that hold a GPU, they are evicted even
+	// with an emptyDir volume, whose content is lost, and without a controller that replaces them. Absent: GPUPods.
 	// +optional
 	BeforeReboot BeforeReboot `json:"beforeReboot,omitempty"`
 }
@@ -406,9 +407,8 @@ type GPUSharingPolicyStatus struct {
 	// +optional
 	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
 
-	// pending lists at most ten nodes that are not ready, the worst first, with the reason for each: nodes that failed, unsupported nodes,
-	// blocked nodes, nodes that wait for the rollout, each by name. nodes counts all of them. After these come nodes that are ready and
-	// on which something is left to do, and nodes that another policy governs.
+	// pending lists at most ten nodes on which something is left to do, with the reason for each: failed, unsupported, blocked and waiting
+	// nodes, then ready ones, each by name, and nodes that another policy governs. nodes counts all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10

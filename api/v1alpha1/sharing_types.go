@@ -68,8 +68,7 @@ type Advertise struct {
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
 
 	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, because two replicas are not
-	// twice the GPU or instance and may be the same one. Default: true. NVIDIA's default is false; its documentation
-	// advises true. Under MPS it is always so.
+	// twice the GPU or instance and may be the same one. Default: true, as NVIDIA advises; NVIDIA's is false. Under MPS it is always so.
 	// +optional
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 }
@@ -83,8 +82,8 @@ type TimeSlicing struct {
 	// +kubebuilder:validation:Maximum=256
 	Replicas int32 `json:"replicas,omitempty"`
 
-	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
-	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
+	// interval is how long a process keeps a GPU before another one takes its turn, in the driver's words (nvidia-smi compute-policy
+	// --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
 	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
 	// end. Running pods are not disturbed. On nodes of NVIDIA's DRA driver the config of the DeviceClass that serves nvidia.com/gpu must have
 	// it: the driver sets it, and the operator compares. Absent: the interval is neither read nor changed.
@@ -132,15 +131,14 @@ const (
 
 // TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, watches over it, and has the driver limit it.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.guard) || has(self.limit)",message="perReplica alone changes nothing: add guard, which watches, or limit"
+// +kubebuilder:validation:XValidation:rule="has(self.guard) || has(self.limit)",message="nothing watches or limits the memory: add guard or limit"
 type TimeSlicedMemory struct {
 	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
-	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
+	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory, for limit less 4 %, divided by replicas.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && [quantity(string(self))].all(q, q.isGreaterThan(quantity('0')) && q.isLessThan(quantity('1Ti')) && [int(q.asApproximateFloat() + 0.5)].all(i, i % 1048576 == 0 && q.sub(i).compareTo(quantity('0')) == 0))",message="must be a whole number of MiB, less than 1Ti, such as 512Mi, 4Gi or 1.5Gi"
 	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
 
 	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
@@ -150,10 +148,10 @@ type TimeSlicedMemory struct {
 	Guard MemoryGuard `json:"guard,omitzero"`
 
 	// limit is whether the driver refuses a pod more than its share: perReplica times its replicas on a GPU, for all its containers
-	// together. Absent perReplica: the GPU's memory less 4 % for the driver, divided by replicas. An allocation beyond it fails with
+	// together; 4 % of the GPU's memory are the driver's. An allocation beyond it fails with
 	// CUDA_ERROR_OUT_OF_MEMORY. Managed memory, imported memory and privileged pods escape. None: no limit, and one of the operator is
 	// removed. Report: status.memoryLimits of the GPUNodes says what would be limited, and why not; nothing is changed. Enforce: the agents set
-	// it. It needs driver 615, cgroup v2 and the feature gate MemoryLimits (alpha). No such GPU has been seen. Absent: None.
+	// it. It needs driver 615, cgroup v2 and the feature gate MemoryLimits (alpha); it is not tested on a GPU. Absent: None.
 	// +optional
 	Limit MemoryLimitMode `json:"limit,omitempty"`
 }
@@ -169,8 +167,7 @@ func (m *TimeSlicedMemory) Limited() MemoryLimitMode {
 	return m.Limit
 }
 
-// MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
-// container within its share.
+// MemoryGuard acts on a container that uses more than its share of a time-sliced GPU that is almost full.
 type MemoryGuard struct {
 	// mode is what the guard does. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
 	// controller evicts the pod of the container that exceeds its share the most, through the Eviction API, so PodDisruptionBudgets
@@ -195,13 +192,10 @@ type MemoryGuard struct {
 	GracePeriodSeconds int32 `json:"gracePeriodSeconds,omitempty"`
 }
 
-// MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.
-//
-// Limits are for clients that connect later. A change of limits does not disturb running pods: they keep their limits until
-// they end, and until then status.pending reports LimitsPending.
+// MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon, for clients that connect later.
 type MPS struct {
-	// replicas is the number of times each GPU is advertised, 2 or more. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
-	// below compute capability 7.5. A node with such a GPU reports more than 16 as a condition.
+	// replicas is how many times each GPU is advertised, from 2 to 48, the most clients of a GPU under MPS. Below compute capability 7.5
+	// these are 16: with more the node reports MPSClientLimitExceeded.
 	// +required
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=48
@@ -220,20 +214,18 @@ type MPS struct {
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && [quantity(string(self))].all(q, q.isGreaterThan(quantity('0')) && q.isLessThan(quantity('1Ti')) && [int(q.asApproximateFloat() + 0.5)].all(i, i % 1048576 == 0 && q.sub(i).compareTo(quantity('0')) == 0))",message="must be a whole number of MiB, less than 1Ti, such as 512Mi, 4Gi or 1.5Gi"
 	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 
 	// multiUser lets pods of different user IDs use a GPU at the same time. Default: false, like NVIDIA's.
 	//
-	// If it is false, MPS serves one user ID at a time on a node. Pods that run as another user ID wait in CUDA's
-	// initialization, without an error, until no pod of the first user ID uses the GPUs. status.pending then reports
-	// MPSUserWaiting. On OpenShift each namespace has its own user IDs, so only pods of one namespace can share a GPU.
+	// If it is false, MPS serves one user ID at a time on a node. Pods of another one wait in CUDA's initialization, without an error,
+	// until no pod of the first uses the GPUs: MPSUserWaiting in status.pending. On OpenShift each namespace has its own user IDs, so only
+	// pods of one namespace can share a GPU.
 	//
-	// If it is true, one MPS server, which runs as root, serves all users (nvidia-cuda-mps-control -multiuser-server).
-	// This gives up the separation between users: a fatal GPU fault of one pod ends the GPU work of the pods of all users,
-	// and a fault in the server is a fault in a root process. It needs compute capability 7.0 or newer (Volta). A change
-	// of this field restarts the MPS control daemon, so the node is drained for it.
+	// If it is true, one MPS server, which runs as root, serves all users (nvidia-cuda-mps-control -multiuser-server). A fatal GPU fault of
+	// one pod then ends the GPU work of the pods of all users, and a fault in the server is one in a root process. It needs compute
+	// capability 7.0 or newer (Volta). A change of this field drains the node, since the MPS control daemon restarts.
 	// +optional
 	// +kubebuilder:default=false
 	MultiUser *bool `json:"multiUser,omitempty"`
@@ -266,16 +258,15 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.resourceNames != 'Uniform'",message="wholeGPUs needs resourceNames PerProfile: under Uniform no GPU of a node stays whole",fieldPath=".wholeGPUs"
 // +kubebuilder:validation:XValidation:rule="!has(self.wholeGPUs) || self.layouts.all(l, has(l.gpus))",message="wholeGPUs needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".wholeGPUs"
 // +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="resourceNames Uniform advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use PerProfile for different profiles",fieldPath=".layouts"
-// +kubebuilder:validation:XValidation:rule="[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(j, j >= self.layouts.size() || [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15].all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, p in self.layouts[i].gpus.products))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes)))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, and a layout without gpus must be the last",fieldPath=".layouts"
-// +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || (has(a.fill) ? a.fill : a.instances[0].profile) == (has(b.fill) ? b.fill : b.instances[0].profile)))",message="resourceNames Uniform needs one profile on all GPUs of a node: layouts that differ by indexes alone must have the same one; use PerProfile for different profiles",fieldPath=".layouts"
-// +kubebuilder:validation:XValidation:rule="self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || (has(a.fill) ? (!a.fill.contains('.') || (has(b.fill) ? a.fill != b.fill || (has(a.replicas) ? a.replicas : 1) == (has(b.replicas) ? b.replicas : 1) : b.instances.all(y, a.fill != y.profile || (has(a.replicas) ? a.replicas : 1) == (has(y.replicas) ? y.replicas : 1)))) : has(b.fill) || a.instances.all(x, !x.profile.contains('.') || b.instances.all(y, x.profile != y.profile || (has(x.replicas) ? x.replicas : 1) == (has(y.replicas) ? y.replicas : 1))))))",message="a profile must have the same replicas in all layouts for one node: NVIDIA's device plugin has one number for a resource of a node",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]].all(n, n.all(j, j >= self.layouts.size() || n.all(i, i >= j || !(!has(self.layouts[i].gpus) || ((!has(self.layouts[i].gpus.products) || '*' in self.layouts[i].gpus.products || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.products) && self.layouts[j].gpus.products.all(p, self.layouts[i].gpus.products.exists(q, p == q || (q.endsWith('*') && p.startsWith(q.substring(0, q.size() - 1))))))) && (!has(self.layouts[i].gpus.indexes) || (has(self.layouts[j].gpus) && has(self.layouts[j].gpus.indexes) && self.layouts[j].gpus.indexes.exists(x, x in self.layouts[i].gpus.indexes))))))))",message="a layout is for GPUs that an earlier one takes: no index may be in two layouts for the same products, a product must come before a glob for it, and a layout without gpus must be the last",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.resourceNames != 'Uniform' || self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || has(a.fill) == has(a.instances) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || has(b.fill) == has(b.instances) || (has(a.fill) ? a.fill : a.instances[0].profile) == (has(b.fill) ? b.fill : b.instances[0].profile)))",message="resourceNames Uniform needs one profile on all GPUs of a node: layouts that differ by indexes alone must have the same one; use PerProfile for different profiles",fieldPath=".layouts"
+// +kubebuilder:validation:XValidation:rule="self.layouts.all(a, (has(a.gpus) && has(a.gpus.products)) || has(a.fill) == has(a.instances) || self.layouts.all(b, (has(b.gpus) && has(b.gpus.products)) || has(b.fill) == has(b.instances) || (has(a.fill) ? (!a.fill.contains('.') || (has(b.fill) ? a.fill != b.fill || (has(a.replicas) ? a.replicas : 1) == (has(b.replicas) ? b.replicas : 1) : b.instances.all(y, a.fill != y.profile || (has(a.replicas) ? a.replicas : 1) == (has(y.replicas) ? y.replicas : 1)))) : has(b.fill) || a.instances.all(x, !x.profile.contains('.') || b.instances.all(y, x.profile != y.profile || (has(x.replicas) ? x.replicas : 1) == (has(y.replicas) ? y.replicas : 1))))))",message="a profile must have the same replicas in all layouts for one node: NVIDIA's device plugin has one number for a resource of a node",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="self.layouts.all(l, !has(l.onDemand)) || (self.resourceNames == 'PerProfile' && self.actuator == 'Agent')",message="onDemand needs resourceNames PerProfile and actuator Agent",fieldPath=".layouts"
 // +kubebuilder:validation:XValidation:rule="self.layouts.filter(l, has(l.onDemand)).size() <= 1",message="one layout at most may have onDemand; give other GPUs a policy of their own",fieldPath=".layouts"
 type MIG struct {
 	// resourceNames is how NVIDIA's device plugin advertises the instances. PerProfile, NVIDIA's strategy mixed: each profile as
 	// nvidia.com/mig-<profile>, GPUs without MIG as nvidia.com/gpu. Uniform, NVIDIA's strategy single: all instances as nvidia.com/gpu;
-	// every GPU of a node must then have the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode
-	// as a whole nvidia.com/gpu that no container can use. Default: PerProfile.
+	// every GPU of a node must then have the same profile. Default: PerProfile.
 	// +optional
 	// +kubebuilder:default=PerProfile
 	ResourceNames MIGResourceNames `json:"resourceNames,omitempty"`
@@ -287,22 +278,23 @@ type MIG struct {
 	// +kubebuilder:default=Agent
 	Actuator MIGActuator `json:"actuator,omitempty"`
 
-	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
-	// layout matches stays whole; wholeGPUs shares it.
+	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. One behind another that takes
+	// its GPUs is refused. A GPU that no layout matches stays whole; wholeGPUs shares it.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	Layouts []MIGLayout `json:"layouts,omitempty"`
 
-	// wholeGPUs is how the GPUs are shared that no layout is for. Absent: not; each is advertised once, as nvidia.com/gpu.
+	// wholeGPUs is how the GPUs are shared that no layout is for. It needs resourceNames PerProfile, and gpus in each layout. Absent: not;
+	// each is advertised once, as nvidia.com/gpu.
 	// +optional
 	WholeGPUs *MIGWholeGPUs `json:"wholeGPUs,omitempty"`
 }
 
 // MIGWholeGPUs is how the GPUs are shared that stay whole beside MIG instances.
 type MIGWholeGPUs struct {
-	// replicas is the number of times that each of these GPUs is advertised, from 2 to 256. They are time-sliced. Replicas give no isolation: every
+	// replicas is how many times each of these GPUs is advertised, from 2 to 256. They are time-sliced. Replicas give no isolation: every
 	// container sees the whole memory of the GPU.
 	// +required
 	// +kubebuilder:validation:Minimum=2
@@ -335,15 +327,15 @@ type MIGLayout struct {
 	// +optional
 	Fill MIGProfile `json:"fill,omitempty"`
 
-	// replicas is the number of times that each instance of fill is advertised, from 2 to 256. With instances, set their own. Replicas of an instance are not
-	// isolated from each other; status shows them as oversubscription. Absent: once.
+	// replicas is how many times each instance of fill is advertised, from 2 to 256, without isolation; instances have their own. Absent: once.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=256
 	Replicas int32 `json:"replicas,omitempty"`
 
-	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. It needs the controller's feature
-	// gate OnDemandMIG (alpha); without it, it has no effect. The layout stays what the GPUs have. Absent: nothing looks at pods that wait.
+	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. One layout of a policy may have
+	// it, without replicas, with resourceNames PerProfile and actuator Agent. It has no effect without the controller's feature gate
+	// OnDemandMIG (alpha). Absent: nothing looks at pods that wait.
 	// +optional
 	OnDemand *MIGOnDemand `json:"onDemand,omitempty"`
 }
@@ -354,7 +346,7 @@ type MIGLayout struct {
 // +kubebuilder:validation:MinLength=2
 // +kubebuilder:validation:MaxLength=24
 // +kubebuilder:validation:XValidation:rule="!self.matches('^[0-9]+c[.]')",message="a compute instance smaller than its GPU instance cannot be advertised by NVIDIA's device plugin; name the GPU instance profile, such as 3g.20gb"
-// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+c[.]') || self.matches('^[1-7]g([.][1-9][0-9]{0,3}gb)?([+](me|gfx|me[.]all)|-me)?$')",message="must be a MIG profile such as 1g.10gb, 1g.10gb+me or 1g.24gb-me, or a number of slices from 1g to 7g"
+// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+c[.]') || self.matches('^[1-467]g([.][1-9][0-9]{0,3}gb)?([+](me|gfx|me[.]all)|-me)?$')",message="must be a MIG profile such as 1g.10gb, 1g.10gb+me or 1g.24gb-me, or a number of slices: 1g, 2g, 3g, 4g, 6g or 7g"
 type MIGProfile string
 
 // MIGInstances asks for a number of instances of one profile.
@@ -369,7 +361,7 @@ type MIGInstances struct {
 	// +kubebuilder:validation:Maximum=7
 	Count int32 `json:"count,omitempty"`
 
-	// replicas is the number of times that each of these instances is advertised, from 2 to 256. Replicas of an instance are not isolated from each
+	// replicas is how many times each of these instances is advertised, from 2 to 256. Replicas of an instance are not isolated from each
 	// other; status shows them as oversubscription. Absent: once.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
@@ -388,7 +380,7 @@ type GPUMatch struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
-	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9*?._-]+$`
+	// +kubebuilder:validation:items:XValidation:rule=`!self.matches(r'[^\w*?.-]')`,message="must be a product with dashes for spaces, such as NVIDIA-A100-SXM4-40GB, or a glob with * and ?"
 	// +kubebuilder:validation:items:XValidation:rule="!self.matches('-SHARED$|-MIG-[0-9]g')",message="must be the product without the suffixes -SHARED and -MIG-… of NVIDIA's label"
 	Products []string `json:"products,omitempty"`
 

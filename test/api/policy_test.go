@@ -73,7 +73,7 @@ func refused(t *testing.T, c client.Client) {
 		"nodes by a label key with two slashes": selectorRefused(`matchLabels: {a/b/c: a}`, "matchLabels", "must have label keys"),
 		"nodes by an expression on no key":      selectorRefused(`matchExpressions: [{key: "not a key!", operator: Exists}]`, "matchExpressions[0].key", "must be a label key"),
 		"nodes by an expression on no value": selectorRefused(
-			`matchExpressions: [{key: pool, operator: In, values: [-a]}]`, "matchExpressions[0].values[0]", "should match"),
+			`matchExpressions: [{key: pool, operator: In, values: [-a]}]`, "matchExpressions[0].values[0]", "must be a label value"),
 		"an unknown mode of autoscaling": {
 			spec: `{sharing: {strategy: Exclusive}, autoscaling: {mode: Write}}`,
 			says: []string{"spec.autoscaling.mode", "Unsupported value"},
@@ -148,8 +148,7 @@ func refused(t *testing.T, c client.Client) {
 		"a memory guard that acts at once":                guardRefused(`gracePeriodSeconds: 9`, "gracePeriodSeconds", "greater than or equal to 10"),
 		"a memory guard that waits for hours":             guardRefused(`gracePeriodSeconds: 3601`, "gracePeriodSeconds", "less than or equal to 3600"),
 		"a share of no memory":                            memoryRefused(`perReplica: 0Gi, guard: {}`, "perReplica", "must be a whole number of MiB"),
-		"a share of more memory than any GPU has":         memoryRefused(`perReplica: 1024Gi, guard: {}`, "perReplica", "must be less than 1Ti"),
-		"a share that nothing watches or limits":          memoryRefused(`perReplica: 4Gi`, "", "perReplica alone changes nothing"),
+		"a share that nothing watches or limits":          memoryRefused(`perReplica: 4Gi`, "", "nothing watches or limits the memory"),
 		"a limit that is no mode":                         memoryRefused(`limit: Kill`, "limit", "Unsupported value"),
 		"a memory guard for MPS": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memory: {guard: {}}}}`,
@@ -163,34 +162,13 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, activeThreadPercentage: 0}}`,
 			says: []string{"spec.sharing.mps.activeThreadPercentage", "should be greater than or equal to 1"},
 		},
-		"a memory limit in GB": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 4GB}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "should match"},
-		},
-		"a memory limit of nothing": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 0Gi}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"},
-		},
-		"a memory limit without a unit": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "4096"}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"},
-		},
-		"a memory limit of half a MiB": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Mi}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
-		},
-		"a memory limit that is no whole number of MiB": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 0.1Gi}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
-		},
-		"a memory limit of one byte too many": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741825}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
-		},
-		"a memory limit beyond any GPU": {
-			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1024Gi}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be less than 1Ti"},
-		},
+		"a memory limit in GB":                          limitRefused(`4GB`),
+		"a memory limit of nothing":                     limitRefused(`0Gi`),
+		"a memory limit without a unit":                 limitRefused(`"4096"`),
+		"a memory limit of half a MiB":                  limitRefused(`1.5Mi`),
+		"a memory limit that is no whole number of MiB": limitRefused(`0.1Gi`),
+		"a memory limit of one byte too many":           limitRefused(`1073741825`),
+		"a memory limit beyond any GPU":                 limitRefused(`1024Gi`),
 		"no layout": {
 			spec: `sharing: {strategy: MIG, mig: {layouts: []}}`,
 			says: []string{"spec.sharing.mig.layouts", "should have at least 1 items"},
@@ -329,6 +307,8 @@ func refused(t *testing.T, c client.Client) {
 		"two layouts for all GPUs":         layoutsRefused(`{fill: 1g}, {fill: 2g}`, "", "a layout without gpus must be the last"),
 		"a layout behind one for all products": layoutsRefused(
 			`{gpus: {products: ["*"]}, fill: 1g}, {fill: 2g}`, "", "a layout is for GPUs that an earlier one takes"),
+		"a product behind a glob for it": layoutsRefused(
+			`{gpus: {products: ["NVIDIA-*"]}, fill: 1g}, {gpus: {products: [NVIDIA-B200]}, fill: 2g}`, "", "a product must come before a glob for it"),
 		"more compute slices than any GPU has": layoutsRefused(
 			`{instances: [{profile: 2g, count: 3}, {profile: 1g, count: 2}]}`, "[0].instances", "are more instances than any GPU holds"),
 		"more memory slices than any GPU has": layoutsRefused(
@@ -340,13 +320,17 @@ func refused(t *testing.T, c client.Client) {
 			spec: `{gpuSelector: {indexes: [0, 1]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [1, 2]}, fill: 1g}]}}}`,
 			says: []string{"spec.sharing.mig.layouts", "an index that gpuSelector does not select"},
 		},
+		"a layout for products that the policy does not select": {
+			spec: `{gpuSelector: {products: ["NVIDIA-H100-*"]}, sharing: {strategy: MIG, mig: {layouts: [{gpus: {products: [NVIDIA-A30]}, fill: 1g}]}}}`,
+			says: []string{"spec.sharing.mig.layouts", "products that gpuSelector does not select"},
+		},
 		"a taint that evicts": taintRefused(
 			"{key: example.com/shared, effect: NoExecute}", "effect", `supported values: "NoSchedule", "PreferNoSchedule"`),
 		"a taint of ours":            taintRefused("{key: gpusharing.io/changing}", "key", "must not be a taint that Kubernetes or this operator"),
 		"a startup taint of ours":    taintRefused("{key: readiness.k8s.io/gpusharing}", "key", "must not be a taint that Kubernetes or this operator"),
 		"a taint of Kubernetes'":     taintRefused("{key: node.kubernetes.io/not-ready}", "key", "must not be a taint that Kubernetes"),
 		"a taint that is not a key":  taintRefused("{key: shared gpu}", "key", "must be a label key"),
-		"a taint with a value of no": taintRefused("{key: example.com/shared, value: a b}", "value", "should match"),
+		"a taint with a value of no": taintRefused("{key: example.com/shared, value: a b}", "value", "must be a label value"),
 		"the same taint twice": {
 			spec: `{sharing: {strategy: Exclusive}, taints: [{key: a, effect: NoSchedule}, {key: a, value: b}]}`,
 			says: []string{"spec.taints[1]", "Duplicate value"},
@@ -381,7 +365,7 @@ func refused(t *testing.T, c client.Client) {
 		},
 		"GPUs by a product with spaces": {
 			spec: `{gpuSelector: {products: ["NVIDIA A100"]}, sharing: {strategy: Exclusive}}`,
-			says: []string{"spec.gpuSelector.products[0]", "should match"},
+			says: []string{"spec.gpuSelector.products[0]", "must be a product with dashes"},
 		},
 		"GPUs by an index that no node has": {
 			spec: `{gpuSelector: {indexes: [64]}, sharing: {strategy: Exclusive}}`,
@@ -418,6 +402,13 @@ func memoryRefused(memory, field, reason string) refusal {
 	return refusal{
 		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memory: {" + memory + "}}}",
 		says: []string{strings.TrimSuffix("spec.sharing.timeSlicing.memory."+field, "."), reason},
+	}
+}
+
+func limitRefused(limit string) refusal {
+	return refusal{
+		spec: "sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: " + limit + "}}",
+		says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, less than 1Ti"},
 	}
 }
 

@@ -42,6 +42,8 @@ func windows(t *testing.T, c client.Client) {
 		`{schedule: "0 22 * 13 1", duration: 1h}`:                        cron,
 		`{schedule: "0 22 * * 7", duration: 1h}`:                         cron,
 		`{schedule: "0 22 * * Friday", duration: 1h}`:                    cron,
+		`{schedule: "0 22 * * FRI-MON", duration: 1h}`:                   "a range must not end before it begins",
+		`{schedule: "*/0 22 * * 1", duration: 1h}`:                       "a step must be a number above 0",
 		`{schedule: "TZ=UTC 0 22 * * 1", duration: 1h}`:                  cron,
 		`{schedule: "@every 1h", duration: 1h}`:                          cron,
 		`{schedule: "@Daily", duration: 1h}`:                             cron,

@@ -111,12 +111,20 @@ func leftStopped(v *View, s State) Finding {
 // and withdraws that. An agent that comes back, or waits for one user, would take them from pods that have come since: it
 // sees no init container. The change begins anew, with a drain.
 func requestLeft(v *View, _ State) Finding {
-	if v.MadeUnavailable() || MustStayUntainted(v) || !AsksOfUsers(v) {
+	if v.MadeUnavailable() || MustStayUntainted(v) {
 		return Finding{}
+	}
+	return Finding{Repair: AskNothingOfUsers(v)}
+}
+
+// AskNothingOfUsers withdraws what the agent is asked for that needs instances or GPUs idle.
+func AskNothingOfUsers(v *View) []action.Action {
+	if !AsksOfUsers(v) {
+		return nil
 	}
 	withdrawn := withdrawRequest(v, "withdrawing what needs GPUs idle, since the node takes pods again")
 	withdrawn.Spec.ChangeTime = v.Node.GPU.Spec.ChangeTime // a change that timed out rests as it would
-	return Finding{Repair: []action.Action{withdrawn}}
+	return []action.Action{withdrawn}
 }
 
 // configGone finds that the node selects a configuration that is gone.

@@ -81,8 +81,11 @@ func retain(m *member) []action.Action {
 		actions = append(actions, node.AllowNVIDIAMPS(m.View, true)...)
 	}
 	actions = append(append(actions, forgetRecords(m)...), node.LeaveLostConfig(m.View)...)
-	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
-		spec = *spec.DeepCopy()
+	spec := *m.Node.GPU.Spec.DeepCopy()
+	switch {
+	case m.NoPlugin():
+		return append(actions, node.AskNothingOfUsers(m.View)...)
+	case spec.PolicyName != "":
 		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = "", "", nil, "", ""
 		if node.AsksOfUsers(m.View) { // they come to the node again
 			spec.ConfigName, spec.Devices = "", nil
@@ -92,11 +95,9 @@ func retain(m *member) []action.Action {
 		}
 		return append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "leaving the node as it is"})
 	}
-	if !m.NoPlugin() {
-		actions = append(actions, keepBaseline(m)...)
-		if patch, stamped := node.ForgetManager(m.View); stamped && m.Node.GPU.Spec.Baseline == nil {
-			actions = append(actions, patch)
-		}
+	actions = append(actions, keepBaseline(m)...)
+	if patch, stamped := node.ForgetManager(m.View); stamped && spec.Baseline == nil {
+		actions = append(actions, patch)
 	}
 	return actions
 }

@@ -15,8 +15,7 @@ type AdvertiseApplyConfiguration struct {
 	// have to ask for the new name. Default: false, as NVIDIA's.
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
 	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, because two replicas are not
-	// twice the GPU or instance and may be the same one. Default: true. NVIDIA's default is false; its documentation
-	// advises true. Under MPS it is always so.
+	// twice the GPU or instance and may be the same one. Default: true, as NVIDIA advises; NVIDIA's is false. Under MPS it is always so.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 }
 

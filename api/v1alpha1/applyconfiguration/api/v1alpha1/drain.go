@@ -23,9 +23,8 @@ type DrainApplyConfiguration struct {
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 	// beforeReboot decides which pods the node is drained of before the operator reboots it (rollout.reboot IfRequired). GPUPods:
 	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
-	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
-	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
-	// Absent: GPUPods.
+	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. Like pods that hold a GPU, they are evicted even
+	// with an emptyDir volume, whose content is lost, and without a controller that replaces them. Absent: GPUPods.
 	BeforeReboot *apiv1alpha1.BeforeReboot `json:"beforeReboot,omitempty"`
 }
 

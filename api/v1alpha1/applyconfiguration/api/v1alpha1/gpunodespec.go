@@ -39,8 +39,8 @@ type GPUNodeSpecApplyConfiguration struct {
 	// different. The deadline for reaching it counts from it, and status.config names it.
 	ChangeTime *v1.Time `json:"changeTime,omitempty"`
 	// baseline is the state of the node before the operator first changed it, which is restored when no policy
-	// governs it any more. It is history, and in spec all the same, because it must survive the loss of status, as when the
-	// GPUNode is restored from a backup. The annotation gpusharing.io/baseline of the Node holds a copy.
+	// governs it any more. It is in spec because it must survive the loss of status, as when the GPUNode is restored from a backup. The
+	// annotation gpusharing.io/baseline of the Node holds a copy.
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
 	// release is how the baseline is restored, as the policy that governs the node, or governed it last, says.
 	Release *ReleaseApplyConfiguration `json:"release,omitempty"`

@@ -21,20 +21,19 @@ type GPUNodeStatusApplyConfiguration struct {
 	// conditions of the controller: Ready (the node advertises what is desired), Reconciling (a change is at work, or waits for
 	// something that ends) and Stalled (nothing more happens until something is changed), of which one is True or all are Unknown. Conditions of
 	// the agent: Discovered (the GPUs were read), Applied (the GPUs match spec.devices) and, while they are True, RebootRequired,
-	// ApplyStalled, MemoryGuarded (the agent measures for spec.memory.guard), MemoryLimited (whether the driver keeps pods to spec.memory) and
-	// LicenseMissing (a vGPU lacks its license).
+	// ApplyStalled, MemoryGuarded (the agent measures for spec.memory.guard) and LicenseMissing (a vGPU lacks its license); MemoryLimited
+	// (whether the driver keeps pods to spec.memory) while a limit is asked for, or set.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
+	// rollout is how far the controller has brought the node to the desired state.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
 	// demand are the GPUs that have, or are to have, other MIG instances than their layout says, because pods wait or waited for them (mode
-	// Apply of onDemand). The controller writes it.
+	// Apply of onDemand).
 	Demand []GPUDemandApplyConfiguration `json:"demand,omitempty"`
 	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
 	GPUs *string `json:"gpus,omitempty"`
 	// driverVersion is the version of the NVIDIA driver.
 	DriverVersion *string `json:"driverVersion,omitempty"`
-	// bootID is the boot of the node in which all this was observed. Before the agent reboots the node it writes it once
-	// more.
+	// bootID is the boot of the node in which all this was observed.
 	BootID *string `json:"bootID,omitempty"`
 	// canReboot is true if the agent may reboot the node (its flag --allow-reboot) and can (systemd runs the node).
 	CanReboot *bool `json:"canReboot,omitempty"`
@@ -52,7 +51,7 @@ type GPUNodeStatusApplyConfiguration struct {
 	// minute while the pressure lasts.
 	MemoryPressure []MemoryPressureApplyConfiguration `json:"memoryPressure,omitempty"`
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
-	// ten minutes before the last one. The controller writes it.
+	// ten minutes before the last one.
 	MemoryEvictions []MemoryEvictionApplyConfiguration `json:"memoryEvictions,omitempty"`
 	// memoryLimits is what the agent found and did about the limits that spec.memory.limit asks for, and about those that it has set and that
 	// nothing asks for any more. Absent: neither. The condition MemoryLimited says whether they hold.

@@ -14,7 +14,7 @@ import (
 //
 // GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 type GPUSharingPolicySpecApplyConfiguration struct {
-	// nodeSelector selects nodes by their labels; {} selects every GPU node. Labels that this operator or NVIDIA's programs
+	// nodeSelector selects nodes by matchLabels and matchExpressions, unlike a Pod's; {} selects every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
 	NodeSelector *NodeSelectorApplyConfiguration `json:"nodeSelector,omitempty"`
 	// gpuSelector selects GPUs of those nodes. Absent: all of them. NVIDIA's device plugin shares per node, not per GPU,

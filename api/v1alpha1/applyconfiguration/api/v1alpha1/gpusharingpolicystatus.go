@@ -36,9 +36,8 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	OnDemand *OnDemandStatusApplyConfiguration `json:"onDemand,omitempty"`
 	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
-	// pending lists at most ten nodes that are not ready, the worst first, with the reason for each: nodes that failed, unsupported nodes,
-	// blocked nodes, nodes that wait for the rollout, each by name. nodes counts all of them. After these come nodes that are ready and
-	// on which something is left to do, and nodes that another policy governs.
+	// pending lists at most ten nodes on which something is left to do, with the reason for each: failed, unsupported, blocked and waiting
+	// nodes, then ready ones, each by name, and nodes that another policy governs. nodes counts all.
 	Pending []PendingNodeApplyConfiguration `json:"pending,omitempty"`
 }
 

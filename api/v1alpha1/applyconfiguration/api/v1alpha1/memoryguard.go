@@ -12,8 +12,7 @@ import (
 // MemoryGuardApplyConfiguration represents a declarative configuration of the MemoryGuard type for use
 // with apply.
 //
-// MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
-// container within its share.
+// MemoryGuard acts on a container that uses more than its share of a time-sliced GPU that is almost full.
 type MemoryGuardApplyConfiguration struct {
 	// mode is what the guard does. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
 	// controller evicts the pod of the container that exceeds its share the most, through the Eviction API, so PodDisruptionBudgets

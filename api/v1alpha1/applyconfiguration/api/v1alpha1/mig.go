@@ -16,17 +16,17 @@ import (
 type MIGApplyConfiguration struct {
 	// resourceNames is how NVIDIA's device plugin advertises the instances. PerProfile, NVIDIA's strategy mixed: each profile as
 	// nvidia.com/mig-<profile>, GPUs without MIG as nvidia.com/gpu. Uniform, NVIDIA's strategy single: all instances as nvidia.com/gpu;
-	// every GPU of a node must then have the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode
-	// as a whole nvidia.com/gpu that no container can use. Default: PerProfile.
+	// every GPU of a node must then have the same profile. Default: PerProfile.
 	ResourceNames *apiv1alpha1.MIGResourceNames `json:"resourceNames,omitempty"`
 	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
 	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
 	// all instances of every GPU that it changes, so each of those must be idle, and reboots by its own setting. Default: Agent.
 	Actuator *apiv1alpha1.MIGActuator `json:"actuator,omitempty"`
-	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
-	// layout matches stays whole; wholeGPUs shares it.
+	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. One behind another that takes
+	// its GPUs is refused. A GPU that no layout matches stays whole; wholeGPUs shares it.
 	Layouts []MIGLayoutApplyConfiguration `json:"layouts,omitempty"`
-	// wholeGPUs is how the GPUs are shared that no layout is for. Absent: not; each is advertised once, as nvidia.com/gpu.
+	// wholeGPUs is how the GPUs are shared that no layout is for. It needs resourceNames PerProfile, and gpus in each layout. Absent: not;
+	// each is advertised once, as nvidia.com/gpu.
 	WholeGPUs *MIGWholeGPUsApplyConfiguration `json:"wholeGPUs,omitempty"`
 }
 

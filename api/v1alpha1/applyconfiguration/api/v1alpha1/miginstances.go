@@ -18,7 +18,7 @@ type MIGInstancesApplyConfiguration struct {
 	Profile *apiv1alpha1.MIGProfile `json:"profile,omitempty"`
 	// count is how many instances of that profile a GPU gets.
 	Count *int32 `json:"count,omitempty"`
-	// replicas is the number of times that each of these instances is advertised, from 2 to 256. Replicas of an instance are not isolated from each
+	// replicas is how many times each of these instances is advertised, from 2 to 256. Replicas of an instance are not isolated from each
 	// other; status shows them as oversubscription. Absent: once.
 	Replicas *int32 `json:"replicas,omitempty"`
 }

@@ -21,11 +21,11 @@ type MIGLayoutApplyConfiguration struct {
 	Instances []MIGInstancesApplyConfiguration `json:"instances,omitempty"`
 	// fill partitions the GPU into as many instances as fit of one profile: 1g.5gb, or 1g for the smallest of one slice on each GPU.
 	Fill *apiv1alpha1.MIGProfile `json:"fill,omitempty"`
-	// replicas is the number of times that each instance of fill is advertised, from 2 to 256. With instances, set their own. Replicas of an instance are not
-	// isolated from each other; status shows them as oversubscription. Absent: once.
+	// replicas is how many times each instance of fill is advertised, from 2 to 256, without isolation; instances have their own. Absent: once.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. It needs the controller's feature
-	// gate OnDemandMIG (alpha); without it, it has no effect. The layout stays what the GPUs have. Absent: nothing looks at pods that wait.
+	// onDemand says which instances the GPUs of the layout may have instead, for pods that wait for some. One layout of a policy may have
+	// it, without replicas, with resourceNames PerProfile and actuator Agent. It has no effect without the controller's feature gate
+	// OnDemandMIG (alpha). Absent: nothing looks at pods that wait.
 	OnDemand *MIGOnDemandApplyConfiguration `json:"onDemand,omitempty"`
 }
 

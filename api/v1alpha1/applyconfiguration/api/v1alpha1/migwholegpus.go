@@ -10,7 +10,7 @@ package v1alpha1
 //
 // MIGWholeGPUs is how the GPUs are shared that stay whole beside MIG instances.
 type MIGWholeGPUsApplyConfiguration struct {
-	// replicas is the number of times that each of these GPUs is advertised, from 2 to 256. They are time-sliced. Replicas give no isolation: every
+	// replicas is how many times each of these GPUs is advertised, from 2 to 256. They are time-sliced. Replicas give no isolation: every
 	// container sees the whole memory of the GPU.
 	Replicas *int32 `json:"replicas,omitempty"`
 }

@@ -12,13 +12,10 @@ import (
 // MPSApplyConfiguration represents a declarative configuration of the MPS type for use
 // with apply.
 //
-// MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.
-//
-// Limits are for clients that connect later. A change of limits does not disturb running pods: they keep their limits until
-// they end, and until then status.pending reports LimitsPending.
+// MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon, for clients that connect later.
 type MPSApplyConfiguration struct {
-	// replicas is the number of times each GPU is advertised, 2 or more. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
-	// below compute capability 7.5. A node with such a GPU reports more than 16 as a condition.
+	// replicas is how many times each GPU is advertised, from 2 to 48, the most clients of a GPU under MPS. Below compute capability 7.5
+	// these are 16: with more the node reports MPSClientLimitExceeded.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent. Default: 100 divided
 	// by replicas, like NVIDIA's default.
@@ -29,14 +26,13 @@ type MPSApplyConfiguration struct {
 	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 	// multiUser lets pods of different user IDs use a GPU at the same time. Default: false, like NVIDIA's.
 	//
-	// If it is false, MPS serves one user ID at a time on a node. Pods that run as another user ID wait in CUDA's
-	// initialization, without an error, until no pod of the first user ID uses the GPUs. status.pending then reports
-	// MPSUserWaiting. On OpenShift each namespace has its own user IDs, so only pods of one namespace can share a GPU.
+	// If it is false, MPS serves one user ID at a time on a node. Pods of another one wait in CUDA's initialization, without an error,
+	// until no pod of the first uses the GPUs: MPSUserWaiting in status.pending. On OpenShift each namespace has its own user IDs, so only
+	// pods of one namespace can share a GPU.
 	//
-	// If it is true, one MPS server, which runs as root, serves all users (nvidia-cuda-mps-control -multiuser-server).
-	// This gives up the separation between users: a fatal GPU fault of one pod ends the GPU work of the pods of all users,
-	// and a fault in the server is a fault in a root process. It needs compute capability 7.0 or newer (Volta). A change
-	// of this field restarts the MPS control daemon, so the node is drained for it.
+	// If it is true, one MPS server, which runs as root, serves all users (nvidia-cuda-mps-control -multiuser-server). A fatal GPU fault of
+	// one pod then ends the GPU work of the pods of all users, and a fault in the server is one in a root process. It needs compute
+	// capability 7.0 or newer (Volta). A change of this field drains the node, since the MPS control daemon restarts.
 	MultiUser *bool `json:"multiUser,omitempty"`
 }
 

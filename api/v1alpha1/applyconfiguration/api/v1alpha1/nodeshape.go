@@ -14,8 +14,8 @@ type NodeShapeApplyConfiguration struct {
 	Product *string `json:"product,omitempty"`
 	// gpusPerNode is the number of GPUs of a node, from 1 to 16.
 	GPUsPerNode *int32 `json:"gpusPerNode,omitempty"`
-	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes. NodePools of Karpenter need them, because
-	// a NodePool can have nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
+	// instanceTypes are the values of the label node.kubernetes.io/instance-type of such nodes, for NodePools of Karpenter, which can have
+	// nodes of many types. Absent: those that the requirements of the NodePool name or, on AWS, those with that GPU.
 	InstanceTypes []string `json:"instanceTypes,omitempty"`
 	// nodeGroups are the node groups whose nodes have these GPUs.
 	NodeGroups []NodeGroupReferenceApplyConfiguration `json:"nodeGroups,omitempty"`

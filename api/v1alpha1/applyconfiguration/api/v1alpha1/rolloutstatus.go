@@ -16,7 +16,7 @@ type RolloutStatusApplyConfiguration struct {
 	// state is how far the node is: PendingNonDisruptive or PendingDisruptive, then Draining, StoppingOperands, Idle, Applying, Selecting,
 	// Verifying, Finishing and UpToDate; or Unknown, Unsupported, Failed or Degraded. Further states may come: programs use the conditions.
 	State *string `json:"state,omitempty"`
-	// steps bring the GPUs to the desired state, in their order: the first 64, in words for people. The agent carries them out.
+	// steps bring the GPUs to the desired state, in their order: the first 64, in words for people.
 	Steps []string `json:"steps,omitempty"`
 	// blockers are the pods and processes that use what the steps need to be idle: the first 32.
 	Blockers []BlockerStatusApplyConfiguration `json:"blockers,omitempty"`

@@ -16,17 +16,17 @@ import (
 // TimeSlicedMemory says what of the memory of a time-sliced GPU each container is meant to use, watches over it, and has the driver limit it.
 type TimeSlicedMemoryApplyConfiguration struct {
 	// perReplica is the share of a container: the GPU memory that it is meant to use, such as 4Gi: a whole number of MiB, less
-	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory divided by replicas.
+	// than the GPU has. A container with two replicas has twice as much. Default: the GPU's memory, for limit less 4 %, divided by replicas.
 	PerReplica *resource.Quantity `json:"perReplica,omitempty"`
 	// guard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
 	// Absent: nothing watches.
 	Guard *MemoryGuardApplyConfiguration `json:"guard,omitempty"`
 	// limit is whether the driver refuses a pod more than its share: perReplica times its replicas on a GPU, for all its containers
-	// together. Absent perReplica: the GPU's memory less 4 % for the driver, divided by replicas. An allocation beyond it fails with
+	// together; 4 % of the GPU's memory are the driver's. An allocation beyond it fails with
 	// CUDA_ERROR_OUT_OF_MEMORY. Managed memory, imported memory and privileged pods escape. None: no limit, and one of the operator is
 	// removed. Report: status.memoryLimits of the GPUNodes says what would be limited, and why not; nothing is changed. Enforce: the agents set
-	// it. It needs driver 615, cgroup v2 and the feature gate MemoryLimits (alpha). No such GPU has been seen. Absent: None.
+	// it. It needs driver 615, cgroup v2 and the feature gate MemoryLimits (alpha); it is not tested on a GPU. Absent: None.
 	Limit *apiv1alpha1.MemoryLimitMode `json:"limit,omitempty"`
 }
 

@@ -17,8 +17,8 @@ type TimeSlicingApplyConfiguration struct {
 	// replicas is how many times each GPU is advertised, from 2 to 256. Replicas give no isolation: every container sees the
 	// whole memory of the GPU, unless memory.limit is Enforce.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
-	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
+	// interval is how long a process keeps a GPU before another one takes its turn, in the driver's words (nvidia-smi compute-policy
+	// --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
 	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
 	// end. Running pods are not disturbed. On nodes of NVIDIA's DRA driver the config of the DeviceClass that serves nvidia.com/gpu must have
 	// it: the driver sets it, and the operator compares. Absent: the interval is neither read nor changed.
