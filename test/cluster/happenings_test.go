@@ -53,15 +53,19 @@ func (p *place) Hardware() *sim.Hardware { return p.hardware }
 func (p *place) EndAgent()               { p.down.Store(true) }
 
 func (s *run) Begin()                             { s.record.begin() }
-func (s *run) Reconcile(n int)                    { s.rounds((n+2)/3, s.random) }
+func (s *run) Reconcile(n int)                    { s.rounds(n/3, s.random) }
 func (s *run) Pass(d time.Duration)               { s.rest(d, 40) }
 func (s *run) MostMachines() int                  { return 3 }
 func (s *run) Repair(*place)                      {}
 func (s *run) HasClusterPolicy() bool             { return true }
-func (s *run) DeleteClusterPolicy()               { s.deleted(theClusterPolicy()) }
 func (s *run) DeleteConfigMap()                   { s.deleted(ourConfigMap()) }
 func (s *run) DeleteNodeFeature(name string) bool { return s.deleted(ourNodeFeature(name)) }
 func (s *run) EndPod(_ *place, name string)       { s.ended(name) }
+
+func (s *run) DeleteClusterPolicy(random *rand.Rand) {
+	s.deleted(theClusterPolicy())
+	s.rounds(random.IntN(6), random)
+}
 
 func (s *run) Serial() int {
 	s.serial++

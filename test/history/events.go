@@ -383,8 +383,7 @@ func recreate[M Machine](w World[M], random *rand.Rand) {
 		return
 	}
 	w.Tell("the ClusterPolicy is deleted")
-	w.DeleteClusterPolicy()
-	w.Reconcile(1 + random.IntN(10))
+	w.DeleteClusterPolicy(random)
 	w.Tell("the ClusterPolicy is created again")
 	w.ApplyChart(random)
 }

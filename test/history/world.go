@@ -72,7 +72,7 @@ type World[M Machine] interface { //nolint:interfacebloat // so much can happen,
 	ClusterPolicyRewrites() []Rewrite
 	Fight(again func() bool, d time.Duration) // another controller does that again and again
 	HasClusterPolicy() bool
-	DeleteClusterPolicy()
+	DeleteClusterPolicy(random *rand.Rand) // for a while
 	ApplyChart(random *rand.Rand)
 	Counted() map[string]int // what the operator did, since a fight or a rest began
 

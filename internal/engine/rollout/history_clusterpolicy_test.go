@@ -17,8 +17,9 @@ import (
 func (c *run) HasClusterPolicy() bool { return c.Plugin.ClusterPolicy && c.Plugin.Reason == "" }
 
 // DeleteClusterPolicy: until the status of the next one tells where the GPU Operator runs, there is no device plugin to configure.
-func (c *run) DeleteClusterPolicy() {
+func (c *run) DeleteClusterPolicy(random *rand.Rand) {
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy", false
+	c.reconciles(1 + random.IntN(10))
 }
 
 // ApplyChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it.
