@@ -33,56 +33,60 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// happenings are all events that a history may have, by name.
-func happenings() map[string]func(*run, *rand.Rand) {
-	return map[string]func(*run, *rand.Rand){
-		"die": (*run).dieEvent, "return": (*run).returnEvent, "reboot": (*run).rebootEvent, "lost": (*run).lostEvent,
-		"join": (*run).joinEvent, "replace-node": (*run).replaceNodeEvent,
-		"pod": (*run).podEvent, "pods": (*run).podEvent, "leave": (*run).leaveEvent,
-		"rewrite": (*run).rewriteEvent, "rewrites": (*run).rewriteEvent, "fight": (*run).fightEvent,
-		"back-up": (*run).backUpEvent, "restore": (*run).restoreEvent, "delete": (*run).deleteEvent,
-		"edit": (*run).editEvent, "edits": (*run).editEvent, "split": (*run).splitEvent, "drop": (*run).dropEvent,
-		"create": (*run).createEvent, "relabel": (*run).relabelEvent,
-		"agent": (*run).agentEvent, "crash": (*run).crashEvent, "lie": (*run).lieEvent, "destroy": (*run).destroyEvent,
-		"lead": (*run).leadEvent, "wait": (*run).waitEvent, "plugin": (*run).pluginEvent, "breaks": (*run).breaksEvent,
-		"dra": (*run).draEvent,
+// happenings are the events that a history of any seed may have in this world alone, by name.
+func happenings() history.Happenings[*run] {
+	return history.Happenings[*run]{
+		"back-up": (*run).backUpEvent, "restore": (*run).restoreEvent, "agent": (*run).agentEvent,
+		"plugin": (*run).pluginEvent, "breaks": (*run).breaksEvent, "dra": (*run).draEvent,
 	}
 }
 
-// lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
-func lateHappenings() map[string]func(*run, *rand.Rand) {
-	return map[string]func(*run, *rand.Rand){
-		"late-chart":    (*run).chartEvent,
-		"late-forgets":  (*run).forgetsEvent,
-		"late-recreate": (*run).recreateEvent,
-		"tenant":        (*run).tenantEvent,
-	}
+// lateHappenings are those of seeds from history.Late up alone. A new kind of event that only this world can play is added here.
+func lateHappenings() history.Happenings[*run] {
+	return history.Happenings[*run]{"late-forgets": (*run).forgetsEvent, "tenant": (*run).tenantEvent}
 }
 
-func (s *run) dieEvent(random *rand.Rand) {
-	p := s.some(random)
-	if p.off {
-		return
-	}
-	s.dies(p)
-	p.lost = random.IntN(3) == 0
-	s.tell("machine %s dies, for good: %v", p.name, p.lost)
+func (p *place) NodeName() string        { return p.name }
+func (p *place) Pool() string            { return p.labels[history.PoolLabel] }
+func (p *place) IsOff() bool             { return p.off }
+func (p *place) Hardware() *sim.Hardware { return p.hardware }
+func (p *place) EndAgent()               { p.down.Store(true) }
+
+func (s *run) Begin()                             { s.record.begin() }
+func (s *run) Reconcile(n int)                    { s.rounds(n/3, s.random) }
+func (s *run) Pass(d time.Duration)               { s.rest(d, 40) }
+func (s *run) MostMachines() int                  { return 3 }
+func (s *run) Repair(*place)                      {}
+func (s *run) HasClusterPolicy() bool             { return true }
+func (s *run) DeleteConfigMap()                   { s.deleted(ourConfigMap()) }
+func (s *run) DeleteNodeFeature(name string) bool { return s.deleted(ourNodeFeature(name)) }
+func (s *run) EndPod(_ *place, name string)       { s.ended(name) }
+
+func (s *run) DeleteClusterPolicy(random *rand.Rand) {
+	s.deleted(theClusterPolicy())
+	s.rounds(random.IntN(6), random)
+}
+
+func (s *run) Serial() int {
+	s.serial++
+	return s.serial
 }
 
 // forgetsEvent ends the last program that kept the GPUs of a machine initialized, such as nvidia-persistenced: from now
 // on a GPU that nobody has open forgets its compute mode.
 func (s *run) forgetsEvent(random *rand.Rand) {
-	p := s.some(random)
+	p := history.Some(s, random)
 	p.hardware.Update(func(n *sim.Node) { n.Forgets = true })
-	s.tell("nothing keeps the GPUs of %s initialized any more", p.name)
+	s.Tell("nothing keeps the GPUs of %s initialized any more", p.name)
 }
 
 const unreachable = "node.kubernetes.io/unreachable"
 
-// dies switches a machine off, with what the control plane reports of it.
-func (s *run) dies(p *place) {
+// Die switches a machine off, with what the control plane reports of it.
+func (s *run) Die(p *place, forGood bool) {
+	p.lost = forGood
 	s.halts(p)
-	s.changeNode(p.name, func(n *corev1.Node) {
+	s.ChangeNode(p.name, func(n *corev1.Node) {
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: unreachable, Effect: corev1.TaintEffectNoSchedule})
 	})
 	for _, pod := range s.podsOn(p.name) {
@@ -95,9 +99,9 @@ func (s *run) dies(p *place) {
 	}
 }
 
-// changeNode changes a Node, if it is there.
-func (s *run) changeNode(name string, change func(*corev1.Node)) {
-	s.change(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, func(o client.Object) { change(o.(*corev1.Node)) })
+// ChangeNode changes a Node, if it is there.
+func (s *run) ChangeNode(name string, change func(*corev1.Node)) bool {
+	return s.change(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, func(o client.Object) { change(o.(*corev1.Node)) })
 }
 
 // change reads an object and writes it changed. One that is not there stays so.
@@ -123,19 +127,26 @@ func (s *run) podsOn(node string) []corev1.Pod {
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.Spec.NodeName != node })
 }
 
-// returns boots a machine that is off. The pods of users are gone.
-func (s *run) returns(p *place) {
+func (s *run) UserPods(p *place) (names []string) {
+	for _, pod := range s.podsOn(p.name) {
+		if pod.Namespace == users {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
+}
+
+// Boot boots a machine that is off. The pods of users are gone.
+func (s *run) Boot(p *place) {
 	p.hardware.Reboot()
 	s.facts.Lock()
 	p.remember()
 	s.facts.Unlock()
 	s.partitionsAgain(p)
-	for _, pod := range s.podsOn(p.name) {
-		if pod.Namespace == users {
-			s.ended(pod.Name)
-		}
+	for _, name := range s.UserPods(p) {
+		s.ended(name)
 	}
-	s.changeNode(p.name, func(n *corev1.Node) {
+	s.ChangeNode(p.name, func(n *corev1.Node) {
 		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == unreachable })
 	})
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: p.name}}
@@ -154,65 +165,15 @@ func (s *run) returns(p *place) {
 
 // rebooted boots a machine whose agent has asked for it.
 func (s *run) rebooted(p *place) {
-	s.tell("the agent of %s reboots it", p.name)
-	s.dies(p)
-	s.returns(p)
+	s.Tell("the agent of %s reboots it", p.name)
+	s.Die(p, false)
+	s.Boot(p)
 }
 
-func (s *run) returnEvent(random *rand.Rand) {
-	for _, p := range s.all() {
-		if p.off {
-			s.bootsWith(p, random)
-		}
-	}
-}
-
-func (s *run) rebootEvent(random *rand.Rand) {
-	if p := s.some(random); !p.off {
-		s.dies(p)
-		s.bootsWith(p, random)
-	}
-}
-
-// bootsWith boots a machine with the GPUs that it had, fewer, or others.
-func (s *run) bootsWith(p *place, random *rand.Rand) {
-	s.serial++
-	what, count := "as it was", len(p.devices())
-	switch index := random.IntN(count); random.IntN(4) {
-	case 0:
-		if count > 1 {
-			what = fmt.Sprintf("without GPU %d", index)
-			s.swap(p, index, "", s.serial)
-		}
-	case 1:
-		what = fmt.Sprintf("with another GPU %d", index)
-		var model sim.Model
-		p.hardware.Update(func(n *sim.Node) { model = n.GPUs[index].Model })
-		s.swap(p, index, model, s.serial)
-	}
-	s.returns(p)
-	s.tell("machine %s boots %s", p.name, what)
-}
-
-// swap replaces the GPU at an index by a new one of a model; an empty model takes it out.
-func (s *run) swap(p *place, index int, model sim.Model, serial int) {
+func (s *run) SwapGPU(p *place, index int, model sim.Model, serial int) {
 	s.facts.Lock()
 	defer s.facts.Unlock()
-	p.hardware.Update(func(n *sim.Node) {
-		old := n.GPUs[index]
-		if model == "" {
-			n.GPUs = slices.Delete(n.GPUs, index, index+1)
-			return
-		}
-		spare, err := sim.NewNode(fmt.Sprintf("spare-%s-%d", p.name, serial), model)
-		if err != nil {
-			panic(err) // a mistake in this test
-		}
-		fresh := spare.GPUs[0]
-		fresh.PCIBusID, fresh.NoReset = old.PCIBusID, old.NoReset
-		n.GPUs[index] = fresh
-		p.slots[fresh.UUID] = p.slots[old.UUID]
-	})
+	history.Swap(p, index, model, serial, p.slots)
 	for _, d := range p.devices() {
 		if _, known := p.born[d.UUID]; !known {
 			p.born[d.UUID] = bornAs(d)
@@ -220,29 +181,18 @@ func (s *run) swap(p *place, index int, model sim.Model, serial int) {
 	}
 }
 
-// lostEvent takes a GPU off the bus of a machine that runs, and what used it ends.
-func (s *run) lostEvent(random *rand.Rand) {
-	p := s.some(random)
-	if devices := p.devices(); p.off || len(devices) < 2 {
-		return
-	}
-	for _, pod := range s.podsOn(p.name) {
-		if pod.Namespace == users {
-			s.ended(pod.Name)
-		}
+func (s *run) LoseGPU(p *place, index int) {
+	for _, name := range s.UserPods(p) {
+		s.ended(name)
 	}
 	s.round()
-	s.swap(p, random.IntN(len(p.devices())), "", 0)
+	s.SwapGPU(p, index, "", 0)
 	s.restartPlugin(p)
-	s.tell("a GPU of %s falls off the bus", p.name)
 }
 
-func (s *run) joinEvent(random *rand.Rand) {
-	if len(s.machines) < 3 {
-		s.serial++
-		s.join(fmt.Sprintf("j%d", s.serial), random)
-		s.noteBefore(s.machines[len(s.machines)-1].name)
-	}
+func (s *run) Join(name string, random *rand.Rand) {
+	s.join(name, random)
+	s.noteBefore(name)
 }
 
 // noteBefore notes how a node is before the operator has changed it.
@@ -260,9 +210,7 @@ func (s *run) noteBefore(name string) {
 	})
 }
 
-// replaceNodeEvent deletes a Node with all that is on it, and registers another machine of that name.
-func (s *run) replaceNodeEvent(random *rand.Rand) {
-	p := s.some(random)
+func (s *run) ReplaceNode(p *place, random *rand.Rand) {
 	if !p.off {
 		s.halts(p)
 	}
@@ -274,22 +222,16 @@ func (s *run) replaceNodeEvent(random *rand.Rand) {
 	s.machines = slices.DeleteFunc(slices.Clone(s.machines), func(m *machine) bool { return m == p.machine })
 	s.facts.Unlock()
 	maps.DeleteFunc(s.theirs, func(what string, _ bool) bool { return strings.HasPrefix(what, p.name+" ") })
-	s.join(p.name, random)
-	s.noteBefore(p.name)
-	s.tell("node %s is replaced", p.name)
+	s.Join(p.name, random)
 }
 
-// podKinds are the kinds of pods of users.
-func podKinds() []string {
+// PodKinds are the kinds of pods of users.
+func (s *run) PodKinds() []string {
 	return []string{"replica", "replica", "tolerant", "bare", "static", "daemon", "process", "protected", "hanging", "bystander"}
 }
 
-func (s *run) podEvent(random *rand.Rand) {
-	s.start(s.some(random), podKinds()[random.IntN(len(podKinds()))], random)
-}
-
-// start lets a pod come to a node, if there is room and it tolerates what is there.
-func (s *run) start(p *place, kind string, random *rand.Rand) {
+// Start lets a pod come to a node, if there is room and it tolerates what is there.
+func (s *run) Start(p *place, kind string, random *rand.Rand) {
 	node := &corev1.Node{}
 	s.Expect(s.client.Get(s.t.Context(), types.NamespacedName{Name: p.name}, node)).To(Succeed())
 	tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoSchedule })
@@ -319,7 +261,7 @@ func (s *run) start(p *place, kind string, random *rand.Rand) {
 	if kind == "process" && !s.opens(p.devices()[random.IntN(len(p.devices()))], p, pod) {
 		return
 	}
-	s.tell("pod %s comes to %s", name, p.name)
+	s.Tell("pod %s comes to %s", name, p.name)
 }
 
 // podOf is a pod of a kind on a node.
@@ -388,7 +330,7 @@ func (s *run) comeBack() {
 		}
 		s.ended(name)
 		if p != nil && slices.Contains([]string{"tolerant", "daemon", "static"}, kind) {
-			s.start(p, kind, rand.New(rand.NewPCG(uint64(s.serial), 4)))
+			s.Start(p, kind, rand.New(rand.NewPCG(uint64(s.serial), 4)))
 		}
 	}
 }
@@ -404,7 +346,7 @@ func (s *run) ended(name string) {
 	s.mu.Lock()
 	s.ends[name] = true
 	s.mu.Unlock()
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		p.hardware.Update(func(n *sim.Node) {
 			for i := range n.GPUs {
 				n.GPUs[i].Processes = slices.DeleteFunc(n.GPUs[i].Processes, func(o gpu.Process) bool { return o.PodUID == string(pod.UID) })
@@ -413,89 +355,50 @@ func (s *run) ended(name string) {
 	}
 }
 
-func (s *run) leaveEvent(random *rand.Rand) {
-	var names []string
-	for _, pod := range s.podsOn(s.some(random).name) {
-		if pod.Namespace == users {
-			names = append(names, pod.Name)
-		}
-	}
-	if len(names) > 0 {
-		s.ended(names[random.IntN(len(names))])
-	}
+func (s *run) Theirs(name, label, _ string) { s.theirs[name+" "+label] = true }
+
+func (s *run) SetByOthers(name, label, value string) bool {
+	return s.ChangeNode(name, func(n *corev1.Node) { history.SetByOthers(n, label, value) })
 }
 
-// rewriting is a way in which another controller changes what the operator has written. It reports whether there was
-// anything to do.
-func (s *run) rewriting(random *rand.Rand) (what string, again func() bool) {
-	name := s.some(random).name
-	node := func(change func(*corev1.Node)) func() bool {
-		return func() bool {
-			return s.change(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, func(o client.Object) { change(o.(*corev1.Node)) })
+func (s *run) ChangeConfigMap(change func(map[string]string)) bool {
+	return s.change(ourConfigMap(), func(o client.Object) {
+		data := o.(*corev1.ConfigMap).Data
+		usual, has := data["default"]
+		delete(data, "default")
+		if change(data); has {
+			data["default"] = usual
 		}
-	}
-	untaint := func(keys ...string) func() bool {
-		return node(func(n *corev1.Node) {
-			n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool { return slices.Contains(keys, t.Key) })
-		})
-	}
-	switch random.IntN(11) {
-	case 0:
-		return "our taint of " + name, untaint(v1alpha1.TaintChanging)
-	case 1:
-		return "the policy's taint of " + name, untaint(history.Taint().Key, v1alpha1.TaintStartup)
-	case 2:
-		edits := random.IntN(2) == 0
-		return fmt.Sprintf("keys of our ConfigMap, content: %v", edits), s.rewritesConfigMap(edits)
-	case 3:
-		return "our NodeFeature of " + name, func() bool { return s.deleted(ourNodeFeature(name)) }
-	case 4:
-		return "annotations of GPUNode " + name, func() bool {
-			return s.change(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}}, func(o client.Object) { o.SetAnnotations(nil) })
-		}
-	case 5:
-		return "tolerations of the ClusterPolicy", s.rewritesClusterPolicy(func(o map[string]any) {
+	})
+}
+
+func (s *run) ChangeGPUNode(name string, change func(*v1alpha1.GPUNode)) bool {
+	return s.change(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}}, func(o client.Object) { change(o.(*v1alpha1.GPUNode)) })
+}
+
+func (s *run) DeleteGPUNode(name string) {
+	s.deleted(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
+}
+
+func (s *run) ClusterPolicyRewrites() []history.Rewrite {
+	return []history.Rewrite{
+		{What: "tolerations of the ClusterPolicy", Again: s.rewritesClusterPolicy(func(o map[string]any) {
 			unstructured.RemoveNestedField(o, "spec", "daemonsets", "tolerations")
-		})
-	case 6:
-		return "spec.devicePlugin and spec.mig of the ClusterPolicy", s.rewritesClusterPolicy(func(o map[string]any) {
+		})},
+		{What: "spec.devicePlugin and spec.mig of the ClusterPolicy", Again: s.rewritesClusterPolicy(func(o map[string]any) {
 			unstructured.RemoveNestedField(o, "spec", "devicePlugin", "config")
 			_ = unstructured.SetNestedField(o, "single", "spec", "mig", "strategy")
-		})
-	}
-	label, value := history.Other(random)
-	s.theirs[name+" "+label] = true
-	return fmt.Sprintf("%s=%s of %s", label, value, name), node(func(n *corev1.Node) { relabel(n, label, value) })
-}
-
-// relabel gives a label or annotation of a node another value; an empty one removes it.
-func relabel(n *corev1.Node, label, value string) {
-	entries, ofOurs := n.Labels, strings.HasPrefix(label, v1alpha1.Group+"/")
-	if ofOurs && label != v1alpha1.LabelOverridden {
-		entries = n.Annotations
-	}
-	if _, has := entries[label]; value == "" {
-		delete(entries, label)
-	} else if has || !ofOurs && !strings.HasPrefix(label, "nvidia.com/gpu.deploy.") {
-		entries[label] = value
+		})},
 	}
 }
 
-// rewritesConfigMap edits or removes all keys of the operator's ConfigMap but the default.
-func (s *run) rewritesConfigMap(edits bool) func() bool {
-	return func() bool {
-		return s.change(ourConfigMap(), func(o client.Object) {
-			data := o.(*corev1.ConfigMap).Data
-			for key := range data {
-				if key == "default" {
-					continue
-				}
-				if data[key] = "version: v1\n"; !edits {
-					delete(data, key)
-				}
-			}
-		})
-	}
+func (s *run) Fight(again func() bool, d time.Duration) {
+	s.forget()
+	s.fights = append(s.fights, again)
+	s.fighting.Store(true)
+	s.rest(d, 120)
+	s.fighting.Store(false)
+	s.fights = nil
 }
 
 func (s *run) rewritesClusterPolicy(change func(map[string]any)) func() bool {
@@ -529,25 +432,6 @@ func (s *run) deleted(o client.Object) bool {
 	return err == nil
 }
 
-func (s *run) rewriteEvent(random *rand.Rand) {
-	what, again := s.rewriting(random)
-	s.tell("another controller rewrites %s: %v", what, again())
-}
-
-// fightEvent lets another controller set something again whenever the operator has changed it, for two hours.
-func (s *run) fightEvent(random *rand.Rand) {
-	what, again := s.rewriting(random)
-	s.tell("another controller sets again and again: %s", what)
-	s.forget()
-	s.fights = append(s.fights, again)
-	s.fighting.Store(true)
-	s.rest(2*time.Hour, 120)
-	s.fighting.Store(false)
-	s.fights = nil
-	s.bounded("while another controller set again and again "+what, mostOfAFight)
-	s.tell("and stops")
-}
-
 // backUpEvent copies what a backup tool copies.
 func (s *run) backUpEvent(*rand.Rand) {
 	s.backup = nil
@@ -560,7 +444,7 @@ func (s *run) backUpEvent(*rand.Rand) {
 			s.backup = append(s.backup, o)
 		}
 	}
-	s.tell("a backup is made of %d objects", len(s.backup))
+	s.Tell("a backup is made of %d objects", len(s.backup))
 }
 
 // objects are those of a list.
@@ -599,42 +483,53 @@ func (s *run) restoreEvent(random *rand.Rand) {
 			s.noteDesired(p)
 		}
 	}
-	s.tell("all of %s are restored from the backup", kind)
+	s.Tell("all of %s are restored from the backup", kind)
 }
 
-// deleteEvent deletes an object that the operator made.
-func (s *run) deleteEvent(random *rand.Rand) {
-	name := s.some(random).name
-	o := []client.Object{ourConfigMap(), ourNodeFeature(name), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}}}[random.IntN(3)]
-	s.tell("%T %s is deleted: %v", o, o.GetName(), s.deleted(o))
-}
-
-// create creates policies.
-func (s *run) create(policies []v1alpha1.GPUSharingPolicy) {
-	for i := range policies {
-		p := policies[i].DeepCopy()
+func (s *run) ReplacePolicies(by []v1alpha1.GPUSharingPolicy) {
+	old := s.ListPolicies()
+	named := func(name string) func(v1alpha1.GPUSharingPolicy) bool {
+		return func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name }
+	}
+	for i := range by {
+		p := by[i].DeepCopy()
+		if slices.ContainsFunc(old, named(p.Name)) {
+			s.UpdatePolicy(p)
+			continue
+		}
 		p.Generation = 0
 		inPairs(p)
 		s.Expect(s.client.Create(s.t.Context(), p)).To(Succeed())
 		s.noteDesired(p)
-		s.tell("policy %s: %s", p.Name, history.Says(p))
+	}
+	for i := range old {
+		if !slices.ContainsFunc(by, named(old[i].Name)) {
+			s.deleted(&old[i])
+		}
 	}
 }
 
-func (s *run) current() []v1alpha1.GPUSharingPolicy {
+func (s *run) UpdatePolicy(p *v1alpha1.GPUSharingPolicy) {
+	inPairs(p)
+	s.change(p.DeepCopy(), func(o client.Object) {
+		is := o.(*v1alpha1.GPUSharingPolicy)
+		if equal(is.Spec, p.Spec) {
+			p.Spec.Rollout.Drain.TimeoutSeconds++
+		}
+		is.Spec = p.Spec
+	})
+	s.noteDesired(p)
+}
+
+func (s *run) DeletePolicy(name string) {
+	s.deleted(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}})
+}
+
+func (s *run) ListPolicies() []v1alpha1.GPUSharingPolicy {
 	s.t.Helper()
 	list := &v1alpha1.GPUSharingPolicyList{}
 	s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
 	return list.Items
-}
-
-// edits changes a policy.
-func (s *run) edits(p *v1alpha1.GPUSharingPolicy, change func(*v1alpha1.GPUSharingPolicy)) {
-	s.change(p, func(o client.Object) {
-		change(o.(*v1alpha1.GPUSharingPolicy))
-		inPairs(o.(*v1alpha1.GPUSharingPolicy))
-	})
-	s.noteDesired(p)
 }
 
 // inPairs removes what the API server refuses without its partner. The generator draws each field by itself.
@@ -651,23 +546,9 @@ func (s *run) noteDesired(p *v1alpha1.GPUSharingPolicy) {
 	s.policies[p.Name] = append(s.policies[p.Name], *p)
 }
 
-func (s *run) editEvent(random *rand.Rand) {
-	all := s.current()
-	if len(all) == 0 {
-		return
-	}
-	p, field := &all[random.IntN(len(all))], ""
-	seed := random.Uint64()
-	s.edits(p, func(p *v1alpha1.GPUSharingPolicy) { field = history.Edit(p, rand.New(rand.NewPCG(seed, 5))) })
-	if field == "gpuSelector" {
-		s.countsAnew()
-	}
-	s.tell("policy %s is edited: %s, now %s", p.Name, field, history.Says(p))
-}
-
-// countsAnew takes the present indexes of the GPUs for their places, as a user does who writes indexes into a policy.
-func (s *run) countsAnew() {
-	all := s.all()
+// CountAnew takes the present indexes of the GPUs for their places, as a user does who writes indexes into a policy.
+func (s *run) CountAnew() {
+	all := s.Machines()
 	s.facts.Lock()
 	defer s.facts.Unlock()
 	for _, p := range all {
@@ -677,102 +558,45 @@ func (s *run) countsAnew() {
 	}
 }
 
-func (s *run) splitEvent(random *rand.Rand) {
-	if all := s.current(); len(all) == 1 && all[0].Name == "all" {
-		s.create(history.Split(random))
-		s.deleted(&all[0])
-		s.countsAnew()
-	}
-}
-
-func (s *run) dropEvent(random *rand.Rand) {
-	if all := s.current(); len(all) > 0 {
-		p := &all[random.IntN(len(all))]
-		s.tell("policy %s is deleted: %v", p.Name, s.deleted(p))
-	}
-}
-
-func (s *run) createEvent(random *rand.Rand) {
-	if len(s.current()) == 0 {
-		s.create(history.Policies(random))
-		s.countsAnew()
-	}
-}
-
-func (s *run) relabelEvent(random *rand.Rand) {
-	p := s.some(random)
-	p.labels[history.PoolLabel] = map[string]string{"a": "b", "b": "a"}[p.labels[history.PoolLabel]]
-	s.changeNode(p.name, func(n *corev1.Node) { n.Labels[history.PoolLabel] = p.labels[history.PoolLabel] })
+func (s *run) MoveToPool(p *place, pool string) {
+	p.labels[history.PoolLabel] = pool
+	s.ChangeNode(p.name, func(n *corev1.Node) { n.Labels[history.PoolLabel] = pool })
 	for i := range s.before.Nodes {
 		if s.before.Nodes[i].Name == p.name {
 			s.before.Nodes[i].Labels = maps.Clone(s.before.Nodes[i].Labels)
-			s.before.Nodes[i].Labels[history.PoolLabel] = p.labels[history.PoolLabel]
+			s.before.Nodes[i].Labels[history.PoolLabel] = pool
 		}
 	}
-	s.tell("node %s moves to pool %s", p.name, p.labels[history.PoolLabel])
 }
 
 // agentEvent takes the agent of a node away, or brings it back.
 func (s *run) agentEvent(random *rand.Rand) {
-	p := s.some(random)
+	p := history.Some(s, random)
 	if p.off {
 		return
 	}
 	p.down.Store(!p.down.Load())
-	s.tell("the agent of %s is lost: %v", p.name, p.down.Load())
+	s.Tell("the agent of %s is lost: %v", p.name, p.down.Load())
 }
 
-// crashEvent ends the agent of a node in the middle of its steps, and starts it again later.
-func (s *run) crashEvent(random *rand.Rand) {
-	p := s.some(random)
-	after := random.IntN(4)
-	p.hardware.Fail = func(op sim.Op, _ string) error {
-		if op == sim.OpObserve {
-			return nil
-		}
-		if after--; after < 0 {
-			p.down.Store(true)
-			return sim.ErrCrash
-		}
-		return nil
-	}
-	s.tell("the agent of %s will end after %d operations", p.name, after)
-}
-
-// lieEvent lets the agent of a node report that all is as desired, and then nothing any more.
-func (s *run) lieEvent(random *rand.Rand) {
-	p := s.some(random)
+func (s *run) Lie(p *place, report func(*v1alpha1.GPUNode)) bool {
 	n := &v1alpha1.GPUNode{}
-	if err := s.client.Get(s.t.Context(), types.NamespacedName{Name: p.name}, n); err != nil || p.off {
-		return
+	if err := s.client.Get(s.t.Context(), types.NamespacedName{Name: p.name}, n); err != nil {
+		return false
 	}
-	p.down.Store(true)
-	for i := range n.Status.Conditions {
-		switch c := &n.Status.Conditions[i]; c.Type {
-		case v1alpha1.ConditionApplied:
-			c.ObservedGeneration, c.Status = n.Generation, metav1.ConditionTrue
-		case v1alpha1.ConditionDiscovered, v1alpha1.ConditionApplyStalled, v1alpha1.ConditionRebootRequired:
-			c.ObservedGeneration = n.Generation
-		}
-	}
+	p.EndAgent()
+	report(n)
 	s.Expect(client.IgnoreNotFound(s.client.Status().Update(s.t.Context(), n))).To(Or(Succeed(), Satisfy(apierrors.IsConflict)))
-	s.tell("the agent of %s reports that all is well, and ends", p.name)
+	return true
 }
 
-// destroyEvent takes an idle instance away.
-func (s *run) destroyEvent(random *rand.Rand) {
-	p := s.some(random)
-	if p.off || len(p.node.Allocations()) > 0 || p.hardware.Fail != nil {
-		return
-	}
-	for _, d := range p.devices() {
-		if len(d.State.Instances) > 0 && len(d.Processes) == 0 {
-			err := p.hardware.DestroyInstance(s.t.Context(), d.UUID, d.State.Instances[0].ID)
-			s.rebornUnmanaged(p)
-			s.tell("an instance of a GPU of %s is destroyed by hand: %v", p.name, err)
-			return
-		}
-	}
+func (s *run) InUse(p *place, _ int) bool { return len(p.node.Allocations()) > 0 }
+
+func (s *run) DestroyInstance(p *place, index int) error {
+	d := p.devices()[index]
+	err := p.hardware.DestroyInstance(s.t.Context(), d.UUID, d.State.Instances[0].ID)
+	s.rebornUnmanaged(p)
+	return err
 }
 
 // rebornUnmanaged notes how GPUs are that another user has changed while the operator had no part in the node.
@@ -786,22 +610,15 @@ func (s *run) rebornUnmanaged(p *place) {
 	}
 }
 
-func (s *run) leadEvent(*rand.Rand) {
+func (s *run) Lead() {
 	s.leader()
 	s.leader = s.lead()
-	s.tell("another controller leads")
-}
-
-func (s *run) waitEvent(random *rand.Rand) {
-	d := []time.Duration{time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour}[random.IntN(4)]
-	s.tell("%s pass", d)
-	s.rest(d, 40)
 }
 
 func (s *run) pluginEvent(random *rand.Rand) {
-	p := s.some(random)
+	p := history.Some(s, random)
 	s.restartPlugin(p)
-	s.tell("the device plugin of %s restarts", p.name)
+	s.Tell("the device plugin of %s restarts", p.name)
 }
 
 // restartPlugin deletes the pod of NVIDIA's device plugin.
@@ -814,28 +631,28 @@ func (s *run) restartPlugin(p *place) {
 }
 
 func (s *run) breaksEvent(random *rand.Rand) {
-	p := s.some(random)
+	p := history.Some(s, random)
 	p.deaf.Store(!p.deaf.Load())
-	s.tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
+	s.Tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
 }
 
 // draEvent lets NVIDIA's DRA driver come to a node, or restart: for a moment neither a pod nor a ResourceSlice shows
 // it.
 func (s *run) draEvent(random *rand.Rand) {
-	p := s.some(random)
+	p := history.Some(s, random)
 	var sign client.Object = draSlice(p.name)
 	if random.IntN(2) == 0 {
 		sign = draPod(p.name)
 	}
 	had := s.deleted(draSlice(p.name))
 	if had = s.deleted(draPod(p.name)) || had; had {
-		s.tell("NVIDIA's DRA driver of %s ends", p.name)
+		s.Tell("NVIDIA's DRA driver of %s ends", p.name)
 		s.rounds(1+random.IntN(3), random)
 	}
 	if random.IntN(3) > 0 && !p.off {
 		s.Eventually(func() error { return s.client.Create(s.t.Context(), sign.DeepCopyObject().(client.Object)) }, patience, pollEvery).
 			Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
-		s.tell("NVIDIA's DRA driver of %s runs, which shows by a %T", p.name, sign)
+		s.Tell("NVIDIA's DRA driver of %s runs, which shows by a %T", p.name, sign)
 	}
 }
 

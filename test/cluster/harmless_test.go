@@ -62,8 +62,8 @@ func harmless(t *testing.T, usual uint64, plays func(*run, *rand.Rand)) {
 				t.Log(strings.Join(r.told, "\n"))
 			}
 		})
-		s.Note(seed, r.isBroken())
-		if broken := r.isBroken(); broken != "" {
+		s.Note(seed, r.Broken())
+		if broken := r.Broken(); broken != "" {
 			t.Errorf("HARMLESS_CLUSTERS=1 HARMLESS_CLUSTERS_FROM=%d: %s\n%s", seed, broken, strings.Join(r.told, "\n"))
 		}
 	}
@@ -87,7 +87,7 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 		s.Expect(os.WriteFile(file, []byte(printed), 0o600)).To(Succeed())
 		if strings.Contains(printed, "\n---\n") {
 			if plan := s.kubectl("plan", "-f", file); !strings.Contains(plan, "OUTCOME NonDisruptive") {
-				s.breaks("foretold", "plan says: %s", plan)
+				s.Breaks("foretold", "plan says: %s", plan)
 			}
 		}
 		s.forget()
@@ -96,15 +96,15 @@ func TestImportHarmsNobodyInAWholeCluster(t *testing.T) {
 		s.rest(8*time.Hour, 150)
 		const reads = 3 // of NVIDIA's programs on a node its ConfigMap
 		if s.others["POST namespaces/gpu-operator/pods"] > reads*len(s.machines) {
-			s.breaks("unchanged", "NVIDIA's programs restart more than once: %s", s.counted())
+			s.Breaks("unchanged", "NVIDIA's programs restart more than once: %s", s.counted())
 		}
 		if s.others["POST namespaces/"+draSpace+"/pods"] > 0 {
-			s.breaks("unchanged", "NVIDIA's DRA driver restarts: %s", s.counted())
+			s.Breaks("unchanged", "NVIDIA's DRA driver restarts: %s", s.counted())
 		}
 		s.unchanged(before)
 		s.honoured(policies...)
-		if s.isBroken() != "" {
-			s.tell("import printed:\n%s", printed)
+		if s.Broken() != "" {
+			s.Tell("import printed:\n%s", printed)
 		}
 	})
 	if described == 0 && !t.Failed() {
@@ -127,8 +127,8 @@ func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 		s.lives(before)
 		s.startsAgain(before)
 		s.honoured(policies...)
-		if s.isBroken() != "" {
-			s.tell("advise printed:\n%s", printed)
+		if s.Broken() != "" {
+			s.Tell("advise printed:\n%s", printed)
 		}
 	})
 	if advised == 0 && !t.Failed() {
@@ -139,7 +139,7 @@ func TestAdviceHarmsNobodyInAWholeCluster(t *testing.T) {
 // populated starts pods on all nodes, and returns those that run once the cluster rests.
 func (s *run) populated(random *rand.Rand) running {
 	s.t.Helper()
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		s.populates(p, random)
 	}
 	s.calms()
@@ -160,7 +160,7 @@ func (s *run) sharedByHand(random *rand.Rand) {
 	}
 	s.apply(fmt.Sprintf(`{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy},
   spec: {daemonsets: {updateStrategy: RollingUpdate}, devicePlugin: {enabled: true, config: {%s}}, mig: %s}}`, plugin, strategy))
-	s.tell("keys %v; %s; mig %s", configs, plugin, strategy)
+	s.Tell("keys %v; %s; mig %s", configs, plugin, strategy)
 	s.record = newRecord(s.fleet)
 	s.driven()
 	for i := range 1 + random.IntN(3) {
@@ -173,11 +173,11 @@ func (s *run) sharedByHand(random *rand.Rand) {
 		s.cuts(p, random)
 		p.restartDelay = 30 * time.Minute // a plugin that does not start tries again, and this cluster would never rest
 		p.touches = func(op sim.Op, uuid string, _ int) error {
-			s.breaks("harmless", "GPU %s of %s is changed (%s)", uuid, p.name, op)
+			s.Breaks("harmless", "GPU %s of %s is changed (%s)", uuid, p.name, op)
 			return nil
 		}
 		s.enter(p)
-		s.tell("node %s: %d × %v, %v, first GPU %v", p.name, len(p.devices()), model, labels, bornAs(p.devices()[0]))
+		s.Tell("node %s: %d × %v, %v, first GPU %v", p.name, len(p.devices()), model, labels, bornAs(p.devices()[0]))
 	}
 	s.runs()
 }
@@ -217,7 +217,7 @@ func (s *run) sharedByPolicies(random *rand.Rand) {
 		p.restartDelay = 0
 		p.touches = func(op sim.Op, uuid string, instance int) error { return s.takes(p, op, uuid, instance) }
 		s.enter(p)
-		s.tell("node %s: %d × %v, %v", p.name, len(p.devices()), model, labels)
+		s.Tell("node %s: %d × %v, %v", p.name, len(p.devices()), model, labels)
 	}
 	s.runs()
 	for i := range 1 + random.IntN(2) {
@@ -229,7 +229,7 @@ func (s *run) sharedByPolicies(random *rand.Rand) {
 		selector := history.Pick(random, "{}", "{matchLabels: {team: a}}", "{matchLabels: {team: b}}")
 		s.apply(fmt.Sprintf(`{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: p%d},
   spec: {priority: %d, nodeSelector: %s, sharing: %s, rollout: {maxUnavailable: "100%%"}}}`, i, random.IntN(2), selector, inline))
-		s.tell("policy p%d for %s: %s", i, selector, inline)
+		s.Tell("policy p%d for %s: %s", i, selector, inline)
 	}
 	s.calms()
 }
@@ -283,7 +283,7 @@ func (s *run) populates(p *place, random *rand.Rand) {
 			}
 			pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
 			why := s.starts(pod)
-			s.tell("pod %s/%s: %s, runs as %d, selects %v%s", pod.Namespace, pod.Name, resource, user, pod.Spec.NodeSelector, why)
+			s.Tell("pod %s/%s: %s, runs as %d, selects %v%s", pod.Namespace, pod.Name, resource, user, pod.Spec.NodeSelector, why)
 		}
 	}
 }
@@ -310,10 +310,10 @@ func (s *run) kubectl(args ...string) string {
 	out := &strings.Builder{}
 	p := cli.Program{In: strings.NewReader(""), Out: out, Clock: s.clock}
 	if err := p.Run(s.t.Context(), append(args, "--kubeconfig", kubeconfig)); err != nil {
-		s.tell("%s: %v", args[0], err)
+		s.Tell("%s: %v", args[0], err)
 		var outcome cli.OutcomeError // of plan
 		if !strings.Contains(err.Error(), "--min-age") && (!errors.As(err, &outcome) || outcome != cli.NonDisruptive) {
-			s.breaks("answers", "%s: %v", args[0], err)
+			s.Breaks("answers", "%s: %v", args[0], err)
 		}
 	}
 	return out.String()
@@ -335,10 +335,10 @@ func (s *run) applies(printed string) (policies []string) {
 			continue
 		}
 		policies = append(policies, o.GetName())
-		s.tell("applies %s", document)
+		s.Tell("applies %s", document)
 		err = s.client.Apply(s.t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner("kubectl"), client.ForceOwnership)
 		if err != nil {
-			s.breaks("accepted", "the API server refuses what was printed: %v", err)
+			s.Breaks("accepted", "the API server refuses what was printed: %v", err)
 		}
 	}
 }
@@ -362,7 +362,7 @@ type shared struct {
 func (s *run) running() running {
 	s.t.Helper()
 	r := running{nodes: map[string]shared{}, pods: map[string]corev1.Pod{}}
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		node := s.node(p.name)
 		is := shared{
 			offers: s.offers(p), gpus: map[string]born{}, devices: p.node.Allocations(), governed: s.gpuNode(p.name).Spec.PolicyName != "",
@@ -398,7 +398,7 @@ func (s *run) lives(before running) running {
 		is, there := now.pods[uid]
 		if name := was.Namespace + "/" + was.Name; !there || is.DeletionTimestamp != nil || is.Status.Phase != was.Status.Phase ||
 			!equal(restarts(&was), restarts(&is)) || !slices.Equal(before.nodes[was.Spec.NodeName].devices[name], now.nodes[was.Spec.NodeName].devices[name]) {
-			s.breaks("lives", "pod %s on %s was %s with %v, and is %s with %v", name, was.Spec.NodeName, was.Status.Phase, before.nodes[was.Spec.NodeName].devices[name],
+			s.Breaks("lives", "pod %s on %s was %s with %v, and is %s with %v", name, was.Spec.NodeName, was.Status.Phase, before.nodes[was.Spec.NodeName].devices[name],
 				is.Status.Phase, now.nodes[was.Spec.NodeName].devices[name])
 		}
 	}
@@ -418,7 +418,7 @@ func (s *run) unchanged(before running) {
 	now := s.lives(before)
 	for name, was := range before.nodes {
 		if is := now.nodes[name]; !maps.Equal(was.offers, is.offers) || !maps.Equal(was.gpus, is.gpus) {
-			s.breaks("unchanged", "node %s offered %v of %v, and offers %v of %v", name, was.offers, was.gpus, is.offers, is.gpus)
+			s.Breaks("unchanged", "node %s offered %v of %v, and offers %v of %v", name, was.offers, was.gpus, is.offers, is.gpus)
 		}
 	}
 	s.record.mu.Lock()
@@ -428,11 +428,11 @@ func (s *run) unchanged(before running) {
 		}
 		for resource, count := range offered(h.is) {
 			if count != before.nodes[h.node].offers[resource] {
-				s.breaks("unchanged", "node %s offered %v for a while, and %v before", h.node, offered(h.is), before.nodes[h.node].offers)
+				s.Breaks("unchanged", "node %s offered %v for a while, and %v before", h.node, offered(h.is), before.nodes[h.node].offers)
 			}
 		}
 		if len(h.is.Spec.Taints) > 0 {
-			s.breaks("unchanged", "node %s had the taints %v", h.node, h.is.Spec.Taints)
+			s.Breaks("unchanged", "node %s had the taints %v", h.node, h.is.Spec.Taints)
 		}
 	}
 	s.record.mu.Unlock()
@@ -441,9 +441,9 @@ func (s *run) unchanged(before running) {
 // honoured: each policy that was printed is Ready, or says how many shares the administrator has to set for NVIDIA's DRA driver.
 func (s *run) honoured(printed ...string) {
 	s.t.Helper()
-	for _, p := range s.current() {
+	for _, p := range s.ListPolicies() {
 		if c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady); slices.Contains(printed, p.Name) && c.Status != metav1.ConditionTrue && c.Reason != v1alpha1.ReasonDRASharesDiffer {
-			s.breaks("honoured", "policy %s: %s: %s", p.Name, c.Reason, c.Message)
+			s.Breaks("honoured", "policy %s: %s: %s", p.Name, c.Reason, c.Message)
 		}
 	}
 }
@@ -468,14 +468,14 @@ func (s *run) startsAgain(before running) {
 	s.calms()
 	for _, pod := range s.running().pods {
 		if pod.Status.Phase != corev1.PodRunning {
-			s.breaks("starts again", "pod %s on %s is %s: %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase, pod.Status.Message)
+			s.Breaks("starts again", "pod %s on %s is %s: %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase, pod.Status.Message)
 		}
 	}
 	for name, was := range before.nodes {
 		is := after.nodes[name]
 		shares := is.isolation < 3 && was.isolation != is.isolation
 		if was.governed && is.isolation < was.isolation || shares && len(was.namespaces) > 1 {
-			s.breaks("isolates", "node %s isolates pods of %v by %d, and did by %d", name, was.namespaces, is.isolation, was.isolation)
+			s.Breaks("isolates", "node %s isolates pods of %v by %d, and did by %d", name, was.namespaces, is.isolation, was.isolation)
 		}
 	}
 }
@@ -486,22 +486,22 @@ func (s *run) comesBack(pod *corev1.Pod, remaining map[string]int64) {
 	node := s.node(pod.Spec.NodeName)
 	for label, value := range pod.Spec.NodeSelector {
 		if node.Labels[label] != value {
-			s.breaks("starts again", "pod %s selects %s=%s, and node %s has %q", pod.Name, label, value, node.Name, node.Labels[label])
+			s.Breaks("starts again", "pod %s selects %s=%s, and node %s has %q", pod.Name, label, value, node.Name, node.Labels[label])
 		}
 	}
 	if len(node.Spec.Taints) > 0 {
-		s.breaks("starts again", "node %s has the taints %v", node.Name, node.Spec.Taints)
+		s.Breaks("starts again", "node %s has the taints %v", node.Name, node.Spec.Taints)
 	}
 	for resource := range pod.Spec.Containers[0].Resources.Limits {
 		if remaining[string(resource)]--; remaining[string(resource)] < 0 {
-			s.breaks("starts again", "node %s offers %v, and its pods request more %s", node.Name, s.offers(s.places[node.Name]), resource)
+			s.Breaks("starts again", "node %s offers %v, and its pods request more %s", node.Name, s.offers(s.places[node.Name]), resource)
 		}
 	}
 	again := podOf("replica", pod.Name, node.Name)
 	again.Namespace, again.Spec.NodeSelector, again.Spec.SecurityContext = pod.Namespace, pod.Spec.NodeSelector, pod.Spec.SecurityContext
 	again.Spec.Containers, again.Spec.ResourceClaims = pod.Spec.Containers, pod.Spec.ResourceClaims
 	if why := s.starts(again); why != "" {
-		s.breaks("starts again", "pod %s does not get on node %s again: %s", pod.Name, node.Name, why)
+		s.Breaks("starts again", "pod %s does not get on node %s again: %s", pod.Name, node.Name, why)
 	}
 }
 
@@ -513,7 +513,7 @@ func (s *run) observed(random *rand.Rand) (url string) {
 	answer := func(query advice.Query, labels map[string]string, value float64) {
 		answers[query] = append(answers[query], advice.Sample{Labels: labels, Value: value})
 	}
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		held, of := 0, map[string]string{"node": p.name}
 		for _, pod := range s.podsOn(p.name) {
 			if pod.Namespace != users && pod.Namespace != "other" || random.IntN(12) == 0 {
@@ -533,7 +533,7 @@ func (s *run) observed(random *rand.Rand) (url string) {
 		answer(advice.QueryTime, of, history.Pick[float64](random, day/24, 6*day, 6*day, 6*day))
 		answer(advice.QueryConcurrent, of, float64(held))
 	}
-	s.tell("observed: %v", answers)
+	s.Tell("observed: %v", answers)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = r.ParseForm()
 		result := []map[string]any{}
@@ -578,7 +578,7 @@ func (s *run) driven() {
 	}
 	scheduler := nodesim.DRAScheduler{Client: s.sim}
 	s.background(func(ctx context.Context) { scheduler.Run(ctx, 200*time.Millisecond) })
-	s.tell("NVIDIA's DRA driver, shares %q, %d classes", shares, len(objects)-1)
+	s.Tell("NVIDIA's DRA driver, shares %q, %d classes", shares, len(objects)-1)
 }
 
 // orDriven are the labels of a node, which may become one of NVIDIA's DRA driver.

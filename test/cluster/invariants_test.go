@@ -4,7 +4,6 @@
 package cluster_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -31,15 +30,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
-// mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again
-// and again what it writes, mostAtRest in eight hours in which no fault happens, and mostRestarts how often it may
-// evict a workload or restart a program in either.
-const (
-	mostOfAFight = 40
-	mostAtRest   = 60
-	mostRestarts = 12
-)
-
 func equal(a, b any) bool { return equality.Semantic.DeepEqual(a, b) }
 
 // forget begins to count anew.
@@ -56,23 +46,10 @@ func (s *run) counted() string {
 	return fmt.Sprintf("%v; others: %v", s.count, s.others)
 }
 
-// bounded looks whether anything was done too often.
-func (s *run) bounded(when string, most int) {
+func (s *run) Counted() map[string]int {
 	s.mu.Lock()
-	count := maps.Clone(s.count)
-	s.mu.Unlock()
-	for _, what := range slices.Sorted(maps.Keys(count)) {
-		limit := most
-		switch {
-		case strings.HasPrefix(what, "evict ") || strings.HasPrefix(what, "restart "):
-			limit = mostRestarts
-		case strings.Contains(what, "/pods/") || strings.HasPrefix(what, "ask ") || strings.HasSuffix(what, "/status"):
-			limit = 4 * most // a trigger for the kubelet, a refused eviction or a report, which disturb nobody
-		}
-		if count[what] > limit {
-			s.breaks("bounded", "%s: %d times %s", what, count[what], when)
-		}
-	}
+	defer s.mu.Unlock()
+	return maps.Clone(s.count)
 }
 
 // evicts looks at an eviction that the controller has asked for.
@@ -82,7 +59,7 @@ func (s *run) evicts(name string, status int) {
 	s.facts.RUnlock()
 	var at *place
 	var held []string
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		if ids := p.node.Allocations()[users+"/"+name]; ids != nil {
 			at, held = p, ids
 		}
@@ -102,11 +79,11 @@ func (s *run) evicts(name string, status int) {
 	}
 	s.mu.Unlock()
 	if kind == "bystander" && (!s.mayEmpty() || !s.mustReboot(home)) {
-		s.breaks("harmless", "%s is evicted from %s, which has no GPU", name, home)
+		s.Breaks("harmless", "%s is evicted from %s, which has no GPU", name, home)
 	}
 	for _, id := range held {
 		if uuid := at.gpuOf(id); uuid != "" && !s.mayChange(at, uuid) {
-			s.breaks("harmless", "%s is evicted, and no policy selects its GPU %s", name, uuid)
+			s.Breaks("harmless", "%s is evicted, and no policy selects its GPU %s", name, uuid)
 		}
 	}
 }
@@ -178,7 +155,7 @@ func (s *run) mayChange(p *place, uuid string) bool {
 // touches looks at what the agent is about to do to a GPU: a policy has to do with it, and what it takes away is not in use.
 func (s *run) touches(p *place, op sim.Op, uuid string, instance int) error {
 	if !s.mayChange(p, uuid) {
-		s.breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
+		s.Breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
 	}
 	return s.takes(p, op, uuid, instance)
 }
@@ -200,7 +177,7 @@ func (s *run) takes(p *place, op sim.Op, uuid string, instance int) error {
 		for _, id := range ids {
 			device, _, _ := strings.Cut(id, "::")
 			if _, name, _ := strings.Cut(pod, "/"); lost[device] && !s.hasEnded(name) {
-				s.breaks("harmless", "%s of %s is taken from %s (%s)", device, p.name, pod, op)
+				s.Breaks("harmless", "%s of %s is taken from %s (%s)", device, p.name, pod, op)
 			}
 		}
 	}
@@ -214,18 +191,25 @@ func (s *run) hasEnded(pod string) bool {
 	return s.ends[pod] || leaves
 }
 
-// desired is what a policy desires of a node as it is; an error where it cannot be.
-func (s *run) desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+// nodeOf is the node of a machine when everything rested.
+func (s *run) nodeOf(p *place) *cluster.Node {
+	at := slices.IndexFunc(s.rested.Nodes, func(n cluster.Node) bool { return n.Name == p.name })
+	return &s.rested.Nodes[at]
+}
+
+func (s *run) Desired(p *place) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+	n := s.nodeOf(p)
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
-	if by = policy.Rank(policies).Govern(node).By; by != nil {
+	if by = policy.Rank(s.rested.Policies).Govern(node).By; by != nil {
 		want, err = policy.DesiredState(by, node)
 	}
 	return by, want, err
 }
 
-// differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is
+// Differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is
 // reported of them.
-func (s *run) differs(p *place, n *cluster.Node, want policy.Desired) string {
+func (s *run) Differs(p *place, want policy.Desired) string {
+	n := s.nodeOf(p)
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
 	if !maps.Equal(has, want.Config.Resources) {
@@ -254,70 +238,16 @@ func (s *run) differs(p *place, n *cluster.Node, want policy.Desired) string {
 	return ""
 }
 
-// truthful looks whether what is said of each policy and each node at rest is so.
-func (s *run) truthful() {
-	snapshot := s.world()
-	for i := range snapshot.Policies {
-		p := &snapshot.Policies[i]
-		ready := condition.IsTrueAt(p.Status.Conditions, v1alpha1.ConditionReady, p.Generation)
-		for j := range snapshot.Nodes {
-			n := &snapshot.Nodes[j]
-			if by, want, err := s.desired(n, snapshot.Policies); ready && by != nil && by.Name == p.Name {
-				if problem := s.differs(s.places[n.Name], n, want); err != nil || problem != "" {
-					s.breaks("truth", "policy %s is Ready, and node %s is not (%v): %s", p.Name, n.Name, err, problem)
-				}
-			}
-		}
-		if c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady); c.ObservedGeneration != p.Generation {
-			s.breaks("truth", "policy %s is of generation %d, and its status of %d", p.Name, p.Generation, c.ObservedGeneration)
-		}
-		for _, pending := range p.Status.Pending {
-			if problem := s.untrue(p, pending); problem != "" {
-				s.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", pending.NodeName, p.Name, pending.State, pending.Reason, problem, pending.Message)
-			}
-		}
-	}
+func (s *run) AgentRuns(p *place) bool                         { return !p.off && !p.down.Load() }
+func (s *run) InMaintenance(*place) bool                       { return false }
+func (s *run) Unknown(*place, *v1alpha1.GPUSharingPolicy) bool { return false }
+
+func (s *run) OfferedByOthers(p *place, reason string) bool {
+	return reason != v1alpha1.ReasonSlicerActive && s.shared(p.name)
 }
 
-// untrue says why the reason of a node that waits at rest is none; empty: it is one.
-func (s *run) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) string {
-	p := s.places[n.NodeName]
-	if p == nil {
-		return "there is no such node"
-	}
-	switch n.Reason {
-	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
-		return "nothing goes on that it could wait for"
-	case v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutHalted:
-		return holdsBack(by, n.Reason)
-	case v1alpha1.ReasonAgentNotReporting:
-		if !p.off && !p.down.Load() {
-			return "the agent is Ready"
-		}
-	case v1alpha1.ReasonDRADriverActive:
-		if !s.shared(n.NodeName) {
-			return "nobody else offers the GPUs"
-		}
-	case v1alpha1.ReasonSlicerActive, v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
-		return "there is no such thing in this cluster"
-	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
-		named := func(o corev1.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
-		if !slices.ContainsFunc(s.podsOn(n.NodeName), named) && !strings.Contains(n.Message, "process ") {
-			return "no pod that it names is there"
-		}
-	}
-	return ""
-}
-
-// holdsBack says why a policy does not hold its nodes back for that reason; empty: it does.
-func holdsBack(by *v1alpha1.GPUSharingPolicy, reason string) string {
-	switch {
-	case reason == v1alpha1.ReasonPaused && !by.Spec.Rollout.Paused:
-		return "it is not paused"
-	case reason == v1alpha1.ReasonRolloutHalted && by.Status.Nodes.Failed < by.Spec.Rollout.FailureThreshold:
-		return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, by.Spec.Rollout.FailureThreshold)
-	}
-	return ""
+func (s *run) NamesUser(p *place, message string) bool {
+	return slices.ContainsFunc(s.podsOn(p.name), func(o corev1.Pod) bool { return strings.Contains(message, o.Namespace+"/"+o.Name) })
 }
 
 // shared reports whether NVIDIA's DRA driver offers the GPUs of a node.
@@ -327,39 +257,36 @@ func (s *run) shared(node string) bool {
 		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return cluster.OffersGPUs(&p) })
 }
 
-// progressed: every machine that runs is as its policy desires, whatever became of the others.
-func (s *run) progressed() {
-	snapshot := s.world()
-	for i := range snapshot.Nodes {
-		n := &snapshot.Nodes[i]
-		p := s.places[n.Name]
-		by, want, err := s.desired(n, snapshot.Policies)
-		if p.off || by == nil || err != nil || s.shared(n.Name) {
-			continue
-		}
-		pending := slices.IndexFunc(by.Status.Pending, func(o v1alpha1.PendingNode) bool { return o.NodeName == n.Name })
-		said := ""
-		if pending >= 0 {
-			o := by.Status.Pending[pending]
-			if o.Reason == v1alpha1.ReasonGPUMissing {
-				continue
-			}
-			said = fmt.Sprintf("%s (%s): %s", o.State, o.Reason, o.Message)
-		}
-		if problem := cmp.Or(s.differs(p, n, want), said); problem != "" {
-			s.breaks("progress", "node %s under policy %s: %s; %s", n.Name, by.Name, problem, said)
-		}
-		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) || n.Annotations[v1alpha1.AnnotationStopped] != "" {
-			s.breaks("progress", "node %s is left tainted or with NVIDIA's operands stopped (%s)", n.Name, said)
-		}
+// pending is what a policy says of a node that is not up to date.
+func pending(p *place, by *v1alpha1.GPUSharingPolicy) (said v1alpha1.PendingNode, is bool) {
+	at := slices.IndexFunc(by.Status.Pending, func(o v1alpha1.PendingNode) bool { return o.NodeName == p.name })
+	if at >= 0 {
+		said = by.Status.Pending[at]
 	}
+	return said, at >= 0
 }
 
-// inBudget looks whether more nodes were disturbed at the same moment than the policies allow together, since the
+func (s *run) Excused(p *place, by *v1alpha1.GPUSharingPolicy) bool {
+	o, _ := pending(p, by)
+	return o.Reason == v1alpha1.ReasonGPUMissing
+}
+
+func (s *run) Unready(p *place, by *v1alpha1.GPUSharingPolicy) string {
+	if o, is := pending(p, by); is {
+		return fmt.Sprintf("it is %s (%s): %s", o.State, o.Reason, o.Message)
+	}
+	if n := s.nodeOf(p); n.Annotations[v1alpha1.AnnotationStopped] != "" ||
+		slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+		return "it is left tainted or with NVIDIA's operands stopped"
+	}
+	return ""
+}
+
+// CheckBudget looks whether more nodes were disturbed at the same moment than the policies allow together, since the
 // record began.
-func (s *run) inBudget() {
+func (s *run) CheckBudget() {
 	var off []string
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		if p.off {
 			off = append(off, p.name)
 		}
@@ -375,7 +302,7 @@ func (s *run) inBudget() {
 	}
 	s.facts.RUnlock()
 	if most := s.record.account(off...).most; most > allowed {
-		s.breaks("harmless", "%d nodes are disturbed at the same moment, and all policies that ever were allow %d", most, allowed)
+		s.Breaks("harmless", "%d nodes are disturbed at the same moment, and all policies that ever were allow %d", most, allowed)
 	}
 }
 
@@ -385,8 +312,8 @@ func notReady(n *v1alpha1.GPUNode) bool {
 	return found && c.Status == metav1.ConditionFalse
 }
 
-// restored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
-func (s *run) restored() {
+// CheckRestored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
+func (s *run) CheckRestored() {
 	snapshot := s.world()
 	before := s.before
 	before.Nodes = slices.Clone(before.Nodes)
@@ -400,7 +327,7 @@ func (s *run) restored() {
 			continue
 		}
 		if problem := s.unrestored(p, n); problem != "" {
-			s.breaks("restore", "node %s: %s; nothing says so", n.Name, problem)
+			s.Breaks("restore", "node %s: %s; nothing says so", n.Name, problem)
 		}
 	}
 	for i := range before.Nodes { // the GPUs of a machine may be others, and fewer
@@ -412,7 +339,7 @@ func (s *run) restored() {
 	}
 	for _, problem := range invariant.Broken(before, snapshot, s.everEvicted()...) {
 		if !s.writtenByOthers(problem) {
-			s.breaks("restore", "%s", problem)
+			s.Breaks("restore", "%s", problem)
 		}
 	}
 	cluster := theClusterPolicy()
@@ -420,7 +347,7 @@ func (s *run) restored() {
 	name, _, _ := unstructured.NestedString(cluster.Object, "spec", "devicePlugin", "config", "name")
 	strategy, _, _ := unstructured.NestedString(cluster.Object, "spec", "mig", "strategy")
 	if !excused && (name != "" || strategy != "single") {
-		s.breaks("restore", "the ClusterPolicy names the ConfigMap %q and the strategy %q, and named none and single", name, strategy)
+		s.Breaks("restore", "the ClusterPolicy names the ConfigMap %q and the strategy %q, and named none and single", name, strategy)
 	}
 }
 
@@ -446,30 +373,13 @@ func (s *run) writtenByOthers(problem string) bool {
 	return false
 }
 
-// left says what of the operator is left on a Node, or which label is not as it was; empty: nothing.
-func (s *run) left(p *place, n *cluster.Node) string {
-	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
-		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
-			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
-		}
-	}
-	for name, value := range n.Annotations {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !s.theirs[n.Name+" "+name] {
-			return fmt.Sprintf("annotation %s is left: %q", name, value)
-		}
-	}
-	for _, t := range n.Taints {
-		if (t.Key == history.Taint().Key || strings.HasPrefix(t.Key, v1alpha1.Group+"/")) && !s.theirs[n.Name+" "+v1alpha1.AnnotationTaints] {
-			return fmt.Sprintf("taint %s is left", t.Key)
-		}
-	}
-	return ""
-}
-
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
 func (s *run) unrestored(p *place, n *cluster.Node) string {
-	if what := s.left(p, n); what != "" {
-		return what
+	theirs := func(name, value string) bool { // the others are NVIDIA's
+		return s.theirs[n.Name+" "+name] || value == "true" && (name == v1alpha1.LabelMIGManager || strings.HasPrefix(name, "nvidia.com/gpu.deploy."))
+	}
+	if left := history.Left(cluster.Node{Labels: p.labels}, *n, theirs); left != "" {
+		return left
 	}
 	for _, d := range p.devices() {
 		if is, born := bornAs(d), p.born[d.UUID]; is != born {
@@ -479,20 +389,16 @@ func (s *run) unrestored(p *place, n *cluster.Node) string {
 			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
 		}
 	}
-	feature := ourNodeFeature(n.Name)
-	switch {
-	case s.client.Get(s.t.Context(), client.ObjectKeyFromObject(feature), feature) == nil:
+	if feature := ourNodeFeature(n.Name); s.client.Get(s.t.Context(), client.ObjectKeyFromObject(feature), feature) == nil {
 		return "our NodeFeature is left"
-	case n.GPU.Spec.Baseline != nil || len(n.GPU.Spec.Devices) > 0:
-		return fmt.Sprintf("GPUNode.spec is not empty: %+v", n.GPU.Spec)
 	}
 	return ""
 }
 
 // repair ends what others have done to a node and would not leave so.
 func (s *run) repair() {
-	for _, p := range s.all() {
-		s.changeNode(p.name, func(n *corev1.Node) {
+	for _, p := range s.Machines() {
+		s.ChangeNode(p.name, func(n *corev1.Node) {
 			for _, label := range []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery", v1alpha1.LabelRunsAgent} {
 				if n.Labels[label] == "false" || n.Labels[label] == "" { // NVIDIA's operator sets none again that was removed
 					n.Labels[label] = "true"

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 func timeSlicing(replicas string) string {
@@ -171,7 +172,7 @@ const tenant = "tenant"
 // tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or of Node Feature
 // Discovery's. It stays until the history ends.
 func (s *run) tenantEvent(random *rand.Rand) {
-	p := s.some(random)
+	p := history.Some(s, random)
 	if p.off {
 		return
 	}
@@ -201,5 +202,5 @@ func (s *run) tenantEvent(random *rand.Rand) {
 	s.Eventually(func() error { return s.client.Create(s.t.Context(), space) }, patience, pollEvery).
 		Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
 	s.Eventually(func() error { return s.client.Create(s.t.Context(), pod) }, patience, pollEvery).Should(Succeed())
-	s.tell("pod %s of a tenant comes to %s, and looks like %s; with a controller: %v", pod.Name, p.name, look, owned)
+	s.Tell("pod %s of a tenant comes to %s, and looks like %s; with a controller: %v", pod.Name, p.name, look, owned)
 }

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -56,6 +57,7 @@ type run struct {
 	fights     []func() bool   // other controllers that set something again and again
 	theirs     map[string]bool // node and label or annotation that another controller has written
 	backup     []client.Object
+	rested     cluster.Snapshot // when everything last rested
 
 	facts    sync.RWMutex // guards what follows, the machines, and born and slots of the places
 	places   map[string]*place
@@ -111,7 +113,7 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	s.leader = s.lead()
 	s.until("every node is discovered", func() bool { s.round(); return s.discovered() })
 	s.before = s.world()
-	s.create(history.Policies(random))
+	history.Replace(s, history.Policies(random))
 	return s
 }
 
@@ -218,7 +220,7 @@ func (s *run) note(r *http.Request, status int, answer string) {
 	}
 	switch {
 	case status == http.StatusForbidden || status == http.StatusUnprocessableEntity:
-		s.breaks("harmless", "the API server denies the controller %s %s: %s", r.Method, r.URL.Path, answer)
+		s.Breaks("harmless", "the API server denies the controller %s %s: %s", r.Method, r.URL.Path, answer)
 		return
 	case status >= http.StatusMultipleChoices:
 		return
@@ -237,10 +239,7 @@ func (s *run) note(r *http.Request, status int, answer string) {
 func (s *run) join(name string, random *rand.Rand) {
 	s.t.Helper()
 	one := func(in int) bool { return random.IntN(in) == 0 }
-	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
-	for !one(2) && len(models) < 3 {
-		models = append(models, models[0])
-	}
+	models := history.Models(random)
 	labels := map[string]string{history.PoolLabel: []string{"a", "b"}[random.IntN(2)]}
 	if one(3) {
 		labels["team.example/label"] = "research"
@@ -255,12 +254,12 @@ func (s *run) join(name string, random *rand.Rand) {
 	if len(models) == 1 && models[0] != sim.T4 && one(4) {
 		s.Expect(p.hardware.SetMIG(s.t.Context(), p.devices()[0].UUID, true)).To(Or(Succeed(), MatchError(gpu.ErrResetRequired)))
 		p.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
-		s.partitions(p, p.devices()[0])
+		history.Partition(p, p.devices()[0])
 	}
 	p.touches = func(op sim.Op, uuid string, instance int) error { return s.touches(p, op, uuid, instance) }
 	p.restartDelay = 0 // nobody waits for it: time passes as fast as something happens
 	s.enter(p)
-	s.tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
+	s.Tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
 }
 
 // place is a machine that has not booted yet.
@@ -287,18 +286,7 @@ func (s *run) enter(p *place) {
 	s.boots(p)
 }
 
-// partitions makes the instance that a person has on a GPU.
-func (s *run) partitions(p *place, d gpu.Device) {
-	at := d.Profiles[0]
-	for _, o := range d.Profiles {
-		if strings.HasPrefix(o.Name, "2g.") && !strings.Contains(o.Name, "+") {
-			at = o
-		}
-	}
-	s.Expect(p.hardware.CreateInstance(s.t.Context(), d.UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size})).To(Succeed())
-}
-
-// partitionsAgain makes it again after a boot, as a person's service does, where the operator has not recorded how it
+// partitionsAgain makes the instance of a person again after a boot, as a person's service does, where the operator has not recorded how it
 // found the node. Without it NVIDIA's device plugin ends again and again, with or without a policy.
 func (s *run) partitionsAgain(p *place) {
 	node, of := &corev1.Node{}, &v1alpha1.GPUNode{}
@@ -309,7 +297,7 @@ func (s *run) partitionsAgain(p *place) {
 	}
 	for _, d := range p.devices() {
 		if p.born[d.UUID].instances != "" && d.State.MIG && len(d.State.Instances) == 0 {
-			s.partitions(p, d)
+			history.Partition(p, d)
 		}
 	}
 }
@@ -337,8 +325,8 @@ func (p *place) remember() {
 	}
 }
 
-// all are the places by name.
-func (s *run) all() []*place {
+// Machines are the places by name.
+func (s *run) Machines() []*place {
 	s.facts.RLock()
 	defer s.facts.RUnlock()
 	var all []*place
@@ -348,17 +336,12 @@ func (s *run) all() []*place {
 	return all
 }
 
-func (s *run) some(random *rand.Rand) *place {
-	all := s.all()
-	return all[random.IntN(len(all))]
-}
-
-func (s *run) tell(format string, args ...any) {
+func (s *run) Tell(format string, args ...any) {
 	s.told = append(s.told, fmt.Sprintf("%s %s", s.clock.Now().UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
 }
 
-// breaks notes that an invariant does not hold. The first one counts.
-func (s *run) breaks(invariant, format string, args ...any) {
+// Breaks notes that an invariant does not hold. The first one counts.
+func (s *run) Breaks(invariant, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken == "" {
@@ -366,7 +349,7 @@ func (s *run) breaks(invariant, format string, args ...any) {
 	}
 }
 
-func (s *run) isBroken() string {
+func (s *run) Broken() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.broken
@@ -380,7 +363,7 @@ func (s *run) until(what string, is func() bool) {
 		}
 		s.clock.skip(time.Second)
 	}
-	s.breaks("progress", "%s does not come", what)
+	s.Breaks("progress", "%s does not come", what)
 }
 
 // answerWithin is how long a controller may take for a reconcile, on a busy machine.
@@ -391,7 +374,7 @@ const answerWithin = 20 * time.Second
 func (s *run) round() (active bool) {
 	before := s.written.Load()
 	looks, reconciles := map[string]int64{}, s.reconciles.Load()
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		looks[p.name] = p.looks.Load()
 	}
 	if now := s.clock.skipped(); before != s.acted || now != s.actedAt {
@@ -403,7 +386,7 @@ func (s *run) round() (active bool) {
 	for _, answered := range []func() bool{
 		func() bool { return s.reconciles.Load() > reconciles },
 		func() bool {
-			return !slices.ContainsFunc(s.all(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
+			return !slices.ContainsFunc(s.Machines(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
 		},
 	} {
 		s.poll(deadline, answered)
@@ -413,7 +396,7 @@ func (s *run) round() (active bool) {
 
 // nodesAct lets everything on the nodes, and NVIDIA's operator, do what is due.
 func (s *run) nodesAct() {
-	for _, p := range s.all() {
+	for _, p := range s.Machines() {
 		if !p.off && p.reboots.Requested() > 0 {
 			s.rebooted(p)
 		}
@@ -443,7 +426,7 @@ func (s *run) wake() {
 // rounds lets so many rounds follow one another.
 func (s *run) rounds(n int, random *rand.Rand) {
 	for range n {
-		if s.isBroken() != "" {
+		if s.Broken() != "" {
 			return
 		}
 		s.round()
@@ -457,7 +440,7 @@ func (s *run) rest(horizon time.Duration, most int) bool {
 	end := s.clock.Now().Add(horizon)
 	for idle, next := 0, 0; most > 0; most-- {
 		fought := s.fought()
-		if s.isBroken() != "" || s.clock.Now().After(end) {
+		if s.Broken() != "" || s.clock.Now().After(end) {
 			return true
 		}
 		switch active := s.round(); {

@@ -52,7 +52,7 @@ func Policy(name, pool string, random *rand.Rand) v1alpha1.GPUSharingPolicy {
 	if pool != "" {
 		p.Spec.NodeSelector.MatchLabels = map[string]string{PoolLabel: pool}
 	}
-	rollout(&p.Spec.Rollout, random)
+	randomRollout(&p.Spec.Rollout, random)
 	if p.Spec.Sharing.MIG != nil {
 		switch random.IntN(4) {
 		case 0:
@@ -67,11 +67,11 @@ func Policy(name, pool string, random *rand.Rand) v1alpha1.GPUSharingPolicy {
 	return p
 }
 
-// Edit changes something of a policy, and returns which field.
-func Edit(p *v1alpha1.GPUSharingPolicy, random *rand.Rand) (field string) {
+// EditPolicy changes something of a policy, and returns which field.
+func EditPolicy(p *v1alpha1.GPUSharingPolicy, random *rand.Rand) (field string) {
 	switch random.IntN(7) {
 	case 0:
-		rollout(&p.Spec.Rollout, random)
+		randomRollout(&p.Spec.Rollout, random)
 		return "rollout"
 	case 1:
 		p.Spec.Rollout.Paused = !p.Spec.Rollout.Paused
@@ -145,7 +145,7 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 	return sharings[random.IntN(len(sharings))]
 }
 
-func rollout(r *v1alpha1.Rollout, random *rand.Rand) {
+func randomRollout(r *v1alpha1.Rollout, random *rand.Rand) {
 	modes := []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}
 	r.MaxUnavailable = new(intstr.FromInt32(int32(1 + random.IntN(2))))
 	r.Drain.Mode = modes[random.IntN(len(modes))]

@@ -20,9 +20,10 @@ import (
 //	<Prefix>_FROM=7       the seed of the first. Without it one half begins at seed 1, the other at Late
 //	<Prefix>_BREAKS=50    so many failures before the test ends, each in one line
 type Study struct {
-	// Short is whether failures are reported in a line.
-	Short bool
+	// Base is added to each seed.
+	Base uint64
 
+	short       bool // failures are reported in a line
 	began       time.Time
 	first       uint64        // seed; 0: the histories are of both halves
 	count       uint64        // so many histories
@@ -38,7 +39,7 @@ func NewStudy(t *testing.T, prefix string, usual, atLeast uint64) *Study {
 	t.Helper()
 	s := &Study{
 		began: time.Now(), first: number(t, prefix+"_FROM", 0), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
-		Short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{},
+		short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{},
 	}
 	if text := os.Getenv(prefix + "_FOR"); text != "" && os.Getenv(prefix) == "" {
 		d, err := time.ParseDuration(text)
@@ -58,7 +59,7 @@ func (s *Study) Next() (seed uint64, more bool) {
 		return 0, false
 	}
 	s.begun++
-	return s.seed(s.begun - 1), true
+	return s.Base + s.seed(s.begun-1), true
 }
 
 // seed is the seed of the history number n, from 0.
@@ -82,8 +83,8 @@ func (s *Study) Note(seed uint64, broken string) {
 	}
 }
 
-// Report logs what was played and returns what was broken, by seed.
-func (s *Study) Report(t *testing.T) map[uint64]string {
+// Report logs what was played.
+func (s *Study) Report(t *testing.T) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +93,6 @@ func (s *Study) Report(t *testing.T) map[uint64]string {
 		from = fmt.Sprintf("1, every other one from %d,", Late)
 	}
 	t.Logf("%d histories from seed %s in %s", s.done, from, time.Since(s.began).Round(time.Second))
-	return s.broken
 }
 
 // number is what a variable of the environment contains.

@@ -37,17 +37,17 @@ func newDigests() *digests {
 	return &digests{seed: map[uint64]string{}}
 }
 
-// breaks plays a history, and notes the digest of what is decided in it.
-func (d *digests) breaks(h history.History) string {
+// play is play, and notes the digest of what is decided.
+func (d *digests) play(h history.History, tells bool) (broken string, told []string) {
 	if d == nil {
-		return breaks(h)
+		return play(h, tells)
 	}
 	sum := sha256.New()
-	broken, _ := playing(h, false, watching{sum: sum})
+	broken, told = playing(h, tells, watching{sum: sum})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.seed[h.Seed] = hex.EncodeToString(sum.Sum(nil))
-	return broken
+	return broken, told
 }
 
 // report logs one digest of all histories, which does not depend on the order in which they were played.

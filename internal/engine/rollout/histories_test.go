@@ -4,16 +4,11 @@
 package rollout_test
 
 import (
-	"cmp"
-	"maps"
 	"os"
 	"runtime"
 	"runtime/debug"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -45,31 +40,11 @@ func TestMain(m *testing.M) {
 //	HISTORIES_DIGEST=1   print a digest of all that was decided: code that only moved leaves it as it was
 //	HISTORY=<history>    only this one, with everything that happens
 func TestHistories(t *testing.T) {
-	if text := os.Getenv("HISTORY"); text != "" {
-		replay(t, text)
-		return
-	}
-	s := history.NewStudy(t, "HISTORIES", 300, 5000) // few of a test during development
 	d := newDigests()
-	var workers sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for seed, more := s.Next(); more; seed, more = s.Next() {
-				s.Note(seed, d.breaks(historyOf(seed)))
-			}
-		})
-	}
-	workers.Wait()
-	broken := s.Report(t)
-	d.report(t)
-	for _, seed := range slices.Sorted(maps.Keys(broken)) {
-		if s.Short {
-			t.Errorf("%d %s", seed, broken[seed])
-			continue
-		}
-		h := history.Shrink(historyOf(seed), broken[seed], breaks)
-		broken, transcript := play(h, true)
-		t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/engine/rollout -run TestHistories -v", seed, broken, strings.Join(transcript, "\n"), h)
+	stage := history.Stage{Test: "./internal/engine/rollout -run TestHistories$", Kinds: kinds(), Of: historyOf, Play: d.play}
+	if !stage.Replay(t) {
+		playAll(t, stage, history.NewStudy(t, "HISTORIES", 300, 5000)) // few of a test during development
+		d.report(t)
 	}
 }
 
@@ -78,63 +53,22 @@ const onDriver = uint64(1) << 40
 
 // TestHistoriesOfTheDRADriver plays histories in which NVIDIA's DRA driver serves two of three nodes: it enumerates
 // once, its slices outlive it by 30 s, a scheduler allocates what they show, and a pod that was allocated a device
-// which is gone waits for ever. The invariants are those of TestHistories. Half of the seeds begin at history.Late.
-// HISTORIES_OF_DRA=1000 plays so many, and HISTORIES_BREAKS=1 prints each failure in one line.
+// which is gone waits for ever. The invariants are those of TestHistories, and so are the variables, which begin with HISTORIES_OF_DRA.
 func TestHistoriesOfTheDRADriver(t *testing.T) {
-	many, err := strconv.ParseUint(cmp.Or(os.Getenv("HISTORIES_OF_DRA"), "150"), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var next atomic.Uint64
+	study := history.NewStudy(t, "HISTORIES_OF_DRA", 150, 150)
+	study.Base = onDriver
+	playAll(t, history.Stage{Test: "./internal/engine/rollout -run TestHistories$", Of: historyOf, Play: play}, study)
+}
+
+// playAll plays the histories of a study on all cores.
+func playAll(t *testing.T, stage history.Stage, study *history.Study) {
+	t.Helper()
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for seed := next.Add(1); seed <= many; seed = next.Add(1) {
-				n := 1 + seed/2
-				if seed%2 == 0 {
-					n = history.Late + seed/2
-				}
-				h := historyOf(onDriver + n)
-				broken := breaks(h)
-				switch {
-				case broken == "":
-				case os.Getenv("HISTORIES_BREAKS") != "":
-					t.Errorf("%d %s", h.Seed, broken)
-				default:
-					h = history.Shrink(h, broken, breaks)
-					broken, transcript := play(h, true)
-					t.Errorf("%s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/engine/rollout -run TestHistories$ -v", broken, strings.Join(transcript, "\n"), h)
-				}
-			}
-		})
+		workers.Go(func() { stage.PlayAll(t, study) })
 	}
 	workers.Wait()
-}
-
-// breaks is what a history breaks.
-func breaks(h history.History) string {
-	broken, _ := play(h, false)
-	return broken
-}
-
-// replay plays one history and prints what happens. One that is given by its seed alone is made as short as it can be.
-func replay(t *testing.T, text string) {
-	t.Helper()
-	h, err := history.Parse(text, kinds())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(text, ":") {
-		h = historyOf(h.Seed)
-	}
-	if !strings.Contains(text, ":") {
-		h = history.Shrink(h, breaks(h), breaks)
-	}
-	broken, transcript := play(h, true)
-	t.Logf("%s\n%s", h, strings.Join(transcript, "\n"))
-	if broken != "" {
-		t.Error(broken)
-	}
+	study.Report(t)
 }
 
 // TestHistoriesAreDeterministic: a history takes place in the same way each time, or no failure could be looked into.

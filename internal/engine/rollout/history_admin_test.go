@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // What an administrator does to all objects at once: goes back to a backup of etcd, calls policies otherwise, installs
@@ -31,7 +32,7 @@ func (c *run) etcdEvent(random *rand.Rand) {
 	configs, copied, classes := maps.Clone(c.Configs), maps.Clone(c.ConfigsCopy), slices.Clone(c.DRA.Classes)
 	c.tell("etcd is backed up")
 	for range 1 + random.IntN(3) {
-		c.editEvent(random)
+		history.Edit(c, random)
 		c.reconciles(random.IntN(20))
 	}
 	if c.broken != "" {
@@ -54,10 +55,10 @@ func (c *run) etcdEvent(random *rand.Rand) {
 	for _, was := range s.Nodes {
 		c.goesBack(c.hosts[was.Name], was)
 	}
-	c.countsAnew()
+	c.CountAnew()
 	c.tell("etcd is restored from the backup")
 	if random.IntN(2) == 0 {
-		c.leadEvent(random)
+		history.LeadAnew(c, random)
 	}
 }
 
@@ -174,7 +175,7 @@ func (c *run) anewEvent(random *rand.Rand) {
 		h.report()
 	}
 	c.tell("the operator is installed anew, and nothing was restored")
-	c.leadEvent(random)
+	history.LeadAnew(c, random)
 	c.reconciles(random.IntN(60))
 	c.createAgain(asked)
 }

@@ -31,13 +31,13 @@ func (c *run) lasts(d time.Duration, most int) {
 // not done. Some pods run for weeks, and an agent may be lost from the middle of a window to the next. After as many
 // windows as there are nodes, and one more, each node had its turn.
 func (c *run) windowsEvent(random *rand.Rand) {
-	by, _, _ := c.desired(c.some(random))
+	by, _, _ := c.Desired(c.some(random))
 	if by == nil || len(c.hosts) < 2 || c.Plugin.Reason != "" {
 		return
 	}
 	for _, h := range c.all() {
 		for range random.IntN(2) {
-			c.start(h, "replica", random)
+			c.Start(h, "replica", random)
 		}
 	}
 	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == by.Name })]
@@ -45,7 +45,7 @@ func (c *run) windowsEvent(random *rand.Rand) {
 	p.Generation++
 	p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
 	p.Spec.Rollout = nightly(was, random)
-	c.countsAnew()
+	c.CountAnew()
 	c.allows(p)
 	c.tell("policy %s has a window each night: %s", name, history.Says(p))
 	waited, windows := map[string]int{}, len(c.hosts)+1
@@ -123,7 +123,7 @@ func (c *run) flapsEvent(random *rand.Rand) {
 	if h.off || !h.AgentReady || h.forsaken || h.upgrade.goesOn() || !h.down.IsZero() {
 		return
 	}
-	c.editEvent(random)
+	history.Edit(c, random)
 	c.tell("the agent of %s comes and goes", h.Name)
 	for range 4 {
 		c.reconciles(random.IntN(6))
@@ -143,7 +143,7 @@ func (c *run) upgradesEvent(random *rand.Rand) {
 	if h.off || h.upgrade.goesOn() || !h.down.IsZero() || !c.Plugin.ClusterPolicy {
 		return
 	}
-	c.editEvent(random)
+	history.Edit(c, random)
 	c.reconciles(random.IntN(12))
 	builds := []time.Duration{4 * time.Hour, 25 * time.Minute, 5 * time.Minute}[random.IntN(3)]
 	restart, lagged := random.IntN(2) == 0, h.lags

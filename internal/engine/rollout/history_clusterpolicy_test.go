@@ -14,31 +14,17 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
-// recreateEvent deletes NVIDIA's ClusterPolicy and creates it again, as a user does who installs the GPU Operator anew.
-// Until its status tells where the GPU Operator runs, there is no device plugin to configure.
-func (c *run) recreateEvent(random *rand.Rand) {
-	if !c.Plugin.ClusterPolicy || c.Plugin.Reason != "" {
-		return
-	}
-	c.tell("the ClusterPolicy is deleted")
+func (c *run) HasClusterPolicy() bool { return c.Plugin.ClusterPolicy && c.Plugin.Reason == "" }
+
+// DeleteClusterPolicy: until the status of the next one tells where the GPU Operator runs, there is no device plugin to configure.
+func (c *run) DeleteClusterPolicy(random *rand.Rand) {
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy", false
 	c.reconciles(1 + random.IntN(10))
-	c.tell("the ClusterPolicy is created again")
+}
+
+// ApplyChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it.
+func (c *run) ApplyChart(random *rand.Rand) {
 	c.Plugin.Reason, c.Plugin.Message = "", ""
-	c.underChart(random)
-}
-
-// chartEvent upgrades the chart of the GPU Operator, which writes mig.strategy: single.
-func (c *run) chartEvent(random *rand.Rand) {
-	if !c.Plugin.ClusterPolicy || c.Plugin.Reason != "" {
-		return
-	}
-	c.tell("the chart of the GPU Operator is upgraded")
-	c.underChart(random)
-}
-
-// underChart lets the ClusterPolicy be as the chart of the GPU Operator writes it, until the operator has patched it.
-func (c *run) underChart(random *rand.Rand) {
 	c.inForce(func() { c.reconciles(1 + random.IntN(5)) })
 	c.tell("the ClusterPolicy names our ConfigMap")
 }

@@ -22,8 +22,8 @@ import (
 )
 
 // driverHappenings are the events of histories of NVIDIA's DRA driver alone.
-func driverHappenings() map[string]func(*run, *rand.Rand) {
-	return map[string]func(*run, *rand.Rand){
+func driverHappenings() history.Happenings[*run] {
+	return history.Happenings[*run]{
 		"driver-slow": (*run).slowEvent, "driver-broken": (*run).brokenEvent, "driver-shares": (*run).sharesEvent,
 		"driver-taints": (*run).taintsEvent, "driver-clears": (*run).clearsEvent, "driver-dynamic": (*run).dynamicEvent,
 		"class-edit": (*run).classEditEvent, "class-delete": (*run).classDeleteEvent, "class-theirs": (*run).classTheirsEvent,
@@ -244,7 +244,7 @@ func (c *run) fightsFor(what string, again func() bool) {
 	c.rest(2*time.Hour, 240)
 	c.fights = nil
 	const bursts, repeats = 3, 8 + 16 // three hours begin. In each a rule is made eight times, and restored at most twice as often (action.Repeats)
-	c.bounded("while another controller did again and again "+what, bursts*repeats)
+	history.Bounded(c, "while another controller did again and again "+what, bursts*repeats)
 	c.tell("and stops")
 }
 
@@ -352,7 +352,7 @@ func (c *run) claimsEvent(random *rand.Rand) {
 func (c *run) resharesUnder(random *rand.Rand) {
 	switch random.IntN(4) {
 	case 0:
-		c.editEvent(random)
+		history.Edit(c, random)
 	case 1:
 		c.reshareEvent(random)
 	}

@@ -94,7 +94,7 @@ func (c *run) hangEvent(random *rand.Rand) {
 		c.Policies = nil
 		c.tell("every policy is deleted")
 	case what == 1 && len(c.Policies) > 0:
-		c.editEvent(random)
+		history.Edit(c, random)
 	}
 	c.rest([]time.Duration{20 * time.Minute, 3 * time.Hour, 6 * time.Hour}[random.IntN(3)], 300)
 	if c.Policies == nil {
@@ -115,8 +115,8 @@ func (c *run) createAgain(asked []v1alpha1.GPUSharingPolicy) {
 		asked[i] = *asked[i].DeepCopy()
 		asked[i].Status = v1alpha1.GPUSharingPolicyStatus{}
 	}
-	c.create(asked)
-	c.countsAnew()
+	c.ReplacePolicies(asked)
+	c.CountAnew()
 	c.tell("the policies are created again: %s", history.Says(&c.Policies[0]))
 }
 

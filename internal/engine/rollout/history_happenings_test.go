@@ -9,67 +9,80 @@ import (
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// happenings are the events that a history of any seed may have, by name. Not one can be added: see history.Late.
-func happenings() map[string]func(*run, *rand.Rand) {
-	return map[string]func(*run, *rand.Rand){
-		"die": (*run).dieEvent, "return": (*run).returnEvent, "reboot": (*run).rebootEvent,
-		"sick": (*run).sickEvent, "lost": (*run).lostEvent, "join": (*run).joinEvent,
-		"replace-node": (*run).replaceNodeEvent,
-		"pod":          (*run).podEvent, "pods": (*run).podEvent, "leave": (*run).leaveEvent,
-		"rewrite": (*run).rewriteEvent, "rewrites": (*run).rewriteEvent, "fight": (*run).fightEvent,
-		"back-up": (*run).backUpEvent, "restore": (*run).restoreEvent, "delete": (*run).deleteEvent,
-		"edit": (*run).editEvent, "edits": (*run).editEvent, "split": (*run).splitEvent, "drop": (*run).dropEvent,
-		"create": (*run).createEvent, "relabel": (*run).relabelEvent,
-		"upgrade": (*run).upgradeEvent, "crd": (*run).crdEvent,
-		"agent": (*run).agentEvent, "crash": (*run).crashEvent, "lie": (*run).lieEvent,
-		"destroy": (*run).destroyEvent, "lead": (*run).leadEvent, "wait": (*run).waitEvent,
+// happenings are the events that a history of any seed may have in this world alone, by name. Not one can be added: see history.Late.
+func happenings() history.Happenings[*run] {
+	return history.Happenings[*run]{
+		"sick": (*run).sickEvent, "back-up": (*run).backUpEvent, "restore": (*run).restoreEvent,
+		"upgrade": (*run).upgradeEvent, "crd": (*run).crdEvent, "agent": (*run).agentEvent,
 		"dra": (*run).draEvent, "plugin": (*run).pluginEvent, "breaks": (*run).breaksEvent,
 	}
 }
 
-// lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
-func lateHappenings() map[string]func(*run, *rand.Rand) {
-	return map[string]func(*run, *rand.Rand){
-		"flaps":         (*run).flapsEvent,
-		"jobs":          (*run).jobsEvent,
-		"late-anew":     (*run).anewEvent,
-		"late-chart":    (*run).chartEvent,
-		"late-brief":    (*run).briefEvent,
-		"late-clock":    (*run).clockEvent,
-		"late-etcd":     (*run).etcdEvent,
-		"late-garbage":  (*run).garbageEvent,
-		"late-guise":    (*run).guiseEvent,
-		"late-hang":     (*run).hangEvent,
-		"late-jump":     (*run).jumpEvent,
-		"late-kinds":    (*run).kindsEvent,
-		"late-many":     (*run).manyEvent,
-		"late-monitor":  (*run).lateMonitorEvent,
-		"late-recreate": (*run).recreateEvent,
-		"late-names":    (*run).namesEvent,
-		"late-refuse":   (*run).refuseEvent,
-		"late-unmade":   (*run).unmadeEvent,
-		"late-unmet":    (*run).unmetEvent,
-		"late-virtual":  (*run).virtualEvent,
-		"nights":        (*run).nightsEvent,
-		"opt-out":       (*run).optOutEvent,
-		"pools":         (*run).poolsEvent,
-		"rename":        (*run).renameEvent,
-		"retained":      (*run).retainedEvent,
-		"scales":        (*run).scalesEvent,
-		"stand-back":    (*run).standBackEvent,
-		"tenant":        (*run).tenantEvent,
-		"upgrades":      (*run).upgradesEvent,
-		"windows":       (*run).windowsEvent,
+// lateHappenings are events of seeds from history.Late up alone. A new kind of event that only this world can play is added here.
+func lateHappenings() history.Happenings[*run] {
+	return history.Happenings[*run]{
+		"flaps":        (*run).flapsEvent,
+		"jobs":         (*run).jobsEvent,
+		"late-anew":    (*run).anewEvent,
+		"late-brief":   (*run).briefEvent,
+		"late-clock":   (*run).clockEvent,
+		"late-etcd":    (*run).etcdEvent,
+		"late-garbage": (*run).garbageEvent,
+		"late-guise":   (*run).guiseEvent,
+		"late-hang":    (*run).hangEvent,
+		"late-jump":    (*run).jumpEvent,
+		"late-kinds":   (*run).kindsEvent,
+		"late-many":    (*run).manyEvent,
+		"late-monitor": (*run).lateMonitorEvent,
+		"late-names":   (*run).namesEvent,
+		"late-refuse":  (*run).refuseEvent,
+		"late-unmade":  (*run).unmadeEvent,
+		"late-unmet":   (*run).unmetEvent,
+		"late-virtual": (*run).virtualEvent,
+		"nights":       (*run).nightsEvent,
+		"opt-out":      (*run).optOutEvent,
+		"pools":        (*run).poolsEvent,
+		"rename":       (*run).renameEvent,
+		"retained":     (*run).retainedEvent,
+		"scales":       (*run).scalesEvent,
+		"stand-back":   (*run).standBackEvent,
+		"tenant":       (*run).tenantEvent,
+		"upgrades":     (*run).upgradesEvent,
+		"windows":      (*run).windowsEvent,
 	}
+}
+
+func (h *host) NodeName() string        { return h.Name }
+func (h *host) Pool() string            { return h.pool }
+func (h *host) IsOff() bool             { return h.off }
+func (h *host) Hardware() *sim.Hardware { return h.hardware }
+func (h *host) EndAgent()               { h.AgentReady = false }
+
+func (c *run) Tell(format string, args ...any)              { c.tell(format, args...) }
+func (c *run) Breaks(invariant, format string, args ...any) { c.breaks(invariant, format, args...) }
+func (c *run) Broken() string                               { return c.broken }
+func (c *run) Serial() int                                  { c.serial++; return c.serial }
+func (c *run) Begin()                                       { c.begin() }
+func (c *run) Reconcile(n int)                              { c.reconciles(n) }
+func (c *run) Pass(d time.Duration)                         { c.rest(d, 60) }
+func (c *run) Machines() []*host                            { return c.all() }
+func (c *run) MostMachines() int                            { return 4 }
+func (c *run) Counted() map[string]int                      { return c.count }
+func (c *run) CheckBudget()                                 {} // it is looked at with every write
+
+func (c *run) SwapGPU(h *host, index int, model sim.Model, serial int) { h.swap(index, model, serial) }
+func (c *run) Boot(h *host)                                            { c.returns(h) }
+
+func (c *run) Die(h *host, forGood bool) {
+	c.dies(h)
+	h.lost = forGood
 }
 
 func (c *run) tell(format string, args ...any) {
@@ -140,57 +153,23 @@ func (c *run) agentEvent(random *rand.Rand) {
 	c.tell("the agent of %s is Ready: %v, and will never be: %v", h.Name, h.AgentReady, h.forsaken)
 }
 
-// crashEvent lets the agent of a node end in the middle of its steps.
-func (c *run) crashEvent(random *rand.Rand) {
-	h := c.some(random)
-	after := random.IntN(4)
-	h.hardware.Fail = func(op sim.Op, _ string) error {
-		if op == sim.OpObserve {
-			return nil
-		}
-		if after--; after < 0 {
-			h.AgentReady = false
-			return sim.ErrCrash
-		}
-		return nil
-	}
-	c.tell("the agent of %s will end after %d operations", h.Name, after)
-}
-
-// lieEvent lets the agent of a node report that all is as desired, and then lag.
-func (c *run) lieEvent(random *rand.Rand) {
-	h := c.some(random)
-	if h.off {
-		return
-	}
-	agents := h.agents()
-	for i := range agents {
-		agents[i].ObservedGeneration = h.GPU.Generation
-		if agents[i].Type == v1alpha1.ConditionApplied {
-			agents[i].Status = metav1.ConditionTrue
-		}
-	}
-	h.GPU.Status.Conditions = slices.Concat(rollout.ReportedStatus(h.GPU.Status).Conditions, agents)
+func (c *run) Lie(h *host, report func(*v1alpha1.GPUNode)) bool {
+	report(&h.GPU)
 	h.lags = true
-	c.tell("the agent of %s reports that all is well, and then nothing any more", h.Name)
+	return true
 }
 
-// destroyEvent takes an idle instance away.
-func (c *run) destroyEvent(random *rand.Rand) {
-	h := c.some(random)
-	if h.off || h.hardware.Fail != nil {
-		return
-	}
-	for i, d := range h.devices() {
-		uses := func(s heldGPU) bool { return s.uuid == d.UUID }
-		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.holdsGPU(uses) && d.State.Instances[0].UUID != "" {
-			h.nextByHand()
-			h.destroy(i)
-			h.reborn()
-			c.tell("an instance of GPU %d of %s is destroyed by hand", i, h.Name)
-			return
-		}
-	}
+func (c *run) InUse(h *host, index int) bool {
+	d := h.devices()[index]
+	uses := func(s heldGPU) bool { return s.uuid == d.UUID }
+	return len(d.Holders) > 0 || c.holdsGPU(uses) || d.State.Instances[0].UUID == ""
+}
+
+func (c *run) DestroyInstance(h *host, index int) error {
+	h.nextByHand()
+	h.destroy(index)
+	h.reborn()
+	return nil
 }
 
 func (c *run) holdsGPU(which func(heldGPU) bool) bool {
@@ -202,7 +181,7 @@ func (c *run) holdsGPU(which func(heldGPU) bool) bool {
 	return false
 }
 
-func (c *run) leadEvent(*rand.Rand) {
+func (c *run) Lead() {
 	c.lead()
 	c.memory, c.Repeats, c.OtherControllers = remembering{}, &action.Repeats{}, &cluster.OtherControllers{}
 	for _, h := range c.all() {
@@ -210,14 +189,6 @@ func (c *run) leadEvent(*rand.Rand) {
 			h.sharedAt = time.Time{} // of that a new leader can know nothing
 		}
 	}
-	c.tell("another controller leads")
-}
-
-// waitEvent lets time pass, as if nobody looked.
-func (c *run) waitEvent(random *rand.Rand) {
-	d := []time.Duration{time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour}[random.IntN(4)]
-	c.tell("%s pass", d)
-	c.rest(d, 60)
 }
 
 // draEvent restarts what offers GPUs beside the operator: the pod of NVIDIA's DRA driver, or the slicer's.

@@ -4,7 +4,6 @@
 package rollout_test
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
@@ -109,22 +109,7 @@ func (c *site) fallsIll(h *host, uuid string) {
 
 // swap replaces the GPU at an index by a new one of a model; an empty model takes it out.
 func (h *host) swap(index int, model sim.Model, serial int) {
-	h.hardware.Update(func(n *sim.Node) {
-		old := n.GPUs[index]
-		slot := h.slots[old.UUID]
-		if model == "" {
-			n.GPUs = slices.Delete(n.GPUs, index, index+1)
-			return
-		}
-		spare, err := sim.NewNode(fmt.Sprintf("spare-%s-%d", h.Name, serial), model)
-		if err != nil {
-			panic(err)
-		}
-		fresh := spare.GPUs[0]
-		fresh.PCIBusID, fresh.NoReset = old.PCIBusID, old.NoReset
-		n.GPUs[index] = fresh
-		h.slots[fresh.UUID] = slot
-	})
+	history.Swap(h, index, model, serial, h.slots)
 	h.remember()
 }
 

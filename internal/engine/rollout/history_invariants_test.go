@@ -28,6 +28,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // breaks notes that an invariant does not hold. The first one counts.
@@ -333,7 +334,7 @@ func (c *run) clientsOfMPS() {
 }
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
-func (c *run) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+func (c *run) Desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.Plugin.StackOf(h.Node)}
 	if n.Stack == dra.DRADriver {
 		n.Shares = h.driver.shares
@@ -377,31 +378,44 @@ func offered(s *cluster.Snapshot, n *cluster.Node) bool {
 	return n.OtherPartitioner != "" || s.Plugin.StackOf(n) != dra.DRADriver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
 }
 
-// progressed: every machine that runs is as its policy desires, whatever became of the others.
-func (c *run) progressed(d rollout.Decision) {
-	states := map[string]rollout.NodeState{}
-	for _, n := range d.Nodes {
-		states[n.Node] = n
+func (c *run) OfferedByOthers(h *host, _ string) bool { return c.shared(h) }
+
+// state is how far a node was when everything rested.
+func (c *run) state(h *host) (s rollout.NodeState) {
+	if at := slices.IndexFunc(c.rested.Nodes, func(n rollout.NodeState) bool { return n.Node == h.Name }); at >= 0 {
+		s = c.rested.Nodes[at]
 	}
-	for _, h := range c.all() {
-		if h.off || h.forsaken {
-			continue
-		}
-		by, want, err := c.desired(h)
-		s := states[h.Name]
-		if by == nil || err != nil || c.shared(h) || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) ||
-			c.keptByTenant(h, s) {
-			continue
-		}
-		if s.State != node.UpToDate {
-			c.breaks("progress", "node %s is %s (%s) under policy %s: %s", h.Name, s.State, s.Reason, by.Name, s.Message)
-			return
-		}
-		if problem := c.differs(h, want); problem != "" {
-			c.breaks("progress", "node %s: %s", h.Name, problem)
-			return
-		}
+	return s
+}
+
+func (c *run) Excused(h *host, _ *v1alpha1.GPUSharingPolicy) bool {
+	s := c.state(h)
+	return h.forsaken || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) || c.keptByTenant(h, s)
+}
+
+func (c *run) Unready(h *host, _ *v1alpha1.GPUSharingPolicy) string {
+	if s := c.state(h); s.State != node.UpToDate {
+		return fmt.Sprintf("it is %s (%s): %s", s.State, s.Reason, s.Message)
 	}
+	return ""
+}
+
+// Unknown: no agent has ever reported the GPUs by which a policy selects the node.
+func (c *run) Unknown(h *host, p *v1alpha1.GPUSharingPolicy) bool {
+	s := c.state(h)
+	return s.Policy != p.Name && h.missesGPU(s) || p.Spec.GPUSelector != nil && len(h.GPU.Status.Devices) == 0
+}
+
+func (c *run) AgentRuns(h *host) bool { return h.AgentReady && !h.off }
+
+func (c *run) InMaintenance(h *host) bool { return h.upgrade.goesOn() || stoppedByOthers(h) }
+
+func (c *run) NamesUser(h *host, message string) bool {
+	named := func(o cluster.Pod) bool { return strings.Contains(message, o.Namespace+"/"+o.Name) }
+	claimed := func(claim dra.Claim) bool {
+		return h.blockedBy(claim) && strings.Contains(message, "ResourceClaim "+claim.Name+" (")
+	}
+	return slices.ContainsFunc(h.Pods, named) || slices.ContainsFunc(h.Claims, claimed)
 }
 
 // missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not
@@ -434,13 +448,13 @@ func (c *run) keptFromReboot(h *host, s rollout.NodeState) bool {
 // keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that is not
 // evicted. That it does so by its looks is what impartial finds.
 func (c *run) keptByTenant(h *host, s rollout.NodeState) bool {
-	by, _, _ := c.desired(h)
+	by, _, _ := c.Desired(h)
 	return by.Spec.Rollout.Drain.Mode != v1alpha1.DrainModeEvict &&
 		strings.Contains(s.Message, "pod "+tenant+"/") && strings.Contains(s.Message, "the node, which must be rebooted")
 }
 
-// differs says how a node differs from what is desired; empty: it does not.
-func (c *run) differs(h *host, want policy.Desired) string {
+// Differs says how a node differs from what is desired; empty: it does not.
+func (c *run) Differs(h *host, want policy.Desired) string {
 	has := advertised(h)
 	if c.Plugin.StackOf(h.Node) == dra.DRADriver {
 		if stale := h.Published.Differs(h.GPU.Status.Devices, 0); len(stale) > 0 {
@@ -485,82 +499,6 @@ func (c *run) ended(d rollout.Decision) {
 	}
 }
 
-// truthful: what is said of each policy and each node at rest is so.
-func (c *run) truthful(d rollout.Decision) {
-	states := map[string]rollout.NodeState{}
-	for _, n := range d.Nodes {
-		states[n.Node] = n
-	}
-	for i := range c.Policies {
-		p := &c.Policies[i]
-		ready := slices.ContainsFunc(d.Policies[p.Name].Conditions, func(o metav1.Condition) bool {
-			return o.Type == v1alpha1.ConditionReady && o.Status == "True" && o.ObservedGeneration == p.Generation
-		})
-		for _, h := range c.all() {
-			by, want, err := c.desired(h)
-			if !ready || by == nil || by.Name != p.Name || states[h.Name].Policy != p.Name && h.missesGPU(states[h.Name]) {
-				continue
-			}
-			if p.Spec.GPUSelector != nil && len(h.GPU.Status.Devices) == 0 {
-				continue // nobody knows whether the policy selects the node: no agent has ever reported its GPUs
-			}
-			if problem := c.differs(h, want); err != nil || h.off || problem != "" {
-				c.breaks("truth", "policy %s is Ready, and node %s is not (off %v, %v): %s", p.Name, h.Name, h.off, err, problem)
-				return
-			}
-		}
-		for _, n := range d.Policies[p.Name].Pending {
-			if problem := c.alive(p, n, d.Policies[p.Name]); problem != "" {
-				c.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", n.NodeName, p.Name, n.State, n.Reason, problem, n.Message)
-				return
-			}
-		}
-	}
-}
-
-// alive says why the reason of a node that waits at rest is none; empty: it is one.
-func (c *run) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1alpha1.GPUSharingPolicyStatus) string {
-	h := c.hosts[n.NodeName]
-	if h == nil {
-		return "there is no such node"
-	}
-	switch n.Reason {
-	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
-		return "nothing goes on that it could wait for"
-	case v1alpha1.ReasonAgentNotReporting:
-		if h.AgentReady && !h.off {
-			return "the agent is Ready"
-		}
-	case v1alpha1.ReasonPaused:
-		if !p.Spec.Rollout.Paused {
-			return "it is not paused"
-		}
-	case v1alpha1.ReasonRolloutHalted:
-		if s.Nodes.Failed < p.Spec.Rollout.FailureThreshold {
-			return fmt.Sprintf("%d failed and %d may", s.Nodes.Failed, p.Spec.Rollout.FailureThreshold)
-		}
-	case v1alpha1.ReasonConfiguringDevicePlugin:
-		return "all is configured"
-	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
-		if !c.shared(h) {
-			return "nobody else offers the GPUs"
-		}
-	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
-		if !h.upgrade.goesOn() && !stoppedByOthers(h) {
-			return "there is no maintenance"
-		}
-	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
-		named := func(o cluster.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
-		claimed := func(claim dra.Claim) bool {
-			return h.blockedBy(claim) && strings.Contains(n.Message, "ResourceClaim "+claim.Name+" (")
-		}
-		if !slices.ContainsFunc(h.Pods, named) && !slices.ContainsFunc(h.Claims, claimed) && !strings.Contains(n.Message, "process ") {
-			return "no pod or ResourceClaim that it names is there"
-		}
-	}
-	return ""
-}
-
 // deferredBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the
 // node could be named in its place.
 func (h *host) blockedBy(claim dra.Claim) bool {
@@ -578,23 +516,9 @@ func stoppedByOthers(h *host) bool {
 
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
 func (c *run) unrestored(h *host) string {
-	was := c.before[h.Name]
-	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, pluginLabel, gfdLabel, v1alpha1.LabelOverridden} {
-		is := h.Labels[label]
-		if is != was.Labels[label] && !slices.Contains(c.theirs[h.Name], label+"="+is) {
-			return fmt.Sprintf("label %s is %q and was %q", label, is, was.Labels[label])
-		}
-	}
-	for name := range h.Annotations {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationRunsAgent && !slices.Contains(c.theirs[h.Name], name+"="+h.Annotations[name]) {
-			return fmt.Sprintf("annotation %s is left: %q", name, h.Annotations[name])
-		}
-	}
-	for _, t := range h.Taints {
-		if !slices.ContainsFunc(was.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) }) && t.Key != unreachable &&
-			!slices.Contains(c.theirs[h.Name], v1alpha1.AnnotationTaints+"=") {
-			return fmt.Sprintf("taint %s is left", t.Key)
-		}
+	theirs := func(name, value string) bool { return slices.Contains(c.theirs[h.Name], name+"="+value) }
+	if left := history.Left(c.before[h.Name], *h.Node, theirs); left != "" {
+		return left
 	}
 	for _, d := range h.devices() {
 		if is, born := bornAs(d), h.born[d.UUID]; !is.equal(born) {
@@ -614,8 +538,6 @@ func (c *run) unrestored(h *host) string {
 		return "MPS daemons of the operator run"
 	case !h.features.ours.IsZero():
 		return "our NodeFeature is left"
-	case h.GPU.Spec.Baseline != nil || len(h.GPU.Spec.Devices) > 0:
-		return fmt.Sprintf("GPUNode.spec is not empty: %+v", h.GPU.Spec)
 	}
 	return ""
 }

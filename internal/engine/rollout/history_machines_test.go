@@ -26,54 +26,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-func (c *run) dieEvent(random *rand.Rand) {
-	h := c.some(random)
-	if h.off {
-		return
-	}
-	c.dies(h)
-	h.lost = random.IntN(3) == 0
-	c.tell("machine %s dies, for good: %v", h.Name, h.lost)
-}
-
-// returnEvent boots the machines that are off, with the GPUs that they had, fewer, or others.
-func (c *run) returnEvent(random *rand.Rand) {
-	for _, h := range c.all() {
-		if h.off {
-			c.bootsWith(h, random)
-		}
-	}
-}
-
-// rebootEvent boots a machine that runs.
-func (c *run) rebootEvent(random *rand.Rand) {
-	h := c.some(random)
-	if !h.off {
-		c.dies(h)
-		c.bootsWith(h, random)
-	}
-}
-
-func (c *run) bootsWith(h *host, random *rand.Rand) {
-	c.serial++
-	what := "as it was"
-	count := len(h.devices())
-	switch index := random.IntN(count); random.IntN(4) {
-	case 0:
-		if count > 1 {
-			what = fmt.Sprintf("without GPU %d", index)
-			h.swap(index, "", c.serial)
-		}
-	case 1:
-		what = fmt.Sprintf("with another GPU %d", index)
-		var model sim.Model
-		h.hardware.Update(func(n *sim.Node) { model = n.GPUs[index].Model })
-		h.swap(index, model, c.serial)
-	}
-	c.returns(h)
-	c.tell("machine %s boots %s", h.Name, what)
-}
-
 func (c *run) sickEvent(random *rand.Rand) {
 	h := c.some(random)
 	if devices := h.devices(); !h.off && len(devices) > 0 {
@@ -83,19 +35,13 @@ func (c *run) sickEvent(random *rand.Rand) {
 	}
 }
 
-// lostEvent takes a GPU off the bus of a machine that runs.
-func (c *run) lostEvent(random *rand.Rand) {
-	h := c.some(random)
-	devices := h.devices()
-	if h.off || len(devices) < 2 {
-		return
-	}
-	index := random.IntN(len(devices))
-	for _, holder := range devices[index].Holders {
+func (c *run) LoseGPU(h *host, index int) {
+	d := h.devices()[index]
+	for _, holder := range d.Holders {
 		c.end(h, holder.Pod)
 	}
 	for _, p := range h.userPods() {
-		if c.heldGPUs[p.Name].uuid == devices[index].UUID {
+		if c.heldGPUs[p.Name].uuid == d.UUID {
 			c.end(h, p.Name)
 		}
 	}
@@ -103,21 +49,15 @@ func (c *run) lostEvent(random *rand.Rand) {
 	h.plugin.running = false
 	h.report()
 	h.reborn()
-	if by, _, _ := c.desired(h); c.seed%onDriver >= history.Late && by != nil && by.Spec.Rollout.Paused && h.lastPolicy != by.Name {
+	if by, _, _ := c.Desired(h); c.seed%onDriver >= history.Late && by != nil && by.Spec.Rollout.Paused && h.lastPolicy != by.Name {
 		h.countsAnew() // indexes are those that the GPUs have when the policy is first applied
 	}
-	c.tell("GPU %d of %s falls off the bus", index, h.Name)
 }
 
-func (c *run) joinEvent(random *rand.Rand) {
-	if len(c.hosts) >= 4 {
-		return
-	}
-	c.serial++
-	name := fmt.Sprintf("j%d", c.serial)
+func (c *run) Join(name string, random *rand.Rand) {
 	c.machine(name, random)
 	c.snapshot(c.hosts[name])
-	c.tell("node %s joins: %s", name, c.hosts[name].hardwareSays())
+	c.tell("node %s: %s", name, c.hosts[name].hardwareSays())
 }
 
 func (h *host) hardwareSays() string {
@@ -128,20 +68,16 @@ func (h *host) hardwareSays() string {
 	return strings.Join(parts, ", ")
 }
 
-// replaceNodeEvent deletes a Node with all that is on it, and registers another of that name.
-func (c *run) replaceNodeEvent(random *rand.Rand) {
-	h := c.some(random)
+func (c *run) ReplaceNode(h *host, random *rand.Rand) {
 	version := c.version[h.Name]
 	for _, p := range h.userPods() {
 		delete(c.heldGPUs, p.Name)
 	}
-	c.machine(h.Name, random)
+	c.Join(h.Name, random)
 	c.version[h.Name] = version + 1
 	delete(c.cache.nodes, h.Name)
 	delete(c.theirs, h.Name)
 	delete(c.retained, h.Name)
-	c.snapshot(c.hosts[h.Name])
-	c.tell("node %s is replaced: %s", h.Name, c.hosts[h.Name].hardwareSays())
 }
 
 // What is decided by the age of an object: a GPUNode that is as young as its machine, and one that was made anew.
@@ -170,7 +106,7 @@ func (c *run) briefEvent(random *rand.Rand) {
 	}
 	c.tell("%s comes: %s, for minutes: %s; NFD drops the operator's labels: %v", name, h.hardwareSays(), history.Says(&p), c.nfd.denies)
 	c.rest(time.Duration(1+random.IntN(7))*time.Minute, 120)
-	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == name })
+	c.DeletePolicy(name)
 	c.tell("policy %s is deleted", name)
 	if c.rest(3*time.Minute, 90); c.broken != "" {
 		return
@@ -256,15 +192,15 @@ func (c *run) clockEvent(random *rand.Rand) {
 // jumpEvent lets a controller lead whose clock is ahead, as that of a machine after a boot may be, while policies are
 // edited, and then one whose clock is right: all that the first has stamped lies in the future.
 func (c *run) jumpEvent(random *rand.Rand) {
-	c.leadEvent(random)
+	history.LeadAnew(c, random)
 	c.ahead = []time.Duration{10 * time.Minute, time.Hour, 13 * time.Hour, 400 * 24 * time.Hour}[random.IntN(4)]
 	c.tell("the controller's clock is ahead by %s", c.ahead)
 	for range 1 + random.IntN(2) {
-		c.editEvent(random)
+		history.Edit(c, random)
 		c.reconciles(1 + random.IntN(30))
 	}
 	c.ahead = 0
-	c.leadEvent(random)
+	history.LeadAnew(c, random)
 	c.tell("the controller's clock is right")
 }
 
@@ -333,10 +269,7 @@ func (c *run) poolsEvent(random *rand.Rand) {
 		p := policyOf(name, timeSlicing(int32(2+i)), func(p *v1alpha1.GPUSharingPolicy) {
 			p.Spec.NodeSelector, p.Spec.Priority = &v1alpha1.NodeSelector{MatchLabels: map[string]string{history.PoolLabel: name}}, 9
 		})
-		c.serial++
-		p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(name, "-", c.serial)), metav1.NewTime(c.Now)
-		c.Policies = append(slices.Clone(c.Policies), p)
-		c.allows(&p)
+		c.adds(p)
 	}
 	c.tell("%d pools of a policy each scale to zero and back", pools)
 	for n := range 10 {
@@ -380,10 +313,7 @@ func (c *run) scalesEvent(random *rand.Rand) {
 	p := policyOf(pool, timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.NodeSelector, p.Spec.Priority = &v1alpha1.NodeSelector{MatchLabels: map[string]string{history.PoolLabel: pool}}, 9
 	})
-	c.serial++
-	p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(pool, "-", c.serial)), metav1.NewTime(c.Now)
-	c.Policies = append(slices.Clone(c.Policies), p)
-	c.allows(&p)
+	c.adds(p)
 	c.tell("a pool scales to zero and back, its policy is the only one: %v, its machine has the same name: %v", alone, same)
 	for range 12 {
 		name := pool
@@ -395,7 +325,7 @@ func (c *run) scalesEvent(random *rand.Rand) {
 		}
 		c.rest(time.Minute, 10)
 	}
-	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == pool })
+	c.DeletePolicy(pool)
 	if alone {
 		c.createAgain(others)
 	}
@@ -405,7 +335,7 @@ func (c *run) scalesEvent(random *rand.Rand) {
 // as soon as the last has ended, and the agent reports it 2 s later.
 func (c *run) jobsEvent(random *rand.Rand) {
 	h := c.some(random)
-	by, _, err := c.desired(h)
+	by, _, err := c.Desired(h)
 	if h.off || err != nil || by == nil || h.driver.serves || c.shared(h) || h.upgrade.goesOn() || !h.down.IsZero() || !h.AgentReady {
 		return
 	}
@@ -417,7 +347,7 @@ func (c *run) jobsEvent(random *rand.Rand) {
 		if n == 1 {
 			p.Generation++
 			p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
-			c.countsAnew()
+			c.CountAnew()
 		}
 		c.runs(h)
 		if c.broken != "" {

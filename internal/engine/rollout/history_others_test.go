@@ -21,136 +21,93 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// rewriting is a way in which another controller changes what the operator has written. It reports whether there was
-// anything to do.
-func (c *run) rewriting(random *rand.Rand) (what string, again func() bool) {
-	name := c.some(random).Name
-	node := func(change func(h *host) bool) func() bool {
-		return func() bool {
-			h := c.hosts[name]
-			if h == nil || !change(h) {
-				return false
-			}
-			c.version[name]++
-			c.held(h)
-			return true
-		}
+// ChangeNode lets another controller change labels, annotations or taints of a Node.
+func (c *run) ChangeNode(name string, change func(*corev1.Node)) bool {
+	return c.rewrites(name, func(h *host) bool {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: h.Labels, Annotations: h.Annotations}, Spec: corev1.NodeSpec{Taints: h.Taints}}
+		n = n.DeepCopy()
+		change(n)
+		changed := len(n.Spec.Taints) != len(h.Taints) || !maps.Equal(n.Labels, h.Labels) || !maps.Equal(n.Annotations, h.Annotations)
+		h.Labels, h.Annotations, h.Taints = n.Labels, n.Annotations, n.Spec.Taints
+		return changed
+	})
+}
+
+// rewrites lets another controller change what belongs to a node.
+func (c *run) rewrites(node string, change func(*host) bool) bool {
+	h := c.hosts[node]
+	if h == nil || !change(h) {
+		return false
 	}
-	switch random.IntN(10) {
-	case 0:
-		return "our taint of " + name, node(func(h *host) bool {
-			have := len(h.Taints)
-			h.Taints = withoutOurs(h.Taints)
-			return len(h.Taints) != have
-		})
-	case 1:
-		return "the policy's taint of " + name, node(func(h *host) bool {
-			have := len(h.Taints)
-			h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == shared.Key || t.Key == v1alpha1.TaintStartup })
-			return len(h.Taints) != have
-		})
-	case 2:
-		edits := random.IntN(2) == 0
-		return fmt.Sprintf("keys of our ConfigMap, content: %v", edits), func() bool {
-			changed := false
-			c.Configs = maps.Clone(c.Configs)
-			for _, key := range slices.Sorted(maps.Keys(c.Configs)) {
-				switch {
-				case c.Plugin.Configs[key] != "" || key == "default":
-				case edits && c.Configs[key] != "version: v1\n":
-					c.Configs[key], changed = "version: v1\n", true
-				case !edits:
-					delete(c.Configs, key)
-					changed = true
-				}
-			}
-			return changed
-		}
-	case 3:
-		return "our NodeFeature of " + name, node(func(h *host) bool {
-			had := !h.features.ours.IsZero()
-			h.features.ours = time.Time{}
-			return had
-		})
-	case 4:
-		return "annotations of GPUNode " + name, node(func(h *host) bool {
-			had := len(h.GPU.Annotations) > 0
-			h.GPU.Annotations = nil
-			return had
-		})
-	case 5:
-		return "tolerations of the ClusterPolicy", func() bool {
-			o := c.Plugin.Operands
-			if o == nil || len(o.Ours) == 0 {
-				return false
-			}
-			without := *o
-			without.Tolerations = slices.DeleteFunc(slices.Clone(o.Tolerations), func(t corev1.Toleration) bool { return slices.Contains(o.Ours, t) })
-			without.Ours = nil
-			c.Plugin.Operands = &without
-			return true
-		}
-	}
-	label, value := history.Other(random)
+	c.version[node]++
+	c.held(h)
+	return true
+}
+
+func (c *run) Theirs(name, label, value string) {
 	c.theirs[name] = append(c.theirs[name], label+"="+value)
-	return fmt.Sprintf("%s=%s of %s", label, value, name), node(func(h *host) bool {
-		entries := h.Labels
-		if strings.HasPrefix(label, v1alpha1.Group+"/") && label != v1alpha1.LabelOverridden {
-			entries = h.Annotations
-		}
-		is, has := entries[label]
-		if has == (value != "") && is == value || h.off || value != "" && !has && strings.HasPrefix(label, v1alpha1.Group+"/") || value != "" && !has && entries[label] == "" && isDeploy(label) {
+	c.meddled = true
+}
+
+func (c *run) SetByOthers(name, label, value string) bool {
+	return c.hosts[name] != nil && !c.hosts[name].off && c.ChangeNode(name, func(n *corev1.Node) { history.SetByOthers(n, label, value) })
+}
+
+func (c *run) ChangeConfigMap(change func(map[string]string)) bool {
+	c.meddled = true
+	ours := maps.Clone(c.Configs)
+	maps.DeleteFunc(ours, func(key, _ string) bool { return c.Plugin.Configs[key] != "" || key == "default" })
+	had := maps.Clone(ours)
+	change(ours)
+	c.Configs = maps.Clone(c.Configs)
+	maps.DeleteFunc(c.Configs, func(key, _ string) bool { return had[key] != "" })
+	maps.Copy(c.Configs, ours)
+	return !maps.Equal(had, ours)
+}
+
+func (c *run) ChangeGPUNode(name string, change func(*v1alpha1.GPUNode)) bool {
+	return c.rewrites(name, func(h *host) bool {
+		had := len(h.GPU.Annotations)
+		change(&h.GPU)
+		return len(h.GPU.Annotations) != had
+	})
+}
+
+func (c *run) ClusterPolicyRewrites() []history.Rewrite {
+	return []history.Rewrite{{What: "tolerations of the ClusterPolicy", Again: func() bool {
+		o := c.Plugin.Operands
+		if o == nil || len(o.Ours) == 0 {
 			return false
 		}
-		if value == "" {
-			delete(entries, label)
-		} else {
-			entries[label] = value
-		}
+		without := *o
+		without.Tolerations = slices.DeleteFunc(slices.Clone(o.Tolerations), func(t corev1.Toleration) bool { return slices.Contains(o.Ours, t) })
+		without.Ours = nil
+		c.Plugin.Operands = &without
 		return true
-	})
+	}}}
 }
 
 func isDeploy(label string) bool { return strings.HasPrefix(label, "nvidia.com/gpu.deploy.") }
 
-func (c *run) rewriteEvent(random *rand.Rand) {
-	what, again := c.rewriting(random)
-	c.meddled = true
-	c.tell("another controller rewrites %s: %v", what, again())
-}
-
-// mostOfAFight is how often the operator may write an object, evict a workload or restart a program in two hours in
-// which another controller sets back again and again what it writes: a change with its way back, and a few repetitions.
-const mostOfAFight = 40
-
-// mostAtRest is the same for eight hours in which no fault happens: a change, its way back, and another attempt.
-const mostAtRest = 60
-
-// fightEvent lets another controller set something again whenever the operator has changed it, for two hours.
-func (c *run) fightEvent(random *rand.Rand) {
-	what, again := c.rewriting(random)
-	c.meddled = true
-	c.tell("another controller sets again and again: %s", what)
+func (c *run) Fight(again func() bool, d time.Duration) {
 	clear(c.count)
 	c.fights = append(c.fights, again)
-	end := c.Now.Add(2 * time.Hour)
+	end := c.Now.Add(d)
 	for n, idle := 0, 0; n < 240 && c.Now.Before(end) && c.broken == ""; n++ {
-		d := c.step(true)
-		if len(d.Actions) > 0 || c.fought() {
+		decided := c.step(true)
+		if len(decided.Actions) > 0 || c.fought() {
 			idle = 0
 		}
 		step := time.Second
 		if idle++; idle > 3 {
-			step, idle = c.waitsFor(d, 10*time.Minute), 1
+			step, idle = c.waitsFor(decided, 10*time.Minute), 1
 		}
-		if c.refuses(d) {
+		if c.refuses(decided) {
 			step = askAgain
 		}
 		c.lapse(step)
 	}
 	c.fights = nil
-	c.bounded("while another controller set again and again "+what, mostOfAFight)
-	c.tell("and stops")
 }
 
 // fought lets the other controllers look again.
@@ -159,22 +116,6 @@ func (c *run) fought() (changed bool) {
 		changed = again() || changed
 	}
 	return changed
-}
-
-// bounded looks whether anything was done too often.
-func (c *run) bounded(when string, most int) {
-	for _, what := range slices.Sorted(maps.Keys(c.count)) {
-		limit := most
-		if strings.HasPrefix(what, "pod ") || strings.HasPrefix(what, "ask ") {
-			limit = 4 * most // a trigger for the kubelet or a refused eviction, which disturb nobody
-		}
-		if strings.HasPrefix(what, "restart ") || strings.HasPrefix(what, "evict ") {
-			limit = 12
-		}
-		if c.count[what] > limit {
-			c.breaks("bounded", "%s: %d times %s", what, c.count[what], when)
-		}
-	}
 }
 
 // accepts looks whether the API server has refused what the operator wrote. What it refuses once it refuses for ever.
@@ -232,7 +173,7 @@ func (c *run) restoreEvent(random *rand.Rand) {
 			restored = append(restored, *p)
 		}
 		c.Policies = restored
-		c.countsAnew()
+		c.CountAnew()
 		c.tell("the policies are restored from the backup")
 	case what == 2 && has:
 		h.restoreGPUNode(old.GPU)
@@ -262,20 +203,18 @@ func (h *host) restoreGPUNode(old v1alpha1.GPUNode) {
 	h.report()
 }
 
-// deleteEvent deletes an object that the operator made.
-func (c *run) deleteEvent(random *rand.Rand) {
-	h := c.some(random)
-	switch random.IntN(3) {
-	case 0:
-		c.Configs = maps.Clone(c.Plugin.Configs)
-		c.meddled = true
-		c.tell("our ConfigMap is deleted")
-	case 1:
-		h.features.ours = time.Time{}
-		c.tell("our NodeFeature of %s is deleted", h.Name)
-	default:
-		c.makeGPUNode(h)
-		h.report()
-		c.tell("GPUNode %s is deleted", h.Name)
+func (c *run) DeleteConfigMap() { c.Configs, c.meddled = maps.Clone(c.Plugin.Configs), true }
+
+func (c *run) DeleteNodeFeature(name string) bool {
+	h := c.hosts[name]
+	if h == nil || h.features.ours.IsZero() {
+		return false
 	}
+	h.features.ours = time.Time{}
+	return true
+}
+
+func (c *run) DeleteGPUNode(name string) {
+	c.makeGPUNode(c.hosts[name])
+	c.hosts[name].report()
 }

@@ -51,20 +51,7 @@ func playing(h history.History, tells bool, by watching) (broken string, transcr
 	for i := range c.Policies {
 		c.tell("policy %s: %s", c.Policies[i].Name, history.Says(&c.Policies[i]))
 	}
-	for _, e := range h.Events {
-		c.begin()
-		happening(e.Kind)(c, e.Random())
-		c.reconciles(e.Reconciles)
-		if c.broken != "" {
-			return c.broken, c.transcript
-		}
-	}
-	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
-		c.begin()
-		if end(); c.broken != "" {
-			break
-		}
-	}
+	history.Play(c, h, happenings(), lateHappenings(), driverHappenings())
 	return c.broken, c.transcript
 }
 
@@ -132,8 +119,7 @@ func (c *run) refuses(d rollout.Decision) bool {
 	return len(d.Actions) > 0 && !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return !isRefused(a) })
 }
 
-// comesToRest rests for eight hours, in which nothing may go on all the time.
-func (c *run) comesToRest() rollout.Decision {
+func (c *run) Rest() {
 	clear(c.count)
 	d, rests := c.rest(8*time.Hour, 700)
 	if rests && slices.ContainsFunc(c.all(), (*host).isKept) { // what timed out is tried again just now
@@ -142,11 +128,11 @@ func (c *run) comesToRest() rollout.Decision {
 	if !rests {
 		c.breaks("bounded", "700 reconciles in 8h do not come to rest: %v", said(d.Actions))
 	}
-	c.bounded("in 8h in which nobody else does anything", mostAtRest)
+	history.Bounded(c, "in 8h in which nobody else does anything", history.MostAtRest)
 	c.ended(d)
 	c.impartial()
 	c.restedOnDriver(d.Nodes)
-	return d
+	c.rested = d
 }
 
 // waitsFor is when something happens next though nobody acts; usual if nothing does.
@@ -383,14 +369,11 @@ func (c *run) evicts(h *host, a action.Evict) {
 	case "cpu-tolerant":
 		c.startBeside(h, kind)
 	case "tolerant", "daemon", "static":
-		c.start(h, kind, rand.New(rand.NewPCG(uint64(len(c.evicted)), 4)))
+		c.Start(h, kind, rand.New(rand.NewPCG(uint64(len(c.evicted)), 4)))
 	}
 }
 
-// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at
-// rest has a cause.
-func (c *run) faultsEnd() {
-	c.tell("the faults end")
+func (c *run) EndFaults() {
 	c.fights = nil
 	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready, c.Plugin.NodeFeatures = "", "", true, c.opensCRDs
 	for _, h := range c.all() {
@@ -421,8 +404,6 @@ func (c *run) faultsEnd() {
 		c.driverFaultsEnd(h)
 	}
 	c.read(func() bool { return true })
-	d := c.comesToRest()
-	c.truthful(d)
 }
 
 // repairs ends what others have done to a node and would not leave so.
@@ -452,43 +433,16 @@ func (c *run) repairs(h *host) {
 	c.held(h)
 }
 
-// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets
-// there.
-func (c *run) settles() {
-	c.tell("the users leave, and the policies are edited")
-	for _, h := range c.all() {
-		for _, p := range h.userPods() {
-			c.leaves(h, p)
-		}
-		h.hardware.Update(func(n *sim.Node) {
-			for i := range n.GPUs {
-				n.GPUs[i].Processes = nil
-			}
-		})
-		if !h.off && len(h.sick) > 0 {
-			h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
-		}
-		h.podGroupsEnd()
-		if h.driver.serves {
-			c.driverSettles(h)
-		}
-		h.report()
+func (c *run) Repair(h *host) {
+	if !h.off && len(h.sick) > 0 {
+		h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
 	}
-	for i := range c.Policies {
-		c.Policies[i].Generation++
-		c.Policies[i].Spec.Rollout.Paused = false
-		c.Policies[i].Spec.Rollout.FailureThreshold = 10
-		c.Policies[i].Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+	h.podGroupsEnd()
+	if h.driver.serves {
+		c.driverSettles(h)
 	}
-	for _, h := range c.all() {
-		if h.hardwareNoReset() && !h.canReboot {
-			h.canReboot = true
-			h.report()
-		}
-	}
-	d := c.comesToRest()
-	c.truthful(d)
-	c.progressed(d)
+	h.canReboot = h.canReboot || h.hardwareNoReset()
+	h.report()
 }
 
 func (h *host) hardwareNoReset() (virtual bool) {
@@ -496,8 +450,14 @@ func (h *host) hardwareNoReset() (virtual bool) {
 	return virtual
 }
 
-// released deletes every policy, and looks whether every node is as it was before the operator.
-func (c *run) released() {
+// releasing is how the policies went.
+type releasing struct {
+	retains  bool              // some nodes are left as they are
+	kept     map[string]string // their configs, as the status of their policies said
+	leftAsIs map[string]bool   // by an earlier policy, also where the next one cannot be honoured and took nothing over
+}
+
+func (c *run) DeletePolicies() {
 	retains := c.random.IntN(4) == 0
 	kept := map[string]string{}
 	if retains {
@@ -510,7 +470,7 @@ func (c *run) released() {
 		}
 		d := c.step(true)
 		for _, h := range c.all() {
-			by, _, err := c.desired(h)
+			by, _, err := c.Desired(h)
 			if by == nil || err != nil || h.off || c.shared(h) {
 				continue
 			}
@@ -524,7 +484,7 @@ func (c *run) released() {
 			h.AgentReady = !h.off && !h.forsaken
 		}
 	}
-	leftAsIs := map[string]bool{} // by an earlier policy, also where the next one cannot be honoured and took nothing over
+	leftAsIs := map[string]bool{}
 	for _, h := range c.all() {
 		n := h.copied() // the GPUNode may have been made anew, and the Node says it
 		spec := n.GPU.Spec
@@ -532,20 +492,22 @@ func (c *run) released() {
 		leftAsIs[h.Name] = spec.Baseline != nil && node.Retained(spec) && !slices.ContainsFunc(c.Policies, is)
 		retains = retains || leftAsIs[h.Name]
 	}
-	c.tell("every policy is deleted, after releasePolicy Retain: %v", retains)
-	c.Policies = nil
-	d := c.comesToRest()
+	c.tell("releasePolicy Retain: %v", retains)
+	c.Policies, c.releasing = nil, releasing{retains, kept, leftAsIs}
+}
+
+func (c *run) CheckRestored() {
 	for _, h := range c.all() {
 		if h.off || h.forsaken {
 			continue
 		}
-		if key, retained := kept[h.Name]; retained {
+		if key, retained := c.kept[h.Name]; retained {
 			if is := h.Labels[v1alpha1.LabelConfig]; is != key {
 				c.breaks("restore", "node %s was to keep config %q, as its policy's status said, and has %q", h.Name, key, is)
 			}
 			continue
 		}
-		if retains || leftAsIs[h.Name] {
+		if c.releasing.retains || c.leftAsIs[h.Name] {
 			continue
 		}
 		if problem := c.unrestored(h); problem != "" && h.waits() == "" {
@@ -560,11 +522,11 @@ func (c *run) released() {
 		}
 	}
 	for _, class := range c.DRA.Classes {
-		if class.Own && !c.besideAnother(class) && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+		if class.Own && !c.besideAnother(class) && !c.releasing.retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
 			c.breaks("restore", "DeviceClass %s is left", class.Name)
 		}
 	}
-	if d.ConfigurePlugin && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+	if c.rested.ConfigurePlugin && !c.releasing.retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
 		c.breaks("restore", "the ClusterPolicy still names our ConfigMap")
 	}
 }

@@ -19,19 +19,16 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// podKinds are the kinds of pods of users that use a GPU.
-func podKinds() []string {
+// PodKinds are the kinds of pods of users that use a GPU.
+func (c *run) PodKinds() []string {
 	return []string{"replica", "replica", "tolerant", "bare", "static", "daemon", "init", "process", "outside", "protected", "hanging", "claim"}
 }
 
-func (c *run) podEvent(random *rand.Rand) {
-	c.start(c.some(random), podKinds()[random.IntN(len(podKinds()))], random)
-}
-
 // start lets a pod come to a node, if there is room and it tolerates what is there.
-func (c *run) start(h *host, kind string, random *rand.Rand) {
+func (c *run) Start(h *host, kind string, random *rand.Rand) {
 	tainted := slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoSchedule })
 	ignores := kind == "tolerant" || kind == "static" || kind == "outside" || kind == "daemon" || kind == "process"
 	requests := kind != "outside" && kind != "process" && kind != "claim"
@@ -121,11 +118,18 @@ func (c *run) addProcess(h *host, uuid string, p gpu.Process) {
 	h.report()
 }
 
-// leaveEvent ends a pod.
-func (c *run) leaveEvent(random *rand.Rand) {
-	h := c.some(random)
-	if pods := h.userPods(); len(pods) > 0 {
-		c.leaves(h, pods[random.IntN(len(pods))])
+func (c *run) UserPods(h *host) (names []string) {
+	for _, p := range h.userPods() {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+func (c *run) EndPod(h *host, name string) {
+	for _, p := range h.userPods() {
+		if p.Name == name {
+			c.leaves(h, p)
+		}
 	}
 }
 
@@ -171,7 +175,7 @@ func (c *run) guiseEvent(random *rand.Rand) {
 	labels := append(cluster.DeployLabels(), mpsLabel, v1alpha1.LabelMIGManager)
 	for range 1 + random.IntN(3) {
 		h, known := c.some(random), c.serial
-		c.start(h, []string{"replica", "bare", "hanging"}[random.IntN(3)], random)
+		c.Start(h, []string{"replica", "bare", "hanging"}[random.IntN(3)], random)
 		if c.serial == known || len(h.Pods) == 0 {
 			continue
 		}
@@ -180,7 +184,7 @@ func (c *run) guiseEvent(random *rand.Rand) {
 		c.guises[p.UID] = true
 		c.tell("pod %s selects its node by %v", p.Name, p.NodeSelector)
 	}
-	c.editEvent(random)
+	history.Edit(c, random)
 	for range 12 {
 		c.step(true)
 		c.lapse(time.Second)

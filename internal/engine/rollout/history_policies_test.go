@@ -24,59 +24,26 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// editEvent changes something of a policy.
-func (c *run) editEvent(random *rand.Rand) {
-	if len(c.Policies) == 0 {
-		return
-	}
-	p := &c.Policies[random.IntN(len(c.Policies))]
-	p.Generation++
-	what := history.Edit(p, random)
-	if what == "gpuSelector" {
-		c.countsAnew()
-	}
-	c.allows(p)
-	c.tell("policy %s is edited: %s, now %s", p.Name, what, history.Says(p))
+func (c *run) ListPolicies() []v1alpha1.GPUSharingPolicy { return slices.Clone(c.Policies) }
+
+func (c *run) UpdatePolicy(p *v1alpha1.GPUSharingPolicy) {
+	at := &c.Policies[slices.IndexFunc(c.Policies, func(o v1alpha1.GPUSharingPolicy) bool { return o.Name == p.Name })]
+	at.Spec = p.Spec
+	at.Generation++
+	c.allows(at)
 }
 
-// splitEvent makes two policies of one, for a pool each.
-func (c *run) splitEvent(random *rand.Rand) {
-	if len(c.Policies) != 1 {
-		return
-	}
-	c.create(history.Split(random))
-	c.countsAnew()
-	c.tell("the policy is split in two: %s; %s", history.Says(&c.Policies[0]), history.Says(&c.Policies[1]))
+func (c *run) DeletePolicy(name string) {
+	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })
 }
 
-func (c *run) dropEvent(random *rand.Rand) {
-	if len(c.Policies) == 0 {
-		return
-	}
-	i := random.IntN(len(c.Policies))
-	c.tell("policy %s is deleted", c.Policies[i].Name)
-	c.Policies = slices.Delete(slices.Clone(c.Policies), i, i+1)
-}
-
-func (c *run) createEvent(random *rand.Rand) {
-	if len(c.Policies) == 0 {
-		c.create(history.Policies(random))
-		c.countsAnew()
-		c.tell("%d policies are created", len(c.Policies))
-	}
-}
-
-// relabelEvent moves a node to the other pool.
-func (c *run) relabelEvent(random *rand.Rand) {
-	h := c.some(random)
-	h.pool = map[string]string{"a": "b", "b": "a"}[h.pool]
-	h.Labels[history.PoolLabel] = h.pool
+func (c *run) MoveToPool(h *host, pool string) {
+	h.pool = pool
+	h.Labels[history.PoolLabel] = pool
 	c.version[h.Name]++
-	c.tell("node %s moves to pool %s", h.Name, h.pool)
 }
 
-// create replaces the policies of the cluster.
-func (c *run) create(policies []v1alpha1.GPUSharingPolicy) {
+func (c *run) ReplacePolicies(policies []v1alpha1.GPUSharingPolicy) {
 	c.Policies = policies
 	for i := range policies {
 		p := &policies[i]
@@ -84,6 +51,22 @@ func (c *run) create(policies []v1alpha1.GPUSharingPolicy) {
 		p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
 		c.allows(p)
 	}
+}
+
+// adds creates another policy.
+func (c *run) adds(p v1alpha1.GPUSharingPolicy) {
+	c.serial++
+	p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
+	c.Policies = append(slices.Clone(c.Policies), p)
+	c.allows(&p)
+}
+
+// edits changes one policy.
+func (c *run) edits(name string, change func(*v1alpha1.GPUSharingPolicy)) {
+	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })]
+	change(p)
+	c.UpdatePolicy(p)
+	c.tell("policy %s is edited: %s", p.Name, history.Says(p))
 }
 
 // allows notes the budget of a policy.
@@ -95,7 +78,7 @@ func (c *run) allows(p *v1alpha1.GPUSharingPolicy) {
 	c.slots[p.Name] = max(c.slots[p.Name], int32(slots))
 }
 
-func (c *run) countsAnew() {
+func (c *run) CountAnew() {
 	for _, h := range c.all() {
 		h.countsAnew()
 	}
@@ -106,16 +89,13 @@ func (c *run) manyEvent(random *rand.Rand) {
 	for i := range 24 {
 		p := history.Policy(fmt.Sprint("many-", i), []string{"a", "b", "none"}[random.IntN(3)], random)
 		p.Spec.Priority = int32(random.IntN(3))
-		c.serial++
-		p.UID, p.CreationTimestamp = types.UID(fmt.Sprint(p.Name, "-", c.serial)), metav1.NewTime(c.Now)
-		c.Policies = append(slices.Clone(c.Policies), p)
-		c.allows(&p)
+		c.adds(p)
 	}
-	c.countsAnew()
+	c.CountAnew()
 	c.tell("there are %d policies", len(c.Policies))
 	c.rest(time.Duration(2+random.IntN(30))*time.Minute, 150)
 	c.Policies = slices.DeleteFunc(slices.Clone(c.Policies), func(p v1alpha1.GPUSharingPolicy) bool { return strings.HasPrefix(p.Name, "many-") })
-	c.countsAnew()
+	c.CountAnew()
 	c.tell("there are %d policies", len(c.Policies))
 }
 
@@ -146,19 +126,13 @@ func (c *run) withdrawn() {
 // former one as capacity, the plugin of a node advertises one device less than it must for a moment.
 func (c *run) renameEvent(random *rand.Rand) {
 	h := c.some(random)
-	by, _, _ := c.desired(h)
+	by, _, _ := c.Desired(h)
 	if h.off || by == nil || by.Spec.Sharing.TimeSlicing == nil {
 		return
 	}
-	for i := range c.Policies {
-		if p := &c.Policies[i]; p.Name == by.Name {
-			renamed := !plan.Renamed(p.Spec.Sharing)
-			p.Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: &renamed}
-			p.Generation++
-			c.allows(p)
-			c.tell("policy %s is edited: renameByDefault is %v", p.Name, renamed)
-		}
-	}
+	c.edits(by.Name, func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: new(!plan.Renamed(p.Spec.Sharing))}
+	})
 	c.rest(keepsCapacity/2, 60)
 	if c.broken != "" || h.off || !h.plugin.running || len(h.sick) > 0 {
 		return
@@ -257,7 +231,7 @@ func (c *run) unmadeEvent(random *rand.Rand) {
 // that no other node has.
 func (c *run) othersGoOn(but *host, random *rand.Rand) {
 	for range random.IntN(3) {
-		c.editEvent(random)
+		history.Edit(c, random)
 	}
 	c.rest([]time.Duration{time.Hour, 2 * time.Hour}[random.IntN(2)], 900) // a change that has begun keeps its slot for half an hour
 	d := c.step(true)
@@ -295,7 +269,7 @@ func (c *run) garbageEvent(random *rand.Rand) {
 	if h.off {
 		return
 	}
-	c.editEvent(random)
+	history.Edit(c, random)
 	resource := fmt.Sprintf("nvidia.com/gpu-%s", strings.Repeat("x", 60))
 	c.tell("the agent of %s reports garbage, and its kubelet lists %s and 70 others", h.Name, resource)
 	for range 12 {

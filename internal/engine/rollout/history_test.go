@@ -4,12 +4,10 @@
 package rollout_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -27,38 +25,29 @@ import (
 func historyOf(seed uint64) history.History {
 	h := history.Of(seed, kindsOf(seed))
 	if seed >= onDriver { // more happens: only on such nodes
-		more := history.Of(^seed, slices.Sorted(maps.Keys(driverHappenings())))
+		more := history.Of(^seed, driverHappenings().Names())
 		h.Events = slices.Concat(more.Events, h.Events)
 	}
 	if seed%onDriver >= history.Late {
-		h = h.WithLate(slices.Sorted(maps.Keys(lateHappenings())))
+		h = h.WithLate(lateKinds())
 	}
 	return h
 }
 
-// kinds are the names of all events.
-func kinds() []string { return slices.AppendSeq(kindsOf(onDriver), maps.Keys(lateHappenings())) }
-
-// kindsOf are those, late ones excepted, that a history of that seed may have, sorted: those of NVIDIA's DRA driver
+// kindsOf are the names of the events, late ones excepted, that a history of that seed may have: those of NVIDIA's DRA driver
 // only where it serves nodes.
 func kindsOf(seed uint64) []string {
-	all := slices.Collect(maps.Keys(happenings()))
+	shared := history.Events[*host]().Names()
 	if seed >= onDriver {
-		all = slices.AppendSeq(all, maps.Keys(driverHappenings()))
+		shared = driverHappenings().Names(shared...)
 	}
-	slices.Sort(all)
-	return all
+	return happenings().Names(shared...)
 }
 
-// happening is the event of a kind.
-func happening(kind string) func(*run, *rand.Rand) {
-	for _, events := range []map[string]func(*run, *rand.Rand){happenings(), lateHappenings()} {
-		if event, is := events[kind]; is {
-			return event
-		}
-	}
-	return driverHappenings()[kind]
-}
+func lateKinds() []string { return lateHappenings().Names(history.LateEvents[*host]().Names()...) }
+
+// kinds are the names of all events.
+func kinds() []string { return slices.Concat(kindsOf(onDriver), lateKinds()) }
 
 // run is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
 // date, and its reconciles may end early, as in TestRandomisedRollouts.
@@ -86,6 +75,8 @@ type run struct {
 	states     map[string]string // that the transcript has told of last
 	opensCRDs  bool
 	watching
+	releasing
+	rested  rollout.Decision       // the last one when everything rested
 	guises  map[string]bool        // UIDs of pods of users that have a GPU and look like one of NVIDIA's
 	tenants map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
 	turns   map[string]bool        // nodes that were kept from their users in this window; nil: nobody asks
@@ -136,7 +127,7 @@ func newRun(seed uint64) *run {
 	for _, h := range c.all() {
 		c.snapshot(h)
 	}
-	c.create(history.Policies(random))
+	c.ReplacePolicies(history.Policies(random))
 	if seed >= onDriver {
 		c.reshare(random)
 	}
@@ -147,10 +138,7 @@ func newRun(seed uint64) *run {
 // machine adds a node.
 func (c *run) machine(name string, random *rand.Rand) {
 	one := func(in int) bool { return random.IntN(in) == 0 }
-	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
-	for !one(2) && len(models) < 3 {
-		models = append(models, models[0])
-	}
+	models := history.Models(random)
 	if c.version[name] > 0 && c.seed%onDriver >= history.Late {
 		c.replaced++
 	}
@@ -210,16 +198,8 @@ func (c *run) machine(name string, random *rand.Rand) {
 func (h *host) partitionedByHand() {
 	uuid := h.devices()[0].UUID
 	h.change(uuid, func(g *sim.GPU) { g.MIG, g.PendingMIG = true, true })
-	profile := h.devices()[0].Profiles[0]
-	for _, p := range h.devices()[0].Profiles {
-		if strings.HasPrefix(p.Name, "2g.") && !strings.Contains(p.Name, "+") {
-			profile = p
-		}
-	}
 	h.nextByHand()
-	if err := h.hardware.CreateInstance(context.Background(), uuid, profile.Name, gpu.Placement{Start: profile.Starts[0], Size: profile.Size}); err != nil {
-		panic(err)
-	}
+	history.Partition(h, h.devices()[0])
 	h.report()
 	h.plugin.running = false
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
-	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // unmetEvent has a policy change the layout of a node's GPUs, and in the middle of that the node become one on which it
@@ -23,16 +22,13 @@ import (
 // be at work. In the end the policy can be honoured again.
 func (c *run) unmetEvent(random *rand.Rand) {
 	h := c.some(random)
-	by, _, err := c.desired(h)
+	by, _, err := c.Desired(h)
 	if h.off || !h.AgentReady || err != nil || by == nil || h.driver.serves || c.shared(h) || h.upgrade.goesOn() || !h.down.IsZero() || c.Plugin.Reason != "" {
 		return
 	}
-	p := &c.Policies[slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == by.Name })]
 	asks := func(n int32) {
-		p.Generation++
-		p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", n))
-		c.countsAnew()
-		c.tell("policy %s is edited: %s", p.Name, history.Says(p))
+		c.edits(by.Name, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", n)) })
+		c.CountAnew()
 	}
 	asks(int32(1 + random.IntN(3)))
 	began := c.Now
@@ -76,28 +72,19 @@ func (c *run) virtualEvent(random *rand.Rand) {
 		return
 	}
 	h := c.all()[at]
-	by, _, err := c.desired(h)
+	by, _, err := c.Desired(h)
 	if by == nil || err != nil {
 		return
 	}
-	edits := func(change func(*v1alpha1.GPUSharingPolicy)) {
-		for i := range c.Policies {
-			if p := &c.Policies[i]; p.Name == by.Name {
-				change(p)
-				p.Generation++
-				c.tell("policy %s is edited: %s", p.Name, history.Says(p))
-			}
-		}
-	}
 	h.canReboot = true
 	h.report()
-	edits(func(p *v1alpha1.GPUSharingPolicy) {
+	c.edits(by.Name, func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", int32(1+random.IntN(3))))
 		p.Spec.Rollout.Reboot, p.Spec.Rollout.Paused, p.Spec.Rollout.Drain.Mode = v1alpha1.RebootModeIfRequired, false, v1alpha1.DrainModeEvict
 	})
-	c.countsAnew()
+	c.CountAnew()
 	c.rest(2*time.Hour, 300)
-	edits(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeNever })
+	c.edits(by.Name, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeNever })
 	c.rest(10*time.Minute, 60)
 	asked := c.Policies
 	c.Policies = nil
