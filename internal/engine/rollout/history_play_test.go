@@ -180,13 +180,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	s := c.known()
 	c.seesOthers(s)
 	c.advised.look(&s)
-	var d rollout.Decision
-	if c.double {
-		d = c.memory.decide(s)
-	} else { // as the controller does
-		c.memory.reads(&s)
-		d = c.memory.Decide(s)
-	}
+	d := c.memory.decide(s)
 	digest(c.sum, d)
 	if faithful {
 		c.calledUnhealthy(d)

@@ -69,7 +69,6 @@ type run struct {
 	theirs     map[string][]string
 	before     map[string]cluster.Node
 	mentioned  map[string]bool // generations of policies that a status has named as observed
-	double     bool            // decide with and without memory
 	backups    backups
 	retained   map[string]bool
 	states     map[string]string // that the transcript has told of last
@@ -99,10 +98,10 @@ func newRun(seed uint64) *run {
 		simulation: &simulation{site: newSite(), random: rand.New(rand.NewPCG(seed, 0))},
 		heldGPUs:   map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
-		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
+		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{},
 		tenants: map[string]*corev1.Pod{}, guises: map[string]bool{},
 	}
-	c.Repeats, c.OtherControllers = &action.Repeats{}, &cluster.OtherControllers{}
+	c.memory, c.Repeats, c.OtherControllers = remembering{seldom: 32}, &action.Repeats{}, &cluster.OtherControllers{}
 	random := rand.New(rand.NewPCG(seed, 2))
 	one := func(in int) bool { return random.IntN(in) == 0 }
 	c.Plugin.NodeFeatures, c.Plugin.ClusterPolicy = !one(4), !one(10)
