@@ -40,7 +40,8 @@ func limitedTrain(t *testing.T, seed uint64) (*limitWorld, *limitPod) {
 	t.Helper()
 	w := newLimitWorld(t, seed, nil)
 	w.enforce()
-	return w, w.runs("train", 1)
+	p := w.runs("train", 1)
+	return w, p
 }
 
 // TestWhatIsRefusedIsTriedAgainInPeace: each look opens the driver, asks the kubelet twice, and writes a line for each pod.

@@ -95,10 +95,12 @@ func TestMemoryHoldsUntilAFutureTimeIsReached(t *testing.T) {
 	c := fleet(1, timeSlicing(4))
 	c.hosts["n0"].skew = 10 * time.Minute
 	c.run(60)
+	var states []node.State
 	for range 15 {
-		c.memory.decide(c.world())
+		states = append(states, c.memory.decide(c.world()).Nodes[0].State)
 		c.Now = c.Now.Add(time.Minute)
 	}
+	NewWithT(t).Expect(states).To(ContainElements(node.UpToDate, node.Verifying), "the plugin becomes Ready when it says so")
 }
 
 // TestMemoryNoticesEveryChangeOfTheDevicePlugin: whatever of it changes and changes back, the decision is that of a

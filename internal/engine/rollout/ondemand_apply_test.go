@@ -654,9 +654,7 @@ func (c *applied) happens() {
 	case 20:
 		c.turnsOff(h)
 	case 0, 1, 2, 3, 4:
-		for range 1 + c.random.IntN(3) {
-			c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
-		}
+		c.come(profiles)
 	case 5, 6, 7, 8:
 		c.endsOne(h)
 	case 9:
@@ -669,8 +667,7 @@ func (c *applied) happens() {
 		c.leads()
 		c.tell("another controller leads")
 	case 12:
-		h.AgentReady, h.AgentSince = !h.AgentReady && !h.off, c.Now
-		c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
+		c.agentComesOrGoes(h)
 	case 13:
 		c.fails(h)
 	case 14:
@@ -680,10 +677,22 @@ func (c *applied) happens() {
 		c.preempts(h)
 	case 16:
 		c.edits()
-	case 17, 18, 19:
+	default:
 		c.seconds(20 * (1 + c.random.IntN(4)))
 	}
 	c.seconds(1 + c.random.IntN(12))
+}
+
+// come are pods that ask for one of these profiles each.
+func (c *applied) come(profiles []string) {
+	for range 1 + c.random.IntN(3) {
+		c.waits(profiles[c.random.IntN(len(profiles))], int32(c.random.IntN(3)))
+	}
+}
+
+func (c *applied) agentComesOrGoes(h *host) {
+	h.AgentReady, h.AgentSince = !h.AgentReady && !h.off, c.Now
+	c.tell("the agent of %s is there: %v", h.Name, h.AgentReady)
 }
 
 // seconds pass, with a step in each.
@@ -742,6 +751,15 @@ func (c *applied) played(events int) {
 		}
 		c.counts()
 	}
+	c.faultsEnd()
+	c.leave()
+	c.servesTheLast()
+	c.leave()
+	c.comesToRest()
+	c.restores()
+}
+
+func (c *applied) faultsEnd() {
 	c.tell("the faults end")
 	for i := range c.Policies {
 		c.Policies[i].Spec.Rollout.Paused = false
@@ -753,18 +771,25 @@ func (c *applied) played(events int) {
 		}
 		h.AgentReady, h.hardware.Fail = true, nil
 	}
-	c.leave()
+}
+
+// servesTheLast is a pod that asks for the largest profile that may be made.
+func (c *applied) servesTheLast() {
 	of := c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand
-	if len(of.Reserve) == 0 {
-		c.waits(map[v1alpha1.MIGProfile]string{"1g": "1g.5gb", "2g": "2g.10gb", "3g": "3g.20gb", "7g": "7g.40gb"}[of.Profiles[len(of.Profiles)-1]], 0)
-		c.waiting[len(c.waiting)-1].Spec.NodeSelector = nil
-		for n := 0; n < 800 && c.users() > 0; n++ {
-			c.steps(5 * time.Second)
-		}
-		c.breaks(c.users() > 0, "10: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
-		c.counts()
+	if len(of.Reserve) > 0 {
+		return
 	}
-	c.leave()
+	c.waits(map[v1alpha1.MIGProfile]string{"1g": "1g.5gb", "2g": "2g.10gb", "3g": "3g.20gb", "7g": "7g.40gb"}[of.Profiles[len(of.Profiles)-1]], 0)
+	c.waiting[len(c.waiting)-1].Spec.NodeSelector = nil
+	for n := 0; n < 800 && c.users() > 0; n++ {
+		c.steps(5 * time.Second)
+	}
+	c.breaks(c.users() > 0, "10: a pod waits for ever: %v", c.told[max(0, len(c.told)-30):])
+	c.counts()
+}
+
+// comesToRest looks whether each GPU comes back to the layout of its policy.
+func (c *applied) comesToRest() {
 	rested := map[string]bool{}
 	for range 400 {
 		c.steps(10 * time.Second)
