@@ -294,7 +294,9 @@ func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 		value, record string
 		since         time.Time
 	}{
-		{"true", "", time.Time{}}, {"", "", time.Time{}}, {"true", label + ",since@1799999000", time.Time{}},
+		{"true", "", time.Time{}},
+		{"", "", time.Time{}},
+		{"true", label + ",since@1799999000", time.Time{}},
 		{"paused-for-mig-change", label, own.Time}, // a record of an earlier version
 		{"paused-for-mig-change", label + ",since@1799999000", at.Time},
 		{"paused-for-mig-change", label + ",since@1800000010", time.Unix(1_800_000_010, 0)},
