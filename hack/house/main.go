@@ -28,7 +28,7 @@ import (
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 2280},
 	{"KB of Go in internal, cmd, api and hack, without tests", 2659},
-	{"KB of tests and of test", 4679},
+	{"KB of tests and of test", 4680},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},
