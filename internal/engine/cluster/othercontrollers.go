@@ -176,8 +176,8 @@ func (n *Node) NotedOther() OtherController {
 }
 
 // Note records the signs of a reconcile, the reason for each node or none, and forgets what is past. What a leader
-// before has noted on a node is remembered as of now: without a policy the annotation goes, and the clock of that one may
-// have been another (2^40+710753).
+// before has noted on a node is remembered, in the first reconcile as of now: without a policy the annotation goes, and
+// the clock of that one may have been another (2^40+710753).
 func (s *OtherControllers) Note(signs iter.Seq2[*Node, string], now time.Time) {
 	if s == nil {
 		return
@@ -186,8 +186,9 @@ func (s *OtherControllers) Note(signs iter.Seq2[*Node, string], now time.Time) {
 	for n, reason := range signs {
 		was, seen := s.seen[n.Name]
 		if !seen {
-			was = n.NotedOther()
-			was.At = now
+			if was = n.NotedOther(); s.seen == nil || was.At.IsZero() {
+				was.At = now
+			}
 		}
 		if reason != "" {
 			kept[n.Name] = OtherController{Reason: reason, At: now}
