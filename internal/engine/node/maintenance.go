@@ -241,7 +241,8 @@ func continueInterrupted(v *View, r Result) Result {
 	if !WasInterrupted(v) {
 		return r
 	}
-	if _, used := interruptedByUsersAt(v); used && r.State == PendingDisruptive && len(v.Blockers) > 0 {
+	goesBack := r.State == Failed && !v.MadeUnavailable() // and waits for them in that (2^40+10114)
+	if _, used := interruptedByUsersAt(v); used && (r.State == PendingDisruptive || goesBack) && len(v.Blockers) > 0 {
 		return r
 	}
 	if _, rests := restsAfterTimeout(v); rests {
