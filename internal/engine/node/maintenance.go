@@ -233,6 +233,12 @@ func RequestAgain(v *View) (r Result, waits bool) {
 	return r, remaining > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
+// waitsForUsers reports whether users interrupted the change, or the way back from one that failed, and are still there.
+func waitsForUsers(v *View, r Result) bool {
+	_, used := interruptedByUsersAt(v)
+	return used && len(v.Blockers) > 0 && (r.State == PendingDisruptive || r.State == Failed && !v.MadeUnavailable()) // 2^40+10114
+}
+
 // continueInterrupted goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
 // After maintenance NVIDIA's operands stay away until then, also where only k8s-driver-manager had stopped them: without
 // an upgrade controller nothing tells of the upgrade before that. They are stopped no more once the agent has answered,
@@ -241,11 +247,7 @@ func continueInterrupted(v *View, r Result) Result {
 	if !WasInterrupted(v) {
 		return r
 	}
-	goesBack := r.State == Failed && !v.MadeUnavailable() // and waits for them in that (2^40+10114)
-	if _, used := interruptedByUsersAt(v); used && (r.State == PendingDisruptive || goesBack) && len(v.Blockers) > 0 {
-		return r
-	}
-	if _, rests := restsAfterTimeout(v); rests {
+	if _, rests := restsAfterTimeout(v); rests || waitsForUsers(v, r) {
 		return r
 	}
 	again, unanswered := RequestAgain(v)
