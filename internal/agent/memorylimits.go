@@ -102,9 +102,11 @@ func (m *MemoryLimiter) Register(mgr ctrl.Manager) error {
 		return err
 	}
 	changes := make(chan event.GenericEvent)
-	err := onNode(mgr, m.Name(), m.node, controller.Options{ReconciliationTimeout: 2*limitsTimeout + reportTimeout}). // it waits for one of the GPUs
-																WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
-																Complete(reconcile.AsReconciler(m.client, m))
+	err := onNode(mgr, m.Name(), m.node, controller.Options{
+		ReconciliationTimeout: 2*limitsTimeout + reportTimeout, // it waits for a reconcile of the GPUs
+	}).
+		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
+		Complete(reconcile.AsReconciler(m.client, m))
 	if err != nil {
 		return fmt.Errorf("registering the agent's memory limits: %w", err)
 	}

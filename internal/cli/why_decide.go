@@ -403,7 +403,7 @@ func (q *inquiry) broughtBy(a *answer, name string) bool {
 	for i := range q.nodes {
 		n := &q.nodes[i]
 		ready, _ := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
-		if n.Node.Expected()[name] == 0 || ready.Status == metav1.ConditionTrue {
+		if n.Expected()[name] == 0 || ready.Status == metav1.ConditionTrue {
 			continue
 		}
 		message, until := q.changeOn(n)
@@ -436,7 +436,7 @@ func stands(state node.State, reason string) bool {
 func (q *inquiry) unhealthy(a *answer, name string) bool {
 	var nodes []string
 	for i := range q.nodes {
-		if n := &q.nodes[i]; n.Unallocatable[name] > 0 && (n.Node.Expected()[name] > 0 || n.GPU.Status.Rollout.PolicyName == "") {
+		if n := &q.nodes[i]; n.Unallocatable[name] > 0 && (n.Expected()[name] > 0 || n.GPU.Status.Rollout.PolicyName == "") {
 			nodes = append(nodes, n.Name)
 			a.Nodes = append(a.Nodes, verdict{Node: n.Name, Cause: causeUnhealthy, Message: fmt.Sprintf("has %d of %s, none of which NVIDIA's device plugin offers", n.Unallocatable[name], name)})
 		}
@@ -703,7 +703,7 @@ func (q *inquiry) afterwards(nodes []string, requests map[string]int64) string {
 		if !slices.Contains(nodes, q.nodes[i].Name) {
 			continue
 		}
-		expected := q.nodes[i].Node.Expected()
+		expected := q.nodes[i].Expected()
 		keeps = keeps || !slices.ContainsFunc(slices.Collect(maps.Keys(requests)), func(name string) bool { return expected[name] < requests[name] })
 		for name, count := range expected {
 			put(then, name, max(then[name], count))

@@ -105,6 +105,7 @@ func (h Happenings[W]) Names(more ...string) []string {
 // Play lets a history take place: its events, with reconciles between, and three ends. The faults stop, then the users leave, then the policies
 // go. Own are the events of the world alone. It returns what is broken.
 func Play[M Machine, W World[M]](w W, h History, own ...Happenings[W]) (broken string) {
+	shared := []Happenings[World[M]]{Events[M](), LateEvents[M]()}
 	for _, e := range h.Events {
 		w.Begin()
 		for _, events := range own {
@@ -112,7 +113,7 @@ func Play[M Machine, W World[M]](w W, h History, own ...Happenings[W]) (broken s
 				event(w, e.Random())
 			}
 		}
-		for _, events := range []Happenings[World[M]]{Events[M](), LateEvents[M]()} {
+		for _, events := range shared {
 			if event, is := events[e.Kind]; is {
 				event(w, e.Random())
 			}

@@ -176,16 +176,19 @@ func (c *Controller) announce(n *v1alpha1.GPUNode, decided []v1alpha1.GPUDemand,
 		}
 		pod := slices.IndexFunc(waiting, func(p *corev1.Pod) bool { return p.Namespace+"/"+p.Name == e.FirstPod })
 		gpu := slices.IndexFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.UUID == e.UUID })
-		if pod >= 0 && gpu >= 0 {
-			note := fmt.Sprintf("Repartitioning GPU %d of node %s for %s", n.Status.Devices[gpu].Index, n.Name,
-				strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
-			c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "%s", format.Message(note))
-			for p := range policies {
-				if group := racing(&policies[p], waiting[pod]); policies[p].Name == n.Spec.PolicyName && group != "" {
-					note = fmt.Sprintf("GPU %d of node %s is repartitioned for pod %s, and %s may be scaled up for it too", n.Status.Devices[gpu].Index, n.Name, e.FirstPod, group)
-					c.events.Eventf(&policies[p], waiting[pod], corev1.EventTypeWarning, v1alpha1.ReasonAutoscalerRaces, "Repartition", "%s", format.Message(note))
-				}
-			}
+		if pod < 0 || gpu < 0 {
+			continue
+		}
+		note := fmt.Sprintf("Repartitioning GPU %d of node %s for %s", n.Status.Devices[gpu].Index, n.Name,
+			strings.Join(slices.Sorted(maps.Keys(instancesOf(waiting[pod]))), ", "))
+		c.events.Eventf(waiting[pod], n, corev1.EventTypeNormal, v1alpha1.ReasonRepartitioning, "Repartition", "%s", format.Message(note))
+		by := slices.IndexFunc(policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == n.Spec.PolicyName })
+		if by < 0 {
+			continue
+		}
+		if group := racing(&policies[by], waiting[pod]); group != "" {
+			note = fmt.Sprintf("GPU %d of node %s is repartitioned for pod %s, and %s may be scaled up for it too", n.Status.Devices[gpu].Index, n.Name, e.FirstPod, group)
+			c.events.Eventf(&policies[by], waiting[pod], corev1.EventTypeWarning, v1alpha1.ReasonAutoscalerRaces, "Repartition", "%s", format.Message(note))
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 )
 
 // writeFor is after how long a reconcile begins with no further node. What it leaves the next reconcile decides anew,
-// from what has become of the nodes and policies meanwhile: those that have begun come first, so that they end before others begin.
+// from what has become of the nodes and policies meanwhile. It is short so that of many nodes the first, by name, end before the last begin.
 const writeFor = 2 * time.Second
 
 // executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time.

@@ -183,7 +183,7 @@ func (c *run) holdsGPU(which func(heldGPU) bool) bool {
 
 func (c *run) Lead() {
 	c.lead()
-	c.memory, c.Repeats, c.OtherControllers = remembering{seldom: 32}, &action.Repeats{}, &cluster.OtherControllers{}
+	c.memory, c.Repeats, c.OtherControllers = mostlyRemembering(), &action.Repeats{}, &cluster.OtherControllers{}
 	for _, h := range c.all() {
 		if h.Annotations[v1alpha1.AnnotationOtherController] == "" {
 			h.sharedAt = time.Time{} // of that a new leader can know nothing

@@ -101,7 +101,7 @@ func newRun(seed uint64) *run {
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{},
 		tenants: map[string]*corev1.Pod{}, guises: map[string]bool{},
 	}
-	c.memory, c.Repeats, c.OtherControllers = remembering{seldom: 32}, &action.Repeats{}, &cluster.OtherControllers{}
+	c.memory, c.Repeats, c.OtherControllers = mostlyRemembering(), &action.Repeats{}, &cluster.OtherControllers{}
 	random := rand.New(rand.NewPCG(seed, 2))
 	one := func(in int) bool { return random.IntN(in) == 0 }
 	c.Plugin.NodeFeatures, c.Plugin.ClusterPolicy = !one(4), !one(10)

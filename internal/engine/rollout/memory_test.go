@@ -31,6 +31,9 @@ type remembering struct {
 	seldom, decisions int // if seldom is not 0, it decides without memory too only once in so many decisions
 }
 
+// mostlyRemembering is for histories, of which thousands are played.
+func mostlyRemembering() remembering { return remembering{seldom: 32} }
+
 // decide decides with the memory and without: whatever has happened, the decision is the same.
 func (r *remembering) decide(s cluster.Snapshot) rollout.Decision {
 	r.reads(&s)

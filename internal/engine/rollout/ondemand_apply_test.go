@@ -151,7 +151,7 @@ func (c *applied) of(h *host) *v1alpha1.GPUSharingPolicy {
 
 // leads is another controller that leads.
 func (c *applied) leads() {
-	c.memory, c.sleeps, c.attempts = remembering{seldom: 32}, sleeping{}, map[string]demand.Attempts{}
+	c.memory, c.sleeps, c.attempts = mostlyRemembering(), sleeping{}, map[string]demand.Attempts{}
 }
 
 func (c *applied) isReady() bool {

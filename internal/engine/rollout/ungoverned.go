@@ -81,11 +81,12 @@ func retain(m *member) []action.Action {
 		actions = append(actions, node.AllowNVIDIAMPS(m.View, true)...)
 	}
 	actions = append(append(actions, forgetRecords(m)...), node.LeaveLostConfig(m.View)...)
-	spec := *m.Node.GPU.Spec.DeepCopy()
+	spec := m.Node.GPU.Spec
 	switch {
 	case m.NoPlugin():
 		return append(actions, node.AskNothingOfUsers(m.View)...)
 	case spec.PolicyName != "":
+		spec = *spec.DeepCopy()
 		spec.PolicyName, spec.Strategy, spec.Memory, spec.MemoryOwner, spec.OnDemand = "", "", nil, "", ""
 		if node.AsksOfUsers(m.View) { // they come to the node again
 			spec.ConfigName, spec.Devices = "", nil
