@@ -146,7 +146,7 @@ func LeaveLostConfig(v *View) []action.Action {
 	key := v.Node.Labels[v1alpha1.LabelConfig]
 	_, written := v.Snapshot.Configs[key]
 	_, copied := v.Snapshot.ConfigsCopy[key]
-	if written || copied || !SelectsOwnConfig(v) || !v.ReadsConfigs() || v.Desired != nil && v.Desired.Config.Key == key {
+	if written || copied || !SelectsOwnConfig(v) || v.Desired != nil && v.Desired.Config.Key == key {
 		return nil
 	}
 	patch := v.Patch("taking back a label that selects a configuration which is gone")
