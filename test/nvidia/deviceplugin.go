@@ -105,6 +105,10 @@ func byResource(strategy string, gpus []gpu.Device) (devices map[string][]string
 	}
 }
 
+func resourceMIG(profile string) string {
+	return "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
+}
+
 func uuids(gpus []gpu.Device) []string {
 	var all []string
 	for _, d := range gpus {
@@ -151,7 +155,7 @@ func mixed(gpus []gpu.Device) (map[string][]string, bool, error) {
 			continue
 		}
 		for _, i := range migDevices(d) {
-			name := "nvidia.com/mig-" + strings.ReplaceAll(i.Profile, "+", ".")
+			name := resourceMIG(i.Profile)
 			devices[name] = append(devices[name], i.UUID)
 			mig = true
 		}

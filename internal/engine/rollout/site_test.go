@@ -63,10 +63,10 @@ type site struct {
 	writes       map[string]int // by kind of action
 	refused      []string       // what the API server has refused, and why
 
-	ahead      time.Duration     // by which the controller's clock is ahead of all others
-	dropsNames bool              // the feature gate DRAExtendedResource is off
-	orphans    []string          // DeviceTaintRules of nodes that are gone
-	scheduler  map[string]string // the class by which the scheduler serves an extended resource
+	ahead      time.Duration // by which the controller's clock is ahead of all others
+	dropsNames bool          // the feature gate DRAExtendedResource is off
+	orphans    []string      // DeviceTaintRules of nodes that are gone
+	scheduler  nvidia.Classes
 }
 
 // crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
@@ -122,7 +122,7 @@ func newSite() *site {
 			Now:    time.Unix(1_800_000_000, 0),
 			Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		},
-		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{},
+		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{}, scheduler: nvidia.Classes{},
 	}
 }
 
