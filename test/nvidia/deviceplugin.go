@@ -7,6 +7,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -28,6 +29,21 @@ type Advertised struct {
 
 // Environment is what the GPU Operator sets in the plugin's environment. It beats the configuration (flags.go).
 type Environment struct{ MIGStrategy, MPSRoot string }
+
+// SelectConfig is which file of a ConfigMap config-manager hands on: the one that the node's label names, else the
+// default, else none, which stands for the plugin's defaults (cmd/config-manager, updateConfigName, with
+// FALLBACK_STRATEGIES=empty, as the GPU Operator sets it). On an error it exits.
+func SelectConfig(label, byDefault string, files map[string]string) (name string, err error) {
+	name = cmp.Or(label, byDefault)
+	_, exists := files[name]
+	switch {
+	case len(files) == 0:
+		return "", errors.New("no configuration files available")
+	case name != "" && !exists:
+		return "", fmt.Errorf("specified config %s does not exist", name)
+	}
+	return name, nil
+}
 
 // Parse reads a configuration as the plugin does (config.go, parseConfigFrom). Empty content is the plugin's defaults.
 func Parse(content string) (*spec.Config, error) {

@@ -78,11 +78,7 @@ func (c *site) discoverFeatures(h *host) {
 	if !discovers || !h.plugin.running || !c.Plugin.NodeFeatures {
 		return
 	}
-	data := h.plugin.seen[h.plugin.selected]
-	if h.plugin.selected == "" {
-		data = c.byHand
-	}
-	if capable, err := nvidia.MPSCapable(parse(data), h.devices); err == nil {
+	if capable, err := nvidia.MPSCapable(parse(c.configs(h)[h.plugin.selected]), h.devices); err == nil {
 		h.features.gfd = strconv.FormatBool(capable)
 	}
 }

@@ -692,11 +692,8 @@ func (c *site) advertise(h *host) {
 	if h.plugin.running && key == h.plugin.selected {
 		return
 	}
-	data, seen := h.plugin.seen[key]
-	if key == "" {
-		data = c.byHand
-	}
-	if key != "" && !seen {
+	files := c.configs(h)
+	if _, err := nvidia.SelectConfig(key, "", files); err != nil {
 		c.crashes = append(c.crashes, crash{node: h.Name, key: key, leaving: h.Pods[pod].Terminating})
 		return
 	}
@@ -709,10 +706,13 @@ func (c *site) advertise(h *host) {
 		c.offerNothing(h)
 		return
 	}
-	c.offer(h, data)
+	c.offer(h, files[key])
 	h.plugin.uuids = h.instances()
 	h.plugin.early = !slices.Equal(slices.Sorted(slices.Values(h.plugin.uuids)), slices.Sorted(slices.Values(h.plugin.shown)))
 }
+
+// configs are the configurations that config-manager finds, by name. The default one has none here.
+func (c *site) configs(h *host) map[string]string { return withKey(h.plugin.seen, "", c.byHand) }
 
 // keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod
 // of https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
