@@ -58,12 +58,13 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	if err != nil {
 		return fmt.Errorf("reading the GPUCluster: %w", err)
 	}
-	errs := []error{o.remove(ctx, operands()...)}
+	var errs []error
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), nodesim.WriteStatus(ctx, o.client, c, nvidia.Reports(c, Namespace, time.Now())))
-	return errors.Join(errs...)
+	return errors.Join(append(errs, o.applySets(ctx, c, draDaemonSet(image)),
+		o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }),
+		nodesim.WriteStatus(ctx, o.client, c, nvidia.Reports(c, Namespace, time.Now())))...)
 }
 
 // clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster.
