@@ -522,22 +522,22 @@ func (h *host) isAdmins(o gpu.Holder) bool {
 	})
 }
 
-// monitor lets a pod of a DaemonSet have all GPUs and instances that the driver publishes, by a claim with adminAccess,
-// in spite of any taint.
-func (c *site) monitor(h *host, name string) {
-	claim := dra.Claim{Name: "monitoring/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}}
+// monitor lets a pod of a controller, empty for none, have all GPUs that the driver publishes, by a claim with adminAccess,
+// in spite of any taint. It reports whether there is one: the claim's class selects no instance, and the driver refuses
+// that.
+func (c *site) monitor(h *host, name, controller string, shareable bool) bool {
+	claim := dra.Claim{Name: "user/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}, Shared: shareable}
 	for _, d := range h.Published.Devices {
-		claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
-	}
-	h.Claims = append(h.Claims, claim)
-	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
-	for _, d := range h.devices() {
-		if !d.State.MIG {
-			h.holds(d.UUID, gpu.WholeGPU, name)
-		}
-		for _, i := range d.State.Instances {
-			h.holds(d.UUID, i.ID, name)
+		if uuid, _, exists := h.located(d.Name); exists && d.Type == "gpu" {
+			claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
+			h.holds(uuid, gpu.WholeGPU, name)
 		}
 	}
+	if len(claim.Admin) == 0 {
+		return false
+	}
+	h.Claims = append(slices.Clone(h.Claims), claim)
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: controller, Scheduled: c.Now})
 	h.report()
+	return true
 }
