@@ -668,7 +668,7 @@ func (o *GPUCluster) Swept() map[string]int {
 // Reconcile reconciles once. Beside a ClusterPolicy it refuses the GPUCluster and deploys nothing.
 func (o *GPUCluster) Reconcile(ctx context.Context) error {
 	const exporter = "nvidia-dcgm-exporter-dra"
-	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
+	policies, err := Listed(ctx, o.Client, "v1", "ClusterPolicy")
 	if err != nil {
 		return err
 	}
@@ -697,7 +697,7 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 
 // report tells in the status of the GPUCluster where the GPU Operator runs, and whether it follows it.
 func (o *GPUCluster) report(ctx context.Context, writes func(*unstructured.Unstructured, string, time.Time) []map[string]any) error {
-	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
+	clusters, err := Listed(ctx, o.Client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}

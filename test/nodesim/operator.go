@@ -79,11 +79,11 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 // DaemonSets go, which it owns. Beside a GPUCluster it follows no ClusterPolicy, and what it has rendered stays
 // (v26.7.0, controllers/clusterpolicy_controller.go).
 func (o *GPUOperator) Reconcile(ctx context.Context) error {
-	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
+	policies, err := Listed(ctx, o.Client, "v1", "ClusterPolicy")
 	if err != nil {
 		return err
 	}
-	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
+	clusters, err := Listed(ctx, o.Client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}
@@ -93,10 +93,7 @@ func (o *GPUOperator) Reconcile(ctx context.Context) error {
 	if len(clusters) > 0 {
 		return nil
 	}
-	slices.SortFunc(policies, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(o.follows(b.GetName())-o.follows(a.GetName()), a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time),
-			cmp.Compare(a.GetName(), b.GetName()))
-	})
+	slices.SortStableFunc(policies, func(a, b unstructured.Unstructured) int { return o.follows(b.GetName()) - o.follows(a.GetName()) })
 	for i := range policies {
 		if i > 0 {
 			if err := WriteStatus(ctx, o.Client, &policies[i], nvidia.Ignores(&policies[i], o.Namespace)); err != nil {
@@ -122,13 +119,16 @@ func (o *GPUOperator) follows(name string) int {
 	return 0
 }
 
-// listed are the objects of a kind of NVIDIA's; none where it is not served.
-func listed(ctx context.Context, c client.Client, version, kind string) ([]unstructured.Unstructured, error) {
+// Listed are the objects of a kind of NVIDIA's, the oldest first; none where it is not served.
+func Listed(ctx context.Context, c client.Client, version, kind string) ([]unstructured.Unstructured, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: version, Kind: kind + "List"})
-	if err := c.List(ctx, list); err != nil && !meta.IsNoMatchError(err) {
+	if err := c.List(ctx, list); client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
 		return nil, fmt.Errorf("listing objects of kind %s: %w", kind, err)
 	}
+	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
+		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
+	})
 	return list.Items, nil
 }
 

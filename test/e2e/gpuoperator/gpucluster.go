@@ -13,7 +13,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -38,17 +37,6 @@ const (
 // ClusterKind is the GPUCluster's.
 func ClusterKind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1alpha1", Kind: "GPUCluster"}
-}
-
-// cluster reads the GPUCluster, if there is one and its kind is known.
-func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, exists bool, err error) {
-	c = &unstructured.Unstructured{}
-	c.SetGroupVersionKind(ClusterKind())
-	err = o.client.Get(ctx, client.ObjectKey{Name: ClusterName}, c)
-	if err != nil && client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
-		return nil, false, fmt.Errorf("reading the GPUCluster: %w", err)
-	}
-	return c, err == nil, nil
 }
 
 // runCluster does what the GPU Operator does for a GPUCluster, in every reconcile: it applies the objects of NVIDIA's

@@ -20,7 +20,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -109,25 +108,22 @@ func (o *Operator) tell(ctx context.Context, err error) {
 }
 
 func (o *Operator) reconcile(ctx context.Context) error {
-	cluster, exists, err := o.cluster(ctx)
+	clusters, err := nodesim.Listed(ctx, o.client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}
-	found := &unstructured.Unstructured{}
-	found.SetGroupVersionKind(PolicyKind())
-	err = o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
+	policies, err := nodesim.Listed(ctx, o.client, "v1", "ClusterPolicy")
 	switch {
-	case exists && err == nil: // it follows no ClusterPolicy any more, and what it has rendered for that stays
-		return nodesim.WriteStatus(ctx, o.client, cluster, nvidia.Refuses(cluster, Namespace, time.Now()))
-	case exists && client.IgnoreNotFound(err) == nil:
-		return o.runCluster(ctx, cluster)
-	}
-	if client.IgnoreNotFound(err) == nil && err != nil || meta.IsNoMatchError(err) {
+	case err != nil:
+		return err
+	case len(clusters) > 0 && len(policies) > 0: // it follows no ClusterPolicy any more, and what it has rendered for that stays
+		return nodesim.WriteStatus(ctx, o.client, &clusters[0], nvidia.Refuses(&clusters[0], Namespace, time.Now()))
+	case len(clusters) > 0:
+		return o.runCluster(ctx, &clusters[0])
+	case len(policies) == 0:
 		return o.applySets(ctx, nil)
 	}
-	if err != nil {
-		return fmt.Errorf("reading the ClusterPolicy: %w", err)
-	}
+	found := &policies[0]
 	p, err := parsePolicy(found)
 	if err != nil {
 		return err
