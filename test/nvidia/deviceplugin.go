@@ -1,9 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvidia is what NVIDIA's software makes of what it reads, as functions over values: no client, no clock, no
-// node. All that play a program of NVIDIA's in tests ask it: the cluster in miniature of internal/engine/rollout,
-// test/nodesim, and the stand-in for the GPU Operator of test/e2e/gpuoperator. Each rule says where it is taken from.
+// Package nvidia is what NVIDIA's software, and what of Kubernetes stands beside it, makes of what it reads, as functions
+// over values: no client, no clock, no node. All that play such a program in tests ask it: the cluster in miniature of
+// internal/engine/rollout, test/nodesim, and the stand-in for the GPU Operator of test/e2e/gpuoperator. Each rule says
+// where it is taken from.
 package nvidia
 
 import (
