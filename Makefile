@@ -52,10 +52,6 @@ test: kube ## Run every test of the operator's own module: pure, convergence, AP
 histories: ## Play 20,000 random histories of clusters, on NVIDIA's device plugin and on its DRA driver. Ended, it goes on where it was. HISTORIES=1000000 FIRST=10000: so many, from that seed.
 	@hack/histories.sh "$${HISTORIES:-20000}" "$${FIRST:-1}"
 
-.PHONY: rollouts
-rollouts: ## Play 5,000 random rollouts under stale caches and reconciles that end in the middle. SEEDS=20000: so many.
-	GPUSHARING_SEEDS=$${SEEDS:-5000} go test ./internal/engine/rollout -run '^TestRandomisedRollouts$$' -count=1 -timeout 0
-
 .PHONY: effects
 effects: ## Compare what the controller writes in 5,350 recorded histories with the record: minutes. EFFECTS=record writes the record anew.
 	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/engine/rollout

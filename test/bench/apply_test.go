@@ -57,10 +57,12 @@ func newBench(t *testing.T, scale int) *bench {
 	g.Expect(err).NotTo(HaveOccurred())
 	programs, err := simdriver.Build(t.Context(), cache)
 	g.Expect(err).NotTo(HaveOccurred())
+	program, err := simdriver.BuildMIGParted(t.Context(), cache)
+	g.Expect(err).NotTo(HaveOccurred())
 	d, err := simdriver.New(filepath.Join(t.TempDir(), "root"), programs, simdriver.Times(nodeName, sim.A100, 8))
 	g.Expect(err).NotTo(HaveOccurred())
 	b := &bench{
-		driver: d, scale: scale, cluster: env.Start(t), program: migParted(t, cache), config: filepath.Join(t.TempDir(), "config.yaml"),
+		driver: d, scale: scale, cluster: env.Start(t), program: program, config: filepath.Join(t.TempDir(), "config.yaml"),
 	}
 	library, err := drivers.Node{Host: "/"}.Library(d.Root())
 	g.Expect(err).NotTo(HaveOccurred())
@@ -81,27 +83,6 @@ func (b *bench) smi(ctx context.Context, args ...string) (string, error) {
 		return string(out), fmt.Errorf("%w: %s", err, out)
 	}
 	return string(out), nil
-}
-
-// migParted builds mig-parted from its Go module, once.
-func migParted(t *testing.T, cache string) string {
-	t.Helper()
-	g := NewWithT(t)
-	module := filepath.Join("..", "..", "hack", "nvidia")
-	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}}", "github.com/NVIDIA/mig-parted")
-	list.Dir = module
-	version, err := list.Output()
-	g.Expect(err).NotTo(HaveOccurred())
-	program := filepath.Join(cache, "mig-parted-"+strings.TrimSpace(string(version)), "nvidia-mig-parted")
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program+".new", "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted")
-	build.Dir, build.Env = module, append(os.Environ(), "CGO_ENABLED=1")
-	out, err := build.CombinedOutput()
-	g.Expect(err).NotTo(HaveOccurred(), string(out))
-	g.Expect(os.Rename(program+".new", program)).To(Succeed())
-	return program
 }
 
 // measure brings the node to where a scenario begins, lets a program apply where it ends, and counts what that cost.

@@ -26,15 +26,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // workers is how many of the nodes do something at the same time.
@@ -339,30 +340,21 @@ func (f *fleet) kubelet(ctx context.Context, name string) error {
 	return f.client.Status().Patch(ctx, node, client.RawPatch(types.MergePatchType, patch))
 }
 
-// replicas is what a key of the ConfigMap says. One that is not there makes NVIDIA's config-manager exit.
+// replicas are what the device plugin makes of a GPU by a key of the ConfigMap.
 func (f *fleet) replicas(ctx context.Context, key string) (int64, error) {
 	configMap := &corev1.ConfigMap{}
 	if err := f.client.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}, configMap); err != nil {
 		return 0, err
 	}
-	content, found := configMap.Data[key]
-	if !found {
-		return 0, fmt.Errorf("the label selects %s, which is not in the ConfigMap", key)
-	}
-	var config struct {
-		Sharing struct {
-			TimeSlicing struct {
-				Resources []struct{ Replicas int64 }
-			}
-		}
-	}
-	if err := yaml.Unmarshal([]byte(content), &config); err != nil {
+	if _, err := nvidia.SelectConfig(key, "", configMap.Data); err != nil {
 		return 0, err
 	}
-	if resources := config.Sharing.TimeSlicing.Resources; len(resources) > 0 {
-		return resources[0].Replicas, nil
+	config, err := nvidia.Parse(configMap.Data[key])
+	if err != nil {
+		return 0, err
 	}
-	return 1, nil
+	advertised, err := nvidia.Advertise(config, nvidia.Environment{}, []gpu.Device{{UUID: "one"}})
+	return int64(len(advertised[resourceGPU])), err
 }
 
 // heartbeats are the kubelets' full status every five minutes (nodeStatusReportFrequency), spread evenly, until the

@@ -51,7 +51,7 @@ func TestDRA(t *testing.T) {
 	}
 	f.runAgents()
 	f.leader = f.lead()
-	scheduler := nodesim.DRAScheduler{Client: f.client}
+	scheduler := &nodesim.DRAScheduler{Client: f.client}
 	f.background(func(ctx context.Context) { scheduler.Run(ctx, 200*time.Millisecond) })
 	schedule := func(name, resource string) string {
 		t.Helper()
@@ -327,7 +327,7 @@ func TestGPUCluster(t *testing.T) {
 	f.machines = append(f.machines, m)
 	f.runAgents()
 	f.leader = f.lead()
-	scheduler := nodesim.DRAScheduler{Client: f.client}
+	scheduler := &nodesim.DRAScheduler{Client: f.client}
 	f.background(func(ctx context.Context) { scheduler.Run(ctx, 200*time.Millisecond) })
 	runs := func(name, resource string) {
 		t.Helper()

@@ -576,8 +576,8 @@ func (s *run) driven() {
 	for _, o := range objects {
 		s.Expect(s.client.Create(s.t.Context(), o)).To(Succeed())
 	}
-	scheduler := nodesim.DRAScheduler{Client: s.sim}
-	s.background(func(ctx context.Context) { scheduler.Run(ctx, 200*time.Millisecond) })
+	s.scheduler = &nodesim.DRAScheduler{Client: s.sim}
+	s.background(func(ctx context.Context) { s.scheduler.Run(ctx, 200*time.Millisecond) })
 	s.Tell("NVIDIA's DRA driver, shares %q, %d classes", shares, len(objects)-1)
 }
 
@@ -639,13 +639,13 @@ func (s *run) sharesGPUs(p *place) bool {
 // schedules binds a pod to its node with a claim: one for its resource or, of whole GPUs, sometimes one that it names.
 func (s *run) schedules(pod *corev1.Pod) (why string) {
 	s.t.Helper()
-	scheduler, node := nodesim.DRAScheduler{Client: s.sim}, pod.Spec.NodeName
+	node := pod.Spec.NodeName
 	pod.Spec.NodeName = ""
 	_, whole := pod.Spec.Containers[0].Resources.Limits[plan.ResourceGPU]
 	var err error
 	switch {
 	case len(pod.Spec.ResourceClaims) == 0 && (!whole || s.random.IntN(3) > 0):
-		why, err = scheduler.Schedule(s.t.Context(), pod, node)
+		why, err = s.scheduler.Schedule(s.t.Context(), pod, node)
 	default:
 		claim := &resourcev1.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: "of-" + pod.Name},
@@ -659,7 +659,7 @@ func (s *run) schedules(pod *corev1.Pod) (why string) {
 		s.Expect(s.client.Get(s.t.Context(), client.ObjectKeyFromObject(claim), claim)).To(Succeed())
 		pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "device"}}}
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "device", ResourceClaimName: &claim.Name}}
-		why, err = scheduler.ScheduleByClaim(s.t.Context(), pod, node, claim)
+		why, err = s.scheduler.ScheduleByClaim(s.t.Context(), pod, node, claim)
 	}
 	s.Expect(err).NotTo(HaveOccurred())
 	return strings.TrimSpace(why)

@@ -53,7 +53,8 @@ type run struct {
 	actedAt    time.Duration
 	told       []string
 	serial     int
-	drives     bool            // NVIDIA's DRA driver serves some nodes
+	drives     bool // NVIDIA's DRA driver serves some nodes
+	scheduler  *nodesim.DRAScheduler
 	fights     []func() bool   // other controllers that set something again and again
 	theirs     map[string]bool // node and label or annotation that another controller has written
 	backup     []client.Object

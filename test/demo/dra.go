@@ -118,7 +118,7 @@ func (d *demo) startOnDRA(ctx context.Context) error {
 		}}},
 	}
 	err := until(ctx, func() (bool, error) {
-		why, err := nodesim.DRAScheduler{Client: d.cluster.Client}.Schedule(ctx, pod, draNode)
+		why, err := (&nodesim.DRAScheduler{Client: d.cluster.Client}).Schedule(ctx, pod, draNode)
 		return why == "", err
 	})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
@@ -235,7 +236,7 @@ func expectNothingLeft(ctx context.Context) {
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
 		g.Expect(n.Labels).NotTo(ContainElement(ContainSubstring("paused-for")))
 		g.Expect(n.Labels).To(And(
-			HaveKeyWithValue(gpuoperator.LabelUpgrade, gpuoperator.UpgradeDone), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")))
+			HaveKeyWithValue(nvidia.LabelUpgrade, nvidia.UpgradeDone), HaveKeyWithValue(v1alpha1.LabelRunsAgent, "true")))
 		g.Expect(n.Spec.Unschedulable).To(BeFalse())
 		g.Expect(n.Spec.Taints).To(BeEmpty())
 		g.Expect(n.Annotations).NotTo(Or(HaveKey(v1alpha1.AnnotationStopped), HaveKey(v1alpha1.AnnotationInterrupted)))

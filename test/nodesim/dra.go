@@ -11,7 +11,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,9 +25,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
@@ -262,7 +263,7 @@ func (k *kubelet) prepareAll(ctx context.Context, known []*resourcev1.ResourceCl
 	if err != nil {
 		return err
 	}
-	there := devicesOf(inventory.Devices, 1)
+	there := nvidia.Devices(inventory.Devices, k.publisher.shares)
 	for _, c := range known {
 		if prepared, is := k.prepared[c.UID]; is {
 			claims[c.Name] = prepared.devices
@@ -270,7 +271,7 @@ func (k *kubelet) prepareAll(ctx context.Context, known []*resourcev1.ResourceCl
 		}
 		p := preparedClaim{}
 		for _, result := range c.Status.Allocation.Devices.Results {
-			if err := k.prepareDevice(c, result, there); err != nil {
+			if err := k.prepareDevice(result, there); err != nil {
 				return fmt.Errorf("NodePrepareResources failed for ResourceClaim %s: %w", c.Name, err)
 			}
 			if result.Driver == draDriver {
@@ -285,19 +286,10 @@ func (k *kubelet) prepareAll(ctx context.Context, known []*resourcev1.ResourceCl
 	return nil
 }
 
-// prepareDevice refuses what NVIDIA's driver refuses (cmd/gpu-kubelet-plugin/device_state.go).
-func (k *kubelet) prepareDevice(c *resourcev1.ResourceClaim, result resourcev1.DeviceRequestAllocationResult, there []resourcev1.Device) error {
+// prepareDevice asks the driver of a device to prepare it for a claim.
+func (k *kubelet) prepareDevice(result resourcev1.DeviceRequestAllocationResult, there []dra.Device) error {
 	if result.Driver != draDriver {
 		return k.OtherDrivers[result.Driver]()
-	}
-	at := slices.IndexFunc(there, func(d resourcev1.Device) bool { return d.Name == result.Device })
-	switch {
-	case at < 0:
-		return fmt.Errorf("device %s does not exist", result.Device)
-	case isAdmins(result) && textOf(there[at], "type") != "gpu":
-		return errors.New("requests admin access on a non-full-GPU device, which is not supported")
-	case isAdmins(result):
-		return nil
 	}
 	users := int64(0)
 	for _, p := range k.prepared {
@@ -305,10 +297,7 @@ func (k *kubelet) prepareDevice(c *resourcev1.ResourceClaim, result resourcev1.D
 			users++
 		}
 	}
-	if users >= k.publisher.shares {
-		return fmt.Errorf("device %s is already allocated to a different claim than %s", result.Device, c.Name)
-	}
-	return nil
+	return nvidia.Prepare(result.Device, isAdmins(result), there, users)
 }
 
 func isAdmins(result resourcev1.DeviceRequestAllocationResult) bool {
@@ -387,10 +376,16 @@ func (s *podState) dynamicResources(pool string, c *corev1.Container) []*podreso
 
 // DRAScheduler is the part of Kubernetes' scheduler that serves extended resources by DeviceClasses: it allocates a
 // free, untainted device that a slice of the node shows to a claim of its own, and binds the pod.
-type DRAScheduler struct{ Client client.Client }
+type DRAScheduler struct {
+	Client client.Client
+
+	mu     sync.Mutex
+	known  map[string]dra.Class // by name, as last seen
+	serves nvidia.Classes
+}
 
 // Schedule puts a pod that requests one of an extended resource on a node, and says why not if that is so.
-func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string) (why string, err error) {
+func (s *DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string) (why string, err error) {
 	wants := ""
 	for name := range pod.Spec.Containers[0].Resources.Limits {
 		wants = string(name)
@@ -442,7 +437,7 @@ func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string
 // ScheduleByClaim puts a pod on a node that names a claim. The first one has the claim allocated: its devices, or, for
 // administrators, all that the node shows. For every further one the claim is reserved as it is, in spite of taints
 // (kubernetes pkg/scheduler/framework/plugins/dynamicresources).
-func (s DRAScheduler) ScheduleByClaim(ctx context.Context, pod *corev1.Pod, node string, claim *resourcev1.ResourceClaim) (why string, err error) {
+func (s *DRAScheduler) ScheduleByClaim(ctx context.Context, pod *corev1.Pod, node string, claim *resourcev1.ResourceClaim) (why string, err error) {
 	if claim.Status.Allocation == nil {
 		results, err := s.allocate(ctx, node, claim)
 		if err != nil || len(results) == 0 {
@@ -462,7 +457,7 @@ func (s DRAScheduler) ScheduleByClaim(ctx context.Context, pod *corev1.Pod, node
 
 // allocate finds devices for the requests of a claim. A request of a class that is not NVIDIA's has a device of the
 // class's name as driver.
-func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resourcev1.ResourceClaim) ([]resourcev1.DeviceRequestAllocationResult, error) {
+func (s *DRAScheduler) allocate(ctx context.Context, node string, claim *resourcev1.ResourceClaim) ([]resourcev1.DeviceRequestAllocationResult, error) {
 	var results []resourcev1.DeviceRequestAllocationResult
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly.DeviceClassName != draDriver {
@@ -476,7 +471,7 @@ func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resource
 			}
 			for _, slice := range published.Items {
 				for _, d := range slice.Spec.Devices {
-					if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && textOf(d, "type") == "gpu" {
+					if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && read(d).Type == "gpu" {
 						results = append(results, resourcev1.DeviceRequestAllocationResult{
 							Request: r.Name, Driver: draDriver, Pool: node, Device: d.Name, AdminAccess: new(true),
 						})
@@ -496,11 +491,12 @@ func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resource
 
 // Run deletes the claims of pods that are gone, and gives back what pods that are gone had by claims that they shared,
 // as Kubernetes' garbage collector does, until the context ends.
-func (s DRAScheduler) Run(ctx context.Context, interval time.Duration) {
+func (s *DRAScheduler) Run(ctx context.Context, interval time.Duration) {
 	ticker := clock.RealClock{}.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		_ = s.collect(ctx) // it is tried again
+		_, _ = s.classOf(ctx, "") // what comes and goes between two pods counts
+		_ = s.collect(ctx)        // it is tried again
 		select {
 		case <-ctx.Done():
 			return
@@ -509,7 +505,7 @@ func (s DRAScheduler) Run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-func (s DRAScheduler) collect(ctx context.Context) error {
+func (s *DRAScheduler) collect(ctx context.Context) error {
 	claims, pods := &resourcev1.ResourceClaimList{}, &corev1.PodList{}
 	if err := s.Client.List(ctx, claims); err != nil { // first: a claim that comes later may be of a pod that is not listed
 		return err
@@ -545,23 +541,39 @@ func (s DRAScheduler) collect(ctx context.Context) error {
 	return nil
 }
 
-// classOf is the class that serves an extended resource: the one created last.
-func (s DRAScheduler) classOf(ctx context.Context, name string) (string, error) {
+// classOf is the class that serves an extended resource; empty if the scheduler knows none.
+func (s *DRAScheduler) classOf(ctx context.Context, resource string) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	classes := &resourcev1.DeviceClassList{}
 	if err := s.Client.List(ctx, classes); err != nil {
 		return "", err
 	}
-	found, last := "", time.Time{}
+	now := map[string]dra.Class{}
 	for _, c := range classes.Items {
-		if c.Spec.ExtendedResourceName != nil && *c.Spec.ExtendedResourceName == name && !c.CreationTimestamp.Time.Before(last) {
-			found, last = c.Name, c.CreationTimestamp.Time
+		now[c.Name] = dra.Class{Name: c.Name, Resource: ptr.Deref(c.Spec.ExtendedResourceName, ""), Age: c.CreationTimestamp.Unix()}
+	}
+	if s.serves == nil {
+		s.serves = nvidia.Classes{}
+	}
+	for name, was := range s.known {
+		if _, is := now[name]; !is {
+			s.serves.Drop(was)
 		}
 	}
-	return found, nil
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if was, knew := s.known[name]; !knew {
+			s.serves.Set(nil, now[name])
+		} else if was != now[name] {
+			s.serves.Set(&was, now[name])
+		}
+	}
+	s.known = now
+	return s.serves[resource].Name, nil
 }
 
 // free is a device of the node that matches a resource and that nothing holds or taints; empty if there is none.
-func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, error) {
+func (s *DRAScheduler) free(ctx context.Context, node, wants string) (string, error) {
 	rules, claims, published := &resourcev1.DeviceTaintRuleList{}, &resourcev1.ResourceClaimList{}, &resourcev1.ResourceSliceList{}
 	for _, list := range []client.ObjectList{rules, claims, published} {
 		if err := s.Client.List(ctx, list); err != nil {
@@ -571,7 +583,7 @@ func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, err
 	used := inUse(claims.Items, node)
 	for _, slice := range published.Items {
 		for _, d := range slice.Spec.Devices {
-			if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && used[d.Name] < sharesOf(d) && offers(d, wants) && !tainted(rules.Items, node, d) {
+			if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && nvidia.Serves(read(d), wants, used[d.Name]) && !tainted(rules.Items, node, d) {
 				return d.Name, nil
 			}
 		}
@@ -596,14 +608,6 @@ func selects(s *resourcev1.DeviceTaintSelector, node, name string) bool {
 	return s != nil && (s.Pool == nil || *s.Pool == node) && (s.Driver == nil || *s.Driver == draDriver) && (s.Device == nil || *s.Device == name)
 }
 
-// sharesOf is how many claims can have a device. The first one has all other capacity of an instance.
-func sharesOf(d resourcev1.Device) int64 {
-	if shares, has := d.Capacity["shares"]; has && textOf(d, "type") == "gpu" {
-		return shares.Value.Value()
-	}
-	return 1
-}
-
 // inUse counts the claims to which each device of a node is allocated, without those of administrators and of other
 // drivers.
 func inUse(claims []resourcev1.ResourceClaim, node string) map[string]int64 {
@@ -621,20 +625,11 @@ func inUse(claims []resourcev1.ResourceClaim, node string) map[string]int64 {
 	return used
 }
 
-// offers reports whether a device matches the class that serves a resource.
-func offers(d resourcev1.Device, wants string) bool {
-	if textOf(d, "type") == "gpu" {
-		return wants == "nvidia.com/gpu"
-	}
-	return wants == "nvidia.com/mig-"+strings.ReplaceAll(textOf(d, "profile"), "+", ".")
-}
-
-// textOf is an attribute of a device; empty if it has none.
-func textOf(d resourcev1.Device, name string) string {
-	if a := d.Attributes[resourcev1.QualifiedName(name)].StringValue; a != nil {
-		return *a
-	}
-	return ""
+// read is what of a published device the scheduler looks at.
+func read(d resourcev1.Device) dra.Device {
+	text := func(name resourcev1.QualifiedName) string { return ptr.Deref(d.Attributes[name].StringValue, "") }
+	shares := d.Capacity["shares"].Value
+	return dra.Device{Name: d.Name, Type: text("type"), Profile: text("profile"), Shares: shares.Value()}
 }
 
 // GPUCluster is NVIDIA's GPU Operator v26.7.0 where a GPUCluster has it run the DRA driver: its labels on nodes, the
@@ -673,7 +668,7 @@ func (o *GPUCluster) Swept() map[string]int {
 // Reconcile reconciles once. Beside a ClusterPolicy it refuses the GPUCluster and deploys nothing.
 func (o *GPUCluster) Reconcile(ctx context.Context) error {
 	const exporter = "nvidia-dcgm-exporter-dra"
-	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
+	policies, err := Listed(ctx, o.Client, "v1", "ClusterPolicy")
 	if err != nil {
 		return err
 	}
@@ -702,7 +697,7 @@ func (o *GPUCluster) Reconcile(ctx context.Context) error {
 
 // report tells in the status of the GPUCluster where the GPU Operator runs, and whether it follows it.
 func (o *GPUCluster) report(ctx context.Context, writes func(*unstructured.Unstructured, string, time.Time) []map[string]any) error {
-	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
+	clusters, err := Listed(ctx, o.Client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}

@@ -8,10 +8,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	resourcev1 "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
 func TestWhatADeviceTaintRuleTaints(t *testing.T) {
@@ -40,23 +36,4 @@ func TestWhatADeviceTaintRuleTaints(t *testing.T) {
 	}
 	d.Taints = []resourcev1.DeviceTaint{{Key: "gpu.nvidia.com/unhealthy", Effect: resourcev1.DeviceTaintEffectNoSchedule}}
 	NewWithT(t).Expect(tainted(nil, "n1", d)).To(BeTrue(), "by its driver")
-}
-
-func TestWhatTheDriverPrepares(t *testing.T) {
-	g := NewWithT(t)
-	k := &kubelet{publisher: publisher{shares: 1}, prepared: map[types.UID]preparedClaim{"other": {holds: []string{"gpu-0"}}}}
-	there := devicesOf([]gpu.Device{
-		{UUID: "a"}, {UUID: "b", Minor: 1, State: gpu.State{MIG: true, Instances: []gpu.Instance{{Profile: "1g.5gb", UUID: "m"}}}}, {UUID: "c", Minor: 2},
-	}, 1)
-	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}
-	prepares := func(device string, admin bool) error {
-		return k.prepareDevice(claim, resourcev1.DeviceRequestAllocationResult{Driver: draDriver, Device: device, AdminAccess: &admin}, there)
-	}
-	g.Expect(prepares("gpu-2", false)).To(Succeed())
-	g.Expect(prepares("gpu-3", false)).To(MatchError("device gpu-3 does not exist"))
-	g.Expect(prepares("gpu-0", false)).To(MatchError(ContainSubstring("already allocated to a different claim")))
-	g.Expect(prepares("gpu-0", true)).To(Succeed())
-	g.Expect(prepares("gpu-1-mig-1g5gb--1-0", true)).To(MatchError(ContainSubstring("admin access on a non-full-GPU device")))
-	k.publisher.shares = 2
-	g.Expect(prepares("gpu-0", false)).To(Succeed())
 }

@@ -26,29 +26,24 @@ func (d devicePlugin) runMPS(ctx context.Context, state *podState) bool {
 	if d.Clock.Now().Before(state.restart) {
 		return false
 	}
-	config, err := nvidia.Parse(state.defaultConfig())
+	if !state.shm && d.MountShm != nil {
+		d.MountShm(ctx)
+	}
+	state.shm = true
+	_, content, err := state.selectConfig("")
+	var config *spec.Config
+	if err == nil {
+		config, err = nvidia.Parse(content)
+	}
 	if err != nil {
 		d.crashed(state, err.Error())
 		return false
 	}
 	state.mps = true
-	if d.MountShm != nil {
-		d.MountShm(ctx)
-	}
 	if config.Sharing.SharingStrategy() == spec.SharingStrategyMPS {
 		d.Tell("NVIDIA's MPS daemon: serves what the default configuration says")
 	} else {
 		d.Tell("NVIDIA's MPS daemon: no devices are configured for MPS sharing; waiting indefinitely")
 	}
 	return true
-}
-
-// defaultConfig is the configuration of nodes without a label.
-func (s *podState) defaultConfig() string {
-	for _, v := range s.volumes {
-		if content, found := v.data[s.env("DEFAULT_CONFIG")]; found {
-			return content
-		}
-	}
-	return ""
 }

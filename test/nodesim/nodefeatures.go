@@ -24,8 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
-// NFD says how Node Feature Discovery (NFD) is installed. Its nfd-master makes the labels of a node from NodeFeature
-// objects (NFD v0.19.0 pkg/nfd-master/nfd-master.go).
+// NFD says how Node Feature Discovery (NFD) is installed.
 type NFD struct {
 	// Namespace of NFD, whose objects come first. Empty: node-feature-discovery, apart from the GPU Operator.
 	Namespace string
@@ -104,8 +103,7 @@ func (d *discovery) discoverFeatures(ctx context.Context) error {
 	return nil
 }
 
-// mergeFeatures is nfd-master, as far as this node is concerned: it makes one set of labels of all objects that are
-// about the node, a later object overwrites an earlier one, and labels that no object names any more go.
+// mergeFeatures is nfd-master, as far as this node is concerned.
 func (d *discovery) mergeFeatures(ctx context.Context, node *corev1.Node) error {
 	now := d.Clock.Now()
 	if now.Sub(d.merged) < mergePeriod {
@@ -121,21 +119,22 @@ func (d *discovery) mergeFeatures(ctx context.Context, node *corev1.Node) error 
 	if err != nil {
 		return fmt.Errorf("listing the NodeFeatures of node %s: %w", d.Name, err)
 	}
-	want, err := d.NFD.merge(all.Items)
-	if err != nil {
-		return err
-	}
-	labels := map[string]*string{}
-	for key := range strings.SplitSeq(node.Annotations[annotationMerged], ",") {
-		if _, wanted := want[key]; !wanted && key != "" {
-			labels[key] = nil
+	var found []nvidia.NodeFeature
+	for _, o := range all.Items {
+		labels, _, err := unstructured.NestedStringMap(o.Object, "spec", "labels")
+		if err != nil {
+			return fmt.Errorf("reading NodeFeature %s: %w", o.GetName(), err)
+		}
+		if !slices.Contains(d.NFD.Ignores, o.GetNamespace()) {
+			found = append(found, nvidia.NodeFeature{Namespace: o.GetNamespace(), Name: o.GetName(), Labels: labels})
 		}
 	}
-	for key, value := range want {
-		if have, labelled := node.Labels[key]; !labelled || have != value {
-			labels[key] = &value
-		}
+	before := map[string]bool{}
+	for name := range strings.SplitSeq(node.Annotations[annotationMerged], ",") {
+		before[name] = true
 	}
+	want := nvidia.MergeFeatures(found, cmp.Or(d.NFD.Namespace, "node-feature-discovery"))
+	labels := nvidia.FeatureLabels(node.Labels, before, want)
 	merged := strings.Join(slices.Sorted(maps.Keys(want)), ",")
 	if len(labels) == 0 && node.Annotations[annotationMerged] == merged {
 		return nil
@@ -150,32 +149,6 @@ func (d *discovery) mergeFeatures(ctx context.Context, node *corev1.Node) error 
 		return fmt.Errorf("labelling node %s: %w", d.Name, err)
 	}
 	return nil
-}
-
-// merge makes one set of labels of objects: those of NFD's own namespace first, then by name, then by namespace.
-func (f NFD) merge(features []unstructured.Unstructured) (map[string]string, error) {
-	own := cmp.Or(f.Namespace, "node-feature-discovery")
-	foreign := func(o *unstructured.Unstructured) int {
-		if o.GetNamespace() == own {
-			return 0
-		}
-		return 1
-	}
-	slices.SortFunc(features, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(cmp.Compare(foreign(&a), foreign(&b)), cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetNamespace(), b.GetNamespace()))
-	})
-	want := map[string]string{}
-	for i := range features {
-		if slices.Contains(f.Ignores, features[i].GetNamespace()) {
-			continue
-		}
-		labels, _, err := unstructured.NestedStringMap(features[i].Object, "spec", "labels")
-		if err != nil {
-			return nil, fmt.Errorf("reading NodeFeature %s: %w", features[i].GetName(), err)
-		}
-		maps.Copy(want, labels)
-	}
-	return want, nil
 }
 
 // featureDiscovery is the namespace of the pod of GFD on the node; empty if there is none.

@@ -6,8 +6,12 @@ package nodesim
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
+	"strconv"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -75,24 +79,21 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 // DaemonSets go, which it owns. Beside a GPUCluster it follows no ClusterPolicy, and what it has rendered stays
 // (v26.7.0, controllers/clusterpolicy_controller.go).
 func (o *GPUOperator) Reconcile(ctx context.Context) error {
-	policies, err := listed(ctx, o.Client, "v1", "ClusterPolicy")
+	policies, err := Listed(ctx, o.Client, "v1", "ClusterPolicy")
 	if err != nil {
 		return err
 	}
-	clusters, err := listed(ctx, o.Client, "v1alpha1", "GPUCluster")
+	clusters, err := Listed(ctx, o.Client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}
 	if len(policies) == 0 {
-		return o.remove(ctx)
+		return o.apply(ctx, nil)
 	}
 	if len(clusters) > 0 {
 		return nil
 	}
-	slices.SortFunc(policies, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(o.follows(b.GetName())-o.follows(a.GetName()), a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time),
-			cmp.Compare(a.GetName(), b.GetName()))
-	})
+	slices.SortStableFunc(policies, func(a, b unstructured.Unstructured) int { return o.follows(b.GetName()) - o.follows(a.GetName()) })
 	for i := range policies {
 		if i > 0 {
 			if err := WriteStatus(ctx, o.Client, &policies[i], nvidia.Ignores(&policies[i], o.Namespace)); err != nil {
@@ -118,13 +119,16 @@ func (o *GPUOperator) follows(name string) int {
 	return 0
 }
 
-// listed are the objects of a kind of NVIDIA's; none where it is not served.
-func listed(ctx context.Context, c client.Client, version, kind string) ([]unstructured.Unstructured, error) {
+// Listed are the objects of a kind of NVIDIA's, the oldest first; none where it is not served.
+func Listed(ctx context.Context, c client.Client, version, kind string) ([]unstructured.Unstructured, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: version, Kind: kind + "List"})
-	if err := c.List(ctx, list); err != nil && !meta.IsNoMatchError(err) {
+	if err := c.List(ctx, list); client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
 		return nil, fmt.Errorf("listing objects of kind %s: %w", kind, err)
 	}
+	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
+		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
+	})
 	return list.Items, nil
 }
 
@@ -153,16 +157,22 @@ func (o *GPUOperator) labelNodes(ctx context.Context, policy *unstructured.Unstr
 }
 
 func (o *GPUOperator) render(ctx context.Context, policy *unstructured.Unstructured) error {
-	sets := &appsv1.DaemonSetList{}
-	if err := o.Client.List(ctx, sets, client.InNamespace(o.Namespace)); err != nil {
-		return fmt.Errorf("listing the DaemonSets of the GPU Operator: %w", err)
-	}
+	var sets []*appsv1.DaemonSet
 	for _, operand := range operands() {
-		if err := o.apply(ctx, o.daemonSet(policy, operand), sets.Items); err != nil {
-			return err
-		}
+		sets = append(sets, o.daemonSet(policy, operand))
+	}
+	if err := o.apply(ctx, policy, sets...); err != nil {
+		return err
 	}
 	return WriteStatus(ctx, o.Client, policy, nvidia.Reports(policy, o.Namespace, o.Clock.Now()))
+}
+
+func (o *GPUOperator) apply(ctx context.Context, policy *unstructured.Unstructured, sets ...*appsv1.DaemonSet) error {
+	var names []string
+	for _, operand := range operands() {
+		names = append(names, operand.app)
+	}
+	return ApplySets(ctx, o.Client, o.Namespace, policy, sets, names)
 }
 
 // WriteStatus makes one write after the other to the status of an object of NVIDIA's.
@@ -181,40 +191,36 @@ func WriteStatus(ctx context.Context, c client.Client, object *unstructured.Unst
 	return nil
 }
 
-// apply creates or replaces a DaemonSet when what is rendered differs from what was rendered last; what others changed
-// meanwhile stays until then (the annotation nvidia.com/last-applied-hash).
-func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet, have []appsv1.DaemonSet) (err error) {
-	want.Annotations = map[string]string{annotationHash: templateHash(want)}
-	at := slices.IndexFunc(have, func(set appsv1.DaemonSet) bool { return set.Name == want.Name })
-	if at < 0 {
-		err = o.Client.Create(ctx, want)
-	} else if have[at].Annotations[annotationHash] != want.Annotations[annotationHash] {
-		want.ResourceVersion = have[at].ResourceVersion
-		err = o.Client.Update(ctx, want)
-		o.Tell("GPU Operator: rolls DaemonSet %s out anew", want.Name)
-	}
-	if err != nil {
-		return fmt.Errorf("applying DaemonSet %s: %w", want.Name, err)
-	}
-	return nil
-}
-
-// remove deletes the DaemonSets that were rendered.
-func (o *GPUOperator) remove(ctx context.Context) error {
-	sets := &appsv1.DaemonSetList{}
-	if err := o.Client.List(ctx, sets, client.InNamespace(o.Namespace)); err != nil {
+// ApplySets is what the GPU Operator does with the DaemonSets by some names in a namespace, when it has rendered these for
+// an object. It creates or replaces one when what is rendered differs from what was rendered last; what others changed
+// meanwhile stays until then (the annotation nvidia.com/last-applied-hash). It deletes the others.
+func ApplySets(ctx context.Context, c client.Client, namespace string, owner *unstructured.Unstructured, rendered []*appsv1.DaemonSet, names []string) error {
+	have := &appsv1.DaemonSetList{}
+	if err := c.List(ctx, have, client.InNamespace(namespace)); err != nil {
 		return fmt.Errorf("listing the DaemonSets of the GPU Operator: %w", err)
 	}
-	for i := range sets.Items {
-		set := &sets.Items[i]
-		if set.Annotations[annotationHash] == "" || !slices.ContainsFunc(operands(), func(p operand) bool { return p.app == set.Name }) {
-			continue
-		}
-		if err := client.IgnoreNotFound(o.Client.Delete(ctx, set)); err != nil {
-			return fmt.Errorf("deleting DaemonSet %s: %w", set.Name, err)
+	var errs []error
+	for _, set := range rendered {
+		hash := fnv.New64a()
+		errs = append(errs, json.NewEncoder(hash).Encode(set.Spec)) // its String would have addresses in it
+		set.Annotations = map[string]string{annotationHash: strconv.FormatUint(hash.Sum64(), 16)}
+		set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())}
+		at := slices.IndexFunc(have.Items, func(o appsv1.DaemonSet) bool { return o.Name == set.Name })
+		switch {
+		case at < 0:
+			errs = append(errs, client.IgnoreAlreadyExists(c.Create(ctx, set))) // a cache may be behind
+		case have.Items[at].Annotations[annotationHash] != set.Annotations[annotationHash]:
+			errs = append(errs, c.Update(ctx, set))
 		}
 	}
-	return nil
+	for i := range have.Items {
+		set := &have.Items[i]
+		isRendered := slices.ContainsFunc(rendered, func(o *appsv1.DaemonSet) bool { return o.Name == set.Name })
+		if !isRendered && set.Annotations[annotationHash] != "" && slices.Contains(names, set.Name) {
+			errs = append(errs, client.IgnoreNotFound(c.Delete(ctx, set)))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 const annotationHash = "nvidia.com/last-applied-hash"
@@ -225,7 +231,6 @@ func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand opera
 		Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
 		Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
 	})
-	set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(policy, policy.GroupVersionKind())}
 	if operand.mps { // assets/state-mps-control-daemon/0400_daemonset.yaml
 		set.Spec.Template.Spec.NodeSelector["nvidia.com/mps.capable"] = "true"
 	}

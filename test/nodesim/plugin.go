@@ -53,7 +53,7 @@ func (d devicePlugin) runPlugin(ctx context.Context, node *corev1.Node, state *p
 		state.plugin = &plugin{}
 	}
 	p := state.plugin
-	key, content, err := state.selectConfig(node)
+	key, content, err := state.selectConfig(node.Labels[labelConfig])
 	if err != nil {
 		d.missingKey(state, err)
 		return false
@@ -72,25 +72,17 @@ func (d devicePlugin) runPlugin(ctx context.Context, node *corev1.Node, state *p
 	return p.started
 }
 
-// selectConfig is config-manager's updateConfigName: the label of the node if it has one, else the default key, else no
-// configuration (FALLBACK_STRATEGIES=empty, as the GPU Operator sets it).
-func (s *podState) selectConfig(node *corev1.Node) (key, content string, err error) {
+// selectConfig is config-manager, where the pod has one.
+func (s *podState) selectConfig(label string) (key, content string, err error) {
 	if len(s.volumes) == 0 {
-		return "", "", nil // no config-manager runs
-	}
-	key = node.Labels[labelConfig]
-	if key == "" {
-		key = s.env("DEFAULT_CONFIG")
-	}
-	if key == "" {
 		return "", "", nil
 	}
+	files := map[string]string{}
 	for _, v := range s.volumes {
-		if content, ok := v.data[key]; ok {
-			return key, content, nil
-		}
+		maps.Copy(files, v.data)
 	}
-	return "", "", fmt.Errorf("specified config %s does not exist", key)
+	key, err = nvidia.SelectConfig(label, s.env("DEFAULT_CONFIG"), files)
+	return key, files[key], err
 }
 
 func (s *podState) env(name string) string {

@@ -42,7 +42,7 @@ type podState struct {
 
 	program   Program
 	plugin    *plugin             // of a device-plugin pod
-	mps       bool                // of NVIDIA's MPS DaemonSet: it has started
+	shm, mps  bool                // of NVIDIA's MPS DaemonSet: it has mounted shared memory, it has started
 	claims    map[string][]string // its ResourceClaims, by name, with the devices that are prepared
 	hangs     bool                // one of them cannot be prepared
 	closeNVML func() error        // of a pod that has NVML open

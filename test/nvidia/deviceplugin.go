@@ -1,12 +1,14 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvidia is what NVIDIA's software makes of what it reads, as functions over values: no client, no clock, no
-// node. All that play a program of NVIDIA's in tests ask it: the cluster in miniature of internal/engine/rollout,
-// test/nodesim, and the stand-in for the GPU Operator of test/e2e/gpuoperator. Each rule says where it is taken from.
+// Package nvidia is what NVIDIA's software, and what of Kubernetes stands beside it, makes of what it reads, as functions
+// over values: no client, no clock, no node. All that play such a program in tests ask it: the cluster in miniature of
+// internal/engine/rollout, test/nodesim, and the stand-in for the GPU Operator of test/e2e/gpuoperator. Each rule says
+// where it is taken from.
 package nvidia
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -28,6 +30,21 @@ type Advertised struct {
 
 // Environment is what the GPU Operator sets in the plugin's environment. It beats the configuration (flags.go).
 type Environment struct{ MIGStrategy, MPSRoot string }
+
+// SelectConfig is which file of a ConfigMap config-manager hands on: the one that the node's label names, else the
+// default, else none, which stands for the plugin's defaults (cmd/config-manager, updateConfigName, with
+// FALLBACK_STRATEGIES=empty, as the GPU Operator sets it). On an error it exits.
+func SelectConfig(label, byDefault string, files map[string]string) (name string, err error) {
+	name = cmp.Or(label, byDefault)
+	_, exists := files[name]
+	switch {
+	case len(files) == 0:
+		return "", errors.New("no configuration files available")
+	case name != "" && !exists:
+		return "", fmt.Errorf("specified config %s does not exist", name)
+	}
+	return name, nil
+}
 
 // Parse reads a configuration as the plugin does (config.go, parseConfigFrom). Empty content is the plugin's defaults.
 func Parse(content string) (*spec.Config, error) {
@@ -105,6 +122,10 @@ func byResource(strategy string, gpus []gpu.Device) (devices map[string][]string
 	}
 }
 
+func resourceMIG(profile string) string {
+	return "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
+}
+
 func uuids(gpus []gpu.Device) []string {
 	var all []string
 	for _, d := range gpus {
@@ -151,7 +172,7 @@ func mixed(gpus []gpu.Device) (map[string][]string, bool, error) {
 			continue
 		}
 		for _, i := range migDevices(d) {
-			name := "nvidia.com/mig-" + strings.ReplaceAll(i.Profile, "+", ".")
+			name := resourceMIG(i.Profile)
 			devices[name] = append(devices[name], i.UUID)
 			mig = true
 		}

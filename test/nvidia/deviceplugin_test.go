@@ -4,6 +4,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -107,4 +108,19 @@ func TestAdvertise(t *testing.T) {
 			g.Expect(counted).To(Equal(tc.want))
 		})
 	}
+}
+
+func TestSelectConfig(t *testing.T) {
+	g := NewWithT(t)
+	files := map[string]string{"a": "", "b": ""}
+	selected := func(label, byDefault string) string {
+		name, err := SelectConfig(label, byDefault, files)
+		return fmt.Sprint(name, err)
+	}
+	g.Expect(selected("a", "b")).To(Equal("a<nil>"))
+	g.Expect(selected("", "b")).To(Equal("b<nil>"))
+	g.Expect(selected("", "")).To(Equal("<nil>"), "the plugin's defaults")
+	g.Expect(selected("c", "b")).To(Equal("specified config c does not exist"))
+	files = nil
+	g.Expect(selected("", "")).To(Equal("no configuration files available"))
 }

@@ -4,7 +4,10 @@
 package nvidia
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,3 +64,50 @@ func DeviceName(d gpu.Device, i gpu.Instance) string {
 	profile := strings.ToLower(strings.NewReplacer(".", "", "+", "-").Replace(i.Profile))
 	return fmt.Sprintf("gpu-%d-mig-%s-%d-%d", d.Minor, profile, id, i.Placement.Start)
 }
+
+// Serves reports whether the scheduler can give a device to one more claim for an extended resource, beside so many
+// that have it. The first claim for an instance has all its capacity.
+func Serves(d dra.Device, resource string, used int64) bool {
+	if d.Type == "gpu" {
+		return resource == resourceGPU && used < max(d.Shares, 1)
+	}
+	return d.Type == "mig" && resource == resourceMIG(d.Profile) && used == 0
+}
+
+// Prepare says why the driver refuses to prepare a device for one more claim; nil: it does not. It shares a GPU that it
+// has shares of, and a claim for administrators holds nothing (cmd/gpu-kubelet-plugin/device_state.go, v0.5.0). There
+// are the devices as they are now, and users the other claims for which this one is prepared.
+func Prepare(name string, admin bool, there []dra.Device, users int64) error {
+	at := slices.IndexFunc(there, func(d dra.Device) bool { return d.Name == name })
+	switch {
+	case at < 0:
+		return fmt.Errorf("device %s does not exist", name)
+	case admin && there[at].Type != "gpu":
+		return errors.New("requests admin access on a non-full-GPU device, which is not supported")
+	case !admin && users >= max(there[at].Shares, 1):
+		return fmt.Errorf("requested device %s is already allocated to different claim", name)
+	}
+	return nil
+}
+
+// Classes are those by which the scheduler serves extended resources
+// (k8s.io/dynamic-resource-allocation v0.37.1, deviceclass/extendedresourcecache).
+type Classes map[string]dra.Class
+
+// Set hears of a class that is new or was changed. Of two with the same resource the newer one serves it
+// (updateResourceName2class).
+func (c Classes) Set(was *dra.Class, class dra.Class) {
+	used, taken := c[class.Resource]
+	if taken && cmp.Or(cmp.Compare(class.Age, used.Age), cmp.Compare(used.Name, class.Name)) <= 0 {
+		return
+	}
+	if was != nil {
+		delete(c, was.Resource)
+	}
+	if class.Resource != "" {
+		c[class.Resource] = class
+	}
+}
+
+// Drop hears that a class is gone, and forgets its resource, whichever class serves that (removeResourceName2class).
+func (c Classes) Drop(class dra.Class) { delete(c, class.Resource) }

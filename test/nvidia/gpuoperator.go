@@ -183,6 +183,28 @@ func conditions(of, status, reason, message string, now time.Time) []any {
 	}}
 }
 
+// States of a node in an upgrade of the driver, the values of LabelUpgrade.
+const (
+	LabelUpgrade = "nvidia.com/gpu-driver-upgrade-state"
+
+	CordonRequired      = "cordon-required"
+	PodDeletionRequired = "pod-deletion-required"
+	PodRestartRequired  = "pod-restart-required"
+	ValidationRequired  = "validation-required"
+	UncordonRequired    = "uncordon-required"
+	UpgradeDone         = "upgrade-done"
+	UpgradeFailed       = "upgrade-failed"
+)
+
+// UpgradeStates are those through which the GPU Operator's upgrade controller takes a node, in their order, in full or
+// where only the driver's pod restarts (NVIDIA/k8s-operator-libs pkg/upgrade/consts.go).
+func UpgradeStates(restart bool) []string {
+	if restart {
+		return []string{"upgrade-required", CordonRequired, PodRestartRequired, ValidationRequired, UncordonRequired, UpgradeDone}
+	}
+	return slices.Insert(UpgradeStates(true), 2, "wait-for-jobs-required", PodDeletionRequired)
+}
+
 const paused = "paused-for-driver-upgrade"
 
 // PauseForUpgrade returns the deploy labels that k8s-driver-manager writes to a node with these labels: before it

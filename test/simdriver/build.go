@@ -52,6 +52,37 @@ func Build(ctx context.Context, cacheDir string) (string, error) {
 	return built, used(built)
 }
 
+// BuildMIGParted builds NVIDIA's mig-parted of its Go module unless it is in cacheDir, and returns where it is. It must
+// run inside this module.
+func BuildMIGParted(ctx context.Context, cacheDir string) (string, error) {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return "", fmt.Errorf("building mig-parted: %w", err)
+	}
+	ask := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir, cmd.Env = filepath.Join(root, "hack", "nvidia"), append(os.Environ(), "CGO_ENABLED=1")
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return "", fmt.Errorf("building mig-parted: %w", err)
+		}
+		return strings.TrimSpace(string(out)), nil
+	}
+	version, err := ask("list", "-m", "-f", "{{.Version}}", "github.com/NVIDIA/mig-parted")
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(cacheDir, "mig-parted-"+version, "nvidia-mig-parted")
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	if _, err := ask("build", "-trimpath", "-o", program+".new", "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted"); err != nil {
+		return "", err
+	}
+	return program, os.Rename(program+".new", program)
+}
+
 // keepUnused is how long programs stay in the cache after they were used last.
 const keepUnused = 7 * 24 * time.Hour
 

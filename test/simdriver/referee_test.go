@@ -169,21 +169,8 @@ func migParted(t *testing.T) string {
 	g := NewWithT(t)
 	cache, err := simdriver.CacheDir()
 	g.Expect(err).NotTo(HaveOccurred())
-	module, err := filepath.Abs(filepath.Join("..", "..", "hack", "nvidia"))
+	program, err := simdriver.BuildMIGParted(t.Context(), cache)
 	g.Expect(err).NotTo(HaveOccurred())
-	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}}", "github.com/NVIDIA/mig-parted")
-	list.Dir = module
-	version, err := list.Output()
-	g.Expect(err).NotTo(HaveOccurred())
-	program := filepath.Join(cache, "mig-parted-"+strings.TrimSpace(string(version)), "nvidia-mig-parted")
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program+".new", "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted")
-	build.Dir, build.Env = module, append(os.Environ(), "CGO_ENABLED=1")
-	out, err := build.CombinedOutput()
-	g.Expect(err).NotTo(HaveOccurred(), string(out))
-	g.Expect(os.Rename(program+".new", program)).To(Succeed())
 	return program
 }
 

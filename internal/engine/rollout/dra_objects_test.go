@@ -262,16 +262,15 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
-	c.monitor(h, "exporter")
+	c.monitor(h, "exporter", "DaemonSet", false)
 	d, _ := c.run(240)
 	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
-	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"monitoring/exporter"}))
-	c.end(h, "exporter") // its DaemonSet replaces it
-	c.monitor(h, "next")
+	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"user/exporter"}))
+	c.end(h, "exporter") // its successor finds no GPU that is not partitioned
 	c.reshare(mig(count("3g", 2)))
 	d, _ = c.run(240)
 	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
-	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"monitoring/next"}))
+	g.Expect(h.GPU.Spec.AdminClaims).To(BeEmpty())
 	g.Expect(c.evicted).To(BeEmpty())
 	clear(c.writes)
 	c.during(time.Hour, time.Minute)
@@ -287,7 +286,7 @@ func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 func TestAMonitorIsNoBlockerBeforeItsAgentKnows(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
-	c.monitor(h, "exporter")
+	c.monitor(h, "exporter", "DaemonSet", false)
 	h.Pods[len(h.Pods)-1].Controller = "ReplicaSet"
 	g.Expect(h.GPU.Status.Devices[0].Holders).NotTo(BeEmpty())
 	g.Expect(one(c.reconcile()).Blockers).To(BeEmpty())
@@ -302,7 +301,7 @@ func TestAMonitorWhoseClaimIsNotKnownYetIsNotEvicted(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.reconcile()
 	c.tick(time.Second) // its scheduler has not seen the taint
-	c.monitor(h, "exporter")
+	c.monitor(h, "exporter", "DaemonSet", false)
 	h.Pods[len(h.Pods)-1].Controller = ""
 	claims := h.Claims
 	h.Claims = nil
@@ -322,7 +321,7 @@ func TestAMonitorWhoseClaimIsNotKnownYetIsNotEvicted(t *testing.T) {
 func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)))
-	c.monitor(h, "exporter")
+	c.monitor(h, "exporter", "DaemonSet", false)
 	h.Claims[0].Devices = h.Claims[0].Admin[:1]
 	d := c.during(time.Minute, time.Second)
 	g.Expect(one(d).Message).To(ContainSubstring("pod user/exporter"))

@@ -490,7 +490,7 @@ func TestAClassStaysBesideAnAdministrators(t *testing.T) {
 	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
 	c.Policies = nil
 	c.run(300)
-	g.Expect(c.scheduler).To(HaveKeyWithValue("nvidia.com/mig-1g.5gb", "theirs"))
+	g.Expect(c.scheduler).To(HaveKeyWithValue("nvidia.com/mig-1g.5gb", HaveField("Name", "theirs")))
 	c.dropClass("theirs")
 	c.run(10)
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))

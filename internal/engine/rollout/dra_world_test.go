@@ -15,7 +15,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
@@ -163,19 +162,20 @@ func (c *site) prepare(h *host) {
 	}
 }
 
-// prepareClaim refuses what the driver refuses: a device that does not exist, and one that as many claims hold as may
-// share it. A claim that is prepared for one pod is so for all.
+// prepareClaim refuses what the driver refuses. A claim that is prepared for one pod is so for all.
 func (c *site) prepareClaim(h *host, p *cluster.Pod, claim dra.Claim) {
-	has := func(o cluster.Pod, claim dra.Claim) bool { return h.driver.prepared[o.Name] && o.Has(claim) }
-	known := slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return has(o, claim) })
+	isPrepared := func(claim dra.Claim) bool {
+		return slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return h.driver.prepared[o.Name] && o.Has(claim) })
+	}
+	known, there := isPrepared(claim), nvidia.Devices(h.devices(), h.driver.shares)
 	for _, device := range claim.Of(h.Name) {
 		users := int64(0)
 		for _, other := range h.Claims {
-			if other.Name != claim.Name && slices.Contains(other.Of(h.Name), device) && slices.ContainsFunc(h.Pods, func(o cluster.Pod) bool { return has(o, other) }) {
+			if !known && other.Name != claim.Name && slices.Contains(other.Of(h.Name), device) && isPrepared(other) {
 				users++
 			}
 		}
-		if uuid, _, exists := h.located(device); !exists || uuid == "" || !known && users >= max(h.driver.shares, 1) {
+		if nvidia.Prepare(device, false, there, users) != nil {
 			return
 		}
 	}
@@ -249,29 +249,23 @@ func (h *host) destroyUnprepared() {
 // tainted and of a class that serves the resource, as the slices show it. The kubelet then prepares it by its name, or
 // the pod hangs for ever.
 func (c *site) allocate(h *host, name, resource string) (device string) {
-	class := c.scheduler[resource]
-	if class == "" || h.Published == nil || !h.DevicesTaintedAt.IsZero() || !c.selects(class, resource) {
+	class := c.scheduler[resource].Name
+	if h.Published == nil || !h.DevicesTaintedAt.IsZero() || !c.selects(class, resource) {
 		return ""
 	}
 	for _, d := range h.Published.Devices {
-		matches := d.Type == "gpu" && resource == "nvidia.com/gpu" || d.Type == "mig" && plan.ResourceOf(d.Profile) == resource
-		if matches && h.free(d) && d.Tainted == "" && !h.driver.barred[d.Name] && d.UUID != "" {
+		used := int64(0)
+		for _, claim := range h.Claims {
+			if slices.Contains(claim.Of(h.Name), d.Name) {
+				used++
+			}
+		}
+		if nvidia.Serves(d, resource, used) && d.Tainted == "" && !h.driver.barred[d.Name] && d.UUID != "" {
 			c.claim(h, name, d.Name, class, resource)
 			return d.Name
 		}
 	}
 	return ""
-}
-
-// free reports whether a device can be allocated once more.
-func (h *host) free(d dra.Device) bool {
-	used := int64(0)
-	for _, claim := range h.Claims {
-		if slices.Contains(claim.Of(h.Name), d.Name) {
-			used++
-		}
-	}
-	return used < max(d.Shares, 1) && (used == 0 || d.Type == "gpu")
 }
 
 // claim allocates a device to a pod, which the kubelet prepares.
@@ -365,33 +359,19 @@ func (c *site) class(name string) *dra.Class {
 	return new(c.DRA.Classes[at])
 }
 
-// setClass stores a class, and lets the scheduler hear of it: of two with the same resource it keeps the newer one
-// (k8s.io/dynamic-resource-allocation deviceclass/extendedresourcecache, updateResourceName2class).
+// setClass stores a class, and lets the scheduler hear of it.
 func (c *site) setClass(class dra.Class) {
 	was := c.class(class.Name)
 	c.DRA.Classes = append(slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(other dra.Class) bool { return other.Name == class.Name }), class)
 	slices.SortFunc(c.DRA.Classes, func(a, b dra.Class) int { return strings.Compare(a.Name, b.Name) })
-	if c.scheduler == nil {
-		c.scheduler = map[string]string{}
-	}
-	used := c.class(c.scheduler[class.Resource])
-	if class.Resource != "" && used != nil && (class.Age < used.Age || class.Age == used.Age && class.Name >= used.Name) {
-		return
-	}
-	if was != nil {
-		delete(c.scheduler, was.Resource)
-	}
-	if class.Resource != "" {
-		c.scheduler[class.Resource] = class.Name
-	}
+	c.scheduler.Set(was, class)
 }
 
-// dropClass deletes a class, and lets the scheduler forget its resource, whichever class it uses for that
-// (removeResourceName2class).
+// dropClass deletes a class.
 func (c *site) dropClass(name string) {
 	if was := c.class(name); was != nil {
 		c.DRA.Classes = slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(class dra.Class) bool { return class.Name == name })
-		delete(c.scheduler, was.Resource)
+		c.scheduler.Drop(*was)
 	}
 }
 
@@ -542,22 +522,22 @@ func (h *host) isAdmins(o gpu.Holder) bool {
 	})
 }
 
-// monitor lets a pod of a DaemonSet have all GPUs and instances that the driver publishes, by a claim with adminAccess,
-// in spite of any taint.
-func (c *site) monitor(h *host, name string) {
-	claim := dra.Claim{Name: "monitoring/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}}
+// monitor lets a pod of a controller, empty for none, have all GPUs that the driver publishes, by a claim with adminAccess,
+// in spite of any taint. It reports whether there is one: the claim's class selects no instance, and the driver refuses
+// that.
+func (c *site) monitor(h *host, name, controller string, shareable bool) bool {
+	claim := dra.Claim{Name: "user/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}, Shared: shareable}
 	for _, d := range h.Published.Devices {
-		claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
-	}
-	h.Claims = append(h.Claims, claim)
-	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
-	for _, d := range h.devices() {
-		if !d.State.MIG {
-			h.holds(d.UUID, gpu.WholeGPU, name)
-		}
-		for _, i := range d.State.Instances {
-			h.holds(d.UUID, i.ID, name)
+		if uuid, _, exists := h.located(d.Name); exists && d.Type == "gpu" {
+			claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
+			h.holds(uuid, gpu.WholeGPU, name)
 		}
 	}
+	if len(claim.Admin) == 0 {
+		return false
+	}
+	h.Claims = append(slices.Clone(h.Claims), claim)
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: controller, Scheduled: c.Now})
 	h.report()
+	return true
 }

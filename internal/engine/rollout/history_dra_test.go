@@ -428,21 +428,10 @@ func (c *run) comesToMonitor(h *host, controller string, shareable bool) {
 	}
 	c.serial++
 	name := fmt.Sprintf("monitor-%d", c.serial)
-	claim := dra.Claim{Name: "user/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}, Shared: shareable}
-	for _, d := range h.Published.Devices {
-		if uuid, _, exists := h.located(d.Name); exists && d.Type == "gpu" {
-			claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
-			h.holds(uuid, -1, name)
-		}
+	if c.monitor(h, name, controller, shareable) {
+		c.kinds[name] = "monitor"
+		c.tell("monitor %s of %q comes to %s", name, controller, h.Name)
 	}
-	if len(claim.Admin) == 0 {
-		return
-	}
-	h.Claims = append(slices.Clone(h.Claims), claim)
-	h.Pods = append(h.Pods, cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: controller, Scheduled: c.Now})
-	c.kinds[name] = "monitor"
-	h.report()
-	c.tell("monitor %s of %q comes to %s", name, controller, h.Name)
 }
 
 // switchEvent moves a node from NVIDIA's device plugin to its DRA driver, or back, as docs/dra.md leads.

@@ -99,12 +99,8 @@ func (c *site) fallsIll(h *host, uuid string) {
 		sick = map[string]bool{}
 	}
 	sick[uuid] = true
-	data := h.plugin.seen[h.plugin.selected]
-	if h.plugin.selected == "" {
-		data = c.byHand
-	}
 	h.sick = sick
-	c.offer(h, data)
+	c.offer(h, c.configs(h)[h.plugin.selected])
 }
 
 // swap replaces the GPU at an index by a new one of a model; an empty model takes it out.

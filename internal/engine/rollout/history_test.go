@@ -50,7 +50,7 @@ func lateKinds() []string { return lateHappenings().Names(history.LateEvents[*ho
 func kinds() []string { return slices.Concat(kindsOf(onDriver), lateKinds()) }
 
 // run is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
-// date, and its reconciles may end early, as in TestRandomisedRollouts.
+// date, and its reconciles may end early.
 type run struct {
 	seed uint64
 	*simulation

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
@@ -44,32 +45,30 @@ func (c *site) keepMPSOff(h *host) {
 	}
 }
 
-// mergeFeatures is nfd-master: once per second it makes one label of all NodeFeatures of a node. Objects outside its
-// own namespace come in the order of their names, a later one overwrites an earlier one, and ours is the last. A label
-// that no object names any more it removes, if it set it.
+// mergeFeatures is nfd-master, once per second.
 func (c *site) mergeFeatures(h *host) {
 	if c.nfd.absent || !c.Plugin.NodeFeatures {
 		return
 	}
-	want := map[string]string{}
+	var found []nvidia.NodeFeature
 	if h.features.gfd != "" {
-		want[mpsLabel] = h.features.gfd
+		found = append(found, nvidia.NodeFeature{
+			Namespace: "gpu-operator", Name: "nvidia-features-for-" + h.Name, Labels: map[string]string{mpsLabel: h.features.gfd},
+		})
 	}
 	if !h.features.ours.IsZero() && !c.nfd.denies {
-		want[mpsLabel], want[v1alpha1.LabelOverridden] = "false", "true"
+		found = append(found, nvidia.NodeFeature{
+			Namespace: "gpusharing-system", Name: action.OverrideName(h.Name), Labels: map[string]string{mpsLabel: "false", v1alpha1.LabelOverridden: "true"},
+		})
 	}
-	for _, name := range []string{mpsLabel, v1alpha1.LabelOverridden} {
-		have, labelled := h.Labels[name]
-		value, wanted := want[name]
-		switch {
-		case wanted && have != value:
-			h.Labels[name] = value
-			c.version[h.Name]++
-		case !wanted && labelled && h.features.merged[name]:
-			delete(h.Labels, name)
-			c.version[h.Name]++
-		}
-		h.features.merged[name] = wanted
+	want := nvidia.MergeFeatures(found, "node-feature-discovery")
+	if change := nvidia.FeatureLabels(h.Labels, h.features.merged, want); len(change) > 0 {
+		patch(h.Labels, change)
+		c.version[h.Name]++
+	}
+	clear(h.features.merged)
+	for name := range want {
+		h.features.merged[name] = true
 	}
 }
 
@@ -79,11 +78,7 @@ func (c *site) discoverFeatures(h *host) {
 	if !discovers || !h.plugin.running || !c.Plugin.NodeFeatures {
 		return
 	}
-	data := h.plugin.seen[h.plugin.selected]
-	if h.plugin.selected == "" {
-		data = c.byHand
-	}
-	if capable, err := nvidia.MPSCapable(parse(data), h.devices); err == nil {
+	if capable, err := nvidia.MPSCapable(parse(c.configs(h)[h.plugin.selected]), h.devices); err == nil {
 		h.features.gfd = strconv.FormatBool(capable)
 	}
 }

@@ -63,10 +63,10 @@ type site struct {
 	writes       map[string]int // by kind of action
 	refused      []string       // what the API server has refused, and why
 
-	ahead      time.Duration     // by which the controller's clock is ahead of all others
-	dropsNames bool              // the feature gate DRAExtendedResource is off
-	orphans    []string          // DeviceTaintRules of nodes that are gone
-	scheduler  map[string]string // the class by which the scheduler serves an extended resource
+	ahead      time.Duration // by which the controller's clock is ahead of all others
+	dropsNames bool          // the feature gate DRAExtendedResource is off
+	orphans    []string      // DeviceTaintRules of nodes that are gone
+	scheduler  nvidia.Classes
 }
 
 // crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
@@ -122,7 +122,7 @@ func newSite() *site {
 			Now:    time.Unix(1_800_000_000, 0),
 			Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		},
-		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{},
+		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{}, scheduler: nvidia.Classes{},
 	}
 }
 
@@ -692,11 +692,8 @@ func (c *site) advertise(h *host) {
 	if h.plugin.running && key == h.plugin.selected {
 		return
 	}
-	data, seen := h.plugin.seen[key]
-	if key == "" {
-		data = c.byHand
-	}
-	if key != "" && !seen {
+	files := c.configs(h)
+	if _, err := nvidia.SelectConfig(key, "", files); err != nil {
 		c.crashes = append(c.crashes, crash{node: h.Name, key: key, leaving: h.Pods[pod].Terminating})
 		return
 	}
@@ -709,10 +706,13 @@ func (c *site) advertise(h *host) {
 		c.offerNothing(h)
 		return
 	}
-	c.offer(h, data)
+	c.offer(h, files[key])
 	h.plugin.uuids = h.instances()
 	h.plugin.early = !slices.Equal(slices.Sorted(slices.Values(h.plugin.uuids)), slices.Sorted(slices.Values(h.plugin.shown)))
 }
+
+// configs are the configurations that config-manager finds, by name. The default one has none here.
+func (c *site) configs(h *host) map[string]string { return withKey(h.plugin.seen, "", c.byHand) }
 
 // keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod
 // of https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go

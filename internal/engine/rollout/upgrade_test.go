@@ -92,28 +92,32 @@ func (c *site) upgrading(h *host) {
 		}()
 	}
 	switch u.state {
-	case "cordon-required":
-		if u.restart {
-			h.upgradeTo("pod-restart-required")
-			return
+	case nvidia.CordonRequired:
+		if h.upgradesOn(); !u.restart { // no job is waited for
+			h.upgradesOn()
 		}
-		h.upgradeTo("pod-deletion-required")
-	case "pod-deletion-required":
+	case nvidia.PodDeletionRequired:
 		for _, d := range h.devices() {
 			for _, o := range d.Holders {
 				c.end(h, o.Pod)
 			}
 		}
-		h.upgradeTo("pod-restart-required")
-	case "pod-restart-required":
+		h.upgradesOn()
+	case nvidia.PodRestartRequired:
 		c.manageDriver(h)
-	case "validation-required":
+	case nvidia.ValidationRequired:
 		if h.plugin.running || h.driver.serves && h.validates() {
-			h.upgradeTo("uncordon-required")
+			h.upgradesOn()
 		}
-	case "uncordon-required":
-		h.upgradeTo("upgrade-done")
+	case nvidia.UncordonRequired:
+		h.upgradesOn()
 	}
+}
+
+// upgradesOn takes the node to the next state.
+func (h *host) upgradesOn() {
+	states := nvidia.UpgradeStates(h.upgrade.restart)
+	h.upgradeTo(states[slices.Index(states, h.upgrade.state)+1])
 }
 
 // validates reports whether NVIDIA's dra-validator of a GPUCluster can run, on which alone the upgrade controller
@@ -156,7 +160,7 @@ func (c *site) manageDriver(h *host) {
 	case !u.unloaded:
 		h.unload()
 	case h.now.Sub(u.began) >= u.builds:
-		h.upgradeTo("validation-required")
+		h.upgradesOn()
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -40,17 +39,6 @@ func ClusterKind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1alpha1", Kind: "GPUCluster"}
 }
 
-// cluster reads the GPUCluster, if there is one and its kind is known.
-func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, exists bool, err error) {
-	c = &unstructured.Unstructured{}
-	c.SetGroupVersionKind(ClusterKind())
-	err = o.client.Get(ctx, client.ObjectKey{Name: ClusterName}, c)
-	if err != nil && client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
-		return nil, false, fmt.Errorf("reading the GPUCluster: %w", err)
-	}
-	return c, err == nil, nil
-}
-
 // runCluster does what the GPU Operator does for a GPUCluster, in every reconcile: it applies the objects of NVIDIA's
 // DRA driver, also if another controller changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
@@ -58,12 +46,13 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	if err != nil {
 		return fmt.Errorf("reading the GPUCluster: %w", err)
 	}
-	errs := []error{o.remove(ctx, operands()...)}
+	var errs []error
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }), nodesim.WriteStatus(ctx, o.client, c, nvidia.Reports(c, Namespace, time.Now())))
-	return errors.Join(errs...)
+	return errors.Join(append(errs, o.applySets(ctx, c, draDaemonSet(image)),
+		o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return clusterLabelled(n.Labels) }),
+		nodesim.WriteStatus(ctx, o.client, c, nvidia.Reports(c, Namespace, time.Now())))...)
 }
 
 // clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster.

@@ -12,19 +12,14 @@ package gpuoperator
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -43,7 +38,6 @@ const (
 	PolicyName = "cluster-policy"
 
 	fieldManager = "gpu-operator"
-	hashKey      = "nvidia.com/last-applied-hash"
 	// poll is how often the operator looks; the real one is told by watches. What it looks at comes from watches all
 	// the same, but for the ClusterPolicy and the GPUCluster, whose definitions may be missing.
 	poll = 200 * time.Millisecond
@@ -114,87 +108,34 @@ func (o *Operator) tell(ctx context.Context, err error) {
 }
 
 func (o *Operator) reconcile(ctx context.Context) error {
-	cluster, exists, err := o.cluster(ctx)
+	clusters, err := nodesim.Listed(ctx, o.client, "v1alpha1", "GPUCluster")
 	if err != nil {
 		return err
 	}
-	found := &unstructured.Unstructured{}
-	found.SetGroupVersionKind(PolicyKind())
-	err = o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
+	policies, err := nodesim.Listed(ctx, o.client, "v1", "ClusterPolicy")
 	switch {
-	case exists && err == nil: // it follows no ClusterPolicy any more, and what it has rendered for that stays
-		return nodesim.WriteStatus(ctx, o.client, cluster, nvidia.Refuses(cluster, Namespace, time.Now()))
-	case exists && client.IgnoreNotFound(err) == nil:
-		return o.runCluster(ctx, cluster)
+	case err != nil:
+		return err
+	case len(clusters) > 0 && len(policies) > 0: // it follows no ClusterPolicy any more, and what it has rendered for that stays
+		return nodesim.WriteStatus(ctx, o.client, &clusters[0], nvidia.Refuses(&clusters[0], Namespace, time.Now()))
+	case len(clusters) > 0:
+		return o.runCluster(ctx, &clusters[0])
+	case len(policies) == 0:
+		return o.applySets(ctx, nil)
 	}
-	if client.IgnoreNotFound(err) == nil && err != nil || meta.IsNoMatchError(err) {
-		return o.remove(ctx, append(operands(), DRAName)...)
-	}
-	if err != nil {
-		return fmt.Errorf("reading the ClusterPolicy: %w", err)
-	}
+	found := &policies[0]
 	p, err := parsePolicy(found)
 	if err != nil {
 		return err
 	}
-	errs := []error{o.keepRuntimeClass(ctx, p)}
-	off := operands()
-	for _, set := range render(p) {
-		errs = append(errs, o.applySet(ctx, set, found))
-		off = slices.DeleteFunc(off, func(name string) bool { return name == set.Name })
-	}
-	errs = append(errs, o.remove(ctx, off...))
-	return errors.Join(append(errs, o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return o.labelledByEvents(n, found, p) }), nodesim.WriteStatus(ctx, o.client, found, nvidia.Reports(found, Namespace, time.Now())))...)
+	return errors.Join(o.keepRuntimeClass(ctx, p), o.applySets(ctx, found, render(p)...),
+		o.labelNodes(ctx, func(n *corev1.Node) map[string]string { return o.labelledByEvents(n, found, p) }),
+		nodesim.WriteStatus(ctx, o.client, found, nvidia.Reports(found, Namespace, time.Now())))
 }
 
-// applySet writes a DaemonSet if it differs from what was rendered last.
-func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet, owner *unstructured.Unstructured) error {
-	hash, err := hashOf(set)
-	if err != nil {
-		return err
-	}
-	set.Annotations = map[string]string{hashKey: hash}
-	set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())}
-	now := &appsv1.DaemonSet{}
-	err = o.client.Get(ctx, client.ObjectKeyFromObject(set), now)
-	if err == nil && now.Annotations[hashKey] == set.Annotations[hashKey] {
-		return nil
-	}
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("reading the DaemonSet %s: %w", set.Name, err)
-	}
-	if err != nil {
-		return client.IgnoreAlreadyExists(o.client.Create(ctx, set)) // the cache may be behind
-	}
-	before := now.DeepCopy()
-	now.Annotations, now.Spec, now.OwnerReferences = set.Annotations, set.Spec, set.OwnerReferences
-	if err := o.client.Patch(ctx, now, client.MergeFrom(before)); err != nil {
-		return fmt.Errorf("writing the DaemonSet %s: %w", set.Name, err)
-	}
-	return nil
-}
-
-// hashOf is that of what is rendered. Its String would have addresses in it.
-func hashOf(set *appsv1.DaemonSet) (string, error) {
-	hash := fnv.New64a()
-	if err := json.NewEncoder(hash).Encode(set.Spec); err != nil {
-		return "", fmt.Errorf("hashing the DaemonSet %s: %w", set.Name, err)
-	}
-	return fmt.Sprintf("%x", hash.Sum64()), nil
-}
-
-// remove removes DaemonSets, if they are there.
-func (o *Operator) remove(ctx context.Context, names ...string) error {
-	var errs []error
-	for _, name := range names {
-		set := &appsv1.DaemonSet{}
-		err := o.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: name}, set)
-		if err == nil {
-			err = o.client.Delete(ctx, set)
-		}
-		errs = append(errs, client.IgnoreNotFound(err))
-	}
-	return errors.Join(errs...)
+// applySets makes the DaemonSets those that are rendered for an object, and removes the others.
+func (o *Operator) applySets(ctx context.Context, owner *unstructured.Unstructured, rendered ...*appsv1.DaemonSet) error {
+	return nodesim.ApplySets(ctx, o.client, Namespace, owner, rendered, append(operands(), DRAName))
 }
 
 func (o *Operator) apply(ctx context.Context, object client.Object) error {

@@ -23,22 +23,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
-// States of a node in a driver upgrade, the values of LabelUpgrade, in their order (NVIDIA/k8s-operator-libs
-// pkg/upgrade/consts.go). If only the driver's pod restarts, the node goes from CordonRequired to PodRestartRequired.
-const (
-	LabelUpgrade = "nvidia.com/gpu-driver-upgrade-state"
-
-	UpgradeRequired     = "upgrade-required"
-	CordonRequired      = "cordon-required"
-	WaitForJobsRequired = "wait-for-jobs-required"
-	PodDeletionRequired = "pod-deletion-required"
-	PodRestartRequired  = "pod-restart-required"
-	ValidationRequired  = "validation-required"
-	UncordonRequired    = "uncordon-required"
-	UpgradeDone         = "upgrade-done"
-	UpgradeFailed       = "upgrade-failed"
-)
-
 const (
 	// goneAfter is how long evicted pods and stopped operands may take to end, and validAfter the validator to be Ready.
 	goneAfter, validAfter = 5 * time.Minute, 10 * time.Minute
@@ -79,44 +63,30 @@ func (u *Upgrade) Run(ctx context.Context) error {
 		}
 		return u.awaitValidator(ctx)
 	}
-	for _, step := range u.steps() {
-		if err := u.enter(ctx, step.state); err != nil {
+	does := map[string]func(context.Context) error{
+		nvidia.CordonRequired:      func(ctx context.Context) error { return u.cordon(ctx, true) },
+		nvidia.PodDeletionRequired: u.deletePods,
+		nvidia.PodRestartRequired:  u.restartPod,
+		nvidia.ValidationRequired:  u.awaitValidator,
+		nvidia.UncordonRequired:    func(ctx context.Context) error { return u.cordon(ctx, false) },
+	}
+	for _, state := range nvidia.UpgradeStates(u.Version == "") {
+		if err := u.enter(ctx, state); err != nil {
 			return err
 		}
-		if step.do == nil {
-			continue
+		if do := does[state]; do != nil { // in the others nothing that matters here
+			if err := do(ctx); err != nil {
+				return errors.Join(fmt.Errorf("upgrading the driver, %s: %w", state, err), u.enter(ctx, nvidia.UpgradeFailed))
+			}
 		}
-		if err := step.do(ctx); err != nil {
-			return errors.Join(fmt.Errorf("upgrading the driver, %s: %w", step.state, err), u.enter(ctx, UpgradeFailed))
-		}
 	}
-	return u.enter(ctx, UpgradeDone)
-}
-
-type upgradeStep struct {
-	state string
-	do    func(context.Context) error // nil: nothing that matters here
-}
-
-func (u *Upgrade) steps() []upgradeStep {
-	begin := []upgradeStep{
-		{UpgradeRequired, nil},
-		{CordonRequired, func(ctx context.Context) error { return u.cordon(ctx, true) }},
-	}
-	if u.Version != "" {
-		begin = append(begin, upgradeStep{WaitForJobsRequired, nil}, upgradeStep{PodDeletionRequired, u.deletePods})
-	}
-	return append(begin,
-		upgradeStep{PodRestartRequired, u.restartPod},
-		upgradeStep{ValidationRequired, u.awaitValidator},
-		upgradeStep{UncordonRequired, func(ctx context.Context) error { return u.cordon(ctx, false) }},
-	)
+	return nil
 }
 
 // enter writes a state to the node.
 func (u *Upgrade) enter(ctx context.Context, state string) error {
 	u.log("driver upgrade:", state)
-	if err := u.label(ctx, map[string]string{LabelUpgrade: state}); err != nil {
+	if err := u.label(ctx, map[string]string{nvidia.LabelUpgrade: state}); err != nil {
 		return err
 	}
 	if u.Entered != nil {
