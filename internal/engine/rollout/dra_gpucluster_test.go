@@ -244,7 +244,6 @@ func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
 			c.during(4*time.Minute, time.Second)
 			g.Expect(one(c.reconcile()).State).To(Equal(node.UpToDate))
 
-			c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
 			c.setClass(dra.Class{Name: "gpu.nvidia.com"})
 			c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 			c.switchOver(h, true)

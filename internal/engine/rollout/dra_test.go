@@ -656,8 +656,6 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 					}
 				}
 			}
-			c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
-			c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 			c.switchOver(h, true)
 			lasts(5 * time.Minute)
 			ends(c)
@@ -826,8 +824,6 @@ func TestADriverThatMakesInstancesGetsNoGPUOfMPS(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	c.run(120)
 	g.Expect(h.daemons).NotTo(BeEmpty())
-	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
-	c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 	c.switchOver(h, true)
 	h.driver.dynamic, h.DynamicMIG = true, true
 	h.restartDriver()

@@ -80,6 +80,7 @@ func (c *site) switchOver(h *host, toDRA bool) {
 	h.driver = driver{serves: toDRA, shares: 1}
 	h.Labels[pluginLabel], h.DRA = "true", ""
 	if toDRA {
+		c.offersClaims()
 		h.Labels[pluginLabel], h.DRA = "false", "DaemonSet nvidia-dra/kubelet-plugin"
 		return
 	}
@@ -447,12 +448,17 @@ func (h *host) untouched() (changed []string) {
 	return changed
 }
 
-// serveByDRA lets NVIDIA's DRA driver alone serve a node.
-func (c *site) serveByDRA(h *host) {
+// offersClaims brings what the DRA driver needs of Kubernetes, and the class of its chart.
+func (c *site) offersClaims() {
 	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
-	if len(c.DRA.Classes) == 0 {
+	if c.class("gpu.nvidia.com") == nil {
 		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
 	}
+}
+
+// serveByDRA lets NVIDIA's DRA driver alone serve a node.
+func (c *site) serveByDRA(h *host) {
+	c.offersClaims()
 	h.Labels[pluginLabel] = "false"
 	delete(h.Labels, v1alpha1.LabelConfig)
 	h.driver, h.DRA = driver{serves: true, shares: 1}, "DaemonSet nvidia-dra/kubelet-plugin"

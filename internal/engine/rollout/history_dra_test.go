@@ -473,10 +473,7 @@ func (c *run) switches(h *host, random *rand.Rand) {
 	h.Labels[pluginLabel], before.Labels[pluginLabel] = "false", "false"
 	c.version[h.Name]++
 	c.reconciles(2 + random.IntN(5))
-	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
-	if c.class("gpu.nvidia.com") == nil {
-		c.setClass(dra.Class{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"})
-	}
+	c.offersClaims()
 	h.driver, h.DRA = driver{serves: true, shares: 1, boot: h.driver.boot}, "DaemonSet nvidia-dra/kubelet-plugin"
 }
 
