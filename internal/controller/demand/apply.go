@@ -32,8 +32,6 @@ const (
 // have, so that nothing is made twice for the pods that wait for it.
 func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
 	r.holdsBudget(n)
-	resting := plan.ByProfile(policy.Resting(p, *d))
-	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
 	e, found := decidedOf(p, n, d, now)
 	if !found {
@@ -47,7 +45,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	case reached && now.Before(backOff(e)):
 		g.Frozen = true
 		r.look(backOff(e))
-	case reached && maps.Equal(is, resting) && !now.Before(e.SinceTime.Add(demand.Hold)):
+	case reached && maps.Equal(is, g.Resting) && !now.Before(e.SinceTime.Add(demand.Hold)):
 		return
 	case reached:
 	default:
