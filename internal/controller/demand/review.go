@@ -77,7 +77,8 @@ type review struct {
 	applies  bool
 	making   bool                            // a change is under way
 	decided  map[string][]v1alpha1.GPUDemand // by node; only where it applies
-	next     time.Time                       // when to look again at changes that are under way
+	now      time.Time
+	next     time.Time // when to look again at changes that are under way
 }
 
 // Reviewed is what is decided for a policy that has GPUs on demand.
@@ -161,7 +162,7 @@ func (r *review) serves(planned bool) (pods []*corev1.Pod) {
 
 func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot) *review {
 	r := &review{
-		memory: m, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
+		memory: m, now: s.Now, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
 		decided: map[string][]v1alpha1.GPUDemand{}, resting: map[layout]map[string]int{},
 	}
 	of := Of(p)
@@ -183,9 +184,9 @@ func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapsho
 	return r
 }
 
-// look has the policy looked at again at a time, unless that is zero.
+// look has the policy looked at again at a time, unless that is past.
 func (r *review) look(at time.Time) {
-	if !at.IsZero() && (r.next.IsZero() || at.Before(r.next)) {
+	if at.After(r.now) && (r.next.IsZero() || at.Before(r.next)) {
 		r.next = at
 	}
 }
@@ -220,7 +221,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	}
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
-	promise(n, devices, r.pool.GPUs[from:], now)
+	r.promise(n, devices, r.pool.GPUs[from:], now)
 }
 
 // layout is one of a policy, on GPUs that can hold the same.
@@ -293,7 +294,7 @@ func holderOf(d *gpu.Device, instance int) string {
 
 // promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, or just now, when what is reported can be of a
 // former pod of that name. It goes by name: which instance each has does not follow the order in which the cache lists them.
-func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
+func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
 	var pods []*cluster.Pod
 	for i := range n.Pods {
 		if len(n.Pods[i].Requests) > 0 {
@@ -304,6 +305,7 @@ func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	for _, pod := range pods {
+		r.look(pod.Scheduled.Add(timing.ReportAfter))
 		holds := now.Sub(pod.Scheduled) >= timing.ReportAfter && slices.ContainsFunc(devices, func(d gpu.Device) bool {
 			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
 		})
