@@ -62,6 +62,8 @@ type applied struct {
 	faulty        bool
 	late          []late
 	attempts      map[string]demand.Attempts // by policy
+	saw           []any                      // what the last review was about; nil: it did not end
+	next          time.Time                  // of a review though nothing changes; zero: never
 	layouts       [2]pure.Memory
 	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
 	broken        string
@@ -152,7 +154,7 @@ func (c *applied) of(h *host) *v1alpha1.GPUSharingPolicy {
 
 // leads is another controller that leads.
 func (c *applied) leads() {
-	c.memory, c.sleeps, c.attempts = mostlyRemembering(), sleeping{}, map[string]demand.Attempts{}
+	c.memory, c.sleeps, c.attempts, c.saw = mostlyRemembering(), sleeping{}, map[string]demand.Attempts{}, nil
 }
 
 func (c *applied) isReady() bool {
@@ -411,6 +413,11 @@ func (c *applied) decides() {
 			pods = append(pods, pod)
 		}
 	}
+	sees := c.sees(pods)
+	if c.saw != nil && (c.next.IsZero() || s.Now.Before(c.next)) && reflect.DeepEqual(c.saw, sees) {
+		return // nothing has woken it
+	}
+	c.saw = nil
 	of := map[string]*v1alpha1.GPUSharingPolicy{"": nil}
 	var asked, same []demand.Asked
 	for i := range s.Policies {
@@ -420,8 +427,15 @@ func (c *applied) decides() {
 		same = append(same, demand.Asked{Policy: p, Pods: slices.Clone(pods), Attempts: maps.Clone(c.attempts[p.Name])})
 	}
 	is := demand.Review(&c.layouts[0], &s, asked...)
+	c.next = time.Time{}
 	for name := range is {
 		c.attempts[name] = is[name].Attempts
+		c.wakesAt(is[name].Next)
+	}
+	for _, pod := range pods {
+		if ages := cluster.Scheduled(pod).LastTransitionTime.Add(pure.Aged); ages.After(s.Now) {
+			c.wakesAt(ages)
+		}
 	}
 	if c.random.IntN(8) == 0 {
 		if c.random.IntN(8) == 0 {
@@ -456,6 +470,37 @@ func (c *applied) decides() {
 		c.tell("demand of %s: %v", name, says(decided))
 		h.GPU.Status.Demand = decided
 	}
+	c.saw = sees
+}
+
+// wakesAt wakes the demand controller at a time, unless that is zero.
+func (c *applied) wakesAt(at time.Time) {
+	if !at.IsZero() && (c.next.IsZero() || at.Before(c.next)) {
+		c.next = at
+	}
+}
+
+// sees is what wakes the demand controller when it changes (watch.go of internal/controller/demand).
+func (c *applied) sees(waiting []*corev1.Pod) (sees []any) {
+	for i := range c.Policies {
+		sees = append(sees, c.Policies[i].Name, c.Policies[i].Generation)
+	}
+	for _, pod := range waiting {
+		sees = append(sees, pod.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[name]
+		of := v1alpha1.GPUNode{Spec: v1alpha1.GPUNodeSpec{PolicyName: h.GPU.Spec.PolicyName, Devices: h.GPU.Spec.Devices}}
+		of.Status.Devices, of.Status.Rollout.Failed = h.GPU.Status.Devices, h.GPU.Status.Rollout.Failed
+		sees = append(sees, of.DeepCopy(), condition.IsTrue(h.GPU.Status.Conditions, v1alpha1.ConditionReady), maps.Clone(h.Labels), slices.Clone(h.Taints),
+			h.Unhealthy(nil))
+		for _, p := range h.Pods {
+			if len(p.Requests) > 0 {
+				sees = append(sees, p.UID)
+			}
+		}
+	}
+	return sees
 }
 
 // servedOnce holds what is new of all policies to invariant 11.
