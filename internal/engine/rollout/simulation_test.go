@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -150,7 +149,7 @@ func (s *simulation) read(some func() bool) {
 		if some() || !known {
 			c.nodes[name], c.version[name] = n, s.version[name]
 		}
-		if (some() || !known) && !reflect.DeepEqual(c.gpus[name], h.GPU) {
+		if was := c.gpus[name]; (some() || !known) && !equal(&was, &h.GPU) {
 			c.gpus[name] = *h.GPU.DeepCopy()
 		}
 		if some() || !known {
