@@ -10,6 +10,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
@@ -145,7 +146,7 @@ func LeaveLostConfig(v *View) []action.Action {
 	key := v.Node.Labels[v1alpha1.LabelConfig]
 	_, written := v.Snapshot.Configs[key]
 	_, copied := v.Snapshot.ConfigsCopy[key]
-	if written || copied || !SelectsOwnConfig(v) || !v.ReadsConfigs() || v.Desired != nil && v.Desired.Config.Key == key {
+	if written || copied || !SelectsOwnConfig(v) || v.Desired != nil && v.Desired.Config.Key == key {
 		return nil
 	}
 	patch := v.Patch("taking back a label that selects a configuration which is gone")
@@ -160,14 +161,15 @@ func isOwnMIGConfig(v *View) bool {
 }
 
 // isOwnConfig reports whether a config is one that the operator has rendered, and not one that it copied from the
-// ConfigMap that was there before. The keys of a stand-alone plugin are told by who wrote them alone.
+// ConfigMap that was there before. The keys of a stand-alone plugin are told by who wrote or selected them alone.
 func isOwnConfig(v *View, key string) bool {
 	if _, copied := v.Snapshot.Plugin.Configs[key]; copied && !deviceplugin.IsDefault(key) {
 		return false
 	}
 	_, written := v.Snapshot.Configs[key]
+	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], key)
 	standAlone := !v.Snapshot.Plugin.ClusterPolicy && v.Snapshot.Plugin.Reason == ""
-	return written || !standAlone && deviceplugin.Rendered(key)
+	return written || selected || !standAlone && deviceplugin.Rendered(key)
 }
 
 // SelectsOwnConfig reports whether the label of the node selects such a config.

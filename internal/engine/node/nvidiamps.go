@@ -270,12 +270,13 @@ func servedByNVIDIAMPS(v *View) bool {
 }
 
 // mpsOverrideNotNeeded lets NVIDIA's MPS DaemonSet back where the operator's daemons are gone, once that does no harm:
-// GFD says false, or the node selects the configuration from before and that asks for NVIDIA's daemon.
+// GFD says false, or the node selects the configuration from before and that asks for NVIDIA's daemon, or its DRA driver
+// serves the node, beside which that daemon does not run (2^40+720295).
 func mpsOverrideNotNeeded(v *View, _ State) Finding {
 	if ExcludesNVIDIAMPS(v) || !MPSLabelOverridden(v) {
 		return Finding{}
 	}
-	found := v.Target.IsBaseline && v.Selects()
+	found := v.Target.IsBaseline && v.Selects() || !v.ReadsConfigs()
 	confirmed, gfdRuns := untilGFDConfirms(v)
 	if v.Node.Features.Others == cluster.LabelTrue && (!found || !servedByNVIDIAMPS(v) && (!gfdRuns || confirmed > 0)) {
 		f := staleSharingLabels(v)

@@ -131,11 +131,12 @@ func AskNothingOfUsers(v *View) []action.Action {
 func configGone(v *View, _ State) Finding { return Finding{Repair: LeaveLostConfig(v)} }
 
 // AsksOfUsers reports whether the agent is asked for what needs instances or GPUs idle. What was reached before it keeps
-// up by itself, and what waits for a reboot that the operator does not make takes nothing before that.
+// up by itself, and what waits for a reboot that the operator does not make takes nothing before that. Nor does a target
+// that cannot be reached, which would be asked for anew; its agent may yet change other GPUs for what is no target any more.
 func AsksOfUsers(v *View) bool {
 	spec := v.Node.GPU.Spec
 	_, _, stalled := v.ApplyStalled()
-	if len(spec.Devices) == 0 || stalled || spec.Reboot == nil && specNeedsReboot(v) ||
+	if len(spec.Devices) == 0 || stalled && specMatches(spec, v.Target) || spec.Reboot == nil && specNeedsReboot(v) ||
 		isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices}) {
 		return false
 	}

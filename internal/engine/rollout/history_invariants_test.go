@@ -22,6 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -221,7 +222,8 @@ func (c *run) slotted(h *host) []gpu.Device {
 
 // inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its
 // first write that taints the node, stops NVIDIA's operands, sets the spec or names the policy in the copy of the
-// baseline. From then on the node counts in its budget, also while it goes back, and in no other.
+// baseline. From then on the node counts in its budget, also while it goes back, and in no other. What protects a node
+// after an upgrade of the driver, until the agent has made its instances again, waits for no slot (713036).
 func (c *run) inBudget(h *host, a action.Action) {
 	disturbs, takes := false, false
 	switch a := a.(type) {
@@ -230,7 +232,8 @@ func (c *run) inBudget(h *host, a action.Action) {
 	case action.TaintDevices:
 		disturbs = true
 	case action.PatchNode:
-		disturbs, takes = a.Annotations[v1alpha1.AnnotationStopped] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
+		_, upgraded := timing.Stamped(h.Annotations[v1alpha1.AnnotationInterrupted], "maintenance")
+		disturbs, takes = a.Annotations[v1alpha1.AnnotationStopped] != nil && !upgraded, a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case action.SetSpec:
 		was := h.GPU.Spec // what is only recorded there is no change for a policy
 		takes = a.Spec.PolicyName != "" && (a.Spec.PolicyName != was.PolicyName || !reflect.DeepEqual(a.Spec.Devices, was.Devices))

@@ -487,6 +487,22 @@ func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	g.Expect(h.features.ours).To(BeZero())
 }
 
+// TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes: GFD says for ever that the node shares by MPS, as the default configuration does.
+func TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	settled(t, c, mps(4))
+	c.DRA.ServesClasses, c.DRA.ServesTaintRules = true, true
+	c.switchOver(h, true)
+	for _, asked := range [][]v1alpha1.GPUSharingPolicy{{policyOf("other", mig(count("1g", 7)))}, nil} {
+		c.Policies = asked
+		c.during(20*time.Minute, 10*time.Second)
+		g.Expect(h.features.ours).To(BeZero())
+	}
+	g.Expect(c.reconcile().Nodes).To(BeEmpty())
+}
+
 // sharedByMPS is a cluster with a node that is shared by MPS, and with two pods on it.
 func sharedByMPS(g *WithT) (*site, *host) {
 	c := newSite()
