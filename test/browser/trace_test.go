@@ -74,9 +74,14 @@ func (b *tab) tasks(while func()) []task {
 	mu.Lock()
 	defer mu.Unlock()
 	type thread struct{ pid, tid int }
-	main := map[thread]bool{}
+	main, pages := map[thread]bool{}, map[int]bool{} // not "WebUI Top Renderer", which draws what belongs to the browser itself
 	for _, e := range events {
-		if e.Phase == "M" && e.Name == "thread_name" && e.Args.Name == "CrRendererMain" {
+		if e.Phase == "M" && e.Name == "process_name" && e.Args.Name == "Renderer" {
+			pages[e.PID] = true
+		}
+	}
+	for _, e := range events {
+		if e.Phase == "M" && e.Name == "thread_name" && e.Args.Name == "CrRendererMain" && pages[e.PID] {
 			main[thread{e.PID, e.TID}] = true
 		}
 	}
