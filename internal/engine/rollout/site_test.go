@@ -264,7 +264,7 @@ func (c *site) hold(h *host, name string, index, instance int) {
 
 // end lets a pod of a user end.
 func (c *site) end(h *host, name string) {
-	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name && p.Namespace != tenant })
 	h.unclaim(name)
 	h.frees(name)
 	h.report()
