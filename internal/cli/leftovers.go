@@ -194,6 +194,7 @@ func stillTainted(ctx context.Context, c client.Client, tolerations []corev1.Tol
 	return why, nil
 }
 
+// leftConfigMaps are those that the controller removes. Who may create ConfigMaps may give one its label, its name, and a finalizer.
 func leftConfigMaps(ctx context.Context, c client.Client) (left []string, err error) {
 	all := &metav1.PartialObjectMetadataList{}
 	all.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
@@ -201,6 +202,9 @@ func leftConfigMaps(ctx context.Context, c client.Client) (left []string, err er
 		return nil, fmt.Errorf("reading ConfigMaps: %w", err)
 	}
 	for i := range all.Items {
+		if all.Items[i].Name != cluster.ConfigMapName || all.Items[i].DeletionTimestamp != nil {
+			continue
+		}
 		left = append(left, fmt.Sprintf("configmap/%s of the operator exists in namespace %s; a pod of NVIDIA's device plugin may still mount it",
 			all.Items[i].Name, all.Items[i].Namespace))
 	}

@@ -206,7 +206,7 @@ func (g *gathering) isNear(pod *unstructured.Unstructured) bool {
 // configMaps gathers the operator's ConfigMaps, and those that NVIDIA's device plugin and mig-manager read.
 func (g *gathering) configMaps(ctx context.Context, policies, workloads []unstructured.Unstructured) {
 	kind := kindOf("", "v1", "ConfigMap")
-	g.each(g.list(ctx, kind, "", managedByUs), nil)
+	g.each(g.list(ctx, kind, "", managedByUs), func(o *unstructured.Unstructured) bool { return o.GetName() == cluster.ConfigMapName })
 	read := map[types.NamespacedName]bool{}
 	for i := range policies {
 		policy := &policies[i]

@@ -297,7 +297,7 @@ func TestAnArchiveIsBounded(t *testing.T) {
 	g.Expect(gathered.unread).To(ConsistOf(HaveField("What", "b")))
 }
 
-// TestTheOperatorsPodsComeFirst: pods of a tenant with its label have no room before, nor time of their logs.
+// TestTheOperatorsPodsComeFirst: pods of a tenant with its label have no room before, nor time of their logs; ConfigMaps with its label have none.
 func TestTheOperatorsPodsComeFirst(t *testing.T) {
 	g := NewWithT(t)
 	labelled := func(namespace string) *corev1.Pod {
@@ -305,10 +305,15 @@ func TestTheOperatorsPodsComeFirst(t *testing.T) {
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
-	c := fake.NewClientBuilder().WithRESTMapper(mapper).WithObjects(labelled("a-tenant"), labelled("gpu-sharing-operator")).Build()
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
+	mine := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "a-tenant", Name: "mine", Labels: map[string]string(managedByUs)}}
+	c := fake.NewClientBuilder().WithRESTMapper(mapper).WithObjects(labelled("a-tenant"), labelled("gpu-sharing-operator"), mine).Build()
 	gathered := &gathering{client: c, files: files{most: 200}, own: []string{"gpu-sharing-operator"}}
 	g.Expect(gathered.workloads(t.Context(), nil)[0].GetNamespace()).To(Equal("gpu-sharing-operator"))
 	g.Expect(gathered.files.content).To(And(HaveLen(1), HaveKey(ContainSubstring("/gpu-sharing-operator/"))))
+	gathered.files.most = mostGathered
+	gathered.configMaps(t.Context(), nil, nil)
+	g.Expect(gathered.files.content).NotTo(HaveKey(ContainSubstring("mine")))
 }
 
 // TestTheArchiveSaysWhatItLacksAlsoIfItIsFull.

@@ -90,6 +90,12 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 		Namespace: "default", Name: pluginConfigMap, Labels: map[string]string(managedByUs),
 	}})
 	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "machines"}})
+	for _, name := range []string{"mine", pluginConfigMap} { // of a tenant, who does not let the controller delete the second
+		s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "machines", Name: name, Labels: map[string]string(managedByUs), Finalizers: []string{"example.com/stays"},
+		}})
+	}
+	s.Expect(s.client.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "machines", Name: pluginConfigMap}})).To(Succeed())
 	overlay := nodeOverlay()
 	overlay.SetLabels(map[string]string{autoscaling.LabelPolicy: "research"})
 	set := machineSet()

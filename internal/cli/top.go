@@ -245,17 +245,21 @@ func (a *agents) gather(ctx context.Context, now time.Time, query string, into f
 	if err := a.client.List(ctx, pods, client.MatchingLabels{nameLabel: agentName}); err != nil {
 		return nil, fmt.Errorf("listing the agents: %w", err)
 	}
+	own, err := ownNamespaces(ctx, a.client, "")
+	if err != nil {
+		return nil, err
+	}
 	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
 		ended := p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
-		return p.Spec.NodeName == "" || !p.DeletionTimestamp.IsZero() || ended
+		ofTenant := len(own) > 0 && !slices.Contains(own, p.Namespace) // who would answer for the node that it is on
+		return p.Spec.NodeName == "" || !p.DeletionTimestamp.IsZero() || ended || ofTenant
 	})
 	if len(running) == 0 {
 		return nil, errors.New("no agent runs: look at the DaemonSets " + agentName + " and " + draAgentName +
 			", and at the labels nvidia.com/gpu.present of the nodes")
 	}
 	nodes := make([]measuredNode, len(running))
-	// Who may create a pod may give it the label of the agents, so that one which cannot be asked must not hide the
-	// others.
+	// Where it is not known which namespaces are the operator's, one that cannot be asked must not hide the others.
 	refusals, renewed := make([]error, len(running)), map[string]error{}
 	for i := range running {
 		p := &running[i]

@@ -180,7 +180,8 @@ type Rewrite struct {
 	Again func() bool
 }
 
-func aRewrite[M Machine](w World[M], random *rand.Rand) Rewrite {
+// ARewrite is one of them.
+func ARewrite[M Machine](w World[M], random *rand.Rand) Rewrite {
 	name, ofClusterPolicy := Some(w, random).NodeName(), w.ClusterPolicyRewrites()
 	untaint := func(keys ...string) func() bool {
 		return func() bool {
@@ -235,13 +236,13 @@ func SetByOthers(n *corev1.Node, label, value string) {
 }
 
 func rewrite[M Machine](w World[M], random *rand.Rand) {
-	r := aRewrite(w, random)
+	r := ARewrite(w, random)
 	w.Tell("another controller rewrites %s: %v", r.What, r.Again())
 }
 
 // fight lets another controller set something again whenever the operator has changed it.
 func fight[M Machine](w World[M], random *rand.Rand) {
-	r := aRewrite(w, random)
+	r := ARewrite(w, random)
 	w.Tell("another controller sets again and again: %s", r.What)
 	w.Fight(r.Again, 2*time.Hour)
 	Bounded(w, "while another controller set again and again "+r.What, mostOfAFight)

@@ -32,8 +32,6 @@ const (
 // have, so that nothing is made twice for the pods that wait for it.
 func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
 	r.holdsBudget(n)
-	resting := plan.ByProfile(policy.Resting(p, *d))
-	g.Resting = resting
 	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
 	e, found := decidedOf(p, n, d, now)
 	if !found {
@@ -47,8 +45,12 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 	case reached && now.Before(backOff(e)):
 		g.Frozen = true
 		r.look(backOff(e))
-	case reached && maps.Equal(is, resting) && !now.Before(e.SinceTime.Add(demand.Hold)):
-		return
+	case reached && maps.Equal(is, g.Resting):
+		rests := e.SinceTime.Add(demand.Hold)
+		if !now.Before(rests) {
+			return
+		}
+		r.look(rests)
 	case reached:
 	default:
 		r.making = r.making || !maps.Equal(is, plan.ByProfile(e.Instances))
@@ -160,7 +162,11 @@ func lastOf(n *cluster.Node, uuid string) []v1alpha1.InstanceCount {
 
 // record notes what is decided now. While the rollout is paused, or has not seen the policy as it is, nothing is begun.
 func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) (begins bool) {
-	if !r.applies || p.Spec.Rollout.Paused || p.Status.ObservedGeneration != p.Generation {
+	if !r.applies || p.Spec.Rollout.Paused {
+		return false
+	}
+	if p.Status.ObservedGeneration != p.Generation {
+		r.look(now.Add(beginsIn)) // that the rollout has seen it wakes nobody
 		return false
 	}
 	for _, change := range r.decision.Changes {

@@ -71,17 +71,14 @@ func (a Attempts) kinds(of asker) (many int) {
 
 // alike is a hash of what the scheduler looks at of a pod, but for its priority.
 func alike(pod *corev1.Pod) uint64 {
-	of := pod.Spec
-	is := corev1.PodSpec{
-		NodeSelector: of.NodeSelector, Affinity: of.Affinity, Tolerations: of.Tolerations, SchedulerName: of.SchedulerName,
-		TopologySpreadConstraints: of.TopologySpreadConstraints,
+	of := &pod.Spec
+	is := []any{of.NodeSelector, of.Affinity, of.Tolerations, of.SchedulerName, of.TopologySpreadConstraints}
+	for i := range of.Containers {
+		is = append(is, of.Containers[i].Resources, of.Containers[i].Ports)
 	}
-	for _, c := range of.Containers {
-		is.Containers = append(is.Containers, corev1.Container{Resources: c.Resources, Ports: c.Ports})
-	}
-	for _, v := range of.Volumes {
-		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
-			is.Volumes = append(is.Volumes, v)
+	for i := range of.Volumes {
+		if v := &of.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
+			is = append(is, v)
 		}
 	}
 	h := fnv.New64a()
@@ -170,7 +167,7 @@ func (r *review) failing(attempts Attempts, of asker) (kinds []asker) {
 	}
 	for n, pods := range r.pods {
 		for _, pod := range pods {
-			if r.askers[n] != of || waitsSince(pod).After(attempts[of].since) {
+			if r.kinds[n].asker != of || waitsSince(pod).After(attempts[of].since) {
 				continue
 			}
 			if kind := (asker{of.namespace, of.profile, alike(pod)}); !slices.Contains(kinds, kind) {
@@ -188,7 +185,7 @@ func (r *review) failing(attempts Attempts, of asker) (kinds []asker) {
 func (r *review) offers(attempts Attempts, now time.Time) (offered, ready map[asker]int) {
 	offered, ready = map[asker]int{}, map[asker]int{}
 	for n, o := range r.decision.Outcomes {
-		of := r.askers[n]
+		of := r.kinds[n].asker
 		a, known := attempts[of]
 		if ready[of] += o.Ready; o.Ready > 0 {
 			a.seen = now
@@ -228,7 +225,7 @@ func (r *review) decide(pods []*corev1.Pod, attempts Attempts, now time.Time) {
 	for again := true; again; again = r.fail(attempts, now) {
 		r.classify(pods, attempts, now)
 		for n := range r.classes {
-			for _, of := range []asker{r.askers[n], r.askers[n].all()} {
+			for _, of := range []asker{r.kinds[n].asker, r.kinds[n].all()} {
 				if a := attempts[of]; a.until.Sub(now) <= doubled(a.failed) {
 					r.classes[n].BackOff = timing.Latest(r.classes[n].BackOff, a.until)
 				}

@@ -68,7 +68,7 @@ func (r *review) order() []int {
 	}
 	slices.SortFunc(order, func(a, b int) int {
 		x, y := &r.classes[a], &r.classes[b]
-		return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.Oldest.Compare(y.Oldest), cmp.Compare(fmt.Sprint(x.Asks), fmt.Sprint(y.Asks)),
+		return cmp.Or(cmp.Compare(y.Priority, x.Priority), x.Oldest.Compare(y.Oldest), strings.Compare(r.kinds[a].asks, r.kinds[b].asks),
 			strings.Compare(r.pods[a][0].Namespace, r.pods[b][0].Namespace), strings.Compare(r.pods[a][0].Name, r.pods[b][0].Name))
 	})
 	return order

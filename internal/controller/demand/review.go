@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -64,17 +65,20 @@ type review struct {
 	profiles map[string]string  // of the models, by resource
 	sizes    map[string]int     // of the profiles
 	most     []map[string]int64 // instances that nodes can have, by resource; each once
+	noted    []demand.GPU       // of the last of these
+	resting  map[layout]map[string]int
 	index    map[[2]string]int
 	classes  []demand.Class
 	pods     [][]*corev1.Pod // of each class, the one that has waited longest first
-	askers   []asker         // of each class
+	kinds    []kind          // of each class
 	decision demand.Decision
 	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
 	beyond   int                    // pods of kinds that were not looked at
 	applies  bool
 	making   bool                            // a change is under way
 	decided  map[string][]v1alpha1.GPUDemand // by node; only where it applies
-	next     time.Time                       // when to look again at changes that are under way
+	now      time.Time
+	next     time.Time // when to look again at changes that are under way
 }
 
 // Reviewed is what is decided for a policy that has GPUs on demand.
@@ -158,8 +162,8 @@ func (r *review) serves(planned bool) (pods []*corev1.Pod) {
 
 func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot) *review {
 	r := &review{
-		memory: m, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
-		decided: map[string][]v1alpha1.GPUDemand{},
+		memory: m, now: s.Now, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
+		decided: map[string][]v1alpha1.GPUDemand{}, resting: map[layout]map[string]int{},
 	}
 	of := Of(p)
 	r.pool = demand.Pool{Idle: time.Duration(of.IdleSeconds) * time.Second, Rest: of.Rest(), Budget: -1, Reserve: map[string]int{}}
@@ -180,9 +184,9 @@ func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapsho
 	return r
 }
 
-// look has the policy looked at again at a time, unless that is zero.
+// look has the policy looked at again at a time, unless that is past.
 func (r *review) look(at time.Time) {
-	if !at.IsZero() && (r.next.IsZero() || at.Before(r.next)) {
+	if at.After(r.now) && (r.next.IsZero() || at.Before(r.next)) {
 		r.next = at
 	}
 }
@@ -194,8 +198,8 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	from := len(r.pool.GPUs)
 	for i := range devices {
 		d := &devices[i]
-		layout := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
-		if !plan.Matches(p.Spec.GPUSelector, *d) || layout == nil || layout.OnDemand == nil || len(d.Profiles) == 0 {
+		of := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
+		if !plan.Matches(p.Spec.GPUSelector, *d) || of == nil || of.OnDemand == nil || len(d.Profiles) == 0 {
 			continue
 		}
 		g := demand.GPU{
@@ -206,6 +210,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: idle[i.UUID]})
 		}
 		if r.applies {
+			g.Resting = r.restingOf(p, d, layout{of, g.Model})
 			r.follow(p, n, d, &g, now)
 		}
 		r.pool.GPUs = append(r.pool.GPUs, g)
@@ -216,11 +221,31 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	}
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
-	promise(n, devices, r.pool.GPUs[from:], now)
+	r.promise(n, devices, r.pool.GPUs[from:], now)
+}
+
+// layout is one of a policy, on GPUs that can hold the same.
+type layout struct {
+	of    *v1alpha1.MIGLayout
+	model *gpu.Device
+}
+
+// restingOf are the instances that a GPU has at rest, by exact profile.
+func (r *review) restingOf(p *v1alpha1.GPUSharingPolicy, d *gpu.Device, of layout) map[string]int {
+	resting, known := r.resting[of]
+	if !known {
+		resting = plan.ByProfile(policy.Resting(p, *d))
+		r.resting[of] = resting
+	}
+	return resting
 }
 
 // noteMost notes how many instances of each resource the GPUs of a node can have at most.
 func (r *review) noteMost(gpus []demand.GPU) {
+	if slices.EqualFunc(gpus, r.noted, func(a, b demand.GPU) bool { return a.Model == b.Model }) {
+		return // as the node before it
+	}
+	r.noted = gpus
 	most := map[string]int64{}
 	for _, g := range gpus {
 		for _, p := range g.Model.Profiles {
@@ -269,15 +294,18 @@ func holderOf(d *gpu.Device, instance int) string {
 
 // promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, or just now, when what is reported can be of a
 // former pod of that name. It goes by name: which instance each has does not follow the order in which the cache lists them.
-func promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
-	pods := make([]*cluster.Pod, 0, len(n.Pods))
+func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
+	var pods []*cluster.Pod
 	for i := range n.Pods {
-		pods = append(pods, &n.Pods[i])
+		if len(n.Pods[i].Requests) > 0 {
+			pods = append(pods, &n.Pods[i])
+		}
 	}
 	slices.SortFunc(pods, func(a, b *cluster.Pod) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	for _, pod := range pods {
+		r.look(pod.Scheduled.Add(timing.ReportAfter))
 		holds := now.Sub(pod.Scheduled) >= timing.ReportAfter && slices.ContainsFunc(devices, func(d gpu.Device) bool {
 			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
 		})
@@ -309,8 +337,8 @@ type bounds struct{ kinds, placements int }
 // classify joins the pods of a namespace that ask for the same, that the same nodes would take, and that are as old. Left out are pods that ask for what
 // no GPU of the pool can have, or that no node of it would take, and those of kinds beyond the bounds.
 func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) {
-	r.classes, r.pods, r.askers, r.beyond = nil, nil, nil, 0
-	where, at, of := map[string]placement{}, map[string]int{}, map[string]*bounds{}
+	r.classes, r.pods, r.kinds, r.beyond = nil, nil, nil, 0
+	where, at, of := map[string]placement{}, map[kind]int{}, map[string]*bounds{}
 	for _, pod := range slices.SortedFunc(slices.Values(pods), byTurn) {
 		asks := r.asks(pod)
 		if len(asks) == 0 {
@@ -328,8 +356,9 @@ func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) 
 			continue
 		}
 		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
-		asker := attempts.of(pod, r.largest(asks))
-		key := fmt.Sprint(asker, class.Priority, asks, on.key, now.Sub(class.Oldest) >= demand.Aged)
+		key := kind{
+			asker: attempts.of(pod, r.largest(asks)), priority: class.Priority, asks: spelled(asks), nodes: on.key, aged: now.Sub(class.Oldest) >= demand.Aged,
+		}
 		n, known := at[key]
 		if !known && (len(r.classes) == most.kinds || of[pod.Namespace].kinds == 0) {
 			r.beyond++
@@ -339,11 +368,29 @@ func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) 
 			n = len(r.classes)
 			of[pod.Namespace].kinds--
 			at[key], r.classes, r.pods = n, append(r.classes, class), append(r.pods, nil)
-			r.askers = append(r.askers, asker)
+			r.kinds = append(r.kinds, key)
 		}
 		r.classes[n].Pods++
 		r.pods[n] = append(r.pods[n], pod)
 	}
+}
+
+// kind is what the pods of a class have in common.
+type kind struct {
+	asker
+
+	priority    int32
+	asks, nodes string
+	aged        bool
+}
+
+func spelled(asks map[string]int) string {
+	text := make([]byte, 0, 32)
+	for _, name := range slices.Sorted(maps.Keys(asks)) {
+		text = strconv.AppendInt(append(append(text, name...), ':'), int64(asks[name]), 10)
+		text = append(text, ' ')
+	}
+	return string(text)
 }
 
 // byTurn orders pods by priority, and then by how long they have waited.
@@ -402,16 +449,14 @@ func (r *review) largest(asks map[string]int) string {
 
 // placement is that of a pod; known are those by what pods say of it. False: there are too many others.
 func (r *review) placement(pod *corev1.Pod, known map[string]placement, left *bounds) (placement, bool) {
-	said, _ := json.Marshal(corev1.PodSpec{ //nolint:errchkjson // of strings and numbers
-		NodeSelector: pod.Spec.NodeSelector, Affinity: pod.Spec.Affinity, Tolerations: pod.Spec.Tolerations,
-	})
+	said, _ := json.Marshal([]any{pod.Spec.NodeSelector, pod.Spec.Affinity, pod.Spec.Tolerations}) //nolint:errchkjson // of strings and numbers
 	if p, found := known[string(said)]; found || len(known) == most.placements || left.placements == 0 {
 		return p, found
 	}
 	left.placements--
-	p, key := placement{nodes: map[string]bool{}}, make([]byte, len(r.nodes))
+	p, key, affinity := placement{nodes: map[string]bool{}}, make([]byte, len(r.nodes)), nodeaffinity.GetRequiredNodeAffinity(pod)
 	for at, n := range r.nodes {
-		if takes(n, pod) {
+		if takes(n, pod, affinity) {
 			p.nodes[n.Name], key[at] = true, 1
 		}
 	}
@@ -425,8 +470,8 @@ func (r *review) placement(pod *corev1.Pod, known map[string]placement, left *bo
 
 // takes reports whether a node has the labels that a pod selects, and no taint that keeps it off, but for those of a
 // change.
-func takes(n *cluster.Node, pod *corev1.Pod) bool {
-	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}})
+func takes(n *cluster.Node, pod *corev1.Pod, affinity nodeaffinity.RequiredNodeAffinity) bool {
+	matches, err := affinity.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}})
 	return err == nil && matches && !slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool {
 		return t.Effect != corev1.TaintEffectPreferNoSchedule && t.Key != v1alpha1.TaintChanging && !clusterpolicy.Tolerates(pod.Spec.Tolerations, t)
 	})

@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
@@ -24,7 +25,10 @@ import (
 // together, or an init container with the sidecars that start before it, where that is more
 // (k8s.io/component-helpers/resource PodRequests).
 func GPURequests(spec *corev1.PodSpec) map[string]int64 {
-	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
+	together, sidecars, most := map[string]int64{}, map[string]int64(nil), map[string]int64(nil)
+	if len(spec.InitContainers) > 0 || spec.Resources != nil {
+		sidecars, most = map[string]int64{}, map[string]int64{}
+	}
 	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
 		for name, quantity := range r.Limits {
 			if resource := dra.ResourceRequestedBy(string(name)); quantity.Value() != 0 && IsGPUResource(resource) {
@@ -69,7 +73,7 @@ func sum(a, b int64) int64 {
 // name ends with the hash that the pod carries too.
 func workloadOf(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOfNoCopy(pod)
-	if owner == nil {
+	if owner == nil || !isName(strings.ToLower(owner.Kind)) || !isName(owner.Name) {
 		return fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name)
 	}
 	kind, name := owner.Kind, owner.Name
@@ -80,6 +84,9 @@ func workloadOf(pod *corev1.Pod) string {
 	}
 	return fmt.Sprintf("%s %s/%s", kind, pod.Namespace, name)
 }
+
+// isName reports whether a text can be the name of an object. In a reference to its owner the author of a pod writes any.
+func isName(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
 
 const (
 	// ConfigMapName is the name of the operator's ConfigMap, which NVIDIA's device plugin reads. The GPU Operator makes it

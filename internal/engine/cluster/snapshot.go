@@ -259,49 +259,69 @@ func ServedByMPS(pods []Pod) bool {
 	return false
 }
 
-// WithoutFuture returns a copy of the node in which all recorded times that are later than a limit are long past, and
+// WithoutFuture returns the node, or a copy of it in which all recorded times that are later than a limit are long past, and
 // the latest that the node has. A time in the future tells that a clock was wrong, such as the controller's after a boot;
 // what waits for a deadline would wait until then. The annotation gpusharing.io/other-controller stays: no node is taken
 // over earlier for a wrong clock.
-func (n Node) WithoutFuture(limit time.Time) (past *Node, latest time.Time) {
-	n.Annotations, n.Taints, n.Pods, n.GPU = maps.Clone(n.Annotations), slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
-	bound := func(at *time.Time) {
-		if latest = timing.Latest(latest, *at); at.After(limit) {
+func (n *Node) WithoutFuture(limit time.Time) (past *Node, latest time.Time) {
+	n.eachTime(func(at *time.Time) { latest = timing.Latest(latest, *at) })
+	if !latest.After(limit) {
+		return n, latest
+	}
+	c := *n
+	c.Annotations, c.Taints, c.Pods, c.GPU = maps.Clone(n.Annotations), slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
+	for i := range c.Taints {
+		c.Taints[i].TimeAdded = c.Taints[i].TimeAdded.DeepCopy()
+	}
+	c.eachTime(func(at *time.Time) {
+		if at.After(limit) {
 			*at = time.Unix(0, 0)
 		}
-	}
+	})
+	return &c, latest
+}
+
+// eachTime visits all recorded times, which may be set.
+func (n *Node) eachTime(visit func(*time.Time)) {
 	for name, value := range n.Annotations {
 		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationOtherController {
-			n.Annotations[name] = boundStamps(value, bound)
+			visitStamps(value, visit, func(is string) { n.Annotations[name] = is })
 		}
 	}
 	for i := range n.Pods {
-		n.Pods[i].SyncTriggered = boundStamps(n.Pods[i].SyncTriggered, bound)
-		bound(&n.Pods[i].ReadySince)
+		visitStamps(n.Pods[i].SyncTriggered, visit, func(is string) { n.Pods[i].SyncTriggered = is })
+		visit(&n.Pods[i].ReadySince)
 	}
 	for i := range n.Taints {
 		if t := &n.Taints[i]; t.Key == v1alpha1.TaintChanging && t.TimeAdded != nil {
-			t.TimeAdded = t.TimeAdded.DeepCopy()
-			bound(&t.TimeAdded.Time)
+			visit(&t.TimeAdded.Time)
 		}
 	}
 	for _, at := range []*time.Time{&n.DevicesTaintedAt, &n.MarkedAtWorkSince, &n.Features.OverriddenSince, &n.GPU.Spec.ChangeTime.Time, &n.GPU.Status.Config.ChangeTime.Time} {
-		bound(at)
+		visit(at)
 	}
 	if f := n.GPU.Status.Rollout.Failed; f != nil {
-		bound(&f.Time.Time)
+		visit(&f.Time.Time)
 	}
-	return &n, latest
 }
 
-// boundStamps bounds the times of the stamps in a list; anything else stays.
-func boundStamps(list string, bound func(*time.Time)) string {
-	parts := strings.Split(list, ",")
+// visitStamps visits the times of the stamps in a list; set gets the list if one of them was set.
+func visitStamps(list string, visit func(*time.Time), set func(is string)) {
+	if list == "" {
+		return
+	}
+	parts, sets := strings.Split(list, ","), false
 	for i, part := range parts {
-		if key, at, is := timing.Parse(part); is {
-			bound(&at)
-			parts[i] = timing.Stamp(key, at)
+		key, at, is := timing.Parse(part)
+		if !is {
+			continue
+		}
+		was := at
+		if visit(&at); !at.Equal(was) {
+			parts[i], sets = timing.Stamp(key, at), true
 		}
 	}
-	return strings.Join(parts, ",")
+	if sets {
+		set(strings.Join(parts, ","))
+	}
 }

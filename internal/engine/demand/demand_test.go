@@ -146,6 +146,8 @@ func TestAnUnusedGPUReturnsToItsRestingLayout(t *testing.T) {
 	got = new(demand.Memory).Decide(now, unused(rest-time.Minute), nil)
 	g.Expect(got.Changes).To(BeEmpty())
 	g.Expect(got.Next).To(Equal(now.Add(time.Minute)))
+	got = new(demand.Memory).Decide(now, unused(0), nil)
+	g.Expect(got.Next).To(Equal(now.Add(rest)), "also while its instances must not go yet")
 	got = new(demand.Memory).Decide(now, unused(rest), []demand.Class{asks("7g.40gb", 1)})
 	g.Expect(got.Changes).To(BeEmpty())
 	for name, waits := range map[string]func(*demand.Class){

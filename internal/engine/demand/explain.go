@@ -181,7 +181,7 @@ func (c *chooser) rest(d *Decision) {
 		if p.gpu.Resting == nil || p.gpu.Frozen || p.needs != (tally{}) || p.option.changes() {
 			continue
 		}
-		at, unused := p.unused(c.pool.Rest)
+		at, unused := p.unused(c.pool)
 		switch {
 		case !unused || maps.Equal(numbersOf(p.instances), p.gpu.Resting):
 		case at.After(c.now):
@@ -192,14 +192,16 @@ func (c *chooser) rest(d *Decision) {
 	}
 }
 
-// unused reports whether no pod has an instance of a GPU and all may be destroyed, and when it has been so for a time.
-func (p *place) unused(long time.Duration) (at time.Time, is bool) {
-	for n, i := range p.instances {
-		if p.states[n] != mayGo {
+// unused reports whether no pod has an instance of a GPU, and when all may be destroyed and it has been so for a time.
+func (p *place) unused(pool Pool) (at time.Time, is bool) {
+	for _, i := range p.instances {
+		if i.Holder != "" || i.Partial || i.IdleSince.IsZero() {
 			return at, false
 		}
-		if t := i.IdleSince.Add(long); t.After(at) {
-			at = t
+		for _, t := range []time.Time{i.IdleSince.Add(pool.Rest), goes(pool, p.gpu, i)} {
+			if t.After(at) {
+				at = t
+			}
 		}
 	}
 	return at, len(p.instances) > 0

@@ -32,22 +32,14 @@ func Admits(p *v1alpha1.GPUSharingPolicy, d gpu.Device, instances []v1alpha1.Ins
 	resting := Resting(p, d)
 	asked := make([]v1alpha1.MIGInstances, 0, len(instances))
 	for _, i := range instances {
-		is := func(name string) bool { return name == i.Profile }
-		named := func(name v1alpha1.MIGProfile) bool {
-			return slices.ContainsFunc(exactly(d, v1alpha1.MIGInstances{Profile: name, Count: 1}), func(of v1alpha1.InstanceCount) bool { return is(of.Profile) })
-		}
-		rests := slices.ContainsFunc(resting, func(r v1alpha1.InstanceCount) bool { return is(r.Profile) })
+		named := func(name v1alpha1.MIGProfile) bool { return plan.Means(name, d, i.Profile) }
+		rests := slices.ContainsFunc(resting, func(r v1alpha1.InstanceCount) bool { return r.Profile == i.Profile })
 		if !rests && !slices.ContainsFunc(layout.OnDemand.Profiles, named) {
 			return false
 		}
 		asked = append(asked, v1alpha1.MIGInstances{Profile: v1alpha1.MIGProfile(i.Profile), Count: i.Count})
 	}
-	return exactly(d, asked...) != nil
-}
-
-// exactly are instances by their exact names on a GPU; nil: it cannot have them.
-func exactly(d gpu.Device, instances ...v1alpha1.MIGInstances) []v1alpha1.InstanceCount {
-	return resolved(v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Instances: instances}}}}, d)
+	return resolved(v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{Instances: asked}}}}, d) != nil
 }
 
 func resolved(s v1alpha1.Sharing, d gpu.Device) []v1alpha1.InstanceCount {

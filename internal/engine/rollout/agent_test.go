@@ -24,7 +24,8 @@ func (h *host) converge() {
 	h.required = h.required && h.stillPending()
 	failed := map[string]bool{} // GPUs whose steps have ended early
 	for {
-		steps, err := plan.Node(h.allowed(), h.devices())
+		devices := h.devices()
+		steps, err := plan.Node(h.allowed(devices), devices)
 		if h.GPU.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
 			steps = plan.WithoutMIG(steps)
 		}
@@ -34,7 +35,7 @@ func (h *host) converge() {
 		}
 		step := steps[at]
 		held := step.Closes() && slices.ContainsFunc(h.Pods, playedBy(pluginLabel))
-		if held || h.leaked(step) || len(plan.Blockers(step, h.devices())) > 0 {
+		if held || h.leaked(step) || len(plan.Blockers(step, devices)) > 0 {
 			return
 		}
 		h.done = append(h.done, step.String())
@@ -46,12 +47,12 @@ func (h *host) converge() {
 }
 
 // allowed is the desired state as far as the agent may set it now.
-func (h *host) allowed() []v1alpha1.DeviceSpec {
+func (h *host) allowed(devices []gpu.Device) []v1alpha1.DeviceSpec {
 	var baseline []v1alpha1.DeviceSpec
 	if h.GPU.Spec.Baseline != nil {
 		baseline = h.GPU.Spec.Baseline.Devices
 	}
-	now, _ := plan.WithoutUnrecorded(h.GPU.Spec.Devices, baseline, h.devices())
+	now, _ := plan.WithoutUnrecorded(h.GPU.Spec.Devices, baseline, devices)
 	return now
 }
 
@@ -68,7 +69,7 @@ func (h *host) report() {
 	applied := metav1.Condition{
 		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
 	}
-	steps, err := plan.Node(h.allowed(), devices)
+	steps, err := plan.Node(h.allowed(devices), devices)
 	h.GPU.Status.Conditions = rollout.ReportedStatus(h.GPU.Status).Conditions
 	if err != nil || len(steps) > 0 || !h.same(devices) {
 		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"

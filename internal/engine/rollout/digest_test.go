@@ -77,19 +77,18 @@ func digest(to hash.Hash, d rollout.Decision) {
 
 // values appends a value with all that it refers to.
 func values(to []byte, v reflect.Value) []byte {
-	is := func(kinds ...reflect.Kind) bool { return slices.Contains(kinds, v.Kind()) }
-	switch {
-	case is(reflect.Invalid):
+	switch v.Kind() {
+	case reflect.Invalid:
 		return append(to, "nil;"...)
-	case is(reflect.Pointer, reflect.Interface):
+	case reflect.Pointer, reflect.Interface:
 		return values(to, v.Elem())
-	case is(reflect.Slice, reflect.Array):
+	case reflect.Slice, reflect.Array:
 		to = append(to, '[')
 		for i := range v.Len() {
 			to = values(to, v.Index(i))
 		}
 		return append(to, ']')
-	case is(reflect.Map):
+	case reflect.Map:
 		names := map[string]reflect.Value{}
 		for _, key := range v.MapKeys() {
 			names[fmt.Sprint(key.Interface())] = v.MapIndex(key)
@@ -99,8 +98,10 @@ func values(to []byte, v reflect.Value) []byte {
 			to = values(fmt.Appendf(to, "%q:", name), names[name])
 		}
 		return append(to, '}')
-	case is(reflect.Struct):
+	case reflect.Struct:
 		return fields(to, v)
+	case reflect.String:
+		return append(append(to, v.String()...), ';')
 	}
 	return fmt.Appendf(to, "%v;", v.Interface())
 }

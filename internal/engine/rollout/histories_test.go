@@ -16,7 +16,7 @@ import (
 
 // TestMain lets more garbage lie: histories are short and leave much.
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(1000)
 	os.Exit(m.Run())
 }
 

@@ -65,28 +65,30 @@ func (s *simulation) lead() {
 
 // read brings some objects of the cache up to date.
 func (s *simulation) read(some func() bool) {
-	snapshot := s.world()
 	c := &s.cache
-	here := map[string]bool{}
-	for _, n := range snapshot.Nodes {
-		here[n.Name] = true
-		_, known := c.nodes[n.Name]
+	for _, name := range slices.Sorted(maps.Keys(s.hosts)) {
+		h := s.hosts[name]
+		n, known := c.nodes[name]
+		n = h.copiedUnless(n)
 		if some() || !known {
-			c.nodes[n.Name], c.version[n.Name] = n, s.version[n.Name]
+			c.nodes[name], c.version[name] = n, s.version[name]
+		}
+		if was := c.gpus[name]; (some() || !known) && !equal(&was, &h.GPU) {
+			c.gpus[name] = *h.GPU.DeepCopy()
 		}
 		if some() || !known {
-			c.gpus[n.Name] = *s.hosts[n.Name].GPU.DeepCopy() // as it is stored, without the copy of its baseline on the Node
+			c.pods[name] = n
 		}
 		if some() || !known {
-			c.pods[n.Name] = n
-		}
-		if some() || !known {
-			c.features[n.Name] = n.Features
+			c.features[name] = n.Features
 		}
 	}
-	maps.DeleteFunc(c.nodes, func(name string, _ cluster.Node) bool { return !here[name] })
+	maps.DeleteFunc(c.nodes, func(name string, _ cluster.Node) bool { return s.hosts[name] == nil })
 	if some() {
-		c.policies = snapshot.Policies
+		c.policies = nil
+		for i := range s.Policies {
+			c.policies = append(c.policies, *s.Policies[i].DeepCopy())
+		}
 	}
 }
 
@@ -98,7 +100,7 @@ func (s *simulation) wrote(a action.Action) {
 	}
 	switch a.(type) {
 	case action.PatchNode, action.Taint, action.Untaint, action.TaintDevices, action.UntaintDevices:
-		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.copied(), s.version[h.Name]
+		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.alone(), s.version[h.Name]
 	case action.AllowMPS:
 		f := s.cache.features[h.Name]
 		f.OverriddenSince = time.Time{}
@@ -117,7 +119,8 @@ func (s *simulation) known() cluster.Snapshot {
 		n.Pods, n.AgentReady, n.AgentSince = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady, s.cache.pods[name].AgentSince
 		n.Features = s.cache.features[name]
 		if h := s.hosts[name]; h == nil || !h.withoutGPUNode {
-			snapshot.Nodes = append(snapshot.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
+			n.GPU = s.cache.gpus[name]
+			snapshot.Nodes = append(snapshot.Nodes, s.reads.joined(n)) // as NodeOf joins a Node and its GPUNode
 		} else if n.Annotations[v1alpha1.AnnotationBaseline] != "" {
 			n = n.WithCopy(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
 			n.NoGPUNode = true

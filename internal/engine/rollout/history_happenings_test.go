@@ -33,6 +33,7 @@ func lateHappenings() history.Happenings[*run] {
 		"late-anew":    (*run).anewEvent,
 		"late-brief":   (*run).briefEvent,
 		"late-clock":   (*run).clockEvent,
+		"late-daily":   (*run).dailyEvent,
 		"late-etcd":    (*run).etcdEvent,
 		"late-garbage": (*run).garbageEvent,
 		"late-guise":   (*run).guiseEvent,

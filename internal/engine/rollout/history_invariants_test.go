@@ -159,12 +159,12 @@ func (c *run) rebootsEmpty(h *host, a action.SetSpec) {
 // Others are evicted before a reboot alone.
 func (c *run) bystander(h *host, a action.Evict) {
 	known := c.cache.gpus[h.Name]
-	holdsNothing := strings.HasPrefix(c.kinds[a.Pod], "cpu") || c.kinds[a.Pod] == "monitor" // that has GPUs by a claim with adminAccess
+	holdsNothing := a.Namespace == tenant || strings.HasPrefix(c.kinds[a.Pod], "cpu") || c.kinds[a.Pod] == "monitor" // that has GPUs by a claim with adminAccess
 	if holdsNothing && (!condition.IsTrue(known.Status.Conditions, v1alpha1.ConditionRebootRequired) || !c.empties(h, a.For().Name)) {
 		c.breaks("harmless", "%s is evicted for policy %q, which holds no GPU", a.Pod, a.Policy.Name)
 	}
 	s, holds := c.heldGPUs[a.Pod]
-	if !holds {
+	if !holds || a.Namespace == tenant {
 		return
 	}
 	if c.kinds[a.Pod] == "claim" {

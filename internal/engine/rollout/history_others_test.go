@@ -87,6 +87,23 @@ func (c *run) ClusterPolicyRewrites() []history.Rewrite {
 	}}}
 }
 
+// dailyEvent lets another controller undo once in two hours what the operator has set, for days. That is no fight, however often it happens.
+func (c *run) dailyEvent(random *rand.Rand) {
+	r := history.ARewrite(c, random)
+	c.tell("once in two hours another controller rewrites %s", r.What)
+	for n := range 62 {
+		r.Again()
+		for _, o := range c.step(true).Nodes {
+			if n > 0 && o.Reason == v1alpha1.ReasonChangedByOthers {
+				c.breaks("bounded", "node %s is given up, though %s is rewritten once in two hours: %s", o.Node, r.What, o.Message)
+			}
+		}
+		if c.passes(2 * time.Hour); c.broken != "" {
+			return
+		}
+	}
+}
+
 func isDeploy(label string) bool { return strings.HasPrefix(label, "nvidia.com/gpu.deploy.") }
 
 func (c *run) Fight(again func() bool, d time.Duration) {

@@ -328,6 +328,12 @@ func (c *run) carryOut(a action.Action) {
 // evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
 func (c *run) evicts(h *host, a action.Evict) {
 	kind := c.kinds[a.Pod]
+	if a.Namespace == tenant {
+		c.count["evict a tenant of "+h.Name]++
+		c.bystander(h, a)
+		h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.UID == a.UID })
+		return
+	}
 	if c.protected[a.Pod] {
 		c.count["ask to evict a pod of "+h.Name]++
 	} else {
@@ -357,7 +363,6 @@ func (c *run) evicts(h *host, a action.Evict) {
 			c.leaves(h, p)
 		}
 	}
-	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Namespace == tenant && p.UID == a.UID })
 	c.evicted = append(c.evicted, a.Pod)
 	switch kind {
 	case "cpu-tolerant":

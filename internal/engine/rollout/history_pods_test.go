@@ -144,12 +144,17 @@ func (c *run) leaves(h *host, p cluster.Pod) {
 	delete(c.heldGPUs, p.Name)
 }
 
-// tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's. It
+// tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's, or has the name of a user's. It
 // stays, whatever ends others.
 func (c *run) tenantEvent(random *rand.Rand) {
 	h := c.some(random)
 	c.serial++
 	name := fmt.Sprint("tenant-", c.serial)
+	if users := c.UserPods(h); len(users) > 0 && random.IntN(2) == 0 && c.tenants[users[0]] == nil {
+		name = users[0]
+	} else {
+		c.kinds[name] = "cpu-tenant"
+	}
 	looks := slices.Sorted(maps.Keys(disguises()))
 	look, owner := looks[random.IntN(len(looks))], slices.Sorted(maps.Keys(owners()))[random.IntN(len(owners()))]
 	plain := tenantPod(name, owners()[owner])
@@ -163,9 +168,8 @@ func (c *run) tenantEvent(random *rand.Rand) {
 	}
 	pod := plain.DeepCopy()
 	disguises()[look](pod)
-	h.Pods = append(h.Pods, cluster.PodOf(pod, c.programs()))
+	h.Pods = slices.Insert(h.Pods, random.IntN(len(h.Pods)+1), cluster.PodOf(pod, c.programs()))
 	c.tenants[string(pod.UID)] = plain
-	c.kinds[name] = "cpu-tenant"
 	c.tell("pod %s of a tenant comes to %s: %s, controller: %s", name, h.Name, look, owner)
 }
 

@@ -160,10 +160,7 @@ func (memory *Memory) lookup(n *cluster.Node, now time.Time) *nodeEntry {
 	r, limit := memory.nodes[n.Name], now.Add(timing.ClocksDiffer)
 	if r == nil || n.Version == 0 || r.version != n.Version || r.bounded || r.latest.After(limit) {
 		past, latest := n.WithoutFuture(limit)
-		r = &nodeEntry{version: n.Version, round: -1, latest: latest, bounded: latest.After(limit)}
-		if r.bounded {
-			n = past
-		}
+		n, r = past, &nodeEntry{version: n.Version, round: -1, latest: latest, bounded: latest.After(limit)}
 		r.shown, _ = cluster.ShownBy(n)
 		if cluster.ServedByMPS(n.Pods) {
 			r.mpsUsers = cluster.UsersOn(n)

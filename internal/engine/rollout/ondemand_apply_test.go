@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -61,6 +62,8 @@ type applied struct {
 	faulty        bool
 	late          []late
 	attempts      map[string]demand.Attempts // by policy
+	saw           []any                      // what the last review was about; nil: it did not end
+	next          time.Time                  // of a review though nothing changes; zero: never
 	layouts       [2]pure.Memory
 	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
 	broken        string
@@ -151,7 +154,7 @@ func (c *applied) of(h *host) *v1alpha1.GPUSharingPolicy {
 
 // leads is another controller that leads.
 func (c *applied) leads() {
-	c.memory, c.sleeps, c.attempts = mostlyRemembering(), sleeping{}, map[string]demand.Attempts{}
+	c.memory, c.sleeps, c.attempts, c.saw = mostlyRemembering(), sleeping{}, map[string]demand.Attempts{}, nil
 }
 
 func (c *applied) isReady() bool {
@@ -264,6 +267,9 @@ func (c *applied) schedule() {
 
 // room names the first node that offers a pod what it asks for; empty: none does.
 func (c *applied) room(pod *corev1.Pod) string {
+	if pod.Namespace == flooding || len(pod.Spec.Volumes) > 0 {
+		return ""
+	}
 	of := resourceOf(pod)
 	for _, node := range slices.Sorted(maps.Keys(c.hosts)) {
 		h := c.hosts[node]
@@ -277,7 +283,7 @@ func (c *applied) room(pod *corev1.Pod) string {
 			}
 		}
 		pool, selects := pod.Spec.NodeSelector[poolLabel]
-		if h.Allocatable[of] > used && len(h.Taints) == 0 && pod.Namespace != flooding && len(pod.Spec.Volumes) == 0 && (!selects || h.Labels[poolLabel] == pool) {
+		if h.Allocatable[of] > used && len(h.Taints) == 0 && (!selects || h.Labels[poolLabel] == pool) {
 			return node
 		}
 	}
@@ -394,15 +400,24 @@ func (c *applied) free(h *host, of string) (index, instance int) {
 	return chosen[0], chosen[1]
 }
 
-// decides is a reconcile of the demand controller, which may end before it has written everything.
+// decides is a reconcile of the demand controller, which may end before it has written everything. It reads what others have as well, and must not change it.
 func (c *applied) decides() {
-	s := c.world()
+	s := c.withoutNodes()
+	s.Policies = c.Policies
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		s.Nodes = append(s.Nodes, *c.hosts[name].Node)
+	}
 	var pods []*corev1.Pod
 	for _, pod := range c.waiting {
 		if demand.Waits(pod) {
 			pods = append(pods, pod)
 		}
 	}
+	sees := c.sees(pods)
+	if c.saw != nil && (c.next.IsZero() || s.Now.Before(c.next)) && reflect.DeepEqual(c.saw, sees) {
+		return // nothing has woken it
+	}
+	c.saw = nil
 	of := map[string]*v1alpha1.GPUSharingPolicy{"": nil}
 	var asked, same []demand.Asked
 	for i := range s.Policies {
@@ -412,8 +427,15 @@ func (c *applied) decides() {
 		same = append(same, demand.Asked{Policy: p, Pods: slices.Clone(pods), Attempts: maps.Clone(c.attempts[p.Name])})
 	}
 	is := demand.Review(&c.layouts[0], &s, asked...)
+	c.next = time.Time{}
 	for name := range is {
 		c.attempts[name] = is[name].Attempts
+		c.wakesAt(is[name].Next)
+	}
+	for _, pod := range pods {
+		if ages := cluster.Scheduled(pod).LastTransitionTime.Add(pure.Aged); ages.After(s.Now) {
+			c.wakesAt(ages)
+		}
 	}
 	if c.random.IntN(8) == 0 {
 		if c.random.IntN(8) == 0 {
@@ -448,6 +470,37 @@ func (c *applied) decides() {
 		c.tell("demand of %s: %v", name, says(decided))
 		h.GPU.Status.Demand = decided
 	}
+	c.saw = sees
+}
+
+// wakesAt wakes the demand controller at a time, unless that is zero.
+func (c *applied) wakesAt(at time.Time) {
+	if !at.IsZero() && (c.next.IsZero() || at.Before(c.next)) {
+		c.next = at
+	}
+}
+
+// sees is what wakes the demand controller when it changes (watch.go of internal/controller/demand).
+func (c *applied) sees(waiting []*corev1.Pod) (sees []any) {
+	for i := range c.Policies {
+		sees = append(sees, c.Policies[i].Name, c.Policies[i].Generation)
+	}
+	for _, pod := range waiting {
+		sees = append(sees, pod.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[name]
+		of := v1alpha1.GPUNode{Spec: v1alpha1.GPUNodeSpec{PolicyName: h.GPU.Spec.PolicyName, Devices: h.GPU.Spec.Devices}}
+		of.Status.Devices, of.Status.Rollout.Failed = h.GPU.Status.Devices, h.GPU.Status.Rollout.Failed
+		sees = append(sees, of.DeepCopy(), condition.IsTrue(h.GPU.Status.Conditions, v1alpha1.ConditionReady), maps.Clone(h.Labels), slices.Clone(h.Taints),
+			h.Unhealthy(nil))
+		for _, p := range h.Pods {
+			if len(p.Requests) > 0 {
+				sees = append(sees, p.UID)
+			}
+		}
+	}
+	return sees
 }
 
 // servedOnce holds what is new of all policies to invariant 11.
@@ -490,7 +543,7 @@ func (c *applied) hasReason(h *host, entries []v1alpha1.GPUDemand, p *v1alpha1.G
 
 // acts is a reconcile of the rollout, which may end before it has done everything.
 func (c *applied) acts() {
-	d := c.sleeps.decide(c.world(), c.memory.decide)
+	d := c.sleeps.decide(c.watched(), c.memory.decide)
 	for _, a := range d.Actions {
 		if c.random.IntN(12) == 0 {
 			break
@@ -566,10 +619,11 @@ func (c *applied) passes(d time.Duration) {
 	c.tick(d)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		h := c.hosts[name]
-		for at, is := range h.devices() {
+		devices := h.devices()
+		for at, is := range devices {
 			c.looks(h, before[name][at], is)
 		}
-		c.reportHeld(h)
+		c.reportHeld(h, devices)
 	}
 }
 
@@ -614,11 +668,13 @@ func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int)
 	}
 }
 
-// reportHeld is the agent's report since when no pod has had each instance.
-func (c *applied) reportHeld(h *host) {
-	for _, d := range h.devices() {
+// reportHeld is the agent's report since when no pod has had each instance that none has.
+func (c *applied) reportHeld(h *host, devices []gpu.Device) {
+	held := map[string]bool{}
+	for _, d := range devices {
 		for _, i := range d.State.Instances {
-			if _, known := c.lastHeld[i.UUID]; !known || d.InUse(i.ID) {
+			held[i.UUID] = d.InUse(i.ID)
+			if _, known := c.lastHeld[i.UUID]; !known || held[i.UUID] {
 				c.lastHeld[i.UUID] = c.Now
 			}
 		}
@@ -626,7 +682,9 @@ func (c *applied) reportHeld(h *host) {
 	for d := range h.GPU.Status.Devices {
 		for i := range h.GPU.Status.Devices[d].Instances {
 			of := &h.GPU.Status.Devices[d].Instances[i]
-			of.LastHeldTime = metav1.NewTime(c.lastHeld[of.UUID].Truncate(time.Second))
+			if of.LastHeldTime = (metav1.Time{}); !held[of.UUID] {
+				of.LastHeldTime = metav1.NewTime(c.lastHeld[of.UUID].Truncate(time.Second))
+			}
 		}
 	}
 }
@@ -859,15 +917,16 @@ func (c *applied) counts() {
 	}
 }
 
-// TestHistoriesOfDemand plays random histories with MIG on demand. DEMAND_HISTORIES=10000 plays more, DEMAND_HISTORY=7 one.
+// TestHistoriesOfDemand plays random histories with MIG on demand. DEMAND_HISTORIES=10000 plays more, DEMAND_HISTORY=7 one, or so many from
+// that on; HISTORIES_DIGEST=1 logs a digest of each.
 func TestHistoriesOfDemand(t *testing.T) {
 	g := NewWithT(t)
 	from, count := uint64(1), uint64(20)
-	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORIES"), 10, 64); err == nil {
-		count = n
-	}
 	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORY"), 10, 64); err == nil {
 		from, count = n, 1
+	}
+	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORIES"), 10, 64); err == nil {
+		count = n
 	}
 	repartitioned := uint64(0)
 	for seed := from; seed < from+count; seed++ {
@@ -880,6 +939,9 @@ func TestHistoriesOfDemand(t *testing.T) {
 		}
 		if c.repartitioned > 0 {
 			repartitioned++
+		}
+		if os.Getenv("HISTORIES_DIGEST") != "" {
+			t.Logf("history %d: %d repartitions, %d told, digest %x", seed, c.repartitioned, len(c.told), sha256.Sum256([]byte(strings.Join(c.told, "\n"))))
 		}
 		if played := seed - from + 1; played%100 == 0 {
 			t.Logf("%d of %d histories have a repartition", repartitioned, played)

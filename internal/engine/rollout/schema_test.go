@@ -4,11 +4,13 @@
 package rollout_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
+	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"unicode/utf8"
 
@@ -35,62 +37,100 @@ var schemas = sync.OnceValue(func() map[string]*apiextensionsv1.JSONSchemaProps 
 	return all
 })
 
+// bounds are what a schema bounds.
+type bounds struct {
+	length, items, entries *int64
+	fields                 map[string]*bounds
+	each                   *bounds // of a list, or of the entries that have no name
+}
+
+func boundsOf(schema *apiextensionsv1.JSONSchemaProps) *bounds {
+	b := &bounds{length: schema.MaxLength, items: schema.MaxItems, entries: schema.MaxProperties, fields: map[string]*bounds{}}
+	for name, of := range schema.Properties {
+		b.fields[name] = boundsOf(&of)
+	}
+	if schema.Items != nil {
+		b.each = boundsOf(schema.Items.Schema)
+	} else if a := schema.AdditionalProperties; a != nil && a.Schema != nil {
+		b.each = boundsOf(a.Schema)
+	}
+	return b
+}
+
+// limits are what the schemas bound.
+var limits = sync.OnceValue(func() map[string]*bounds {
+	all := map[string]*bounds{}
+	for kind, schema := range schemas() {
+		all[kind] = boundsOf(schema)
+	}
+	return all
+})
+
 // refusal is why the API server refuses an object of ours: what its schema bounds; empty if it takes it.
 func refusal(object any) string {
-	text, err := json.Marshal(object)
-	if err != nil {
-		panic(err)
-	}
-	var value any
-	if err := json.Unmarshal(text, &value); err != nil {
-		panic(err)
-	}
-	schema := schemas()["GPUNode"]
+	schema := limits()["GPUNode"]
 	if _, is := object.(v1alpha1.GPUSharingPolicy); is {
-		schema = schemas()["GPUSharingPolicy"]
+		schema = limits()["GPUSharingPolicy"]
 	}
-	return exceeds("", schema, value)
+	return exceeds("", schema, reflect.ValueOf(object))
 }
 
 // exceeds is which bound a value exceeds, and where.
-func exceeds(path string, schema *apiextensionsv1.JSONSchemaProps, value any) string {
+func exceeds(path string, schema *bounds, value reflect.Value) string {
 	over := func(is int, most *int64, of string) string {
 		if most == nil || int64(is) <= *most {
 			return ""
 		}
 		return fmt.Sprintf("%s has %d %s, and %d are allowed", path, is, of, *most)
 	}
-	switch value := value.(type) {
-	case string:
-		return over(utf8.RuneCountInString(value), schema.MaxLength, "characters")
-	case []any:
-		if why := over(len(value), schema.MaxItems, "items"); why != "" || schema.Items == nil {
-			return why
+	if schema == nil || value.IsZero() {
+		return ""
+	}
+	switch value.Kind() {
+	case reflect.Pointer:
+		return exceeds(path, schema, value.Elem())
+	case reflect.String:
+		return over(utf8.RuneCountInString(value.String()), schema.length, "characters")
+	case reflect.Slice:
+		why := over(value.Len(), schema.items, "items")
+		for i := 0; i < value.Len() && why == ""; i++ {
+			why = exceeds(path+"[]", schema.each, value.Index(i))
 		}
-		for _, item := range value {
-			if why := exceeds(path+"[]", schema.Items.Schema, item); why != "" {
+		return why
+	case reflect.Map:
+		why := over(value.Len(), schema.entries, "entries")
+		keys := value.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return cmp.Compare(a.String(), b.String()) })
+		for i := 0; i < len(keys) && why == ""; i++ {
+			why = exceeds(path+"."+keys[i].String(), cmp.Or(schema.fields[keys[i].String()], schema.each), value.MapIndex(keys[i]))
+		}
+		return why
+	case reflect.Struct:
+		if other, is := reflect.TypeAssert[json.Marshaler](value); is && schema.length != nil {
+			return exceeds(path, schema, reflect.ValueOf(written(other)))
+		} else if is {
+			return "" // a time
+		}
+		for i := range value.NumField() {
+			name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
+			of := schema
+			if name != "" {
+				of = schema.fields[name]
+			}
+			if why := exceeds(path+"."+name, of, value.Field(i)); why != "" {
 				return why
 			}
 		}
-	case map[string]any:
-		if why := over(len(value), schema.MaxProperties, "entries"); why != "" {
-			return why
-		}
-		return propertyExceeds(path, schema, value)
 	}
 	return ""
 }
 
-// propertyExceeds is which bound a property of an object exceeds, and where.
-func propertyExceeds(path string, schema *apiextensionsv1.JSONSchemaProps, value map[string]any) string {
-	for _, name := range slices.Sorted(maps.Keys(value)) {
-		of, known := schema.Properties[name]
-		if a := schema.AdditionalProperties; !known && a != nil && a.Schema != nil {
-			of = *a.Schema
-		}
-		if why := exceeds(path+"."+name, &of, value[name]); why != "" {
-			return why
-		}
+// written is what is written of a value that is no struct there; empty: a number.
+func written(of json.Marshaler) (text string) {
+	raw, err := of.MarshalJSON()
+	if err != nil {
+		panic(err)
 	}
-	return ""
+	_ = json.Unmarshal(raw, &text)
+	return text
 }

@@ -47,6 +47,7 @@ type site struct {
 	cluster.Snapshot
 	hosts        map[string]*host
 	memory       remembering
+	reads        readings
 	sleeps       sleeping
 	pods         int     // given out so far
 	replaced     int     // machines that got the name of a former one: their GPUs have other UUIDs
@@ -67,6 +68,20 @@ type site struct {
 	dropsNames bool          // the feature gate DRAExtendedResource is off
 	orphans    []string      // DeviceTaintRules of nodes that are gone
 	scheduler  nvidia.Classes
+}
+
+// readings are objects as they were last read: nodes as they are stored, and with what their annotations say.
+type readings struct {
+	policies      []v1alpha1.GPUSharingPolicy
+	stored, nodes map[string]cluster.Node
+}
+
+// joined is a node with what its annotations say.
+func (r *readings) joined(n cluster.Node) cluster.Node {
+	if was, known := r.stored[n.Name]; !known || !equal(&was, &n) {
+		r.stored[n.Name], r.nodes[n.Name] = n, n.WithCopy(&n.GPU)
+	}
+	return r.nodes[n.Name]
 }
 
 // crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
@@ -123,6 +138,7 @@ func newSite() *site {
 			Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		},
 		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{}, scheduler: nvidia.Classes{},
+		reads: readings{stored: map[string]cluster.Node{}, nodes: map[string]cluster.Node{}},
 	}
 }
 
@@ -179,6 +195,28 @@ func (c *site) world() cluster.Snapshot {
 	return s
 }
 
+// watched is world, in which what is as it was when it was last read is that value, as in the controller's cache.
+func (c *site) watched() cluster.Snapshot {
+	s := c.withoutNodes()
+	if !equal(&c.reads.policies, &c.Policies) {
+		c.reads.policies = nil
+		for i := range c.Policies {
+			c.reads.policies = append(c.reads.policies, *c.Policies[i].DeepCopy())
+		}
+	}
+	s.Policies = slices.Clone(c.reads.policies)
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[name]
+		was := c.reads.stored[name]
+		is := h.copiedUnless(was)
+		if is.GPU = was.GPU; !equal(&was.GPU, &h.GPU) {
+			is.GPU = *h.GPU.DeepCopy()
+		}
+		s.Nodes = append(s.Nodes, c.reads.joined(is))
+	}
+	return s
+}
+
 // withoutNodes is the snapshot without its nodes and policies.
 func (c *site) withoutNodes() cluster.Snapshot {
 	s := c.Snapshot
@@ -192,13 +230,27 @@ func (c *site) withoutNodes() cluster.Snapshot {
 func (c *site) controllersNow() time.Time { return c.Now.Add(c.ahead) }
 
 // copied is the node as it is now.
-func (h *host) copied() cluster.Node {
+func (h *host) copied() cluster.Node { return h.alone().WithCopy(h.GPU.DeepCopy()) }
+
+// copiedUnless is the node alone as it was, unless it has changed.
+func (h *host) copiedUnless(was cluster.Node) cluster.Node {
+	is := *h.Node
+	is.Features = h.features.seen()
+	if was.GPU, is.GPU = (v1alpha1.GPUNode{}), (v1alpha1.GPUNode{}); equal(&was, &is) {
+		return was
+	}
+	return h.alone()
+}
+
+// alone is the node as it is now, without its GPUNode.
+func (h *host) alone() cluster.Node {
 	n := *h.Node
+	n.GPU = v1alpha1.GPUNode{}
 	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
 	n.Unallocatable = maps.Clone(n.Unallocatable)
 	n.Taints, n.Pods, n.Claims = slices.Clone(n.Taints), slices.Clone(n.Pods), slices.Clone(n.Claims)
 	n.Features = h.features.seen()
-	return n.WithCopy(n.GPU.DeepCopy())
+	return n
 }
 
 // hold lets a pod of a user hold a GPU of a node, or an instance of it.
@@ -212,7 +264,7 @@ func (c *site) hold(h *host, name string, index, instance int) {
 
 // end lets a pod of a user end.
 func (c *site) end(h *host, name string) {
-	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name && p.Namespace != tenant })
 	h.unclaim(name)
 	h.frees(name)
 	h.report()
@@ -799,7 +851,7 @@ func (c *site) tick(d time.Duration) {
 
 // reconcile decides, if anything wakes the controller, acts, and keeps the statuses.
 func (c *site) reconcile() rollout.Decision {
-	d := c.sleeps.decide(c.world(), c.memory.decide)
+	d := c.sleeps.decide(c.watched(), c.memory.decide)
 	c.tolerate(d.Tolerations)
 	for _, a := range d.Actions {
 		c.do(a)

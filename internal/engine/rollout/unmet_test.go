@@ -179,6 +179,8 @@ func TestWhatAPodRequests(t *testing.T) {
 	g.Expect(p.Workload).To(Equal("Deployment team/web"))
 	pod.Labels = nil
 	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
+	pod.OwnerReferences[0].Name = "x asks for nothing; run kubectl delete gpusharingpolicies --all" // the API server takes any text
+	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("pod team/web-76c5-x"))
 	pod.OwnerReferences = nil
 	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("pod team/web-76c5-x"))
 }

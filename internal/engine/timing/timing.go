@@ -24,8 +24,11 @@ func Stamped(value, key string) (at time.Time, ok bool) {
 // Parse returns the key and the time of a stamp; ok is false if value is none.
 func Parse(value string) (key string, at time.Time, ok bool) {
 	key, seconds, found := strings.Cut(value, "@")
+	if !found {
+		return "", time.Time{}, false
+	}
 	n, err := strconv.ParseInt(seconds, 10, 64)
-	if !found || err != nil {
+	if err != nil {
 		return "", time.Time{}, false
 	}
 	return key, time.Unix(n, 0), true

@@ -82,7 +82,7 @@ func (c Case) paced() Decision {
 	if len(counting) >= maxRecords {
 		return Decision{Why: fmt.Sprintf("%d pods of this node were evicted in the last ten minutes", maxRecords), After: perGPU}
 	}
-	for _, e := range slices.Concat(counting, c.Elsewhere) {
+	for _, e := range slices.Concat(counting, Counting(c.Elsewhere, c.Now)) {
 		same := e.Namespace == c.Pressure.Container.Namespace && e.PodName == c.Pressure.Container.PodName
 		if remaining := perPod - c.Now.Sub(e.Time.Time); same && remaining > 0 {
 			return Decision{Why: "the pod was evicted less than ten minutes ago", After: remaining}
@@ -114,11 +114,11 @@ func Recorded(all []v1alpha1.MemoryEviction, p v1alpha1.MemoryPressure, now time
 	})
 }
 
-// Counting are the evictions that still count.
+// Counting are the evictions that still count. A time in the future tells that the clock of a controller was wrong, and counts as long past.
 func Counting(all []v1alpha1.MemoryEviction, now time.Time) []v1alpha1.MemoryEviction {
 	var counting []v1alpha1.MemoryEviction
 	for _, e := range all {
-		if now.Sub(e.Time.Time) < perPod {
+		if age := now.Sub(e.Time.Time); age < perPod && age > -perGPU {
 			counting = append(counting, e)
 		}
 	}

@@ -36,10 +36,13 @@ func evicted(gpu, pod string, ago time.Duration) v1alpha1.MemoryEviction {
 
 func TestThePodIsEvicted(t *testing.T) {
 	for name, change := range map[string]func(*memoryguard.Case){
-		"of a report that the policy asks for":   func(*memoryguard.Case) {},
-		"a minute after another one of the GPU":  func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-1", "other", time.Minute)) },
-		"beside one of another GPU":              func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-2", "other", time.Second)) },
-		"ten minutes after it was evicted":       func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-1", "greedy", 10*time.Minute)) },
+		"of a report that the policy asks for":  func(*memoryguard.Case) {},
+		"a minute after another one of the GPU": func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-1", "other", time.Minute)) },
+		"beside one of another GPU":             func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-2", "other", time.Second)) },
+		"ten minutes after it was evicted":      func(c *memoryguard.Case) { c.Evicted = append(c.Evicted, evicted("GPU-1", "greedy", 10*time.Minute)) },
+		"though a controller with a wrong clock recorded the like": func(c *memoryguard.Case) {
+			c.Evicted, c.Elsewhere = append(c.Evicted, evicted("GPU-1", "other", -time.Hour)), append(c.Elsewhere, evicted("GPU-2", "greedy", -time.Hour))
+		},
 		"from a node whose clock is 20 s ahead":  func(c *memoryguard.Case) { c.Now = start.Add(40 * time.Second) },
 		"whose share is what the policy says it": func(c *memoryguard.Case) { c.Memory.PerReplica = new(resource.MustParse("10Gi")) },
 	} {

@@ -13,9 +13,7 @@ package mig
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -44,21 +42,21 @@ func Resolve(d gpu.Device, name string) (gpu.Profile, error) {
 }
 
 func bySlices(d gpu.Device, name string, wanted Name) (gpu.Profile, error) {
-	var candidates []gpu.Profile
-	for _, p := range d.Profiles {
-		if p.Slices != wanted.Slices {
+	var least *gpu.Profile
+	for i := range d.Profiles {
+		p := &d.Profiles[i]
+		if p.Slices != wanted.Slices || least != nil &&
+			cmp.Or(cmp.Compare(p.Size, least.Size), cmp.Compare(p.MemoryMiB, least.MemoryMiB), cmp.Compare(p.Name, least.Name)) >= 0 {
 			continue
 		}
 		if n, err := ParseName(p.Name); err == nil && n.Compute == 0 && n.SameAttributes(wanted) {
-			candidates = append(candidates, p)
+			least = p
 		}
 	}
-	if len(candidates) == 0 {
+	if least == nil {
 		return gpu.Profile{}, &ProfileError{Device: d, Name: name}
 	}
-	return slices.MinFunc(candidates, func(a, b gpu.Profile) int {
-		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.MemoryMiB, b.MemoryMiB), cmp.Compare(a.Name, b.Name))
-	}), nil
+	return *least, nil
 }
 
 // Fill is how many instances of a profile fit on the empty GPU.
@@ -127,16 +125,12 @@ type Name struct {
 	Without  []string // attributes after the minus
 }
 
-var grammar = regexp.MustCompile(
-	`^(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g(?:\.([1-9][0-9]{0,3})gb)?(?:\+([a-z.]+(?:,[a-z.]+)*))?(?:-([a-z.]+(?:,[a-z.]+)*))?$`)
-
 // ParseName takes the name of a MIG profile apart. Errors: a text that is not such a name.
 func ParseName(s string) (Name, error) {
-	m := grammar.FindStringSubmatch(s)
-	if m == nil {
+	n, is := parse(s)
+	if !is {
 		return Name{}, fmt.Errorf("%q is not the name of a MIG profile, such as 1g.10gb, 1g.10gb+me or 3g", s)
 	}
-	n := Name{Compute: number(m[1]), Slices: number(m[2]), MemoryGB: number(m[3]), With: list(m[4]), Without: list(m[5])}
 	if n.Compute > n.Slices {
 		return Name{}, fmt.Errorf("%q names a compute instance larger than its GPU instance", s)
 	}
@@ -144,6 +138,22 @@ func ParseName(s string) (Name, error) {
 		n.Compute = 0
 	}
 	return n, nil
+}
+
+// parse reads the grammar. Each plan parses names, and a regular expression takes many times as long.
+func parse(s string) (n Name, is bool) {
+	s, without, less := strings.Cut(s, "-")
+	s, with, more := strings.Cut(s, "+")
+	compute, whole, part := strings.Cut(s, "c.")
+	if !part {
+		compute, whole = "", s
+	}
+	count, memory, ends := strings.Cut(whole, "g")
+	memory, sized := strings.CutPrefix(memory, ".")
+	memory, unit := strings.CutSuffix(memory, "gb")
+	n = Name{Compute: number(compute, 2), Slices: number(count, 2), MemoryGB: number(memory, 4), With: list(with), Without: list(without)}
+	return n, ends && n.Slices > 0 && part == (n.Compute > 0) && sized == unit && sized == (n.MemoryGB > 0) && sized == (memory != "") &&
+		more == (n.With != nil) && less == (n.Without != nil)
 }
 
 // String is the name as NVIDIA's tools write it.
@@ -170,17 +180,28 @@ func (n Name) SameAttributes(o Name) bool {
 	return slices.Equal(n.With, o.With) && slices.Equal(n.Without, o.Without)
 }
 
-// number reads what the grammar has let through; nothing is 0.
-func number(digits string) int {
-	n, _ := strconv.Atoi(digits)
+// number reads so many digits at most; 0: it is no number from 1 up.
+func number(digits string, most int) (n int) {
+	for i, d := range []byte(digits) {
+		if d < '0' || d > '9' || i == most || n == 0 && d == '0' {
+			return 0
+		}
+		n = 10*n + int(d-'0')
+	}
 	return n
 }
 
+// list reads attributes; nil: there is none, or one is not of letters and dots.
 func list(attributes string) []string {
 	if attributes == "" {
 		return nil
 	}
 	l := strings.Split(attributes, ",")
+	for _, a := range l {
+		if a == "" || strings.Trim(a, "abcdefghijklmnopqrstuvwxyz.") != "" {
+			return nil
+		}
+	}
 	slices.Sort(l)
 	return l
 }

@@ -229,6 +229,9 @@ func wantMIG(instances []v1alpha1.InstanceCount, d gpu.Device) (gpu.State, error
 // formerPlaces are the places that the instances of a GPU had, and ok if they are the desired ones and some are lost:
 // DRA's names of devices have the place, so that pods run again on the same ResourceClaims after a reboot.
 func formerPlaces(d gpu.Device, want map[string]int) (places []gpu.Instance, ok bool) {
+	if len(d.Before) == 0 {
+		return nil, false
+	}
 	before := map[string]int{}
 	for _, i := range d.Before {
 		if !i.Partial {

@@ -122,6 +122,12 @@ func resolveLayout(l v1alpha1.MIGLayout, d gpu.Device) (map[string]int, error) {
 	return count, nil
 }
 
+// Means reports whether a name that a policy gives means a profile of a GPU.
+func Means(name v1alpha1.MIGProfile, d gpu.Device, profile string) bool {
+	p, err := mig.Resolve(d, string(name))
+	return err == nil && p.Name == profile
+}
+
 func resolveFill(name v1alpha1.MIGProfile, d gpu.Device) (map[string]int, error) {
 	p, err := mig.Resolve(d, string(name))
 	if err != nil {

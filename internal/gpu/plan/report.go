@@ -52,8 +52,16 @@ func Reported(devices []gpu.Device) []v1alpha1.DeviceStatus {
 	return statuses
 }
 
-// listsSize is how many bytes the lists of processes and holders take.
+// listsSize is how many bytes the lists of processes and holders take, or 0 where they are so few that it does not matter.
 func listsSize(devices []v1alpha1.DeviceStatus) (bytes int) {
+	const mostOfOne = 2 << 10
+	users := 0
+	for i := range devices {
+		users += len(devices[i].Holders) + len(devices[i].Processes)
+	}
+	if users*mostOfOne <= maxLists {
+		return 0
+	}
 	for i := range devices {
 		for _, list := range []any{devices[i].Holders, devices[i].Processes} {
 			text, err := json.Marshal(list)
@@ -112,14 +120,24 @@ func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 		UUID: d.UUID, Index: number(d.Index), Product: format.First(gpu.ProductLabel(d.Product), maxProduct), MemoryMiB: d.MemoryMiB,
 		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, License: v1alpha1.LicenseState(d.License), MIGCapable: d.MIGCapable,
 		ComputeMode: computeMode(d.State.ComputeMode), Sharing: Observed(d),
-		Instances: instanceStatuses(d.State.Instances), Profiles: profileStatuses(d.Profiles), ProfilesUnknown: d.MIGCapable && len(d.Profiles) == 0,
+		Instances: instanceStatuses(d.State.Instances), ProfilesUnknown: d.MIGCapable && len(d.Profiles) == 0,
 		Processes: processes(d.Processes), Holders: holders(d.Holders),
 		ResetPeers: d.ResetPeers, ProcessesUnknown: d.ProcessesUnknown,
 	}
 	if d.PendingMIG != d.State.MIG {
 		s.PendingMIGMode = migMode(d.PendingMIG)
 	}
+	if known := catalogued()[s.Product]; slices.EqualFunc(d.Profiles, known.planned, equalProfiles) {
+		s.Profiles = known.reported
+	} else {
+		s.Profiles = profileStatuses(d.Profiles)
+	}
 	return s
+}
+
+func equalProfiles(a, b gpu.Profile) bool {
+	return a.Name == b.Name && a.ID == b.ID && a.Slices == b.Slices && a.MemoryMiB == b.MemoryMiB && a.Max == b.Max && a.Size == b.Size &&
+		slices.Equal(a.Starts, b.Starts)
 }
 
 func migMode(enabled bool) v1alpha1.MIGMode {
@@ -201,16 +219,14 @@ func eachFirst[T any](users []T, most int, instance func(T) int) []T {
 // listed shows the first of a list, each key once.
 func listed[T, S any, K comparable](all []T, most int, show func(T) S, key func(S) K) []S {
 	var shown []S
-	seen := map[K]bool{}
 	for _, one := range all {
 		s := show(one)
-		if seen[key(s)] {
+		if slices.ContainsFunc(shown, func(o S) bool { return key(o) == key(s) }) {
 			continue
 		}
 		if len(shown) == most {
 			break
 		}
-		seen[key(s)] = true
 		shown = append(shown, s)
 	}
 	return shown

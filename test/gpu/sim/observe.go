@@ -5,6 +5,7 @@ package sim
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -33,7 +34,7 @@ func (g *GPU) observe(index int) gpu.Device {
 		UUID: g.UUID, Index: index, Minor: index, PCIBusID: g.PCIBusID, Product: spec.Product, MemoryMiB: spec.MemoryMiB,
 		ComputeCapability: spec.ComputeCapability, Virtual: spec.Virtual, MIGCapable: spec.MIGCapable(),
 		PendingMIG: g.PendingMIG, Processes: slices.Clone(g.Processes), Holders: slices.Clone(g.Holders),
-		State: gpu.State{MIG: g.MIG, ComputeMode: g.ComputeMode},
+		State: gpu.State{MIG: g.MIG, ComputeMode: g.ComputeMode}, Profiles: profiles()[g.Model],
 	}
 	switch {
 	case spec.Virtual && g.Unlicensed:
@@ -41,20 +42,38 @@ func (g *GPU) observe(index int) gpu.Device {
 	case spec.Virtual:
 		d.License = gpu.Licensed
 	}
-	for _, p := range spec.Profiles {
-		d.Profiles = append(d.Profiles, p.Profile)
+	if len(g.Instances) > 0 {
+		d.State.Instances = make([]gpu.Instance, 0, len(g.Instances))
 	}
 	for _, i := range g.Instances {
-		d.State.Instances = append(d.State.Instances, g.observeInstance(i))
+		d.State.Instances = append(d.State.Instances, i.observe(d.Profiles))
 	}
 	return d
 }
 
-func (g *GPU) observeInstance(i GPUInstance) gpu.Instance {
-	p, _ := g.Profile(i.Profile)
-	seen := gpu.Instance{Profile: p.Name, Placement: i.Placement, ID: i.ID, Partial: true}
-	if len(i.Compute) == 1 && i.Compute[0].Slices == p.Slices {
-		seen.Partial, seen.UUID = false, i.Compute[0].UUID
+// profiles are those of each model, which all observations share.
+var profiles = sync.OnceValue(func() map[Model][]gpu.Profile {
+	all := map[Model][]gpu.Profile{}
+	for _, m := range Models() {
+		spec, _ := SpecOf(m)
+		for _, p := range spec.Profiles {
+			all[m] = append(all[m], p.Profile)
+		}
+		all[m] = slices.Clip(all[m])
+	}
+	return all
+})
+
+func (i GPUInstance) observe(profiles []gpu.Profile) gpu.Instance {
+	seen := gpu.Instance{Placement: i.Placement, ID: i.ID, Partial: true}
+	for n := range profiles {
+		p := &profiles[n]
+		if p.ID != i.Profile {
+			continue
+		}
+		if seen.Profile = p.Name; len(i.Compute) == 1 && i.Compute[0].Slices == p.Slices {
+			seen.Partial, seen.UUID = false, i.Compute[0].UUID
+		}
 	}
 	return seen
 }
