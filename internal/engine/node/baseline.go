@@ -169,7 +169,7 @@ func isOwnConfig(v *View, key string) bool {
 	_, written := v.Snapshot.Configs[key]
 	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], key)
 	standAlone := !v.Snapshot.Plugin.ClusterPolicy && v.Snapshot.Plugin.Reason == ""
-	return written || selected || !standAlone && deviceplugin.Rendered(key)
+	return written || deviceplugin.Rendered(key) && (selected || !standAlone)
 }
 
 // SelectsOwnConfig reports whether the label of the node selects such a config.
