@@ -86,11 +86,11 @@ func awaitPublished(v *View) (Result, bool) {
 	if len(stale) > 0 {
 		r.Next, r.After = restartDRAPlugin(v)
 	}
-	if r.Next != nil {
+	restarts, _ := SplitAct(r.Next)
+	if len(restarts) > 0 {
 		r.Message = "restarting NVIDIA's DRA driver on the node, because " + draRestartReason
-		return r, true
 	}
-	return publishingOverdue(v, r), true
+	return publishingOverdue(v, r, restarts), true
 }
 
 // awaitPublishedInTime is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is
@@ -114,23 +114,28 @@ func unofferedResources(v *View) []string {
 	return lacking
 }
 
-// publishingOverdue lets a change fail that is not published in time. What was published before is waited for, and no
-// longer under our taint.
-func publishingOverdue(v *View, r Result) Result {
-	message := fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, r.Message)
+// publishingOverdue lets a change fail that is not published in time, unless the driver is restarted now. What was published
+// before is waited for, and no longer under our taint, also where a restart is withheld because it was repeated too often.
+func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
 	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time)
 	remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 	if v.TargetIsLastGood() || v.FallsBack {
-		r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
+		if len(restarts) == 0 {
+			r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
+		}
 		if remaining <= 0 {
-			r.Next = atOnce(removeTaints(v)...)
+			r.Next = atOnce(append(restarts, removeTaints(v)...)...)
 		} else if v.Taint() != nil {
 			r.After = timing.Sooner(r.After, remaining)
 		}
 		return r
 	}
+	if len(restarts) > 0 {
+		return r
+	}
 	if remaining <= 0 {
-		return failChange(v, r, v1alpha1.ReasonNotPublished, message)
+		return failChange(v, r, v1alpha1.ReasonNotPublished,
+			fmt.Sprintf("not within %s: %s; look at the pod of NVIDIA's DRA driver on the node", timing.VerifyTimeout, r.Message))
 	}
 	r.After = timing.Sooner(r.After, remaining)
 	return r

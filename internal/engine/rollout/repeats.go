@@ -56,6 +56,7 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 	switch {
 	case held != nil:
 		m.After = timing.Sooner(m.After, again)
+		untilSlotExpires(m)
 		m.Reason, m.Message = v1alpha1.ReasonChangedByOthers, heldMessage(m, s, held, format.Clock(s.Now.Add(again)))
 		if _, deletes := held.(action.DeletePod); deletes { // the operator's own deletions are no other controller's doing
 			m.Reason = v1alpha1.ReasonOperandsNotEnding
