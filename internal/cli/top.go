@@ -239,8 +239,8 @@ func (a *agents) measure(ctx context.Context, now time.Time) ([]measuredNode, er
 	return a.gather(ctx, now, "", func(n *measuredNode) any { return &n.report })
 }
 
-// gather asks all agents, a few at a time.
-func (a *agents) gather(ctx context.Context, now time.Time, query string, into func(*measuredNode) any) ([]measuredNode, error) {
+// running are the agents that can be asked.
+func (a *agents) running(ctx context.Context) ([]corev1.Pod, error) {
 	pods := &corev1.PodList{}
 	if err := a.client.List(ctx, pods, client.MatchingLabels{nameLabel: agentName}); err != nil {
 		return nil, fmt.Errorf("listing the agents: %w", err)
@@ -257,6 +257,15 @@ func (a *agents) gather(ctx context.Context, now time.Time, query string, into f
 	if len(running) == 0 {
 		return nil, errors.New("no agent runs: look at the DaemonSets " + agentName + " and " + draAgentName +
 			", and at the labels nvidia.com/gpu.present of the nodes")
+	}
+	return running, nil
+}
+
+// gather asks all agents, a few at a time.
+func (a *agents) gather(ctx context.Context, now time.Time, query string, into func(*measuredNode) any) ([]measuredNode, error) {
+	running, err := a.running(ctx)
+	if err != nil {
+		return nil, err
 	}
 	nodes := make([]measuredNode, len(running))
 	// Where it is not known which namespaces are the operator's, one that cannot be asked must not hide the others.

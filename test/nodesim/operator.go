@@ -202,7 +202,9 @@ func ApplySets(ctx context.Context, c client.Client, namespace string, owner *un
 	var errs []error
 	for _, set := range rendered {
 		hash := fnv.New64a()
-		errs = append(errs, json.NewEncoder(hash).Encode(set.Spec)) // its String would have addresses in it
+		if err := json.NewEncoder(hash).Encode(set.Spec); err != nil { // its String would have addresses in it
+			return err
+		}
 		set.Annotations = map[string]string{annotationHash: strconv.FormatUint(hash.Sum64(), 16)}
 		set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())}
 		at := slices.IndexFunc(have.Items, func(o appsv1.DaemonSet) bool { return o.Name == set.Name })

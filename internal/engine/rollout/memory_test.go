@@ -110,8 +110,9 @@ func same(a, b reflect.Value) bool {
 }
 
 func sameEntries(a, b reflect.Value) bool {
-	if texts, are := a.Interface().(map[string]string); are {
-		return maps.Equal(texts, b.Interface().(map[string]string))
+	if texts, are := reflect.TypeAssert[map[string]string](a); are {
+		others, _ := reflect.TypeAssert[map[string]string](b)
+		return maps.Equal(texts, others)
 	}
 	for entries := a.MapRange(); entries.Next(); {
 		if other := b.MapIndex(entries.Key()); !other.IsValid() || !same(entries.Value(), other) {

@@ -407,12 +407,7 @@ func (c *applied) decides() {
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		s.Nodes = append(s.Nodes, *c.hosts[name].Node)
 	}
-	var pods []*corev1.Pod
-	for _, pod := range c.waiting {
-		if demand.Waits(pod) {
-			pods = append(pods, pod)
-		}
-	}
+	pods := slices.DeleteFunc(slices.Clone(c.waiting), func(pod *corev1.Pod) bool { return !demand.Waits(pod) })
 	sees := c.sees(pods)
 	if c.asleep(sees) {
 		return
