@@ -77,7 +77,7 @@ func digest(to hash.Hash, d rollout.Decision) {
 
 // values appends a value with all that it refers to.
 func values(to []byte, v reflect.Value) []byte {
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // the others are written as they are
 	case reflect.Invalid:
 		return append(to, "nil;"...)
 	case reflect.Pointer, reflect.Interface:

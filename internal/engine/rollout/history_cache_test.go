@@ -22,7 +22,7 @@ import (
 // TestTheBudgetNeedsTheOwnWrites: were a reconcile to begin before the cache shows what the last one wrote, the same
 // slot would be given away twice. So histories would see it.
 func TestTheBudgetNeedsTheOwnWrites(t *testing.T) {
-	for seed := uint64(1); seed <= 400; seed++ {
+	for seed := uint64(1); seed <= 2000; seed++ {
 		c := newRun(seed)
 		c.cache.forgets = true
 		history.Play(c, historyOf(seed), happenings(), lateHappenings(), driverHappenings())

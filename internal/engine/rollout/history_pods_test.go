@@ -150,9 +150,12 @@ func (c *run) tenantEvent(random *rand.Rand) {
 	h := c.some(random)
 	c.serial++
 	name := fmt.Sprint("tenant-", c.serial)
-	if users := c.UserPods(h); len(users) > 0 && random.IntN(2) == 0 && c.tenants[users[0]] == nil {
-		name = users[0]
-	} else {
+	if users := c.UserPods(h); len(users) > 0 && random.IntN(2) == 0 {
+		if user := users[random.IntN(len(users))]; c.tenants[user] == nil {
+			name = user
+		}
+	}
+	if c.kinds[name] == "" {
 		c.kinds[name] = "cpu-tenant"
 	}
 	looks := slices.Sorted(maps.Keys(disguises()))

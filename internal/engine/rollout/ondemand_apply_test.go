@@ -414,8 +414,8 @@ func (c *applied) decides() {
 		}
 	}
 	sees := c.sees(pods)
-	if c.saw != nil && (c.next.IsZero() || s.Now.Before(c.next)) && reflect.DeepEqual(c.saw, sees) {
-		return // nothing has woken it
+	if c.asleep(sees) {
+		return
 	}
 	c.saw = nil
 	of := map[string]*v1alpha1.GPUSharingPolicy{"": nil}
@@ -427,16 +427,7 @@ func (c *applied) decides() {
 		same = append(same, demand.Asked{Policy: p, Pods: slices.Clone(pods), Attempts: maps.Clone(c.attempts[p.Name])})
 	}
 	is := demand.Review(&c.layouts[0], &s, asked...)
-	c.next = time.Time{}
-	for name := range is {
-		c.attempts[name] = is[name].Attempts
-		c.wakesAt(is[name].Next)
-	}
-	for _, pod := range pods {
-		if ages := cluster.Scheduled(pod).LastTransitionTime.Add(pure.Aged); ages.After(s.Now) {
-			c.wakesAt(ages)
-		}
-	}
+	c.remembers(is, pods)
 	if c.random.IntN(8) == 0 {
 		if c.random.IntN(8) == 0 {
 			c.layouts[1] = pure.Memory{}
@@ -473,10 +464,25 @@ func (c *applied) decides() {
 	c.saw = sees
 }
 
-// wakesAt wakes the demand controller at a time, unless that is zero.
-func (c *applied) wakesAt(at time.Time) {
-	if !at.IsZero() && (c.next.IsZero() || at.Before(c.next)) {
-		c.next = at
+// asleep reports whether nothing has woken the demand controller since its last review.
+func (c *applied) asleep(sees []any) bool {
+	return c.saw != nil && (c.next.IsZero() || c.Now.Before(c.next)) && reflect.DeepEqual(c.saw, sees)
+}
+
+// remembers keeps of a review the attempts, and when the controller looks again though nothing changes.
+func (c *applied) remembers(is map[string]demand.Reviewed, waiting []*corev1.Pod) {
+	c.next = time.Time{}
+	wakesAt := func(at time.Time) {
+		if at.After(c.Now) && (c.next.IsZero() || at.Before(c.next)) {
+			c.next = at
+		}
+	}
+	for name := range is {
+		c.attempts[name] = is[name].Attempts
+		wakesAt(is[name].Next)
+	}
+	for _, pod := range waiting {
+		wakesAt(cluster.Scheduled(pod).LastTransitionTime.Add(pure.Aged))
 	}
 }
 

@@ -86,7 +86,7 @@ func exceeds(path string, schema *bounds, value reflect.Value) string {
 	if schema == nil || value.IsZero() {
 		return ""
 	}
-	switch value.Kind() {
+	switch value.Kind() { //nolint:exhaustive // nothing else has bounds
 	case reflect.Pointer:
 		return exceeds(path, schema, value.Elem())
 	case reflect.String:
@@ -106,20 +106,25 @@ func exceeds(path string, schema *bounds, value reflect.Value) string {
 		}
 		return why
 	case reflect.Struct:
-		if other, is := reflect.TypeAssert[json.Marshaler](value); is && schema.length != nil {
-			return exceeds(path, schema, reflect.ValueOf(written(other)))
-		} else if is {
-			return "" // a time
+		return fieldExceeds(path, schema, value)
+	}
+	return ""
+}
+
+func fieldExceeds(path string, schema *bounds, value reflect.Value) string {
+	if other, is := reflect.TypeAssert[json.Marshaler](value); is && schema.length != nil {
+		return exceeds(path, schema, reflect.ValueOf(written(other)))
+	} else if is {
+		return "" // a time
+	}
+	for i := range value.NumField() {
+		name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
+		of := schema
+		if name != "" {
+			of = schema.fields[name]
 		}
-		for i := range value.NumField() {
-			name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
-			of := schema
-			if name != "" {
-				of = schema.fields[name]
-			}
-			if why := exceeds(path+"."+name, of, value.Field(i)); why != "" {
-				return why
-			}
+		if why := exceeds(path+"."+name, of, value.Field(i)); why != "" {
+			return why
 		}
 	}
 	return ""

@@ -14,7 +14,9 @@ import (
 // recordRelease records on a node how its policy releases it.
 func recordRelease(m *member, by *v1alpha1.GPUSharingPolicy, groups map[string]*Group) {
 	groups[by.Name].Unrecorded++
-	if spec := m.Node.GPU.Spec; m.Node.NoGPUNode || spec.Reboot != nil || spec.MIGConfigName != "" {
+	spec := &m.Node.GPU.Spec
+	reboots := spec.Reboot != nil && spec.Reboot.BootID == m.Node.GPU.Status.BootID // a permission for an earlier boot stays, also while paused
+	if m.Node.NoGPUNode || reboots || spec.MIGConfigName != "" {
 		return // the write that ends that records it
 	}
 	ref := action.PolicyRef{Name: by.Name, Generation: by.Generation}
