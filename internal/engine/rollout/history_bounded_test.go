@@ -173,6 +173,7 @@ func (c *run) retainedEvent(random *rand.Rand) {
 		c.Policies[i].Generation++
 		c.Policies[i].Spec.ReleasePolicy = release
 	}
+	c.retains = c.retains || release == v1alpha1.ReleasePolicyRetain
 	c.tell("every policy has releasePolicy %s", release)
 	c.rest(10*time.Minute, 60)
 	asked, first := c.Policies, random.IntN(2) == 0

@@ -157,7 +157,9 @@ func (h *host) isLeft() {
 			continue
 		}
 		is.sliced, is.before = h.GPU.Spec.Baseline != nil, &was
-		h.born[d.UUID] = is
+		if h.born[d.UUID] = is; d.PendingMIG != is.mig { // as it is after a reboot
+			h.born[d.UUID] = born{mig: d.PendingMIG, sliced: is.sliced, before: &is}
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
@@ -73,7 +74,11 @@ func (c *run) checkRelease() {
 		if h.off || !kept {
 			t.whole = c.Now
 		}
-		if lasts := max(t.until.Sub(t.since), c.Now.Sub(t.whole)); lasts > mostInOneGo+time.Minute { // in these histories time passes in steps of up to a minute
+		most := mostInOneGo + time.Minute // in these histories time passes in steps of up to a minute
+		if r := h.GPU.Spec.Release; r != nil && len(c.Policies) == 0 {
+			most += node.DrainTimeout(r.Drain) - 10*time.Minute // as the last policy said that was seen
+		}
+		if lasts := max(t.until.Sub(t.since), c.Now.Sub(t.whole)); lasts > most {
 			c.breaks("bounded", "node %s is kept from its users for %s in one go (%s)", h.Name, lasts, c.states[h.Name])
 		}
 	}
