@@ -105,6 +105,10 @@ bench-scale: kube ## Measure clusters of 100, 1,000 and 5,000 simulated nodes, b
 bench-demand: ## Simulate how much of what pods ask for MIG layouts serve that follow demand, beside static ones and other systems. TRACE=FILE.csv plays a trace (arrival, duration, slices), PICTURE=FILE.svg draws the result.
 	DEMAND_BENCH=1 TRACE="$(if $(TRACE),$(abspath $(TRACE)))" PICTURE="$(if $(PICTURE),$(abspath $(PICTURE)))" go test -count=1 -v -timeout 60m -run '^TestDemand$$' ./test/bench/demand
 
+.PHONY: bench-repartition
+bench-repartition: ## Measure how soon a pod runs for which a GPU is repartitioned, and what is written for it. REPARTITIONS_EVERY=2s: whether the former one runs or not.
+	REPARTITIONS="$${REPARTITIONS:-200}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh etcd kube-apiserver kube-scheduler)" go test -count=1 -v -timeout 150m -run '^TestRepartition$$' ./test/cluster
+
 .PHONY: bench-node
 bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,edits=10,mig=2 is shorter.
 	hack/e2e/build.sh >/dev/null

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
@@ -78,6 +79,7 @@ type fleet struct {
 	before     cluster.Snapshot // the cluster before a policy was there
 	evicted    []string         // pods that had to go
 	leader     func()           // ends the controllers
+	onDemand   bool             // the feature gate OnDemandMIG
 }
 
 // skewed is a clock that is ahead.
@@ -200,6 +202,9 @@ func (f *fleet) lead() (stop func()) {
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
 		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
+	if f.onDemand {
+		f.Expect(demand.New(mgr.GetClient(), f.paces, mgr.GetEventRecorder("controller")).Register(mgr)).To(Succeed())
+	}
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }
 

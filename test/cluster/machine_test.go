@@ -65,7 +65,9 @@ type machine struct {
 	touches  func(op sim.Op, uuid string, instance int) error
 	usage    func(context.Context) (usage.Report, error) // as its agent measures it
 
-	restartDelay time.Duration // of its kubelet; zero: the real one's
+	restartDelay  time.Duration // of its kubelet; zero: the real one's
+	statusPeriod  time.Duration
+	reportsConfig bool // its agent tells which of NVIDIA's programs see the config, as it does where there are processes
 }
 
 var errDown = errors.New("the agent does not run")
@@ -78,6 +80,7 @@ func newMachine(f *fleet, name string, labels map[string]string, models ...sim.M
 	m := &machine{
 		name: name, labels: labels, dir: filepath.Join(f.dir, name), hardware: sim.On(hardware), reboots: &hostfake.Rebooter{Boot: func() {}},
 		touches: func(sim.Op, string, int) error { return nil }, wake: make(chan struct{}, 1), restartDelay: 500 * time.Millisecond,
+		statusPeriod: 100 * time.Millisecond,
 	}
 	m.socket = filepath.Join(m.dir, "kubelet.sock")
 	f.Expect(os.RemoveAll(m.dir)).To(Succeed()) // of a machine that had the name
@@ -97,7 +100,7 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	m.boots++
 	m.node = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: m.labels, Client: f.sim, Clock: f.clock, Inventory: m.inventory, MPSAnswers: m.answers, Start: m.start,
-		Wake: m.wake, StatusPeriod: 100 * time.Millisecond, RestartDelay: m.restartDelay, RetryDelay: 500 * time.Millisecond,
+		Wake: m.wake, StatusPeriod: m.statusPeriod, RestartDelay: m.restartDelay, RetryDelay: 500 * time.Millisecond,
 		Pulls:        func(pod *corev1.Pod) bool { return m.pulls.Load() && cluster.OffersGPUs(pod) },
 		OtherDrivers: map[string]func() error{"compute-domain.nvidia.com": func() error { return errors.New("the domain is not ready") }},
 	})
@@ -177,13 +180,38 @@ func (m *machine) agent(f *fleet, mgr manager.Manager, resync time.Duration) {
 	f.Expect(err).NotTo(HaveOccurred())
 	f.t.Cleanup(func() { _ = allocations.Close() })
 	boot := fmt.Sprintf("boot-%d", m.boots)
+	status := agent.NewStatusWriter(mgr.GetClient())
+	if m.reportsConfig {
+		reads := &configManagers{machine: m}
+		f.Expect(agent.NewConfigReporter(m.name, mgr.GetClient(), status, reads, reads, reads, f.clock).Register(mgr)).To(Succeed())
+	}
 	controller := agent.New(agent.Config{
-		Node: m.name, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: m.gated(), Clock: f.clock, MPS: m.view,
+		Node: m.name, Status: status, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: m.gated(), Clock: f.clock, MPS: m.view,
 		Processes: hostfake.NewProcesses(boot), Containers: noContainers{}, Rebooter: m.reboots, Allocations: allocations, Resync: resync,
 	})
 	m.usage = controller.Usage
 	f.Expect(controller.Register(mgr)).To(Succeed())
 }
+
+// configManagers are NVIDIA's config-managers on a node, a process for each pod that reads its configuration.
+type configManagers struct {
+	*machine
+
+	pods []string
+}
+
+func (c *configManagers) Running(string) ([]int, error) {
+	c.pods = c.node.ReadConfigs()
+	pids := make([]int, len(c.pods))
+	for i := range pids {
+		pids[i] = i
+	}
+	return pids, nil
+}
+func (*configManagers) Environment(int) map[string]string { return nil }
+func (*configManagers) Privileged(int) bool               { return true }
+func (c *configManagers) Projected(pod, key string) bool  { return c.node.SeesConfig(pod, key) }
+func (c *configManagers) Describe(pid int) host.Process   { return host.Process{PodUID: c.pods[pid]} }
 
 // noContainers: no process uses the GPUs.
 type noContainers struct{}

@@ -387,6 +387,34 @@ func dataOf(configMap *corev1.ConfigMap, exists bool) map[string]string {
 	return configMap.Data
 }
 
+// ReadConfigs are the UIDs of the pods on the node that have a ConfigMap before them.
+func (k *kubelet) ReadConfigs() (pods []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for uid, state := range k.pods {
+		if len(state.volumes) > 0 {
+			pods = append(pods, string(uid))
+		}
+	}
+	return pods
+}
+
+// SeesConfig reports whether a pod sees a key of a ConfigMap.
+func (k *kubelet) SeesConfig(pod, key string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	state := k.pods[types.UID(pod)]
+	if state == nil {
+		return false
+	}
+	for _, v := range state.volumes {
+		if _, sees := v.data[key]; sees {
+			return true
+		}
+	}
+	return false
+}
+
 // missingVolume says why the containers cannot be created yet; empty if they can.
 func (s *podState) missingVolume() string {
 	for name, p := range s.volumes {
