@@ -378,7 +378,7 @@ func tooMany(s *site) {
 
 // growsOld: a pod goes before younger ones once it is old, so that what is reported changes though nothing else does.
 func growsOld(s *site) {
-	s.policy(&v1alpha1.MIGOnDemand{Profiles: []v1alpha1.MIGProfile{"1g", "2g"}})
+	s.policy(small())
 	s.waits("a", "3")
 	result, err := s.controller.Reconcile(s.t.Context(), demand.Request{})
 	s.Expect(err).NotTo(HaveOccurred())

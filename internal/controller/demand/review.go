@@ -98,7 +98,7 @@ type Asked struct {
 }
 
 // Review decides for policies that have GPUs on demand, by name. A pod is served once: where instances are idle or being made for it, else by the first
-// policy, in the order given, that can make some. It changes nothing but the memory, which changes no decision, and the attempts.
+// policy, in the order given, that can make some. It changes the memory and the attempts alone.
 func Review(m *demand.Memory, s *cluster.Snapshot, policies ...Asked) map[string]Reviewed {
 	reviews, reviewed, served := make([]*review, len(policies)), map[string]Reviewed{}, map[*corev1.Pod]string{}
 	note := func(by string, pods []*corev1.Pod) {

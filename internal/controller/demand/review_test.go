@@ -110,12 +110,10 @@ func TestWhichPodsWait(t *testing.T) {
 		"one that asks for a whole GPU": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 		}, false},
-		"KAI: no node has room":            {says("Unschedulable", "no nodes with enough resources were found: node(s) didn't have enough of mig profile: nvidia.com/mig-1g.5gb."), true},
 		"KAI: over the limit of the queue": {says("Unschedulable", "OverLimit: team quota has reached the allowable limit of GPUs. Limit is 1 GPUs"), false},
 		"KAI: over its quota":              {says("Unschedulable", "Node-Pool 'a': NonPreemptibleOverQuota: Non-preemptible workload is over quota."), false},
 		"KAI: no such queue":               {says("Unschedulable", "QueueDoesNotExist: Queue 'b' does not exist"), false},
 		"KAI: it has a node":               {says("BindingError", "Failed to bind pod"), false},
-		"Volcano: no node has room":        {says("Unschedulable", "0/1 nodes are unavailable: 1 Insufficient nvidia.com/mig-1g.5gb."), true},
 		"Volcano: its queue does not let it in, or the cluster has too little; which, the pod does not say": {
 			says("Unschedulable", "pod group is not ready, 1 Pending, 1 minAvailable; Pending: 1 Unschedulable"), true,
 		},
