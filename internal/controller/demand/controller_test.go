@@ -104,7 +104,7 @@ func newSite(t *testing.T, cluster *env.Cluster) *site {
 		for _, of := range []client.Object{&v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}, &corev1.Node{}} {
 			s.Expect(cluster.Client.DeleteAllOf(ctx, of)).To(Succeed())
 		}
-		s.Expect(cluster.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+		s.deletePods(ctx)
 	})
 	return s
 }
@@ -175,6 +175,16 @@ func (s *site) waits(name string, counts ...string) {
 	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), pod)).To(Succeed())
 }
 
+func (s *site) deletePods(ctx context.Context) {
+	s.t.Helper()
+	s.Expect(s.cluster.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+}
+
+func (s *site) get(name string, o client.Object) {
+	s.t.Helper()
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, o)).To(Succeed())
+}
+
 // reconcile reconciles and returns what the policy reports.
 func (s *site) reconcile() (*v1alpha1.OnDemandStatus, metav1.Condition) {
 	s.t.Helper()
@@ -186,7 +196,7 @@ func (s *site) reconcile() (*v1alpha1.OnDemandStatus, metav1.Condition) {
 func (s *site) reported() (*v1alpha1.OnDemandStatus, metav1.Condition) {
 	s.t.Helper()
 	p := &v1alpha1.GPUSharingPolicy{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	s.get("research", p)
 	is, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionDemandMet)
 	return p.Status.OnDemand, is
 }
@@ -211,7 +221,7 @@ func says(s *site) {
 	s.Expect(status.Changes).To(Equal([]v1alpha1.OnDemandChange{{
 		NodeName: "n1", Destroy: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, Create: []v1alpha1.InstanceCount{{Profile: "2g.10gb", Count: 2}},
 	}}))
-	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	s.deletePods(s.t.Context())
 	_, is = s.reconcile()
 	s.Expect(is.Reason).To(Equal(v1alpha1.ReasonNoDemand))
 }
@@ -241,7 +251,7 @@ func selects(s *site) {
 func (s *site) edit(change func(*v1alpha1.MIGOnDemand)) {
 	s.t.Helper()
 	p := &v1alpha1.GPUSharingPolicy{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	s.get("research", p)
 	layout := &p.Spec.Sharing.MIG.Layouts[0]
 	if change == nil {
 		layout.OnDemand = nil
@@ -323,7 +333,7 @@ func applies(s *site) {
 func (s *site) observed(policy string) *v1alpha1.GPUSharingPolicy {
 	s.t.Helper()
 	p := &v1alpha1.GPUSharingPolicy{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: policy}, p)).To(Succeed())
+	s.get(policy, p)
 	p.Status.ObservedGeneration = p.Generation
 	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), p)).To(Succeed())
 	return p
@@ -345,7 +355,7 @@ func outlives(s *site) {
 	}
 	s.Expect(look()).To(HaveLen(1))
 	n := &v1alpha1.GPUNode{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	s.get("n1", n)
 	n.Spec.PolicyName = ""
 	s.Expect(s.cluster.Client.Update(s.t.Context(), n)).To(Succeed())
 	s.Expect(look()).To(BeEmpty())
@@ -354,7 +364,7 @@ func outlives(s *site) {
 func (s *site) decided() []v1alpha1.GPUDemand {
 	s.t.Helper()
 	n := &v1alpha1.GPUNode{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	s.get("n1", n)
 	return n.Status.Demand
 }
 
@@ -368,12 +378,12 @@ func tooMany(s *site) {
 
 // growsOld: a pod goes before younger ones once it is old, so that what is reported changes though nothing else does.
 func growsOld(s *site) {
-	s.policy(&v1alpha1.MIGOnDemand{Profiles: []v1alpha1.MIGProfile{"1g", "2g"}})
+	s.policy(small())
 	s.waits("a", "3")
 	result, err := s.controller.Reconcile(s.t.Context(), demand.Request{})
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(BeNumerically("~", pure.Aged, time.Minute))
-	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	s.deletePods(s.t.Context())
 	result, err = s.controller.Reconcile(s.t.Context(), demand.Request{})
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(result.RequeueAfter).To(BeZero())
@@ -386,9 +396,9 @@ func twoPolicies(s *site) {
 	of.Mode = v1alpha1.OnDemandModeApply
 	s.policy(of)
 	one, n := &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUNode{}
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, one)).To(Succeed())
+	s.get("research", one)
 	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "teaching"}, Spec: one.Spec})).To(Succeed())
-	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	s.get("n1", n)
 	n.Status.Devices[0].UUID = "GPU-2"
 	s.node("n2", "teaching", v1alpha1.GPUNodeStatus{Devices: n.Status.Devices, Conditions: n.Status.Conditions})
 	s.waits("a", "1")
@@ -407,7 +417,7 @@ func twoPolicies(s *site) {
 			s.reconcile()
 		}
 		for name, entries := range turn.decided {
-			s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: name}, n)).To(Succeed())
+			s.get(name, n)
 			s.Expect(n.Status.Demand).To(HaveLen(entries), "%s of %v", name, turn)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,9 +37,12 @@ func Of(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MIGOnDemand {
 	return p.OnDemand()
 }
 
+// overQuota begins what KAI says of a pod that its queue lets have no more. Volcano says the same of it as of one that fits nowhere.
+var overQuota = regexp.MustCompile(`^(Node-Pool '[^']*': )?(OverLimit|NonPreemptibleOverQuota|QueueDoesNotExist): `)
+
 // Waits reports whether a pod waits for MIG instances that the scheduler finds nowhere. One that the scheduler has not
-// seen yet does not, nor one that a gate holds back or for which it evicts others, nor one of a DaemonSet, which has one
-// node only.
+// seen yet does not, nor one that a gate or its queue holds back or for which it evicts others, nor one of a DaemonSet,
+// which has one node only.
 func Waits(pod *corev1.Pod) bool {
 	if !cluster.Waits(pod) || pod.DeletionTimestamp != nil || pod.Status.NominatedNodeName != "" {
 		return false
@@ -47,7 +51,7 @@ func Waits(pod *corev1.Pod) bool {
 		return false
 	}
 	is := cluster.Scheduled(pod)
-	return is.Status == corev1.ConditionFalse && is.Reason == corev1.PodReasonUnschedulable && len(instancesOf(pod)) > 0
+	return is.Status == corev1.ConditionFalse && is.Reason == corev1.PodReasonUnschedulable && !overQuota.MatchString(is.Message) && len(instancesOf(pod)) > 0
 }
 
 // instancesOf are the resources of MIG instances that a pod asks for.
@@ -98,7 +102,7 @@ type Asked struct {
 }
 
 // Review decides for policies that have GPUs on demand, by name. A pod is served once: where instances are idle or being made for it, else by the first
-// policy, in the order given, that can make some. It changes nothing but the memory, which changes no decision, and the attempts.
+// policy, in the order given, that can make some. It changes the memory and the attempts alone.
 func Review(m *demand.Memory, s *cluster.Snapshot, policies ...Asked) map[string]Reviewed {
 	reviews, reviewed, served := make([]*review, len(policies)), map[string]Reviewed{}, map[*corev1.Pod]string{}
 	note := func(by string, pods []*corev1.Pod) {

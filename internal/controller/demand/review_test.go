@@ -91,13 +91,16 @@ func waits(name, profile string, change func(*corev1.Pod)) *corev1.Pod {
 
 func TestWhichPodsWait(t *testing.T) {
 	yes := true
+	says := func(reason, message string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Status.Conditions[0].Reason, p.Status.Conditions[0].Message = reason, message }
+	}
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)
 		want   bool
 	}{
 		"one that the scheduler found no room for": {nil, true},
 		"one that it has not seen":                 {func(p *corev1.Pod) { p.Status.Conditions = nil }, false},
-		"one that a gate holds back":               {func(p *corev1.Pod) { p.Status.Conditions[0].Reason = corev1.PodReasonSchedulingGated }, false},
+		"one that a gate holds back":               {says(corev1.PodReasonSchedulingGated, ""), false},
 		"one for which it evicts others":           {func(p *corev1.Pod) { p.Status.NominatedNodeName = "a" }, false},
 		"one that ends":                            {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} }, false},
 		"one on a node":                            {func(p *corev1.Pod) { p.Spec.NodeName = "a" }, false},
@@ -107,6 +110,15 @@ func TestWhichPodsWait(t *testing.T) {
 		"one that asks for a whole GPU": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 		}, false},
+		"KAI: over the limit of the queue": {says("Unschedulable", "OverLimit: team quota has reached the allowable limit of GPUs. Limit is 1 GPUs"), false},
+		"KAI: over its quota":              {says("Unschedulable", "Node-Pool 'a': NonPreemptibleOverQuota: Non-preemptible workload is over quota."), false},
+		"KAI: no such queue":               {says("Unschedulable", "QueueDoesNotExist: Queue 'b' does not exist"), false},
+		"KAI: it has a node":               {says("BindingError", "Failed to bind pod"), false},
+		"Volcano: its queue does not let it in, or the cluster has too little; which, the pod does not say": {
+			says("Unschedulable", "pod group is not ready, 1 Pending, 1 minAvailable; Pending: 1 Unschedulable"), true,
+		},
+		"Volcano: it has a node, once its gang has": {says("Schedulable", "Pod team/a can possibly be assigned to a, once minAvailable is satisfied"), false},
+		"Volcano: it could not be bound":            {says("SchedulerError", "failed to bind"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			NewWithT(t).Expect(demand.Waits(waits("a", "1g.5gb", c.change))).To(Equal(c.want))
