@@ -287,9 +287,6 @@ func (c *run) harmless() {
 		}
 	}
 	c.clientsOfMPS()
-	if len(c.beside) > 0 {
-		c.breaks("harmless", "NVIDIA's MPS daemon starts beside the operator's: %v", c.beside)
-	}
 	c.crashes, c.beside = nil, nil
 	defer func() {
 		for _, h := range c.all() {
