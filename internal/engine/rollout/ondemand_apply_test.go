@@ -847,13 +847,16 @@ func (c *applied) servesTheLast() {
 	c.counts()
 }
 
-// comesToRest looks whether each GPU comes back to the layout of its policy.
+// comesToRest looks whether each GPU comes back to the layout of its policy, where it stays no longer than it is held if a pod waits that starts
+// nowhere (200309).
 func (c *applied) comesToRest() {
 	rested := map[string]bool{}
+	forPods := func(e v1alpha1.GPUDemand) bool { return e.FirstPod != "" }
 	for range 400 {
 		c.steps(10 * time.Second)
 		for name, h := range c.hosts {
-			rested[name] = rested[name] || len(h.GPU.Status.Demand) == 0 || len(c.of(h).Spec.Sharing.MIG.Layouts[0].OnDemand.Reserve) > 0
+			rests := len(h.GPU.Status.Demand) == 0 || c.isReady() && !slices.ContainsFunc(h.GPU.Status.Demand, forPods)
+			rested[name] = rested[name] || rests || len(c.of(h).Spec.Sharing.MIG.Layouts[0].OnDemand.Reserve) > 0
 		}
 		if done := c.isReady() && len(rested) == len(c.hosts); done && !slices.Contains(slices.Collect(maps.Values(rested)), false) {
 			break
