@@ -95,6 +95,9 @@ func (c *run) goesBack(h *host, was cluster.Node) {
 	if delete(h.Labels, upgradeLabel); upgraded { // the upgrade controller goes on
 		h.Labels[upgradeLabel] = upgrade
 	}
+	if of := cluster.Owner(&was, nil); of != "" {
+		h.lastPolicy = of
+	}
 	h.DevicesTaintedAt, h.backedUp = was.DevicesTaintedAt, true
 	_, h.features.merged[v1alpha1.LabelOverridden] = was.Labels[v1alpha1.LabelOverridden]
 	if was.Features.OverriddenSince.IsZero() {

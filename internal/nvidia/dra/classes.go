@@ -242,5 +242,6 @@ func lacks(have []Class, w Write) bool {
 	}
 	is := have[at]
 	edited := is.Resource == w.Resource && is.Selector != w.Selector
-	return is.Own && !is.Configured && (!offered || edited) // one that lost its resource too
+	stays := is.Resource != w.Resource && beside(have, is.Name, is.Resource) != "" // until its resource is its own again (2^40+725652)
+	return is.Own && (!is.Configured || stays) && (!offered || edited)             // one that lost its resource too
 }

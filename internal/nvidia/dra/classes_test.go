@@ -102,6 +102,9 @@ func TestWhichClassesMustExist(t *testing.T) {
 		"a configuration beside another's": {
 			have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: "true", Configured: true}, {Name: "a", Resource: write.Resource}},
 		},
+		"a configuration, and the resource of another's": {
+			want: []dra.Write{write}, have: []dra.Class{{Name: write.Name, Resource: "b", Own: true, Configured: true}, {Name: "a", Resource: "b"}}, write: []dra.Write{write},
+		},
 		"those of others stay": {have: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}, {Name: write.Name}, own("other", "")}},
 	} {
 		t.Run(name, func(t *testing.T) {
