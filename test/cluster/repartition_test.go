@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -77,6 +78,7 @@ func TestRepartition(t *testing.T) {
 			continue
 		}
 		f.Eventually(func() int { return s.running() }, patience, pollEvery).Should(BeNumerically(">", i), name)
+		<-time.After(rand.N(10 * time.Second)) // or each would come when a kubelet has just published
 	}
 	f.Eventually(s.running, patience, pollEvery).Should(Equal(count))
 	s.print(count, every)
