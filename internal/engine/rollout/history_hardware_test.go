@@ -100,7 +100,7 @@ func (c *site) fallsIll(h *host, uuid string) {
 	}
 	sick[uuid] = true
 	h.sick = sick
-	c.offer(h, c.configs(h)[h.plugin.selected])
+	c.offer(h, h.plugin.loaded)
 }
 
 // swap replaces the GPU at an index by a new one of a model; an empty model takes it out.

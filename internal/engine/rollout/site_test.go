@@ -115,6 +115,7 @@ type host struct {
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
 	plugin  struct {
 		selected  string               // what the plugin reads
+		loaded    string               // what it has read, also once that key is gone
 		synced    map[string]time.Time // since when, by pod and key
 		slow      time.Duration        // how long the kubelet takes for a sync, where the agent watches; otherwise a second
 		seen      map[string]string    // what the kubelet has projected
@@ -775,6 +776,7 @@ const keepsCapacity = 5 * time.Minute
 func (c *site) offer(h *host, data string) {
 	c.offerNothing(h)
 	c.version[h.Name]++
+	h.plugin.loaded = data
 	resources, err := nvidia.Advertise(parse(data), nvidia.Environment{MPSRoot: "/run/nvidia/mps"}, h.devices())
 	if err != nil {
 		h.plugin.running = false
