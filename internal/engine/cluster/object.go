@@ -25,10 +25,7 @@ import (
 // together, or an init container with the sidecars that start before it, where that is more
 // (k8s.io/component-helpers/resource PodRequests).
 func GPURequests(spec *corev1.PodSpec) map[string]int64 {
-	together, sidecars, most := map[string]int64{}, map[string]int64(nil), map[string]int64(nil)
-	if len(spec.InitContainers) > 0 || spec.Resources != nil {
-		sidecars, most = map[string]int64{}, map[string]int64{}
-	}
+	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
 	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
 		for name, quantity := range r.Limits {
 			if resource := dra.ResourceRequestedBy(string(name)); quantity.Value() != 0 && IsGPUResource(resource) {

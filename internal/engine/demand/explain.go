@@ -198,11 +198,7 @@ func (p *place) unused(pool Pool) (at time.Time, is bool) {
 		if i.Holder != "" || i.Partial || i.IdleSince.IsZero() {
 			return at, false
 		}
-		for _, t := range []time.Time{i.IdleSince.Add(pool.Rest), goes(pool, p.gpu, i)} {
-			if t.After(at) {
-				at = t
-			}
-		}
+		at = slices.MaxFunc([]time.Time{at, i.IdleSince.Add(pool.Rest), goes(pool, p.gpu, i)}, time.Time.Compare)
 	}
 	return at, len(p.instances) > 0
 }

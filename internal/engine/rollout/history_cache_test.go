@@ -5,7 +5,6 @@ package rollout_test
 
 import (
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -36,14 +35,6 @@ func TestTheBudgetNeedsTheOwnWrites(t *testing.T) {
 	t.Error("no budget was exceeded")
 }
 
-// simulation is a cluster in miniature whose controller reads a cache.
-type simulation struct {
-	*site
-	random *rand.Rand
-	fresh  int // of so many objects one is read late
-	cache  cached
-}
-
 // cached is what the controller knows: of each object what it was at some time, no earlier than when the controller
 // last wrote it. What others write, it may learn at any time later, of one object before another.
 type cached struct {
@@ -57,72 +48,72 @@ type cached struct {
 }
 
 // lead lets a new controller lead, which waits until its cache shows what the last one wrote.
-func (s *simulation) lead() {
-	s.cache = cached{
+func (c *run) lead() {
+	c.cache = cached{
 		nodes: map[string]cluster.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]cluster.Node{},
-		features: map[string]cluster.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
+		features: map[string]cluster.NodeFeatures{}, version: map[string]int{}, forgets: c.cache.forgets,
 	}
-	s.read(func() bool { return true })
+	c.read(func() bool { return true })
 }
 
 // read brings some objects of the cache up to date.
-func (s *simulation) read(some func() bool) {
-	c := &s.cache
-	for _, name := range slices.Sorted(maps.Keys(s.hosts)) {
-		h := s.hosts[name]
-		n, known := c.nodes[name]
+func (c *run) read(some func() bool) {
+	known := &c.cache
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		h := c.hosts[name]
+		n, has := known.nodes[name]
 		n = h.copiedUnless(n)
-		if some() || !known {
-			c.nodes[name], c.version[name] = n, s.version[name]
+		if some() || !has {
+			known.nodes[name], known.version[name] = n, c.version[name]
 		}
-		if was := c.gpus[name]; (some() || !known) && !equal(&was, &h.GPU) {
-			c.gpus[name] = *h.GPU.DeepCopy()
+		if was := known.gpus[name]; (some() || !has) && !equal(&was, &h.GPU) {
+			known.gpus[name] = *h.GPU.DeepCopy()
 		}
-		if some() || !known {
-			c.pods[name] = n
+		if some() || !has {
+			known.pods[name] = n
 		}
-		if some() || !known {
-			c.features[name] = n.Features
+		if some() || !has {
+			known.features[name] = n.Features
 		}
 	}
-	maps.DeleteFunc(c.nodes, func(name string, _ cluster.Node) bool { return s.hosts[name] == nil })
+	maps.DeleteFunc(known.nodes, func(name string, _ cluster.Node) bool { return c.hosts[name] == nil })
 	if some() {
-		c.policies = nil
-		for i := range s.Policies {
-			c.policies = append(c.policies, *s.Policies[i].DeepCopy())
+		known.policies = nil
+		for i := range c.Policies {
+			known.policies = append(known.policies, *c.Policies[i].DeepCopy())
 		}
 	}
 }
 
 // wrote shows the cache an object as the controller has just written it.
-func (s *simulation) wrote(a action.Action) {
-	h := s.hosts[a.NodeName()]
-	if h == nil || s.cache.forgets {
+func (c *run) wrote(a action.Action) {
+	h := c.hosts[a.NodeName()]
+	if h == nil || c.cache.forgets {
 		return
 	}
 	switch a.(type) {
 	case action.PatchNode, action.Taint, action.Untaint, action.TaintDevices, action.UntaintDevices:
-		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.alone(), s.version[h.Name]
+		c.cache.nodes[h.Name], c.cache.version[h.Name] = h.alone(), c.version[h.Name]
 	case action.AllowMPS:
-		f := s.cache.features[h.Name]
+		f := c.cache.features[h.Name]
 		f.OverriddenSince = time.Time{}
-		s.cache.features[h.Name] = f
+		c.cache.features[h.Name] = f
 	case action.SetSpec:
-		s.cache.gpus[h.Name] = *h.GPU.DeepCopy()
+		c.cache.gpus[h.Name] = *h.GPU.DeepCopy()
 	}
 }
 
 // known is the snapshot as the cache has it.
-func (s *simulation) known() cluster.Snapshot {
-	snapshot := s.withoutNodes()
-	snapshot.Policies = s.cache.policies
-	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
-		n := s.cache.nodes[name]
-		n.Pods, n.AgentReady, n.AgentSince = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady, s.cache.pods[name].AgentSince
-		n.Features = s.cache.features[name]
-		if h := s.hosts[name]; h == nil || !h.withoutGPUNode {
-			n.GPU = s.cache.gpus[name]
-			snapshot.Nodes = append(snapshot.Nodes, s.reads.joined(n)) // as NodeOf joins a Node and its GPUNode
+func (c *run) known() cluster.Snapshot {
+	snapshot := c.withoutNodes()
+	snapshot.Policies = c.cache.policies
+	for _, name := range slices.Sorted(maps.Keys(c.cache.nodes)) {
+		n := c.cache.nodes[name]
+		n.Pods, n.AgentReady, n.AgentSince = c.cache.pods[name].Pods, c.cache.pods[name].AgentReady, c.cache.pods[name].AgentSince
+		n.Features = c.cache.features[name]
+		if h := c.hosts[name]; h == nil || !h.withoutGPUNode {
+			n.GPU = c.cache.gpus[name]
+			snapshot.Nodes = append(snapshot.Nodes, c.reads.joined(n)) // as NodeOf joins a Node and its GPUNode
 		} else if n.Annotations[v1alpha1.AnnotationBaseline] != "" {
 			n = n.WithCopy(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
 			n.NoGPUNode = true

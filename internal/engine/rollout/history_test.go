@@ -53,7 +53,10 @@ func kinds() []string { return slices.Concat(kindsOf(onDriver), lateKinds()) }
 // date, and its reconciles may end early.
 type run struct {
 	seed uint64
-	*simulation
+	*site
+	random *rand.Rand
+	fresh  int // of so many objects one is read late
+	cache  cached
 
 	transcript []string // what has happened, for people
 	tells      bool     // the transcript is wanted
@@ -95,8 +98,8 @@ type heldGPU struct {
 // newRun makes the cluster of a seed.
 func newRun(seed uint64) *run {
 	c := &run{
-		simulation: &simulation{site: newSite(), random: rand.New(rand.NewPCG(seed, 0))},
-		heldGPUs:   map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
+		site: newSite(), random: rand.New(rand.NewPCG(seed, 0)),
+		heldGPUs: map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{},
 		tenants: map[string]*corev1.Pod{}, guises: map[string]bool{},
